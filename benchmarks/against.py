@@ -5,8 +5,9 @@
 
 Both commits are put into folders of their own, each with its native core, and are used through the
 command line alone; with `--keep FOLDER` they stay there for the next time. Times are seconds of an
-epoch as result.json has them, but for `start`: those from the command to the first step; and those
-of a whole run after its start. Medians over rounds; a ratio above 1 is slower than before.
+epoch as result.json has them (`start`: from the command to the first step; `evaluation`: of one
+evaluation), and those of a whole run after its start. Medians over rounds; a ratio above 1 is
+slower than before.
 """
 
 from __future__ import annotations
@@ -33,6 +34,16 @@ BERT4REC = [
 SIXTEEN = ["--train.batch_size=16", "--train.epochs=2", "--nproc=2"]
 PLANTED = ["recipes/planted-bpr-single.yaml", "--train.epochs=12"]
 CLICKS = ["recipes/planted-clicks-dnn-ps.yaml", "--train.epochs=8"]
+
+
+def planted(model: str, users: int, items: int) -> list[str]:
+    """Words of a run on data of this size."""
+    sizes = {"users": users, "items": items, "interactions": 20 * users}
+    return [f"--model={model}", "--data.name=planted"] + [
+        f"--data.planted.{key}={value}" for key, value in sizes.items()
+    ]
+
+
 CASES = {
     "start": ["train", "recipes/planted-bpr-single.yaml", "--train.epochs=1"],
     "bpr": ["train", *PLANTED],
@@ -48,6 +59,10 @@ CASES = {
     "servers, sync": [
         *("launch", "--worker_num=2", "--server_num=1", *CLICKS, "--strategy.ps.mode=sync"),
     ],
+    "sasrec": [
+        *("train", *planted("SASRec", 1500, 3000), "--train.epochs=3", "--train.batch_size=256"),
+    ],
+    "evaluation": ["train", *planted("BPR", 5000, 20000), "--train.epochs=3"],
     "servers, async": ["launch", "--worker_num=2", "--server_num=1", *CLICKS],
 }
 
@@ -78,7 +93,7 @@ def make_side(commit: str | None, folder: Path) -> Path:
 
 
 def seconds_of(side: Path, name: str, words: list[str]) -> tuple[float, float]:
-    """One run of a case: its median epoch (or its start), and all that comes after its start.
+    """One run of a case: its median epoch, start or evaluation, and all that follows its start.
 
     An epoch has what is written meanwhile of the checkpoint before it, which a commit may do
     before the epoch instead; all together is the same work on both sides.
@@ -88,8 +103,8 @@ def seconds_of(side: Path, name: str, words: list[str]) -> tuple[float, float]:
         command += ["--output", f"{output}/run"]
         subprocess.run(command, cwd=side, check=True, capture_output=True)
         found = json.loads(Path(f"{output}/run/result.json").read_text())["seconds"]
-    epoch = found["startup"] if name == "start" else found["train_epoch_median"]
-    return epoch, found["total"] - found["startup"]
+    key = {"start": "startup", "evaluation": "eval_median"}.get(name, "train_epoch_median")
+    return found[key], found["total"] - found["startup"]
 
 
 def main() -> None:

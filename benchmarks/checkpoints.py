@@ -100,7 +100,7 @@ class Case:
     def save(self, strategy: Single) -> None:
         assert self.checkpoints is not None
         state = {"step": self.step, "best_step": None}
-        self.checkpoints.save(strategy, state, may_skip=True)
+        self.checkpoints.save(strategy, state)
 
     def round(self, strategy: Single, batches: list[Batch], steps: int, every: int) -> None:
         """Some steps, and what they took."""

@@ -10,7 +10,7 @@ The items of the other samples of a batch are the negatives of each sample:
 
 Q, how often an item comes in a batch, is subtracted because popular items are negatives more often
 (Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys
-2019). Samples are those of the *global* batch: `across` has them all, on any number of processes.
+2019). Samples are those of the *global* batch: `gather_global` has them all, of every process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Table
 from shoal.models.nn.mlp import MLP
 
 
@@ -73,8 +70,8 @@ class TwoTower(Retrieval):
     def forward(self, batch: Batch) -> Output:
         field = self.facts.item_field
         rows = self.embed.field(field, batch)
-        items = self.across(functional.normalize(self.item_tower(rows), dim=-1))  # [n, d]
-        ids = self.across(batch.tensor(field))  # [n]
+        items = self.gather_global(functional.normalize(self.item_tower(rows), dim=-1))  # [n, d]
+        ids = self.gather_global(batch.tensor(field))  # [n]
         scores = self.encode_query(batch) @ items.T  # [b, n]
         if self.options.corrected:
             scores = scores - self.log_q[ids]

@@ -98,7 +98,7 @@ def test_a_plugin_adds_a_metric_a_dialect_a_strategy_and_a_row_optimizer(plugin:
     )
     assert set(found["test"]) == {"recall@5", "halfrecall@5"}
     recall = found["test"]["recall@5"]
-    assert 0.0 < recall and found["test"]["halfrecall@5"] == pytest.approx(recall / 2)
+    assert recall > 0.0 and found["test"]["halfrecall@5"] == pytest.approx(recall / 2)
     config = (plugin.parent / "run" / "config.yaml").read_text()
     assert "epochs: 2" in config and str(plugin) in config
     updates = int((plugin.parent / "updates.txt").read_text())

@@ -25,10 +25,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Table
-from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval, Table
 from shoal.models.nn.losses import bpr_loss
 
 
@@ -60,7 +57,7 @@ class NAME(Retrieval):
         rows = self.embed(batch)  # field -> its ids' shape + [dim]
         queries, items = rows[self.facts.user_field], rows[self.facts.item_field]  # [b, d]
         negatives = rows["neg_item"]  # [b, k, d]; train.negatives.num says k
-        # What is to be seen of the other samples of the global batch: self.across(items).
+        # Samples of the whole global batch: self.gather_global(items).
         loss = bpr_loss(queries, items, negatives)
         return Output(loss, negatives.shape[0] * negatives.shape[1])
 

@@ -45,7 +45,7 @@ def prepare(
 
     from shoal.data.clicks import mapped
     from shoal.data.named import holds_log
-    from shoal.data.prepared import folder, opening, preparing
+    from shoal.data.prepared import folder, inputs, preparing
     from shoal.data.store import Stored
     from shoal.runs.given import with_columns
     from shoal.runs.run import resolve
@@ -65,9 +65,9 @@ def prepare(
     if is_log:
         found = mapped.log_files(resolved.config.data, given)
     else:
-        found = opening.expand(given)
-        if opening.is_table(found[0]):
-            resolved = with_columns(resolved, found[0], tuple(opening.ALIASES))
+        found = inputs.expand(given)
+        if inputs.is_table(found[0]):
+            resolved = with_columns(resolved, found[0], tuple(inputs.ALIASES))
     for note in resolved.told:
         typer.echo(note)
     config = resolved.config

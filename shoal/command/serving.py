@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,7 +73,7 @@ def recommend(
     seen: Annotated[
         bool | None, typer.Option("--seen/--no-seen", help="May seen items come again?")
     ] = None,
-    nproc: Annotated[int, typer.Option(help="Processes, with --all or --users.")] = 1,
+    nproc: Annotated[int, typer.Option(help="Cores that compute; 0: all.")] = 0,
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Rank by an index; prints its recall.")
     ] = False,
@@ -108,7 +107,7 @@ def recommend(
             raise ValueError(f"--spreadsheet is about csv, and --output is {output}")
         job = Job(run, output, topk, users, exclude, only, category, seen, approximate)
         with written(output):
-            count = recommend_many(job, nproc, lambda text: None)
+            count = recommend_many(job, nproc)
             if spreadsheet:
                 quote_formulas(Path(output))
         typer.echo(f"{count} users: {output}")
@@ -141,7 +140,7 @@ def recommend(
         typer.echo(f"not known: {', '.join(map(str, found.unknown))}; {popular}")
     table = Table("rank", "item", "score", title=f"for {who}")
     for number, (item, score) in enumerate(found, start=1):
-        shown = "".join(one if one.isprintable() else "\ufffd" for one in item)
+        shown = "".join(one if one.isprintable() else "\ufffd" for one in str(item))
         table.add_row(str(number), Text(shown), f"{score:.4f}")  # no markup: data wrote it
     Console().print(table)
 
@@ -161,8 +160,8 @@ def predict(
 
 def serve(
     artifact: Annotated[
-        str | None, typer.Argument(help="An artifact, or a folder of them: the last is served.")
-    ] = None,
+        str, typer.Argument(help="An artifact, or a folder of them: the last is served.")
+    ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at; 0: any.")] = 8000,
     token_file: Annotated[
@@ -186,28 +185,8 @@ def serve(
     ] = 5.0,
     threads: Annotated[int, typer.Option(help="Threads that compute; 0: all cores.")] = 0,
     announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
-    bind: Annotated[str | None, typer.Option(hidden=True)] = None,
-    index: Annotated[int, typer.Option(hidden=True)] = 0,
-    keys: Annotated[str | None, typer.Option(hidden=True)] = None,
-    timeout: Annotated[float, typer.Option(hidden=True)] = 10.0,
-    patience: Annotated[float, typer.Option(hidden=True)] = math.inf,
-    folder: Annotated[str | None, typer.Option(hidden=True)] = None,
-    replica: Annotated[int, typer.Option(hidden=True)] = 0,
-    journal: Annotated[bool, typer.Option("--journal", hidden=True)] = False,
-    tiers_host: Annotated[str | None, typer.Option(hidden=True)] = None,
-    tiers_ssd: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Serve an artifact over HTTP: recommendations, scores and clicks as JSON.
-
-    Without an artifact it is the older name of `shoal server`, one parameter server.
-    """
-    if artifact is None:
-        from shoal.command import training
-
-        bind = bind or "127.0.0.1:0"
-        how = (announce, patience, folder, plain, replica, journal, tiers_host, tiers_ssd)
-        training.serve(bind, index, keys, timeout, threads or 1, *how)
-        return
+    """Serve an artifact over HTTP: recommendations, scores and clicks as JSON."""
     try:
         with importing():
             from shoal.runs.serving.listening import Limits, read_token

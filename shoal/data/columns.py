@@ -23,7 +23,7 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Column, FieldType, Ragged
 from shoal.data.filters import filter_sides, kept_rows, without_uncounted
-from shoal.data.passes import kept_values
+from shoal.data.passes import EVERYTHING, kept_values
 from shoal.data.raw import RawColumn, RawTable
 from shoal.data.sides import (
     ENTITIES,
@@ -39,7 +39,6 @@ from shoal.data.store import Memory, Place, Stored, append_to, map_array
 from shoal.data.vocabulary import append_words, known_words, number, number_kept
 
 Manifest = dict[str, Any]
-EVERYTHING = 1 << 62  # bytes of memory: one piece
 
 
 @dataclass

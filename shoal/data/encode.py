@@ -14,7 +14,8 @@ import numpy as np
 
 from shoal.data.dataset import Column, Dataset, Ragged
 from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken, fold
-from shoal.data.features import Feature
+from shoal.data.features import LENGTH, Feature, is_history
+from shoal.data.history import Earlier
 from shoal.data.ids import Ids, Words
 from shoal.data.raw import gather
 
@@ -138,6 +139,10 @@ def _of_dataset(dataset: Dataset, feature: Feature, encoding: Encoding) -> Featu
             return FeatureColumn(feature, take_of(feature, column, texts=words.tolist()))
         same = table is not None and table.words is words and feature.default is None
         ids = None if same else encoding.ids(feature, words.tolist())
+        if is_history(feature, dataset):
+            earlier = Earlier(dataset, feature.length or LENGTH)
+            ahead = _of_items(earlier.of_users, ids)
+            return FeatureColumn(feature, _of_items(earlier.of_rows, ids), ahead)
         return FeatureColumn(feature, take_of(feature, column, ids, beside=beside))
     encoding.numbers[feature.name] = numbers = _learn(feature, column)
     if numbers.bounds is not None:
@@ -187,6 +192,18 @@ def _column(dataset: Dataset, side: str, name: str) -> Column:
 def _numbered(ids: np.ndarray | None, codes: np.ndarray) -> np.ndarray:
     """Ids of words by their numbers, int64: on disk these are shorter."""
     return codes.astype(np.int64, copy=False) if ids is None else ids[codes]
+
+
+def _of_items(
+    lists: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], ids: np.ndarray | None
+) -> Take:
+    """Lists of items as lists of ids."""
+
+    def take(rows: np.ndarray) -> Taken:
+        items, offsets = lists(rows)
+        return _numbered(ids, items), offsets, None
+
+    return take
 
 
 def _single(feature: Feature, ids: np.ndarray | None, column: np.ndarray) -> Take:

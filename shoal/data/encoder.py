@@ -33,15 +33,14 @@ from shoal.data.features import Feature, Label
 from shoal.data.ids import Ids, word_of
 from shoal.data.joined import pack
 from shoal.data.raw import RawColumn, gather, number_defaults
-from shoal.data.sources.delimited import join
-from shoal.data.sources.typed import Columns, Piece
+from shoal.data.sources.typed import Columns, Piece, join
 from shoal.data.vocabulary import PAD
 
 if TYPE_CHECKING:
     import polars as pl
 
 SIDES = ("user", "item")
-ROWS = Path("the rows")  # their name in errors
+ROWS = "the rows"  # their name in errors
 
 
 def encoder_of(
@@ -142,7 +141,7 @@ class FeatureEncoder:
     def batch(self, frame: pl.DataFrame) -> Batch:
         """The samples of these rows; labels where the frame has them all."""
         size = len(frame)
-        reader = Columns(self.config, [Piece(ROWS, frame)], np.zeros(size, np.int64), set())
+        reader = Columns(self.config, [Piece(ROWS, frame)], set())
         numbers = {side: self._numbers(reader, frame, field) for side, field in self.fields.items()}
         ids: dict[str, Tensor | Jagged] = {}
         dense: dict[str, Tensor] = {}
@@ -167,9 +166,8 @@ class FeatureEncoder:
     def labelled(self, frame: pl.DataFrame) -> Batch:
         """The same with labels, which the rows must have."""
         filled = {one.column for one in self.labels}
-        owner = np.zeros(len(frame), np.int64)
         limits = self.config.threshold or {}
-        reader = Columns(self.config, [Piece(ROWS, frame)], owner, filled | {*limits})
+        reader = Columns(self.config, [Piece(ROWS, frame)], filled | {*limits})
         found = []
         for label in self.labels:
             source = next(iter(limits), None)
@@ -199,7 +197,7 @@ class FeatureEncoder:
     def _numbers(self, reader: Columns, frame: pl.DataFrame, field: str) -> np.ndarray | None:
         if field not in frame.columns:
             return None
-        raw = join([reader.column(field, "token")[1]], "token")
+        raw = join(reader.column(field, "token")[1], "token")
         assert raw.words is not None
         numbers = np.append(self.ids[field].find(raw.words.tolist()), 0)  # the last: empty
         return numbers[raw.values]
@@ -214,6 +212,11 @@ class FeatureEncoder:
         """One feature of all rows: as they give it, else as their user or item has it."""
         feature = column.feature
         known = None
+        if column.of_users is not None:  # a history: what the user took
+            users = numbers["user"]
+            if users is None:
+                raise _absent(self.fields["user"], frame)
+            return column.ahead(users)
         if feature.side in SIDES:
             rows = numbers[feature.side]
             known = None if rows is None else column.take(rows)
@@ -262,7 +265,7 @@ class FeatureEncoder:
 
     def _raw(self, name: str, reader: Columns) -> RawColumn:
         kind, parsed = reader.column(name, self.types[name])
-        return join([parsed], kind)
+        return join(parsed, kind)
 
 
 def _column(raw: RawColumn) -> Column:
@@ -385,7 +388,7 @@ class LogEncoder:
             if frame[name].dtype == pl.String:
                 raise ValueError(f"{name}: ids of this log are whole numbers, not text")
         frame = frame.with_columns(pl.lit(0).alias(self.layout.label))
-        samples = decode(frame, ROWS, 0, self.layout, keep_integers=not raw)
+        samples = decode(frame, Path(ROWS), 0, self.layout, keep_integers=not raw)
         if raw:
             samples.dense[:] = criteo.changed(samples.dense.astype(np.float64))
         return per_feature(samples.batch(), self.layout, self.features)

@@ -31,10 +31,21 @@ class FeatureColumn:
 
     feature: Feature
     taken: Callable[[np.ndarray], Taken]
+    # by user id: values of interactions that have not happened, of a context feature that has them
+    of_users: Callable[[np.ndarray], Taken] | None = None
 
     def take(self, rows: np.ndarray) -> Tensor | Jagged:
         """The values of the given rows, in that order."""
-        values, offsets, weights = self.taken(rows)
+        return self._tensor(*self.taken(rows))
+
+    def ahead(self, users: np.ndarray) -> Tensor | Jagged:
+        """The values of interactions of users that have not happened."""
+        assert self.of_users is not None
+        return self._tensor(*self.of_users(users))
+
+    def _tensor(
+        self, values: np.ndarray, offsets: np.ndarray | None, weights: np.ndarray | None
+    ) -> Tensor | Jagged:
         if offsets is None:
             return torch.from_numpy(values)
         return Jagged(
@@ -109,7 +120,7 @@ class FeatureTable:
         ids: dict[str, Tensor | Jagged] = {}
         dense: dict[str, Tensor] = {}
         for side, keys in (("user", users), ("item", items), ("context", rows)):
-            more_ids, more_dense = self._none(len(users)) if keys is None else self.of(side, keys)
+            more_ids, more_dense = self._none(users) if keys is None else self.of(side, keys)
             ids |= more_ids
             dense |= more_dense
         self.cross(ids)
@@ -122,15 +133,18 @@ class FeatureTable:
                 parts = [ids[part].numpy() for part in column.feature.cross]  # type: ignore[union-attr]
                 ids[name] = torch.from_numpy(crossed(parts, column.feature.rows))
 
-    def _none(self, size: int) -> Fields:
-        """Context features of so many samples that have none."""
+    def _none(self, users: np.ndarray) -> Fields:
+        """Context features of samples of users that have not happened: histories, else nothing."""
+        size = len(users)
         ids: dict[str, Tensor | Jagged] = {}
         dense: dict[str, Tensor] = {}
         for name, column in self.columns.items():
             feature = column.feature
             if feature.side != "context" or feature.cross:
                 continue
-            if feature.is_list:
+            if column.of_users is not None:
+                ids[name] = column.ahead(users)
+            elif feature.is_list:
                 none = torch.empty(0, dtype=torch.int64)
                 ids[name] = Jagged(none, torch.zeros(size + 1, dtype=torch.int64))
             elif feature.is_sparse:

@@ -24,6 +24,7 @@ KIND_OF: dict[FieldType, Kind] = {
 LISTS = ("ids", "sequence", "text")
 NUMBERS = ("number", "numbers")
 PACKED = "slots"  # the field of a batch with the ids of all features, for models with one table
+LENGTH = 50  # of a history whose feature does not say
 HASHED_ROWS = 1 << 16  # of hashed features and crosses that do not say how many
 
 
@@ -109,10 +110,25 @@ def options(feature: Feature) -> dict[str, Any]:
     return said
 
 
-def features_of(dataset: Dataset, config: DataSection) -> tuple[Feature, ...]:
-    """Those that the config describes; where it describes none, those that the columns suggest."""
+def is_history(feature: Feature, dataset: Dataset) -> bool:
+    """Whether a feature is made of interactions: the items that the user took before each."""
+    return feature.kind == "sequence" and feature.column == dataset.item_field
+
+
+def features_of(
+    dataset: Dataset, config: DataSection, history: bool = False
+) -> tuple[Feature, ...]:
+    """Those that the config describes; where it describes none, those that the columns suggest.
+
+    history: for a model that reads what the user took before, that is one of them.
+    """
     if config.features is None:
-        return guess(dataset, config)
+        found, item = guess(dataset, config), dataset.item_field
+        if history:
+            name = "history" if all(f.name != "history" for f in found) else f"{item}_history"
+            past = Feature(name, "sequence", "context", item, table=item, length=config.max_len)
+            found = (*found, past)
+        return found
     if PACKED in config.features:
         raise ValueError(
             f"data.features.{PACKED}: this name stands for all ids together; give the feature "
@@ -239,6 +255,9 @@ def _placed(feature: Feature, dataset: Dataset, config: DataSection) -> Feature:
         "item": {dataset.item_field: dataset.inter[dataset.item_field], **dataset.items},
         "context": dataset.inter,
     }
+    if is_history(feature, dataset):
+        length = feature.length or config.max_len
+        return replace(feature, side="context", length=length)
     said = (config.features or {})[feature.name].get("side")
     sides = [said] if said else [side for side, table in tables.items() if feature.column in table]
     if not sides or feature.column not in tables[sides[0]]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shoal.config.errors import did_you_mean
+from shoal.data.sources.movielens import UNREADABLE
 
 OFFICIAL = "https://files.grouplens.org/datasets/movielens"
 MIRROR_VARIABLE = "SHOAL_MIRROR"
@@ -193,8 +194,11 @@ def _unpack(packed: Path, name: str, target: Path) -> None:
         else:
             content.rename(target)
             target.chmod(0o755)  # the temporary folder was private
-    except zipfile.BadZipFile as error:
-        raise FetchError(f"{packed} is damaged: {error}; remove it and fetch again") from error
+    except FetchError:
+        raise
+    except UNREADABLE as error:
+        what = str(error) or type(error).__name__
+        raise FetchError(f"{packed} is damaged: {what}; remove it and fetch again") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

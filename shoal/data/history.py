@@ -109,6 +109,52 @@ class Histories:
         return found
 
 
+class Earlier:
+    """The items that a user took before each interaction: positive ones, of earlier times.
+
+    Without times, those of earlier rows. Neither the interaction itself is among them nor any of
+    the same time.
+
+    items of a user, in order    a  b  c  d      (b has label 0)
+    history                      -  a  a  a c
+    """
+
+    def __init__(self, dataset: Dataset, length: int):
+        self.length = length
+        users = np.asarray(dataset.inter[dataset.user_field])
+        when = np.arange(len(users))
+        if dataset.time_field is not None and dataset.time_field in dataset.inter:
+            when = np.asarray(dataset.inter[dataset.time_field])
+        order = np.lexsort((when, users))
+        positive = np.ones(len(users), dtype=bool)
+        if dataset.label_field is not None:
+            positive = np.asarray(dataset.inter[dataset.label_field])[order] > 0
+        self.items = np.asarray(dataset.inter[dataset.item_field])[order][positive]
+        counts = np.bincount(users[order][positive], minlength=dataset.num_users)
+        self.offsets = np.concatenate([[0], np.cumsum(counts)])
+        # Positive rows before the first one of the same user and time.
+        before = np.cumsum(positive) - positive
+        new = np.ones(len(users), dtype=bool)
+        new[1:] = (np.diff(users[order]) != 0) | (np.diff(when[order]) != 0)
+        self.stops = np.empty(len(users), dtype=np.int64)
+        self.stops[order] = before[np.flatnonzero(new)][np.cumsum(new) - 1]
+        self.users = users
+
+    def of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Histories of interactions: their items one after the other, and offsets [rows + 1]."""
+        return self._lists(self.users[rows], self.stops[rows])
+
+    def of_users(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """All that users took, for interactions that have not happened."""
+        return self._lists(users, self.offsets[users + 1])
+
+    def _lists(self, users: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        lengths = np.minimum(stops - self.offsets[users], self.length)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.arange(offsets[-1]) + np.repeat(stops - lengths - offsets[:-1], lengths)
+        return self.items[places], offsets
+
+
 def _first_times(dataset: Dataset, phase: Phase | None) -> np.ndarray:
     """The time of each user's first interaction of a phase: int64 [num_users], 0 without one."""
     found = np.zeros(dataset.num_users, dtype=np.int64)

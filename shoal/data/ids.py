@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-Words = Sequence[str] | np.ndarray
+from shoal.data import vocabulary
+
+Words = Sequence[str] | np.ndarray | vocabulary.Words
 
 
 class Ids:
@@ -19,19 +23,11 @@ class Ids:
     [1, 1, 0]
     """
 
-    def __init__(
-        self, words: Words | Callable[[], Words], kind: type = str, size: int | None = None
-    ):
-        """`words`: all of them, or what makes them when they are needed, and how many it makes."""
-        self._given, self.kind, self._size = words, kind, size
-
-    @cached_property
-    def words(self) -> Words:
-        """Every word; that of the padding first."""
-        return self._given() if callable(self._given) else self._given
+    def __init__(self, words: Words, kind: type = str):
+        self.words, self.kind = words, kind
 
     def __len__(self) -> int:
-        return len(self.words) if self._size is None else self._size
+        return len(self.words)
 
     @cached_property
     def _numbers(self) -> dict[Any, int]:
@@ -63,6 +59,31 @@ class Ids:
             odd = str(given[int((found == 0).argmax())])[:80]
             raise ValueError(f"{what} {odd!r} is not known to this model; it knows {len(self) - 1}")
         return found
+
+
+def pack_words(words: Iterable[str]) -> dict[str, Tensor]:
+    """All words in one run of `bytes`, and `offsets`: where each begins, and the last ends."""
+    parts = [str(word).encode() for word in words]
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    text = np.frombuffer(b"".join(parts), np.uint8).copy()
+    return {"bytes": torch.from_numpy(text), "offsets": torch.from_numpy(offsets)}
+
+
+def unpack_words(packed: Mapping[str, Tensor]) -> vocabulary.Words:
+    """The same back; ValueError where they are damaged."""
+    text, offsets = packed["bytes"].numpy(), packed["offsets"].numpy()
+    if not (
+        text.dtype == np.uint8
+        and offsets.dtype == np.int64
+        and text.ndim == offsets.ndim == 1
+        and len(offsets) >= 2
+        and offsets[0] == 0
+        and offsets[-1] == len(text)
+        and bool((np.diff(offsets) >= 0).all())
+    ):
+        raise ValueError("words that do not lie within their text")
+    return vocabulary.Words(text, offsets[1:])
 
 
 def word_of(value: Any) -> str:

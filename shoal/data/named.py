@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import CLICK_FORMATS, GENERATED, DataSection
 from shoal.config.yaml_io import inline
-from shoal.data.packed import packed_or_not, plain_name
+from shoal.data.packed import plain_name
 from shoal.data.prepared import dataset as prepared
-from shoal.data.sources import movielens, tables
+from shoal.data.sources import FORMATS, SOURCES
 
 FILES = ("train", "valid", "test")  # of data.clicks
 # What only the other kind of data reads: a value that a user would count on is refused.
@@ -49,7 +49,7 @@ def named_data(data: DataSection, clicks: bool) -> Named:
         )
     _refuse(data, OF_INTERACTIONS, "data.", f"interactions, and {data.title} is a click log")
     if data.format == "planted_clicks" or not any(getattr(data.clicks, key) for key in FILES):
-        if data.format in ("slots", "criteo"):
+        if data.format in CLICK_FORMATS and data.format not in GENERATED:
             raise ValueError(
                 f"data.format {data.format}: data.clicks.train must name the files to train on"
             )
@@ -81,7 +81,8 @@ def holds_log(data: DataSection) -> bool:
     """Whether files that are given are said to be a click log: by their format or their slots."""
     section = data.clicks
     described = (section.slots, section.dense, section.pipe_command)
-    return data.format in ("slots", "criteo") or any(one is not None for one in described)
+    is_log = data.format in CLICK_FORMATS and data.format not in GENERATED
+    return is_log or any(one is not None for one in described)
 
 
 def data_values(path: Path, data: DataSection, clicks: bool, log: bool = False) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def data_values(path: Path, data: DataSection, clicks: bool, log: bool = False) 
             )
         return values | {"data.path": str(path.parent), "data.files": None}
     sides = {k: v for k, v in (data.files or {}).items() if k not in FILES}
-    form = data.format if data.format in tables.FORMATS.values() else "auto"
+    form = data.format if data.format in FORMATS else "auto"
     return values | {"data.files": {**sides, "inter": str(path)}, "data.format": form}
 
 
@@ -122,11 +123,11 @@ def _refuse(section: Any, keys: tuple[str, ...], prefix: str, why: str) -> None:
 
 def interactions_of(data: DataSection) -> str:
     """The source of interactions: as data.files and data.format say, else what is there."""
-    if data.files is not None or data.format in tables.FORMATS.values():
-        if data.format not in ("auto", *tables.FORMATS.values()):
+    if data.files is not None or data.format in FORMATS:
+        if data.format not in ("auto", *FORMATS):
             raise ValueError(
-                f"data.files names tables, and data.format is {data.format}; choose csv, parquet, "
-                "arrow or jsonl, or leave it out"
+                f"data.files names tables, and data.format is {data.format}; choose "
+                f"{', '.join(FORMATS)}, or leave it out"
             )
         return "tables"
     if data.format != "auto":
@@ -138,15 +139,9 @@ def interactions_of(data: DataSection) -> str:
             "data.name planted_clicks is a click log, and this model learns from interactions; "
             "use data.name=planted"
         )
-    if data.name in GENERATED and not data.folder.exists():
-        return str(data.name)
-    stems = [data.stem, *(f"{data.stem}.{part}" for part in data.presplit or [])]
-    if any(packed_or_not(data.folder / f"{stem}.inter").exists() for stem in stems):
-        return "atomic"
-    if tables.beside(data):
-        return "tables"
-    if movielens.locate(data) is not None:
-        return "movielens"
+    for source in SOURCES.values():
+        if source.found(data):
+            return source.name
     raise ValueError(_nothing(data))
 
 

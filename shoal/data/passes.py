@@ -16,6 +16,7 @@ import numpy as np
 
 from shoal.data.dataset import Column, Ragged
 
+EVERYTHING = 1 << 62  # bytes of memory: all is in one piece
 CHUNK = 1 << 20  # rows at a time where rows are passed over
 ROW_BYTES = 160  # of memory that a row costs while its range is sorted
 

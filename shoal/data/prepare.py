@@ -19,38 +19,27 @@ from shoal.data.packed import packed_or_not
 from shoal.data.pairs import Pairs, count_pairs
 from shoal.data.prepared import dataset as prepared
 from shoal.data.raw import Raw
-from shoal.data.sources import atomic, movielens, planted, random, tables
+from shoal.data.sources import SOURCES
 from shoal.data.split import phase_of_rows, rows_by_phase
 from shoal.data.store import Memory, Place, Stored, map_array, write_array
 from shoal.data.stored import parts_of, words_of
 
 logger = logging.getLogger(__name__)
 
-GENERATED = {"planted": planted.read, "random": random.read}
-
 
 def load_dataset(config: DataSection, seed: int) -> Dataset:
     """The prepared data set that the config describes; `seed` decides a random split."""
-    source = interactions_of(config)
-    if source == "prepared":
+    name = interactions_of(config)
+    if name == "prepared":
         return prepared.open_prepared(config, seed)
-    if source in GENERATED:  # faster than a cache is read
-        return build(GENERATED[source](config), config, seed)
-    if source == "atomic":
-        files = [path for paths in atomic.files(config).values() for path in paths]
-        read = atomic.read
-    elif source == "tables":
-        files = [path for paths in tables.files(config).values() for path in paths]
-        read = tables.read
-    else:
-        files = [movielens.find(config)]
-        read = movielens.read
-    if not config.cache:
-        return build(read(config), config, seed)
+    source = SOURCES[name]
+    files = source.files(config)
+    if not files or not config.cache:  # what is generated comes faster than a cache is read
+        return build(source.read(config), config, seed)
     folder = cache_folder(files, config, seed)
     manifest = read_cache(folder)
     if manifest is None:
-        raw = read(config)
+        raw = source.read(config)
         manifest = write_cache(folder, lambda place: _prepare(raw, config, seed, place))
         if manifest is None:
             return build(raw, config, seed)

@@ -27,7 +27,7 @@ class Embeddings(nn.Module):
     self.embed = Embeddings(user_id=users, item_id=items, neg_item=items)
     rows = self.embed(batch)          # rows["neg_item"]: batch.ids["neg_item"].shape + [dim]
     rows = self.embed.field("item_id", batch)  # of one field of the batch
-    rows = self.embed.rows("item_id", ids)     # ids of one's own, any shape
+    rows = self.embed.rows("item_id", ids)     # explicit ids, any shape
     rows = self.embed.pooled("slots", batch)   # of lists (Jagged), summed: [lists, dim]
     rows = self.embed.listed("seen", batch, 9)  # of lists, one by one: [lists, 9, dim]
     every = self.embed.whole("item_id")        # all rows of a fixed table: [rows, dim]

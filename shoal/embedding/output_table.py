@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.placements.placement import Layout
+from shoal.embedding.placements.placement import Sharding
 from shoal.embedding.softmax.deferred import Deferred
 from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.embedding.softmax.fused import FusedSoftmax, fusable
@@ -34,7 +34,7 @@ class Held:
     """Rows of a table that are read where they lie: all of them, or this rank's share."""
 
     engine: RowEngine | None  # None: this rank has none of them
-    split: tuple[Layout, World] | None = None  # how ranks share them; None: all are here
+    split: tuple[Sharding, World] | None = None  # how ranks share them; None: all are here
 
 
 class OutputTable:
@@ -75,9 +75,8 @@ class OutputTable:
             return self._parallel(self.rows, *self.rows.split, hidden, targets, stop, learn)
         rows = None if self.rows is None else self.rows.engine
         bias = None if self.added is None else self.added.engine
-        found = fusable(rows, bias) if learn and self.alone else None
-        if found is not None:
-            return FusedSoftmax(*found, targets, stop, self._deferred.append).loss(hidden)
+        if rows is not None and learn and self.alone and fusable(rows, bias):
+            return FusedSoftmax(rows, bias, targets, stop, self._deferred.append).loss(hidden)
         fused = self._in_core(learn, rows, bias, _outside(self.num_rows, stop))
         added = None if self.bias is None else self._all(self.bias, self.added, learn).squeeze(1)
         items = self._all(self.table, self.rows, learn)
@@ -140,7 +139,7 @@ class OutputTable:
     def _parallel(
         self,
         held: Held,
-        layout: Layout,
+        sharding: Sharding,
         world: World,
         hidden: Tensor,
         targets: Tensor,
@@ -157,14 +156,14 @@ class OutputTable:
         if low == 0:
             real = targets.nonzero().squeeze(1)
             hidden, targets = hidden[real], targets[real]
-        place, others = self._places(layout, world, stop)
+        place, others = self._places(sharding, world, stop)
         rows_engine, bias_engine, bias = held.engine, None, None
         if self.bias is not None:
             if self.added is not None and self.added.split == held.split:
                 bias = self._own(self.bias, self.added, learn)
                 bias_engine = self.added.engine
             else:
-                ids = layout.ids(world.rank).to(world.device)
+                ids = sharding.ids(world.rank).to(world.device)
                 bias = self._pull(self.bias.name, ids, learn)
                 rows_engine = None  # its gradients travel
             bias = bias.squeeze(1)
@@ -176,15 +175,15 @@ class OutputTable:
             targets,
             place,
             others,
-            max(layout.shares),
+            max(sharding.shares),
             self._in_core(learn, rows_engine, bias_engine, others),
         )
 
-    def _places(self, layout: Layout, world: World, stop: int) -> tuple[Tensor, Tensor]:
+    def _places(self, sharding: Sharding, world: World, stop: int) -> tuple[Tensor, Tensor]:
         """The place of every candidate among this rank's rows (-1: not here) and the rows of this
         rank that are no candidates."""
         if stop not in self._candidates:
-            ids = layout.ids(world.rank)
+            ids = sharding.ids(world.rank)
             inside = (ids > 0) & (ids < stop)
             place = torch.full((self.num_rows,), -1)
             place[ids[inside]] = inside.nonzero().squeeze(1)

@@ -71,7 +71,7 @@ class Store(Protocol):
         """Every row, in chunks, ascending ids over all chunks."""
 
     def mark(self) -> int:
-        """A point in time for `export(since=...)`, what changed after it; 0: it cannot be told."""
+        """A point in time for `export(since=...)`; 0: changes are not tracked."""
 
     def restore(self, rows: Rows) -> None:
         """Take over the given rows, values and state; rows not named stay as they are."""

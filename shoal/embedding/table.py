@@ -40,10 +40,10 @@ class Numbering:
 class Table:
     """Rows of `dim` floats under a name. `rows=None` grows: any 64-bit id has a row.
 
-    `padding` names one id that always reads as zeros and never learns. `whole` tells that every
-    step reads and updates all rows (an output layer): a engine may then keep them side by side.
+    `padding` names one id that always reads as zeros and never learns. `whole` means that every
+    step reads and updates all rows (an output layer): an engine may then keep them side by side.
     `dtype` is how values are kept: bfloat16 halves their memory (not that of state), and updates
-    round at random, by (seed, table name, step, id, column); `numbering` tells a share its ids.
+    round at random, by (seed, table name, step, id, column); `numbering` has the ids of a share.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Table:
 
     @property
     def grown(self) -> Table:
-        """The same rows without a number of them: a engine of it knows how any id's row begins."""
+        """The same rows without a number of them: an engine of it knows how any id's row begins."""
         return replace(self, rows=None, init=Init(*self.resolved_init))
 
     def outside(self, id_: int) -> ValueError:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from shoal.kernels.core import load_core
-from shoal.kernels.machine import has_triton
 from shoal.kernels.rules import Recipe, RowRule
 
 _core = load_core()  # None: shoal.embedding.engines.local falls back
@@ -186,15 +185,6 @@ def row_reader(tables: Sequence[CoreTable], limits: Sequence[int | None], thread
 def core_optimizers() -> list[str]:
     """Row optimizers that the native core has a form of."""
     return [] if _core is None else list(_core.OPTIMIZERS)
-
-
-def row_kernels(device: torch.device) -> Any:
-    """Triton's kernels of Adam on touched rows (kernels/gpu/rows.py); None: there are none."""
-    if not has_triton():
-        return None
-    from shoal.kernels.gpu import rows
-
-    return rows if device.type == "cuda" or (device.type == "cpu" and rows.takes_cpu()) else None
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> list[int]:

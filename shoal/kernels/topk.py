@@ -2,20 +2,14 @@
 
 With the native core a block of scores is looked at once, while it is in the cache: each query keeps
 what is above its k-th best so far (csrc/topk.h). Of many queries the core makes the products, too,
-a few at a time. Without it:
-
-    scores   a block of items at a time, into one buffer [tile, items]
-    groups   the largest score of every 32 items next to each other
-    best     the k largest items lie in the k groups of the largest maxima: only those are ranked
-
-So the costly part of a top-k, looking at every score more than once, is left out.
+a few at a time. Without it, and where an evaluation streams blocks on any device, `TopK` keeps the
+best of all blocks so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from queue import Empty, Queue
 
 import numpy as np
 import torch
@@ -29,16 +23,10 @@ BLOCK = 1 << 15  # items at a time
 CACHED = 1 << 17  # scores of a block that stays in the cache: 512 KiB
 MANY = 1024  # queries for which the catalogue is laid out anew
 WIDEST = 512  # vectors of which a block stays in the cache
-ROOM = 64  # that a query keeps beyond 2 * k before the k best are told apart
-GROUP = 32
-BUFFER = 1 << 27  # scores held at a time, at most: 512 MiB
+ROOM = 64  # that a query keeps beyond 2 * k before the k best are selected
+FEW = 64  # items to each that is wanted: with fewer the core gains nothing
 Fill = Callable[[int, int, int, int, Tensor], None]  # first and last query, and item, where to
 Pairs = tuple[np.ndarray, np.ndarray]  # query [m], item [m]: not to be recommended
-
-
-def tile_of(num_items: int) -> int:
-    """How many queries are ranked at a time."""
-    return max(1, min(TILE, BUFFER // max(1, num_items)))
 
 
 class DotProducts:
@@ -71,8 +59,7 @@ def rank(
     Places of the items that `without` names have the score -inf, at the end.
     """
     topk = min(topk, num_items)
-    quick = _core is not None and topk * GROUP * 2 <= num_items < 1 << 31
-    tile = TILE if quick else tile_of(num_items)
+    quick = _core is not None and topk * FEW <= num_items < 1 << 31
     blocks: Tensor | None = None
     if quick and isinstance(fill, DotProducts) and num_queries >= MANY and fill.fits:
         blocks = fill.blocks()
@@ -81,10 +68,9 @@ def rank(
     if without is not None:
         order = np.argsort(without[0], kind="stable")
         without = without[0][order], without[1][order]
-    free: Queue[Tensor] = Queue()  # buffers that no thread uses now
 
     def work(a: int) -> None:
-        b = min(a + tile, num_queries)
+        b = min(a + TILE, num_queries)
         pairs = None
         if without is not None:
             low, high = np.searchsorted(without[0], (a, b))
@@ -94,17 +80,10 @@ def rank(
             queries = fill.queries[a:b].contiguous()  # type: ignore[attr-defined]
             places[a:b], values[a:b] = _multiply(queries, blocks, num_items, topk, pairs)
             return
-        if quick:
-            places[a:b], values[a:b] = _keep_best(fill, a, b, num_items, topk, pairs)
-            return
-        try:
-            buffer = free.get_nowait()
-        except Empty:
-            buffer = torch.empty(min(tile, num_queries), num_items)
-        places[a:b], values[a:b] = _rank_tile(fill, a, b, buffer[: b - a], topk, pairs)
-        free.put(buffer)
+        best = _keep_best if quick else _plain
+        places[a:b], values[a:b] = best(fill, a, b, num_items, topk, pairs)
 
-    each(work, range(0, num_queries, tile))
+    each(work, range(0, num_queries, TILE))
     return places, values
 
 
@@ -169,7 +148,7 @@ def _multiply(
 def _keep_best(
     fill: Fill, a: int, b: int, num_items: int, topk: int, pairs: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """By the native core: what `_rank_tile` gives, of equal scores the lower place first."""
+    """By the native core: what `_plain` gives, of equal scores the lower place first."""
     size, step = b - a, max(1, CACHED // (b - a))
     state, _alive = _kept(size, topk)
     buffer = torch.empty(size * min(step, num_items))
@@ -189,31 +168,45 @@ def _keep_best(
     return _finish(state)
 
 
-def _rank_tile(
-    fill: Fill, a: int, b: int, scores: Tensor, topk: int, pairs: tuple[Tensor, Tensor] | None
+def _plain(
+    fill: Fill, a: int, b: int, num_items: int, topk: int, pairs: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    num_items = scores.shape[1]
-    maxima = []
+    """The same in torch."""
+    best = TopK(topk)
     for first in range(0, num_items, BLOCK):
         last = min(first + BLOCK, num_items)
-        block = scores[:, first:last]
+        block = torch.empty(b - a, last - first)
         fill(a, b, first, last, block)
         if pairs is not None and len(pairs[0]):
             inside = (pairs[1] >= first) & (pairs[1] < last)
             block[pairs[0][inside], pairs[1][inside] - first] = -torch.inf
-        even = (last - first) // GROUP * GROUP
-        maxima.append(block[:, :even].unflatten(1, (-1, GROUP)).amax(2))
-        if even < last - first:  # the last items of all are a smaller group
-            maxima.append(block[:, even:].amax(1, keepdim=True))
-    if topk * GROUP * 2 > num_items:
-        values, places = torch.topk(scores, topk, dim=1)
-        return places, values
-    groups = torch.topk(torch.cat(maxima, 1), topk, dim=1, sorted=False).indices
-    chosen = (groups[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
-    outside = chosen >= num_items  # of the smaller group
-    found = scores.gather(1, chosen.clamp(max=num_items - 1)).masked_fill_(outside, -torch.inf)
-    values, column = torch.topk(found, topk, dim=1)
-    return chosen.gather(1, column), values
+        best.add(block, first)
+    assert best.value is not None
+    return best.index, best.value
+
+
+class TopK:
+    """The best items of a tile of queries, over blocks of items, on any device."""
+
+    def __init__(self, keep: int):
+        self.keep = keep
+        self.value: Tensor | None = None
+
+    def add(self, scores: Tensor, start: int) -> None:
+        """Scores [b, n] of the items from `start` on."""
+        value, index = torch.topk(scores, min(self.keep, scores.shape[1]), dim=1)
+        index = index + start if start else index
+        if self.value is None:
+            self.value, self.index = value, index
+            return
+        value, index = torch.cat([self.value, value], 1), torch.cat([self.index, index], 1)
+        self.value, column = torch.topk(value, min(self.keep, value.shape[1]), dim=1)
+        self.index = index.gather(1, column)
+
+    def items(self) -> Tensor:
+        """[b, keep] item ids, 0 where a query has fewer candidates."""
+        assert self.value is not None
+        return torch.where(self.value > -torch.inf, self.index, 0).cpu()
 
 
 def plain(

@@ -11,19 +11,18 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shoal.launch.scale_up import grow_file
 from shoal.launch.watch import signs_of
-from shoal.world.liveness import BEAT, FOLDER
+from shoal.world.liveness import BEAT, FOLDER, look
 from shoal.world.stopping import STOPPING
 from shoal.world.world import PeerLost
 
 # How long a rank that merely lost its peers waits before it exits, so that the agent sees the rank
 # that really failed first.
 GRACE_SECONDS = 2.0
-TELLING_SECONDS = 0.3  # SIGTERM may reach a rank before its launcher
 HANG_TIMEOUT = "SHOAL_HANG_TIMEOUT"  # the variable that says launch.hang_timeout
 
 
@@ -36,7 +35,7 @@ def follow_launcher(name: str, saves: bool = False) -> None:
     """End when told by the launcher, and when it is gone, however it ended, or stopped for good.
 
     name: what this process is called where the launcher looks for its beat.
-    saves: whether it is given time to save where the whole run is told to stop.
+    saves: whether it is given time to save where the whole run gets a signal to stop.
     """
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))  # the launcher says it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -58,7 +57,7 @@ def follow_launcher(name: str, saves: bool = False) -> None:
             elif time.monotonic() - runs > patience:
                 text = f"the launcher (pid {parent}) was stopped {patience:g} s ago: {name} ends"
                 print(text, file=sys.stderr, flush=True)
-                record_failure(RuntimeError(text))  # for the launcher, should it go on
+                record_failure(RuntimeError(text))  # for the launcher, should it continue
                 os._exit(1)
         if folder is not None:  # it left them, if it was killed
             shutil.rmtree(Path(folder).parent, ignore_errors=True)
@@ -83,12 +82,12 @@ def _heed_sigterm() -> None:
 
 
 def _end() -> None:
-    """Save if the whole run was told to stop or is to grow, else leave it or end.
+    """Save if the whole run got a signal to stop or is to grow, else leave it or end.
 
     The launcher knows which.
     """
     folder = os.environ.get(FOLDER)
-    deadline = time.monotonic() + TELLING_SECONDS
+    deadline = time.monotonic() + 0.3  # SIGTERM may reach a rank before its launcher
     while folder is not None and time.monotonic() < deadline:
         if stop_file(Path(folder)).exists():
             STOPPING.everyone = True
@@ -108,8 +107,23 @@ def _end() -> None:
 
 
 def stop_file(beats: Path) -> Path:
-    """What is there, beside the beats, when the run was told to stop."""
+    """Exists, beside the beats, when SIGTERM means: the whole run is to save and stop."""
     return beats.parent / "stop"
+
+
+def grow_file(beats: Path) -> Path:
+    """Exists, beside the beats, when SIGTERM means: save, there will be more ranks."""
+    return beats.parent / "grow"
+
+
+def signal_ranks(beats: Path) -> list[int]:
+    """Send SIGTERM to the ranks of a launch; their process numbers."""
+    found = [look(file) for file in beats.iterdir() if not file.suffix]
+    ranks = [beat.pid for beat in found if beat is not None]
+    for pid in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    return ranks
 
 
 def record_failure(error: BaseException, fault: bool = False) -> bool:

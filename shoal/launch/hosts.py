@@ -14,7 +14,7 @@ class LaunchError(RuntimeError):
 
     status: the exit status of that rank as a shell says it, 128 + the number of a signal.
     passing: whether the same may go well another time, as it will not where a config is wrong.
-    of_rank: whether the run may go on without the one that failed.
+    of_rank: whether the run may continue without the one that failed.
     """
 
     def __init__(self, text: str, status: int = 1, passing: bool = False, of_rank: bool = False):

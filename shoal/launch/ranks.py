@@ -30,9 +30,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import shoal
 from shoal.config.schema import LaunchSection
-from shoal.launch.child import HANG_TIMEOUT, stop_file
+from shoal.launch.child import HANG_TIMEOUT, grow_file, signal_ranks, stop_file
 from shoal.launch.hosts import LaunchError, host_of, secret_of
-from shoal.launch.scale_up import Growing, Growth, MoreRanks, tell_ranks
+from shoal.launch.restarts import Growth, MoreRanks, growing
 from shoal.launch.watch import Elsewhere, Hang, Watch, ranks_of, signs_of
 from shoal.world.channel import Place
 from shoal.world.hosts import WorldError, look_up
@@ -41,9 +41,7 @@ from shoal.world.rendezvous import MEET, Rendezvous, RunStore
 from shoal.world.world import TIMEOUT
 
 AGAIN_SECONDS = 0.5  # between two looks whether there is another meeting
-SPARE_SECONDS = 2.0  # for ranks that end at the last moment
 STOPPED = (signal.SIGINT, signal.SIGTERM)
-SAVED = 128 + signal.SIGTERM  # status of a rank that was asked to save, when all have
 RESUME = "; what was saved can be continued with --resume"
 
 
@@ -59,7 +57,7 @@ def launch(
     """Run `python -m MODULE ARGUMENTS` as this host's ranks and wait for them.
 
     ending: of the message about a rank that failed, what to do then.
-    can_save: whether ranks that are told to end are given the time to save.
+    can_save: whether ranks that get a signal to end are given the time to save.
     growth: when they are to make room for more of them (MoreRanks).
     """
     hosts, host = host_of(section)
@@ -81,7 +79,7 @@ def launch(
         ),
         _secret_in_environment(secret),
         _signals(beats, section.grace, can_save),
-        Growing(growth, beats) as growing,
+        growing(growth, beats),
     ):
         config = LaunchConfig(
             min_nodes=hosts,
@@ -104,7 +102,10 @@ def launch(
                 raise shoal.Interrupted(signal.SIGINT) from None
             if stop_file(beats).exists():
                 raise shoal.Interrupted(signal.SIGTERM) from None
-            if growing.asked and any(f.exitcode == SAVED for f in error.failures.values()):
+            saved = 128 + signal.SIGTERM  # status of a rank that was asked to save, when all have
+            if grow_file(beats).exists() and any(
+                f.exitcode == saved for f in error.failures.values()
+            ):
                 raise MoreRanks from None
             raise describe_failure(error.failures, hosts, watch.hung, ending) from None
         except SignalException as error:
@@ -208,7 +209,7 @@ def _wait_for_hosts(store: RunStore, section: LaunchSection, hosts: int) -> None
 
 
 class Met(RendezvousHandler):
-    """Hosts that have met, as the agent wants to be told of it."""
+    """Hosts that have met, in the form that the agent wants."""
 
     def __init__(self, store: RunStore, hosts: int, host: int, address: str):
         self._info = RendezvousInfo(store, host, hosts, RendezvousStoreInfo(address, 0))
@@ -239,7 +240,7 @@ rendezvous_handler_registry.register(Met.__name__, lambda given: given.config["m
 
 
 def silence_torch() -> None:
-    """We report failures ourselves. Loggers of torch's have levels of their own, each of them."""
+    """We report failures ourselves. Loggers of torch's each have their own level."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -273,8 +274,8 @@ def _signals(beats: Path, grace: float, can_save: Callable[[], bool]) -> Iterato
         signal.signal(number, end)
         if can_save():
             stop_file(beats).touch()
-            ranks = tell_ranks(beats)
-            deadline = time.monotonic() + grace + SPARE_SECONDS
+            ranks = signal_ranks(beats)
+            deadline = time.monotonic() + grace + 2.0  # for ranks that end at the last moment
             while any(map(_runs, ranks)) and time.monotonic() < deadline:
                 time.sleep(0.05)
             if ranks and not any(map(_runs, ranks)):

@@ -83,7 +83,7 @@ def run_on_ray(
 ) -> Any:
     """Do a work as the ranks of one group; what rank 0 answers.
 
-    The work is done once more by all ranks when one was lost, so it must go on where it was.
+    The work is done once more by all ranks when one was lost, so it must continue where it was.
     secret: what ranks must know to be let in; b"": one that is made here.
     """
     ray = open_ray(address)

@@ -1,29 +1,71 @@
 """Restarts: a run that failed is brought back from its last checkpoint, without a person.
 
-A new set of processes, servers included, goes on with `--resume`; so nothing is in it that the
+A new set of processes, servers included, continues with `--resume`; so nothing is in it that the
 failure may have spoiled, and the numbers are those of a run that never failed. Where fewer ranks
-are allowed (launch.min_nproc), a run that lost one goes on without it, and grows again later.
+are allowed (launch.min_nproc), a run that lost one continues without it, and grows again later:
+when a checkpoint shows that it makes progress, its ranks are asked to save and to end, and all of
+them are started. A rank that evaluates finishes that before.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from shoal.config.schema import LaunchSection
+from shoal.launch.child import grow_file, signal_ranks
 from shoal.launch.hosts import LaunchError
-from shoal.launch.scale_up import Growth
 from shoal.training.run_folder import RunFolder
 
 
+class MoreRanks(Exception):
+    """The ranks have saved and ended, to make room for more of them."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """When a run with fewer processes is to grow."""
+
+    seconds: float  # after its start
+    is_time: Callable[[], bool]  # whether it made progress since then
+
+
+@contextmanager
+def growing(growth: Growth | None, beats: Path) -> Iterator[None]:
+    """In here the ranks whose beats are in a folder are asked when it is time."""
+    over = threading.Event()
+
+    def ask(growth: Growth) -> None:
+        seconds = growth.seconds
+        while not over.wait(seconds):
+            if growth.is_time():
+                with suppress(OSError):  # the launch is over, and its folder gone
+                    grow_file(beats).touch()
+                    signal_ranks(beats)
+                return
+            seconds = 0.1
+
+    if growth is not None:
+        threading.Thread(target=ask, args=[growth], daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 class Restarts:
-    """How often a run was brought back, and on how many processes it goes on."""
+    """How often a run was brought back, and on how many processes it continues."""
 
     def __init__(self, section: LaunchSection, folder: RunFolder | None):
         self.section, self.folder = section, folder
         self.nproc, self.done = section.nproc, 0
 
     def again(self, error: LaunchError) -> None:
-        """Tell of a failure and go on, where a rank was lost and fewer may be with one less."""
+        """Report a failure and continue; where a rank was lost and fewer may be, with one less."""
         if not error.passing or self.done == self.section.max_restarts:
             if self.done:
                 error.args = (f"{error} (restarts before: {self.done})",)
@@ -45,7 +87,7 @@ class Restarts:
         return Growth(self.section.regrow, lambda: self._newest != first)
 
     def grow(self) -> None:
-        """Go on with all processes again."""
+        """Continue with all processes again."""
         self.nproc = self.section.nproc
         text = f"going on from {self._where} on all {self._ranks} again (launch.regrow)"
         print(text, file=sys.stderr, flush=True)

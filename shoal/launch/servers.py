@@ -1,15 +1,14 @@
 """Servers: start this host's parameter servers, watch them, and see them end.
 
-They are processes of the command `shoal serve`. Where all is on one host they listen on Unix
+They are processes of the command `shoal server`. Where all is on one host they listen on Unix
 sockets in a folder that only this user may enter. They end by themselves when every worker said
 goodbye; they are ended when the run fails, and they end when whoever started them is gone. One that
-keeps a journal is started again when it was killed, and goes on where it was. Where several hold
-the same rows (replicas), one that fails is told of, and the run goes on without it.
+keeps a journal is started again when it was killed, and continues where it was. Where several hold
+the same rows (replicas), one that fails is reported, and the run continues without it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -25,19 +24,15 @@ from types import TracebackType
 from typing import Any
 
 from shoal.config.schema import Config
-from shoal.launch.child import HANG_TIMEOUT
+from shoal.launch.children import RESUME, Children
 from shoal.launch.hosts import LaunchError
-from shoal.launch.watch import Hang, Signs, Watch, signs_of
+from shoal.launch.watch import Hang, Signs, signs_of
 from shoal.training.run_folder import RunFolder
-from shoal.world.liveness import FOLDER, look
 
-START_SECONDS = 60.0  # at least, before a server listens, without any work; else join_timeout
-PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first
-RESUME = "what was saved can be continued with --resume"
 END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are done
 
 
-class Servers:
+class Servers(Children):
     """The servers of this host: `with Servers(config) as servers: ...`."""
 
     def __init__(self, config: Config, binds: list[str] | None = None):
@@ -46,6 +41,7 @@ class Servers:
         self.folder = self._find_folder(config)
         # Its own: nobody else may enter it. Short: the path of a socket takes 107 bytes.
         self._scratch = tempfile.TemporaryDirectory(prefix="shoal-servers-", dir=_short_folder())
+        super().__init__(self._scratch.name, section.hang_timeout)
         self.replicas = config.strategy.ps.replicas
         count = section.servers * self.replicas
         own = [f"ipc://{self._scratch.name}/{k}.socket" for k in range(count)]
@@ -53,22 +49,19 @@ class Servers:
         # Of all hosts. Server k of the list has the rows of number k % shards.
         self._total = len(config.strategy.ps.addresses) or count
         self._shards = self._total // self.replicas
-        self._left_out: set[int] = set()  # that have failed, and others go on
+        self._left_out: set[int] = set()  # that have failed, and others continue
         self.timeout, self.keys = config.strategy.ps.timeout, config.strategy.ps.keys
         self.plain, self.journal = config.strategy.ps.plain, config.strategy.ps.journal
         self.tiers = config.rows.tiers
         self.restarts = config.strategy.ps.restarts if self.journal else 0  # that are left
         self.threads = config.run.threads or 1
-        self.patience = PATIENCE * section.join_timeout
-        self._start_seconds = max(START_SECONDS, section.join_timeout)
+        # Hosts start one after the other, and servers may be the first.
+        self.patience = 5.0 * section.join_timeout
+        # Without any work, before it listens.
+        self._start_seconds = max(60.0, section.join_timeout)
         self.culprit: str | None = None
-        self._processes: list[subprocess.Popen] = []
         self._over = threading.Event()
         self._stops_us, self._lock = False, threading.RLock()
-        self._beats = Path(self._scratch.name) / "beats"
-        self._beats.mkdir()
-        self._hang_timeout = section.hang_timeout
-        self._hangs = self._new_watch()
 
     @staticmethod
     def _find_folder(config: Config) -> Path:
@@ -92,18 +85,6 @@ class Servers:
         threading.Thread(target=self._watch, name="watch servers", daemon=True).start()
         return self
 
-    def _new_watch(self) -> Watch:
-        return Watch(self._hang_timeout, self._beat_files, starting=self._starting)
-
-    def _beat_files(self) -> dict[str, Path]:
-        return {one.name: one for one in self._beats.iterdir() if not one.suffix}
-
-    def _starting(self) -> list[int]:
-        """Servers that do not beat yet."""
-        beats = map(look, self._beat_files().values())
-        known = {beat.pid for beat in beats if beat is not None}
-        return [one.pid for one in self._processes if one.pid not in known and one.poll() is None]
-
     def are_alive(self) -> bool:
         """Whether none has failed."""
         return self.culprit is None
@@ -117,13 +98,8 @@ class Servers:
         return None
 
     def _start(self, number: int) -> subprocess.Popen:
-        environment = {**os.environ, "SHOAL_LAUNCHER": str(os.getpid())}
-        environment |= {FOLDER: str(self._beats), HANG_TIMEOUT: str(self._hang_timeout)}
-        environment.setdefault("OMP_NUM_THREADS", str(self.threads))
-        # It leaves its error there, so that only we tell of it. Ctrl-C is for us alone.
-        environment["TORCHELASTIC_ERROR_FILE"] = str(self._failed(number))
         replica, shard = divmod(self.first + number, self._shards)
-        words = ["serve", f"--bind={self.binds[number]}", f"--index={shard}"]
+        words = ["server", f"--bind={self.binds[number]}", f"--index={shard}"]
         words += [f"--replica={replica}"] if replica else []
         words += [f"--timeout={self.timeout}", f"--threads={self.threads}"]
         words += [f"--announce={self._announce(number)}", f"--patience={self.patience}"]
@@ -133,8 +109,7 @@ class Servers:
         words += ["--journal"] if self.journal else []
         if self.tiers.ssd is not None:
             words += [f"--tiers-host={self.tiers.host}", f"--tiers-ssd={self.tiers.ssd}"]
-        command = [sys.executable, "-u", "-m", "shoal", *words]
-        return subprocess.Popen(command, env=environment, process_group=0)
+        return self._spawn(number, words, self.threads)
 
     def _start_again(self, number: int) -> bool:
         """Bring back a server that was killed; not one that ended by itself and said why."""
@@ -143,20 +118,13 @@ class Servers:
             if self.restarts == 0 or self._over.is_set() or status is None or status >= 0:
                 return status is None  # another thread may have brought it back
             self.restarts -= 1
-            what = self._describe(number, f"it is started again (restarts left: {self.restarts})")
-            print(what, file=sys.stderr, flush=True)
+            self._report(number, f"it is started again (restarts left: {self.restarts})")
             self._watch_on(number)
             self._processes[number] = self._start(number)
             return True
 
-    def _watch_on(self, number: int) -> None:
-        """After a server was found to hang: with that the watch has ended."""
-        if self._processes[number].pid in self._hangs.hung:
-            self._hangs = self._new_watch()
-            self._hangs.start()
-
     def _leave_out(self, number: int) -> bool:
-        """Whether the run goes on without a server that failed, because another has its rows."""
+        """Whether the run continues without a server that failed, because another has its rows."""
         with self._lock:
             if number in self._left_out or self._over.is_set():
                 return True
@@ -164,8 +132,7 @@ class Servers:
             if not any(self._may_live(one - self.first) for one in others):
                 return False
             self._left_out.add(number)
-            text = "its replica goes on, and no other is started in its place"
-            print(self._describe(number, text), file=sys.stderr, flush=True)
+            self._report(number, "its replica goes on, and no other is started in its place")
             self._watch_on(number)
             return True
 
@@ -175,10 +142,7 @@ class Servers:
         return not here or self._processes[number].poll() in (None, 0)
 
     def _announce(self, number: int) -> Path:
-        return Path(self._scratch.name) / f"server-{number}"
-
-    def _failed(self, number: int) -> Path:
-        return self._announce(number).with_suffix(".failed")
+        return self.scratch / str(number)
 
     def _address(self, number: int) -> str:
         """Where a server listens, once it does; one that works at it is given time."""
@@ -192,7 +156,7 @@ class Servers:
                 self._processes[number].poll() is not None
                 or time.monotonic() - worked > self._start_seconds
             ):
-                raise LaunchError(self._describe(number))
+                raise LaunchError(self._why(number))
             time.sleep(0.02)
         return self._announce(number).read_text()
 
@@ -217,28 +181,20 @@ class Servers:
                     continue
                 if not self._start_again(number) and not self._leave_out(number):
                     with self._lock:
-                        self.culprit = self._describe(number)
+                        self.culprit = self._why(number)
                         if self._stops_us:
                             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _describe(self, number: int, ending: str = RESUME) -> str:
+    def _why(self, number: int) -> str:
         """One message about a server that failed."""
-        process, failed = self._processes[number], self._failed(number)
-        status = process.poll()
-        if process.pid in self._hangs.hung:
-            return self._hangs.hung[process.pid].tell(self._name(number), ending)
-        if status is None:
-            cause = f"does not listen, and has done nothing for {self._start_seconds:.0f} s"
-        elif status < 0:
-            cause = f"was killed by signal {-status} ({signal.Signals(-status).name})"
-            if status == -signal.SIGKILL:
-                cause += "; the system does that when memory runs out"
-        else:
-            told = "see its output above"
-            if failed.exists():
-                told = json.loads(failed.read_text())["message"]
-            cause = f"failed (exit status {status}): {told}"
-        return f"{self._name(number)} {cause}; {ending}"
+        if self._processes[number].poll() is None and not self._announce(number).exists():
+            seconds = f"{self._start_seconds:.0f} s"
+            cause = f"does not listen, and has done nothing for {seconds}; {RESUME}"
+            return f"{self._name(number)} {cause}"
+        return self._describe(number, self._name(number))
+
+    def _report(self, number: int, ending: str) -> None:
+        print(self._describe(number, self._name(number), ending), file=sys.stderr, flush=True)
 
     def _name(self, number: int) -> str:
         pid = self._processes[number].pid
@@ -260,7 +216,7 @@ class Servers:
                     "and was stopped"
                 ) from None
             if self._processes[number].wait() and not self._leave_out(number):
-                raise LaunchError(self._describe(number))
+                raise LaunchError(self._why(number))
         if seconds is None and len(self._left_out) == len(self._processes):
             raise LaunchError("none of the servers of this host is left; see above which failed")
 
@@ -272,19 +228,10 @@ class Servers:
     ) -> None:
         self._end()
 
-    def _end(self) -> None:
+    def _end(self, patience: float = 5.0) -> None:
         with self._lock:
             self._over.set()
-        self._hangs.close()
-        for process in self._processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        super()._end(patience)
         self._scratch.cleanup()
 
 

@@ -24,13 +24,7 @@ from typing import Protocol
 from shoal.world.liveness import look, stack_of
 
 LOOKS = 8  # in the time after which a process hangs
-IDLE = 0.02  # of a core: heartbeats of a process that does nothing else
-KEPT_WAITING = 0.5  # of the time: more than heartbeats stand in line on a busy machine
-QUIET = 8192  # bytes a second: the process itself looks at its launcher, which is no work
 LAST_MOMENT = 0.9  # of the time that others wait at most
-PATIENT = 2.0  # times `seconds`, where all wait: the host of the one that hangs speaks first
-STACK_SECONDS = 1.0
-FRAMES = 12  # of a stack, the innermost ones
 
 
 @dataclass(frozen=True)
@@ -215,7 +209,8 @@ class Watch:
         if self.moving or bounded or self._elsewhere is None:
             return False
         still, pid, _, path = min(waits)
-        if min(still, now - self._elsewhere()) < PATIENT * self.seconds:
+        # Where all wait, the host of the one that hangs speaks first.
+        if min(still, now - self._elsewhere()) < 2.0 * self.seconds:
             return False
         self._end(
             pid,
@@ -240,9 +235,12 @@ class Watch:
             known is None
             or signs.state == "R"  # also of one that waits for its turn on a processor
             or counter != known.counter
-            or signs.moved - known.moved > QUIET * (now - known.still_since) + QUIET
-            or signs.ticks - known.ticks > IDLE * tick * (now - known.still_since) + 1
-            or signs.queued - known.queued > KEPT_WAITING * (now - known.still_since)
+            # Some bytes a second are no work: the process looks at its launcher.
+            or signs.moved - known.moved > 8192 * (now - known.still_since) + 8192
+            # Heartbeats of a process that does nothing else take less of a core.
+            or signs.ticks - known.ticks > 0.02 * tick * (now - known.still_since) + 1
+            # On a busy machine more than heartbeats stand in line.
+            or signs.queued - known.queued > 0.5 * (now - known.still_since)
             or signs.in_line & known.signs.in_line  # a thread that had no turn since the last look
         ):
             known = _Known(signs, counter, now, signs.ticks, signs.moved, signs.queued)
@@ -263,7 +261,7 @@ class Watch:
         with suppress(OSError):
             os.kill(pid, signal.SIGUSR1)
             os.kill(pid, signal.SIGCONT)
-            deadline = time.monotonic() + STACK_SECONDS
+            deadline = time.monotonic() + 1.0
             before, told = None, ""
             while time.monotonic() < deadline and (not told or told != before):
                 time.sleep(0.1)
@@ -311,4 +309,4 @@ def _stack_in(path: Path) -> str:
         return ""
     threads = [block for block in text.split("\n\n") if "File" in block]
     lines = threads[-1].splitlines() if threads else []  # the main thread comes last
-    return "\n".join(line for line in lines[: FRAMES + 1] if line.startswith("  File"))
+    return "\n".join(line for line in lines[:13] if line.startswith("  File"))

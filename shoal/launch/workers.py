@@ -1,4 +1,4 @@
-"""Workers that come and go: start this host's, and tell of those that are lost; the run goes on.
+"""Workers that come and go: start this host's, and report those that are lost; the run continues.
 
 No worker knows another, so none is a rank: each is a process by itself that the servers lend
 batches to. The run is over when the servers say so; it fails when none of its workers is left.
@@ -6,7 +6,6 @@ batches to. The run is over when the servers say so; it fails when none of its w
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,35 +15,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 import shoal
 from shoal.config.schema import LaunchSection
-from shoal.launch.child import HANG_TIMEOUT, stop_file
+from shoal.launch.child import stop_file
+from shoal.launch.children import Children
 from shoal.launch.hosts import LaunchError
-from shoal.launch.watch import Watch
-from shoal.world.liveness import FOLDER
 from shoal.world.variables import variables_of_one_alone
 
-SPARE_SECONDS = 2.0  # for workers that end at the last moment
-RESUME = "what was saved can be continued with --resume"
 
-
-class Workers:
+class Workers(Children):
     """The workers of this host: `with Workers(words, section, scratch) as workers: ...`."""
 
     def __init__(self, words: list[str], section: LaunchSection, scratch: str):
-        self.words, self.section, self.scratch = words, section, Path(scratch)
-        self.lost: list[str] = []  # what was told of those that failed
-        self._beats = self.scratch / "beats"
-        self._processes: list[subprocess.Popen] = []
+        super().__init__(scratch, section.hang_timeout)
+        self.words, self.section = words, section
+        self.lost: list[str] = []  # messages about those that failed
         self._known: set[int] = set()  # numbers of those that have ended
         self._told_to_stop: float | None = None
-        self._hangs = self._new_watch()
 
     def __enter__(self) -> Workers:
-        self._beats.mkdir()
         try:
             for number in range(self.section.nproc):
                 self._processes.append(self._start(number))
@@ -60,7 +51,7 @@ class Workers:
     def wait(self, culprit: Callable[[], str | None]) -> None:
         """Until none is left; LaunchError where all of them failed by themselves.
 
-        culprit: what is told of a server that has failed, which ends the run.
+        culprit: the message about a server that has failed, which ends the run.
         """
         with self._heeding():
             while len(self._known) < len(self._processes):
@@ -68,7 +59,7 @@ class Workers:
                 for number, process in enumerate(self._processes):
                     if process.poll() is not None and number not in self._known:
                         self._known.add(number)
-                        self._tell(number)
+                        self._report(number)
                 failed = culprit()
                 if failed is not None:
                     raise LaunchError(failed, passing=True)
@@ -85,57 +76,22 @@ class Workers:
 
     def _start(self, number: int) -> subprocess.Popen:
         section = self.section
-        values = {
-            "SHOAL_LAUNCHER": str(os.getpid()),
-            FOLDER: str(self._beats),
-            HANG_TIMEOUT: str(section.hang_timeout),
-            # It leaves its error there, so that only we tell of it.
-            "TORCHELASTIC_ERROR_FILE": str(self._failed(number)),
-        }
-        values |= variables_of_one_alone(section.group_offset + number, number, section.nproc)
-        threads = str(max(1, (os.cpu_count() or 1) // section.nproc))
-        environment = {"OMP_NUM_THREADS": threads, **os.environ, **values}
-        command = [sys.executable, "-u", "-m", "shoal", *self.words]
-        return subprocess.Popen(command, env=environment, process_group=0)  # Ctrl-C is for us alone
+        values = variables_of_one_alone(section.group_offset + number, number, section.nproc)
+        threads = max(1, (os.cpu_count() or 1) // section.nproc)
+        return self._spawn(number, self.words, threads, values)
 
-    def _failed(self, number: int) -> Path:
-        return self.scratch / f"worker-{number}.failed"
-
-    def _new_watch(self) -> Watch:
-        return Watch(self.section.hang_timeout, self._beat_files)
-
-    def _beat_files(self) -> dict[str, Path]:
-        return {one.name: one for one in self._beats.iterdir() if not one.suffix}
-
-    def _tell(self, number: int) -> None:
+    def _report(self, number: int) -> None:
         """Name a worker that was lost, at once."""
-        process, failed = self._processes[number], self._failed(number)
-        status, left = process.poll() or 0, len(self._processes) - len(self._known)
-        ending = f"{left} of this command go on" if left else "none of this command is left"
-        host = socket.gethostname()
-        who = f"worker process {self.section.group_offset + number} on host {host} "
-        who += f"(pid {process.pid})"
-        hang = self._hangs.hung.get(process.pid)
-        if hang is not None:
-            text = hang.tell(who, ending)
-            self._hangs = self._new_watch()  # with that the watch has ended
-            self._hangs.start()
-        elif status < 0:
-            name = signal.Signals(-status).name
-            why = "; the system does that when memory runs out" * (status == -signal.SIGKILL)
-            text = f"{who} was killed by signal {-status} ({name}){why}; {ending}"
-        elif status:
-            told = "see its output above"
-            if failed.exists():
-                found = json.loads(failed.read_text())
-                told = "".join(found["traceback"]).rstrip() or found["message"]
-            text = f"{who} failed (exit status {status}): {told}; {ending}"
-        else:
+        process, left = self._processes[number], len(self._processes) - len(self._known)
+        if not process.poll():
             return
-        self.lost.append(text)
-        print(text, file=sys.stderr, flush=True)
+        ending = f"{left} of this command go on" if left else "none of this command is left"
+        who = f"worker process {self.section.group_offset + number} on host {socket.gethostname()}"
+        self.lost.append(self._describe(number, f"{who} (pid {process.pid})", ending))
+        print(self.lost[-1], file=sys.stderr, flush=True)
+        self._watch_on(number)
 
-    # ---- being told to stop ---------------------------------------------------------------------
+    # ---- SIGTERM ---------------------------------------------------------------------------------
 
     @contextmanager
     def _heeding(self) -> Iterator[None]:
@@ -161,13 +117,6 @@ class Workers:
 
     def _look_at_time(self) -> None:
         begun = self._told_to_stop
-        if begun is not None and time.monotonic() - begun > self.section.grace + SPARE_SECONDS:
+        most = self.section.grace + 2.0  # for workers that end at the last moment
+        if begun is not None and time.monotonic() - begun > most:
             raise shoal.Interrupted(signal.SIGTERM)
-
-    def _end(self) -> None:
-        self._hangs.close()
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-        for process in self._processes:
-            process.wait()

@@ -1,6 +1,6 @@
-"""The models, by name. A new model is one file here and one line in MODELS.
+"""The models, by name. A new model is one file here and its name below.
 
-One that stands elsewhere goes by FILE.py:Class or package.module:Class (own.py).
+A class elsewhere is named FILE.py:Class or package.module:Class (own.py).
 """
 
 from __future__ import annotations
@@ -18,94 +18,36 @@ from shoal.models.base import Model
 from shoal.models.options import meanings
 from shoal.models.own import find_own, full_name, is_own
 
-# name -> module; imported on first use, so that a run pays for one model only
+# Of each folder the models; a module is the name in lower case. A run imports its own only.
+_FOLDERS = {
+    "general": """
+        Pop BPR NeuMF LightGCN LightFM EASE ItemKNN UserKNN SLIM IALS MultiVAE RecVAE ENMF
+        SimpleX NGCF SGL SimGCL XSimGCL DirectAU
+    """,
+    "sequential": """
+        SASRec BERT4Rec GRU4Rec HSTU NARM STAMP Caser NextItNet FPMC SRGNN CORE LightSANs
+        FMLP TiSASRec MIND ComiRec CL4SRec TIGER SASRecF FDSA S3Rec
+    """,
+    "retrieval": "DSSM YoutubeDNN Word2Vec",
+    "knowledge": "CKE CFKG KGCN KGAT RippleNet KGIN MKR",
+    "clicks": """
+        LR FM DNN WideDeep DeepFM DCNV2 DLRM FFM FwFM NFM AFM PNN DCN xDeepFM AutoInt
+        FiBiNET MaskNet FinalMLP GDCN Wukong
+    """,
+    "clicks.history": "DIN DIEN BST DSIN",
+    "clicks.labels": "SharedBottom MMoE PLE ESMM AITM",
+}
 MODELS: dict[str, str] = {
-    "Pop": "shoal.models.general.pop",
-    "BPR": "shoal.models.general.bpr",
-    "NeuMF": "shoal.models.general.neumf",
-    "LightGCN": "shoal.models.general.lightgcn",
-    "LightFM": "shoal.models.general.lightfm",
-    "EASE": "shoal.models.general.ease",
-    "ItemKNN": "shoal.models.general.itemknn",
-    "UserKNN": "shoal.models.general.userknn",
-    "SLIM": "shoal.models.general.slim",
-    "IALS": "shoal.models.general.ials",
-    "MultiVAE": "shoal.models.general.multivae",
-    "RecVAE": "shoal.models.general.recvae",
-    "ENMF": "shoal.models.general.enmf",
-    "SimpleX": "shoal.models.general.simplex",
-    "NGCF": "shoal.models.general.ngcf",
-    "SGL": "shoal.models.general.sgl",
-    "SimGCL": "shoal.models.general.simgcl",
-    "XSimGCL": "shoal.models.general.xsimgcl",
-    "DirectAU": "shoal.models.general.directau",
-    "SASRec": "shoal.models.sequential.sasrec",
-    "BERT4Rec": "shoal.models.sequential.bert4rec",
-    "GRU4Rec": "shoal.models.sequential.gru4rec",
-    "HSTU": "shoal.models.sequential.hstu",
-    "NARM": "shoal.models.sequential.narm",
-    "STAMP": "shoal.models.sequential.stamp",
-    "Caser": "shoal.models.sequential.caser",
-    "NextItNet": "shoal.models.sequential.nextitnet",
-    "FPMC": "shoal.models.sequential.fpmc",
-    "SRGNN": "shoal.models.sequential.srgnn",
-    "CORE": "shoal.models.sequential.core",
-    "LightSANs": "shoal.models.sequential.lightsans",
-    "FMLP": "shoal.models.sequential.fmlp",
-    "TiSASRec": "shoal.models.sequential.tisasrec",
-    "MIND": "shoal.models.sequential.mind",
-    "ComiRec": "shoal.models.sequential.comirec",
-    "CL4SRec": "shoal.models.sequential.cl4srec",
-    "TIGER": "shoal.models.sequential.tiger",
-    "SASRecF": "shoal.models.sequential.sasrecf",
-    "FDSA": "shoal.models.sequential.fdsa",
-    "S3Rec": "shoal.models.sequential.s3rec",
-    "DSSM": "shoal.models.retrieval.dssm",
-    "YoutubeDNN": "shoal.models.retrieval.youtubednn",
-    "Word2Vec": "shoal.models.retrieval.word2vec",
-    "CKE": "shoal.models.knowledge.cke",
-    "CFKG": "shoal.models.knowledge.cfkg",
-    "KGCN": "shoal.models.knowledge.kgcn",
-    "KGAT": "shoal.models.knowledge.kgat",
-    "RippleNet": "shoal.models.knowledge.ripplenet",
-    "KGIN": "shoal.models.knowledge.kgin",
-    "MKR": "shoal.models.knowledge.mkr",
-    "LR": "shoal.models.clicks.lr",
-    "FM": "shoal.models.clicks.fm",
-    "DNN": "shoal.models.clicks.dnn",
-    "WideDeep": "shoal.models.clicks.widedeep",
-    "DeepFM": "shoal.models.clicks.deepfm",
-    "DCNV2": "shoal.models.clicks.dcnv2",
-    "DLRM": "shoal.models.clicks.dlrm",
-    "FFM": "shoal.models.clicks.ffm",
-    "FwFM": "shoal.models.clicks.fwfm",
-    "NFM": "shoal.models.clicks.nfm",
-    "AFM": "shoal.models.clicks.afm",
-    "PNN": "shoal.models.clicks.pnn",
-    "DCN": "shoal.models.clicks.dcn",
-    "xDeepFM": "shoal.models.clicks.xdeepfm",
-    "AutoInt": "shoal.models.clicks.autoint",
-    "FiBiNET": "shoal.models.clicks.fibinet",
-    "MaskNet": "shoal.models.clicks.masknet",
-    "FinalMLP": "shoal.models.clicks.finalmlp",
-    "GDCN": "shoal.models.clicks.gdcn",
-    "Wukong": "shoal.models.clicks.wukong",
-    "DIN": "shoal.models.clicks.history.din",
-    "DIEN": "shoal.models.clicks.history.dien",
-    "BST": "shoal.models.clicks.history.bst",
-    "DSIN": "shoal.models.clicks.history.dsin",
-    "SharedBottom": "shoal.models.clicks.labels.sharedbottom",
-    "MMoE": "shoal.models.clicks.labels.mmoe",
-    "PLE": "shoal.models.clicks.labels.ple",
-    "ESMM": "shoal.models.clicks.labels.esmm",
-    "AITM": "shoal.models.clicks.labels.aitm",
+    name: f"shoal.models.{folder}.{name.lower()}"
+    for folder, names in _FOLDERS.items()
+    for name in names.split()
 }
 
 
 def find(name: str) -> type[Model]:
     """The class of a model; upper and lower case do not matter.
 
-    A name with a colon is of a class of one's own, and running its file is how it is found.
+    A name with a colon is of a user's class, which is found by running its file.
     """
     if is_own(name):
         return find_own(full_name(name))

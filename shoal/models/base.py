@@ -1,4 +1,7 @@
-"""Model: what every recommender answers. A model never names a rank, a device or a weight table."""
+"""Model: what every recommender answers. A model never names a rank, a device or a weight table.
+
+What a model file is written with is importable from here: batches, tables, embeddings, bases.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,11 @@ from shoal.data.knowledge import Knowledge
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 
+__all__ = [
+    *("Batch", "ClickModel", "Embeddings", "Facts", "Feature", "Init", "Jagged", "Label", "Model"),
+    *("Output", "Propagated", "Retrieval", "Samples", "Table", "item_blocks"),
+]
 Samples = Literal["interactions", "windows", "prefixes", "users"]  # what one sample is
-SCORE_BLOCK = 1 << 17  # floats of pairs made at a time while scoring: what a cache holds
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Facts:
     labels: tuple[Label, ...] = ()  # none: one, of clicks
     # of models that read features
     features: tuple[Feature, ...] = ()
-    apart: bool = False  # a batch has a field per feature; else `slots` and `dense` hold them all
+    per_feature: bool = False  # a batch has a field for each feature; else `slots` and `dense`
     table: FeatureTable | None = None
     knowledge: Knowledge | None = None
 
@@ -94,6 +100,7 @@ class Model(nn.Module):
 
     kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
     reads_features: ClassVar[bool] = False  # True: batches have the features of users and items
+    reads_history: ClassVar[bool] = False  # True: of clicks, a feature is what the user took before
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False
@@ -114,24 +121,35 @@ class Model(nn.Module):
         self._gather: Callable[[Tensor], Tensor] | None = None
 
     def attach(self, gather: Callable[[Tensor], Tensor] | None) -> None:
-        """Where a global batch is spread: what gathers it. A strategy says so; None: it is here."""
+        """Set by the strategy: what gathers a global batch; None: all of it is in this process."""
         self._gather = gather
 
-    def across(self, tensor: Tensor) -> Tensor:
+    def gather_global(self, tensor: Tensor) -> Tensor:
         """The tensor of the whole global batch, in order of sample: [b, ...] -> [global b, ...].
 
-        Sample k of this batch is number `batch.first + k` there. Gradients go back to where their
-        samples are, so a sum over `across(x)` is the same for every number of processes. While a
-        model is evaluated, and where workers train batches of their own, the batch is all there is.
+        Sample k of this batch is number `batch.first + k` there. Gradients return to the process
+        that has the sample, so a sum over `gather_global(x)` is the same for every number of
+        processes. It is the identity in evaluation, and where each worker trains its own batch.
         """
         if self._gather is None or not self.training:
             return tensor
         return self._gather(tensor)
 
+    across = gather_global  # the name of 0.1.0
+
+    def negatives(self, batch: Batch, number: int = 1) -> Tensor:
+        """The negatives of a batch: [b, k]; refuses one without, and suggests how many to draw."""
+        if "neg_item" not in batch.ids:
+            raise ValueError(
+                f"{type(self).__name__} learns from negatives and has none; set "
+                f"train.negatives.num to {number}"
+            )
+        return batch.tensor("neg_item")
+
     def same_width(self, dim: int) -> None:
         """Refuse features of other widths, where all vectors are added or multiplied."""
         for feature in self.facts.sparse:
-            if self.facts.apart and feature.dim not in (None, dim):
+            if self.facts.per_feature and feature.dim not in (None, dim):
                 raise ValueError(
                     f"{type(self).__name__} adds or multiplies the vectors of features, so all are "
                     f"{dim} wide, and data.features.{feature.name}.dim is {feature.dim}; leave it "
@@ -175,14 +193,52 @@ class Retrieval(Model):
         return torch.einsum("bd,bnd->bn", queries, vectors)
 
 
+class Propagated(Retrieval):
+    """A model that computes the vectors of all users and items at once, along a graph."""
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        self._cached: tuple[Tensor, Tensor] | None = None
+
+    def propagate(self) -> tuple[Tensor, Tensor]:
+        """What rows become along the graph: two tensors, which the model defines."""
+        raise NotImplementedError  # every such model writes its own
+
+    def propagated(self) -> tuple[Tensor, Tensor]:
+        """`propagate`; in evaluation rows do not change, so it is computed once."""
+        if self._cached is not None:
+            return self._cached
+        made = self.propagate()
+        self._cached = None if self.training else made
+        return made
+
+    def train(self, mode: bool = True) -> Propagated:
+        """As in torch; it also drops what was propagated before."""
+        self._cached = None
+        return super().train(mode)
+
+
+def item_blocks(items: int, floats: int) -> list[slice]:
+    """Slices of candidates for models that compute each pair of user and item.
+
+    floats: what one item takes for the whole batch; a block takes what a cache holds.
+    """
+    if torch.compiler.is_exporting():  # a graph has no sizes that depend on values
+        return [slice(None)]
+    step = max(1, (1 << 17) // max(1, floats))
+    return [slice(start, start + step) for start in range(0, max(1, items), step)]
+
+
 class ClickModel(Model):
     """A model of the probability of a click.
 
+        slots [b, s], dense [b, k]  ->  vectors [b, s, dim]  ->  logits [b]  ->  loss, summed
+
     A batch of a click log has ids `slots`: a tensor [b, num_slots] where every slot holds one id,
     else a Jagged of b * num_slots lists, sample after sample; and dense `dense` [b, num_dense]
-    where there are any. Where features are described (`facts.apart`) a batch has ids and dense
-    values by feature instead: `embeddings`, `slots`, `flat` and `dense` read either. Labels are
-    [b], 1 for a click, or [b, labels] where there are several.
+    where there are any. With `facts.per_feature` a batch has ids and dense values by feature
+    instead: `embeddings`, `slots`, `flat` and `dense` read either. Labels are [b], 1 for a click,
+    or [b, labels] where there are several.
     """
 
     kind = "clicks"
@@ -200,43 +256,36 @@ class ClickModel(Model):
             )
 
     def embeddings(self, dim: int, init: Init, beside: str = "") -> Embeddings:
-        """A table for every feature, or the one of all slots; `dim` wide unless a feature says so.
+        """A table for every feature, or one of all slots; `dim` wide unless a feature has its own.
 
         beside: of other tables for the same ids, the ending of their names; all are `dim` wide.
         """
-        if not self.facts.apart:
+        if not self.facts.per_feature:
             return Embeddings({"slots": Table("slots" + beside, dim, self.facts.rows, init)})
-        return Embeddings(
-            {
-                feature.name: Table(
-                    feature.table + beside,
-                    dim if beside else feature.dim or dim,
-                    feature.rows,
-                    init,
-                    # id 0 is a missing value: it says nothing
-                    padding=0,
-                )
-                for feature in self.facts.sparse
-            }
-        )
+        tables = {}
+        for feature in self.facts.sparse:  # id 0 is a missing value
+            width = dim if beside else feature.dim or dim
+            name = feature.table + beside
+            tables[feature.name] = Table(name, width, feature.rows, init, padding=0)
+        return Embeddings(tables)
 
     def width(self, dim: int) -> int:
         """How wide the rows of all features are side by side."""
-        if not self.facts.apart:
+        if not self.facts.per_feature:
             return self.facts.num_slots * dim
         return sum(feature.dim or dim for feature in self.facts.sparse)
 
     def slots(self, embed: Embeddings, batch: Batch) -> Tensor:
         """The row of every feature, pooled where it has several ids: [b, num_slots, dim].
 
-        Features that are apart stay so in memory, one after the other: sums over them are quick,
-        and their gradients need no copies.
+        Separate features stay one after the other in memory: sums over them are quick, and their
+        gradients need no copies.
         """
         if "slots" in embed.fields:
-            rows = embed.pooled("slots", batch)
-            return rows.view(batch.size, self.facts.num_slots, rows.shape[-1])
-        apart = list(self.rows(embed, batch, self.facts.sparse).values())
-        return torch.stack(apart).transpose(0, 1)
+            packed = embed.pooled("slots", batch)
+            return packed.view(batch.size, self.facts.num_slots, packed.shape[-1])
+        rows = list(self.rows(embed, batch, self.facts.sparse).values())
+        return torch.stack(rows).transpose(0, 1)
 
     def flat(self, embed: Embeddings, batch: Batch) -> Tensor:
         """The same side by side, of any widths: [b, width]."""
@@ -247,15 +296,16 @@ class ClickModel(Model):
     def rows(
         self, embed: Embeddings, batch: Batch, features: tuple[Feature, ...]
     ) -> dict[str, Tensor]:
-        """Rows of some features, where they are apart, by name: [b, its dim] each."""
-        return embed.each_pooled(batch, {one.name: one.pooling for one in features})  # type: ignore[misc]
+        """Rows of some separate features, by name: [b, its dim] each."""
+        how: dict[str, Any] = {one.name: one.pooling for one in features}
+        return embed.each_pooled(batch, how)
 
     def dense(self, batch: Batch) -> Tensor:
         """The dense values: [b, num_dense], of no columns where there are none."""
         if not self.facts.num_dense:
             device = batch.flat_ids(next(iter(batch.ids))).device
             return torch.zeros(batch.size, 0, device=device)
-        if not self.facts.apart:
+        if not self.facts.per_feature:
             return batch.dense["dense"]
         parts = [batch.dense[f.name].view(batch.size, f.width) for f in self.facts.numeric]
         return torch.cat(parts, 1)
@@ -279,28 +329,21 @@ class ClickModel(Model):
         raise NotImplementedError  # every click model writes its own
 
     def forward(self, batch: Batch) -> Output:
-        assert batch.labels is not None, "a click model learns from labels"
         logits = self.logits(batch)
-        if len(self.facts.labels) < 2 and batch.weights is None and self._logistic:
-            loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
-        else:
-            loss = self.losses(logits, batch).sum()
-        return Output(loss, batch.size, logits.detach())
-
-    @property
-    def _logistic(self) -> bool:
-        return all(one.loss == "logistic" and one.weight == 1.0 for one in self.facts.labels)
+        return Output(self.losses(logits, batch).sum(), batch.size, logits.detach())
 
     def losses(self, logits: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample, all labels together: [b]."""
-        assert batch.labels is not None
-        wanted = max(1, len(self.facts.labels))
-        logits, labels = logits.view(batch.size, wanted), batch.labels.view(batch.size, wanted)
-        total = torch.zeros(batch.size, device=logits.device)
-        for k, label in enumerate(self.facts.labels or (Label("label"),)):
+        assert batch.labels is not None, "a click model learns from labels"
+        labels = self.facts.labels or (Label("label"),)
+        shape = batch.size, len(labels)
+        each: list[Tensor] = []
+        pairs = logits.view(shape).unbind(1), batch.labels.view(shape).unbind(1)
+        for label, logit, truth in zip(labels, *pairs):
             if label.loss == "logistic":
-                one = binary_cross_entropy_with_logits(logits[:, k], labels[:, k], reduction="none")
+                one = binary_cross_entropy_with_logits(logit, truth, reduction="none")
             else:
-                one = (logits[:, k] - labels[:, k]).square()
-            total = total + label.weight * one
+                one = (logit - truth).square()
+            each.append(one if label.weight == 1.0 else label.weight * one)
+        total = sum(each[1:], each[0])
         return total if batch.weights is None else total * batch.weights

@@ -1,10 +1,10 @@
-"""Models of one's own: a class in a Python file or in an installed package.
+"""Users' own models: a class in a Python file or in an installed package.
 
 my_models.py:TwoTower        a class of a file
 package.module:TwoTower      a class of a module that Python finds, here or in this folder
 
-The file is run when the class is looked for. Whoever looks on behalf of a run folder asks for trust
-first (shoal.config.trust).
+The file is run when the class is looked up. For a run folder that needs trust first
+(shoal.config.trust).
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def check_launchable(name: str) -> None:
     if is_given(name) and ("<locals>" in wanted or place == "__main__"):
         raise ValueError(
             f"the processes of a launch must find {wanted.rpartition('.')[2]} by themselves, and "
-            "it stands in no file, or within a function; put it at the top of a .py file"
+            "it is in no file, or within a function; put it at the top of a .py file"
         )
 
 
 def find_own(name: str) -> type[Model]:
-    """The class that a name says."""
+    """The class of a name."""
     if name in _given:
         return _given[name]
     place, _, wanted = name.rpartition(":")
@@ -95,7 +95,7 @@ def find_own(name: str) -> type[Model]:
 
 
 def code_of(name: str) -> tuple[str, bytes] | None:
-    """The name and the text of the file that a class stands in; None where there is none."""
+    """The name and the text of the file of a class; None where there is none."""
     place = name.rpartition(":")[0]
     file: str | None = place
     if not is_file(name):

@@ -26,7 +26,6 @@ from shoal.ps.wire import BFLOAT16, COMPRESSED, SHARED, Header, Kind, WireError,
 OFFER = struct.Struct("<qq16s")
 HEAD, MARK_AT = 4096, 64  # bytes before the ring, and where they have the mark
 CAPACITY = 1 << 24  # of a ring; what finds no room in it travels by the socket
-GENERATION = 1 << 40  # between the places of one ring and those of the next
 NAME = "shoal-rows"
 log = logging.getLogger("shoal")
 
@@ -52,7 +51,8 @@ class Offered:
                 fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
             )
             os.pwrite(self.file, mark, MARK_AT)
-            self.ring: Any = ring_reader(self.file, CAPACITY, number * GENERATION)
+            # Between the places of one ring and those of the next.
+            self.ring: Any = ring_reader(self.file, CAPACITY, number * (1 << 40))
         except BaseException:  # raised again: no descriptor may stay open behind it
             self.close()
             raise
@@ -72,7 +72,7 @@ class Offering:
         self.possible = wanted
         self.ring: Any = None  # where rows that come may stand
         self._offered: Offered | None = None  # the last one, until it is answered
-        self._number = 0  # of the request that told of it
+        self._number = 0  # of the request that named it
         self.made = 0  # offers so far
 
     def flags(self, flags: int) -> int:

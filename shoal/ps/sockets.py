@@ -20,8 +20,6 @@ from shoal.ps.wire import PIECE
 
 HANDSHAKE_SECONDS = 5.0
 MOST_UNREAD = 1000
-WAITING_CONNECTIONS = 512
-POLL_SECONDS = 0.2
 WHO_MAY = "inproc://zeromq.zap.01"  # where libzmq asks who may come in (RFC 27)
 
 
@@ -67,13 +65,13 @@ def listen(
         check_private([bind], f"server {index}:", remedy)
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 2000)
-    socket.setsockopt(zmq.RCVTIMEO, int(1000 * POLL_SECONDS))
+    socket.setsockopt(zmq.RCVTIMEO, 200)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, PIECE)
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HANDSHAKE_SECONDS))
     socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
     socket.setsockopt(zmq.RCVHWM, MOST_UNREAD)
-    socket.setsockopt(zmq.BACKLOG, WAITING_CONNECTIONS)
+    socket.setsockopt(zmq.BACKLOG, 512)
     if keys is not None:
         Gate(context, socket, keys)
     try:

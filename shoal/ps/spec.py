@@ -18,7 +18,6 @@ from shoal.embedding.table import Init, Table
 from shoal.ps.wire import MOST_WORKERS, WireError, parse_json, validated
 
 MOST_VALUES = 1 << 33  # dense values of one model
-COPIES = 4  # of a dense parameter, at most: values, gradient, and two of an optimizer's state
 Side = Annotated[int, Field(ge=0, le=MOST_VALUES)]
 
 
@@ -106,7 +105,8 @@ class Spec(Section):
             for one in self.tables
             if one.rules is not None
         )
-        return 4 * COPIES * dense + counters
+        # Four floats of a dense parameter: value, gradient, and two of an optimizer's state.
+        return 16 * dense + counters
 
 
 class Save(Section):

@@ -21,7 +21,7 @@ from shoal.data.doubts import doubts
 from shoal.data.encode import encode
 from shoal.data.encoder import FeatureEncoder, LogEncoder, encoder_of
 from shoal.data.feature_table import FeatureTable
-from shoal.data.features import features_of, labels_of
+from shoal.data.features import Feature, features_of, labels_of
 from shoal.data.history import Histories
 from shoal.data.joined import Joined, check_packable, packed_rows
 from shoal.data.knowledge import knowledge_of
@@ -71,7 +71,7 @@ class Parts:
         """What turns raw rows into samples of a click model."""
         facts = self.model.facts
         if isinstance(self.dataset, ClickData):
-            columns = {f.name: f.column for f in facts.features if facts.apart}
+            columns = {f.name: f.column for f in facts.features if facts.per_feature}
             return LogEncoder(self.dataset.layout, self.dataset.form, columns)
         assert facts.table is not None, "click models on interactions read features"
         packed, data = _packed(self.strategy), with_side_files(config.data)
@@ -140,7 +140,7 @@ def _facts(config: Config, dataset: Dataset, table: FeatureTable | None, **more:
         num_negatives=negatives.num if negatives else 0,
         negative_logq=logq,
         features=() if table is None else table.features,
-        apart=table is not None,
+        per_feature=table is not None,
         table=table,
         knowledge=knowledge_of(dataset),
         **more,
@@ -182,7 +182,7 @@ def _build_joined(
     config: Config, world: World, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
     """The parts for a click model and labelled interactions, with the features of both sides."""
-    dataset, table = _load(config, world, True)
+    dataset, table = _load(config, world, True, model_class.reads_history)
     assert table is not None
     features, labels = table.features, labels_of(dataset, config.data)
     facts = _facts(
@@ -246,7 +246,7 @@ def _build_clicks(
         facts = replace(
             facts,
             features=features,
-            apart=True,
+            per_feature=True,
             num_slots=sum(feature.is_sparse for feature in features),
             num_dense=sum(feature.width for feature in features if not feature.is_sparse),
         )
@@ -255,15 +255,15 @@ def _build_clicks(
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model, make)
-    if facts.apart and _packed(strategy):
+    if facts.per_feature and _packed(strategy):
         raise ValueError(
             f"{config.model.title} reads all slots from one table; leave out data.features, or "
             "choose a model that has a table for each, such as DNN"
         )
     evaluator = ClickEvaluator(readers, config.eval, world, data.group, data.sources)
     found = click_fingerprint(config, data, strategy)
-    if facts.apart:
-        found["features"] = [[f.name, f.kind, f.table, f.rows, f.dim] for f in facts.features]
+    if facts.per_feature:
+        found["features"] = _shapes(facts.features)
     return Parts(data, model, strategy, reader, evaluator, found)
 
 
@@ -299,7 +299,7 @@ def set_up(config: Config, world: World, model: Model, make: MakeStrategy) -> St
 
 
 def _load(
-    config: Config, world: World, features: bool = False
+    config: Config, world: World, features: bool = False, history: bool = False
 ) -> tuple[Dataset, FeatureTable | None]:
     """The data set, and its features where they are read.
 
@@ -312,30 +312,39 @@ def _load(
     else:
         world.barrier()
         dataset = load_dataset(data, config.run.seed)
-    return dataset, encode(dataset, features_of(dataset, data)) if features else None
+    return dataset, encode(dataset, features_of(dataset, data, history)) if features else None
 
 
 def fingerprint(
     config: Config, dataset: Dataset, table: FeatureTable | None = None
 ) -> dict[str, Any]:
     """What a checkpoint depends on besides its own bytes."""
+    found: dict[str, Any] = {} if table is None else {"features": _shapes(table.features)}
     digests = dataset.digests or _digests(dataset)
-    features = {}
-    if table is not None:
-        features = {"features": [[f.name, f.kind, f.table, f.rows, f.dim] for f in table.features]}
+    found |= {"num_users": dataset.num_users, "num_items": dataset.num_items}
+    return found | {key: digests[key] for key in ("interactions", "splits")} | _training(config)
+
+
+def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
+    """The same of a click log."""
+    # Rows without counters cannot go on with rules that need them.
+    counters = {"counters": True} if strategy.rows.counted else {}
+    return {**data.fingerprint, **_training(config), **counters}
+
+
+def _training(config: Config) -> dict[str, Any]:
     return {
-        **features,
         "model": config.model.title,
         "options": config.model.options,
-        "num_users": dataset.num_users,
-        "num_items": dataset.num_items,
-        "interactions": digests["interactions"],
-        "splits": digests["splits"],
         "optimizer": config.train.optimizer.name,
         "row_optimizers": row_optimizer_names_of(config.train.optimizer),
         "batch_size": config.train.batch_size,
         "seed": config.run.seed,
     }
+
+
+def _shapes(features: tuple[Feature, ...]) -> list[list[Any]]:
+    return [[f.name, f.kind, f.table, f.rows, f.dim] for f in features]
 
 
 def _digests(dataset: Dataset) -> dict[str, str]:
@@ -349,21 +358,6 @@ def _digests(dataset: Dataset) -> dict[str, str]:
         contents.update(np.ascontiguousarray(dataset.inter[field]).tobytes())
         contents.update("\n".join(map(str, dataset.vocab[field])).encode())
     return {"interactions": contents.hexdigest(), "splits": digest.hexdigest()}
-
-
-def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
-    """What a checkpoint of a click model depends on besides its own bytes."""
-    return {
-        "model": config.model.title,
-        "options": config.model.options,
-        **data.fingerprint,
-        "optimizer": config.train.optimizer.name,
-        "row_optimizers": row_optimizer_names_of(config.train.optimizer),
-        "batch_size": config.train.batch_size,
-        "seed": config.run.seed,
-        # Rows without counters cannot go on with rules that need them.
-        **({"counters": True} if strategy.rows.counted else {}),
-    }
 
 
 def describe_data(dataset: Dataset | ClickData) -> str:

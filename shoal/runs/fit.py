@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import torch
 
 from shoal import config as config_room
 from shoal.config.output import flat
@@ -28,11 +27,13 @@ from shoal.data.dataset import Column, Dataset
 from shoal.data.doubts import doubts
 from shoal.data.encoder import FeatureEncoder
 from shoal.data.features import Feature, options
+from shoal.data.ids import Ids
 from shoal.data.joined import Joined, Made
 from shoal.data.sources.frames import to_polars
 from shoal.launch.hosts import LaunchError
-from shoal.models.base import Model, Retrieval
+from shoal.models.base import Model
 from shoal.models.own import give
+from shoal.runs.recommender import Ranking
 from shoal.runs.run import resolve, run_folder, train
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
@@ -40,7 +41,6 @@ from shoal.training.evaluation.clicks import TILE_ROWS
 from shoal.training.run_folder import RunFolder
 
 log = logging.getLogger("shoal")
-BLOCK = 1024  # vectors made at a time
 FRAMES = {"inter": "interactions", "user": "users", "item": "items"}  # by suffix
 QUIET = {"run.log_level": ("state", "warning"), "run.tensorboard": ("", False)}
 
@@ -240,40 +240,22 @@ class Fitted:
         """
         return self.trained.recommend(user, topk, history)
 
-    def similar_items(self, item: Any, topk: int = 10) -> list[tuple[Any, float]]:
+    def similar_items(self, item: Any, topk: int = 10) -> Ranking:
         """The items whose vectors point most the same way: (item, cosine) each."""
-        ids, vectors = self.item_vectors()
-        found = self.trained.recommender.items.find([item]) - 1
-        if found[0] < 0:
-            raise ValueError(f"item {item!r} is not known; items are {_some(ids)}")
-        lengths = np.linalg.norm(vectors, axis=1)
-        unit = vectors / np.where(lengths == 0, 1, lengths)[:, None]
-        cosine = unit @ unit[found[0]]
-        cosine[found[0]] = -np.inf
-        best = np.argsort(-cosine, kind="stable")[: min(topk, len(ids) - 1)]
-        return [(_item(ids[k]), float(cosine[k])) for k in best]
+        return self.trained.recommender.similar_items(item, topk)
 
     def item_vectors(self) -> Vectors:
         """The vector of every item."""
-        dataset, model = self._ranking()[0], self._retrieval()
-        with torch.inference_mode():
-            every = torch.arange(1, dataset.num_items)
-            made = [model.encode_item(part).float().numpy() for part in every.split(BLOCK)]
-        words = dataset.vocab[dataset.item_field][1:]
-        return Vectors(_ids(words, self.trained.types[1]), np.concatenate(made))
+        catalogue = self.trained.recommender.catalogue
+        vectors = catalogue.item_vectors()[1:].numpy()
+        return Vectors(_ids(catalogue.items), vectors)
 
     def user_vectors(self) -> Vectors:
         """The vector of every user; of sequential models, that of the user's whole history."""
-        (dataset, evaluator), model = self._ranking(), self._retrieval()
-        histories = evaluator.histories(("train", "valid", "test"))
-        made = []
-        with torch.inference_mode():
-            for start in range(1, dataset.num_users, BLOCK):
-                users = np.arange(start, min(start + BLOCK, dataset.num_users))
-                batch = evaluator.query(users, histories)
-                made.append(model.encode_query(batch).float().numpy())
-        words = dataset.vocab[dataset.user_field][1:]
-        return Vectors(_ids(words, self.trained.types[0]), np.concatenate(made))
+        catalogue = self.trained.recommender.catalogue
+        catalogue.item_vectors()  # refuses a model that has none
+        made = catalogue.of_users(np.arange(1, len(catalogue.users)))
+        return Vectors(_ids(catalogue.users), made.numpy())
 
     def save(self, folder: str | Path) -> Path:
         """Copy the run, with its data, to a folder; Fitted(folder) and `shoal eval` open it."""
@@ -316,30 +298,15 @@ class Fitted:
         assert isinstance(parts.dataset, Dataset) and evaluator is not None, "fit reads tables"
         return parts.dataset, evaluator
 
-    def _retrieval(self) -> Retrieval:
-        model = self.trained.model
-        if not isinstance(model, Retrieval):
-            raise ValueError(
-                f"{self.result['model']} scores by more than a product of two vectors, so users "
-                "and items have none; recommend works"
-            )
-        return model
 
-
-def _ids(words: np.ndarray, type_: type) -> np.ndarray:
-    return words.copy() if type_ is str else words.astype({int: np.int64, float: float}[type_])
-
-
-def _item(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def _ids(ids: Ids) -> np.ndarray:
+    """Every id, in its type."""
+    kinds = {int: np.int64, float: np.float64}
+    return ids.values[1:].astype(kinds[ids.kind]) if ids.kind in kinds else ids.values[1:]
 
 
 def _count(mask: np.ndarray) -> tuple[int, int]:
     return int(mask.sum()), len(mask)
-
-
-def _some(ids: np.ndarray) -> str:
-    return ", ".join(map(str, ids[:5])) + ", ..."
 
 
 def _figure(value: float | None) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import Resolved
+from shoal.config.schema import CLICK_FORMATS
 from shoal.config.yaml_io import inline
-from shoal.data.clicks.log import looks_like
+from shoal.data.clicks.formats import looks_like
 from shoal.data.named import data_values, holds_log
 from shoal.data.sources.roles import roles_of
-from shoal.data.sources.tables import columns_of
+from shoal.data.sources.table import columns_of
 from shoal.models import find
 
 
@@ -51,5 +52,5 @@ def with_columns(resolved: Resolved, path: Path, known: tuple[str, ...] = ()) ->
 
 def _looks_like_log(path: Path) -> bool:
     with suppress(ValueError):
-        return path.is_file() and looks_like(path) in ("slots", "criteo")
+        return path.is_file() and looks_like(path) in CLICK_FORMATS
     return False

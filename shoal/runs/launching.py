@@ -10,8 +10,7 @@ from shoal import config as config_room
 from shoal.config import Resolved
 from shoal.config.schema import Config
 from shoal.launch.hosts import LaunchError, scratch_folder
-from shoal.launch.restarts import Restarts
-from shoal.launch.scale_up import Growth, MoreRanks
+from shoal.launch.restarts import Growth, MoreRanks, Restarts
 from shoal.launch.servers import END_SECONDS, Servers
 from shoal.launch.workers import Workers
 from shoal.training.run_folder import RunFolder

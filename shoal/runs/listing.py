@@ -91,6 +91,6 @@ def _config(file: Path) -> dict[str, Any]:
 def _json(file: Path, default: Any) -> Any:
     try:
         found = json.loads(file.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return default
     return found if isinstance(found, type(default)) else default

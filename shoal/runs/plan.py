@@ -161,12 +161,12 @@ def _holders(
     fullest = max(range(size), key=plan.bytes_on)
     part = {
         key: replace(
-            layout.table,
-            dim=layout.width(fullest),
-            rows=None if layout.grows else layout.shares[fullest],
+            sharding.table,
+            dim=sharding.width(fullest),
+            rows=None if sharding.grows else sharding.shares[fullest],
         )
-        for key, layout in plan.layouts.items()
-        if layout.holds(fullest)
+        for key, sharding in plan.shardings.items()
+        if sharding.holds(fullest)
     }
     return "rank", part, here
 

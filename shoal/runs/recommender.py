@@ -1,9 +1,9 @@
-"""Recommender: the best items for users and histories of a trained model, in one pass.
+"""Recommender: the best items for users and histories, of a run, an artifact and the service.
 
     query     users by number, or what somebody took; as the model reads them
-    items     the whole catalogue; its vectors are made once
-    without   what each of them took, unless it may come again (eval.repeatable)
-    top-k     of all queries together, as an evaluation ranks (Evaluator.best)
+    items     the whole catalogue, or those that are allowed
+    without   what each of them took, unless it may come again, and what is excluded
+    top-k     of all queries together, exact (kernels/topk.py)
 
 Ids are the data's own, in its type. An unknown user gets the most popular items, and unknown items
 of a history are left out; the ranking reports both.
@@ -12,25 +12,45 @@ of a history are left out; the ranking reports both.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.data.batch import Batch, Jagged
-from shoal.data.history import Histories
 from shoal.data.ids import Ids
-from shoal.embedding.module import Embeddings
-from shoal.models.base import Model, Retrieval
-from shoal.training.evaluation import Evaluator
-from shoal.training.evaluation.evaluator import ALL
-from shoal.training.evaluation.phases import Lists
+from shoal.kernels.topk import DotProducts, Fill, Pairs, plain, rank
 
 log = logging.getLogger("shoal")
-Ask = Callable[[int, int], Batch | Jagged]  # first and last query -> what the model is given
+NOBODY = np.zeros(0, np.int64)
+
+
+class History(NamedTuple):
+    """Items, oldest first; and their times in seconds, with that of the request behind them."""
+
+    items: np.ndarray  # int64 [n]
+    times: np.ndarray | None = None  # int64 [n + 1]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question: items for a user, or for whoever took a history (oldest first).
+
+    times    of the history's items, for models that read them; one more is that of the request
+    exclude  items that may not come; only: the items that alone may come
+    seen     whether what was taken may come again; None: as the model was trained
+    """
+
+    user: Any = None
+    history: Sequence[Any] | None = None
+    times: Sequence[int] | None = None
+    topk: int = 10
+    exclude: Sequence[Any] = ()
+    only: Sequence[Any] | None = None
+    seen: bool | None = None
 
 
 class Ranking(list[tuple[Any, float]]):
@@ -51,135 +71,275 @@ class Ranking(list[tuple[Any, float]]):
         self.by, self.unknown = by, tuple(unknown)
 
 
-class Recommender:
-    """Ranks the catalogue of one data set by one model."""
+class Catalogue(Protocol):
+    """What a trained model tells a recommender; numbers stand for users and items, 0 for none."""
 
-    def __init__(
-        self, model: Model, evaluator: Evaluator, user_type: type = str, item_type: type = str
-    ):
-        self.model, self.evaluator, self.dataset = model, evaluator, evaluator.dataset
-        self.users = Ids(self.dataset.vocab[self.dataset.user_field], user_type)
-        self.items = Ids(self.dataset.vocab[self.dataset.item_field], item_type)
-        self._encoded: dict[int, Tensor] = {}  # vectors of items
+    users: Ids
+    items: Ids
+    repeatable: bool  # whether what was taken may come again
+
+    @property
+    def popularity(self) -> np.ndarray:
+        """How often each item was taken: [num_items]."""
+
+    def of_users(self, users: np.ndarray) -> Any:
+        """The query of known users."""
+
+    def need_histories(self, timed: bool) -> None:
+        """Refuse histories that the model cannot read; timed: with times."""
+
+    def of_histories(self, histories: Sequence[History]) -> Any:
+        """The query of anybody by what they took."""
+
+    def seen(self, users: np.ndarray) -> Pairs:
+        """What each of these users took: place in `users` [m], item [m]."""
+
+    def fill(self, query: Any, items: Tensor | None) -> Fill:
+        """What writes the scores of a query for these items; None: for all."""
+
+    def item_vectors(self) -> Tensor:
+        """The vector of every item [num_items, dim]; refused where there are none."""
+
+
+class Recommender:
+    """Ranks a catalogue."""
+
+    def __init__(self, catalogue: Catalogue):
+        self.catalogue = catalogue
+        self.users, self.items = catalogue.users, catalogue.items
 
     # ---- questions ------------------------------------------------------------------------------
 
-    def for_users(self, users: Sequence[Any], topk: int) -> list[Ranking]:
-        """The best items of each user."""
-        numbers = self.users.find(users)
-        known, missing = numbers[numbers > 0], [u for u, n in zip(users, numbers.tolist()) if not n]
-        found = iter(
-            self._rank(
-                lambda a, b: self.evaluator.query(known[a:b], self._histories),
-                self.evaluator.taken.chosen(known),
-                topk,
+    def recommend(self, user: Any = None, **question: Any) -> Ranking | dict[Any, Ranking]:
+        """The ranking of one question; of several users a dict of them, which one pass makes."""
+        if isinstance(user, str) or not isinstance(user, Iterable):
+            return self.answer([Asked(user, **question)])[0]
+        users = [one.item() if isinstance(one, np.generic) else one for one in user]
+        every = self.answer([Asked(one, **question) for one in users])
+        missing = [lost for found in every for lost in found.unknown]
+        if missing:
+            log.warning(
+                "%d of %d users are not known, as %r: the most popular items answer",
+                *(len(missing), len(users), missing[0]),
             )
-        )
-        if missing:
-            self._warn("users", missing, len(users), "the most popular items answer")
-        return [
-            next(found) if number else self._popular(topk, (user,))
-            for user, number in zip(users, numbers.tolist())
-        ]
+        return dict(zip(users, every))
 
-    def for_histories(self, histories: Sequence[Sequence[Any]], topk: int) -> list[Ranking]:
-        """The best items for whoever took these items, oldest first."""
-        self._check_reads_histories()
-        numbers = [self.items.find(one) for one in histories]
-        kept = [one[one > 0] for one in numbers]
-        asked = [one for one in kept if len(one)]
-        found = iter(self._rank(self._by_items(asked), self._without(asked), topk))
-        answers, missing = [], 0
-        for items, own, known in zip(histories, numbers, kept):
-            unknown = [item for item, number in zip(items, own.tolist()) if not number]
-            missing += len(unknown)
-            answers.append(next(found) if len(known) else self._popular(topk))
-            answers[-1].unknown = tuple(unknown)
-        if missing:
-            some = next(one.unknown for one in answers if one.unknown)
-            self._warn("items", some, sum(map(len, histories)), "they are left out", missing)
+    def answer(self, asked: Sequence[Asked]) -> list[Ranking]:
+        """The rankings of questions; all that ask for the whole catalogue are one pass."""
+        for one in asked:
+            if (one.user is None) == (one.history is None):
+                raise ValueError("give a user or a history, one of them")
+            if one.topk < 1:
+                raise ValueError(f"topk is {one.topk}; it must be 1 or more")
+        answers: list[Ranking] = [Ranking(())] * len(asked)
+        by_user = [k for k, one in enumerate(asked) if one.history is None]
+        numbers = self.users.find([asked[k].user for k in by_user])
+        groups: dict[Any, list[tuple[int, Any]]] = {}
+        for place, number in zip(by_user, numbers.tolist()):
+            if number:
+                groups.setdefault(("user", _only(asked[place], place)), []).append((place, number))
+            else:
+                answers[place] = self._popular(asked[place], (asked[place].user,))
+        unknown: dict[int, list[Any]] = {}
+        for place, one in enumerate(asked):
+            if one.history is None:
+                continue
+            self.catalogue.need_histories(one.times is not None)
+            history, unknown[place] = self._history(one)
+            if len(history.items):
+                key = ("history", _only(one, place))
+                groups.setdefault(key, []).append((place, history))
+            else:
+                answers[place] = self._popular(one, unknown[place])
+        for (kind, _), group in groups.items():
+            some = [asked[place] for place, _ in group]
+            found = self._together(kind, some, [what for _, what in group])
+            for (place, _), ranking in zip(group, found):
+                ranking.unknown = tuple(unknown.get(place, ()))
+                answers[place] = ranking
         return answers
 
-    def _warn(
-        self, what: str, missing: Sequence[Any], count: int, then: str, number: int | None = None
-    ) -> None:
-        number = len(missing) if number is None else number
-        log.warning("%d of %d %s are not known, as %r: %s", number, count, what, missing[0], then)
+    def score(self, one: Asked, items: Sequence[Any]) -> list[float]:
+        """Scores of items for a user or a history; what is not known is refused."""
+        wanted = torch.from_numpy(self.items.need(items, "item"))
+        if one.history is None:
+            query = self.catalogue.of_users(self.users.need([one.user], "user"))
+        else:
+            self.catalogue.need_histories(one.times is not None)
+            self.items.need(one.history, "item")
+            query = self.catalogue.of_histories([self._history(one)[0]])
+        return self.scores(query, 1, wanted)[0].tolist()
 
-    def _popular(self, topk: int, unknown: Sequence[Any] = ()) -> Ranking:
-        places = self._by_popularity[:topk]
-        counts = self.evaluator.popularity.numpy()[places]
-        items = zip(self.items.values[places].tolist(), counts.astype(float).tolist())
-        return Ranking(items, "popularity", unknown)
+    def similar_items(self, item: Any, topk: int = 10) -> Ranking:
+        """The items whose vectors point most the same way: (item, cosine) each, without itself."""
+        number = self.items.need([item], "item")
+        without = np.zeros(2, np.int64), np.array([0, number[0]])
+        fill = DotProducts(self._units[number], self._units)
+        found = plain(*rank(fill, 1, len(self._units), topk, without), None)
+        return self._named(found[0][0], found[1][0])
+
+    @cached_property
+    def _units(self) -> Tensor:
+        return torch.nn.functional.normalize(self.catalogue.item_vectors(), eps=1e-12)
+
+    def _history(self, one: Asked) -> tuple[History, list[Any]]:
+        """What is known of a history, and what is not."""
+        given = list(one.history or ())
+        numbers = self.items.find(given)
+        known = numbers > 0
+        unknown = [item for item, number in zip(given, numbers.tolist()) if not number]
+        times = None if one.times is None else asked_at(one.times, len(given))[[*known, True]]
+        return History(numbers[known], times), unknown
+
+    def _together(self, kind: str, asked: Sequence[Asked], what: list[Any]) -> list[Ranking]:
+        """Rankings of questions that allow the same items."""
+        only = asked[0].only
+        allowed = None if only is None else np.unique(self.items.find(only))
+        allowed = allowed if allowed is None else allowed[allowed > 0]
+        again = self.catalogue.repeatable
+        left = np.array([not (again if one.seen is None else one.seen) for one in asked])
+        if kind == "user":
+            users = np.array(what, np.int64)
+            query, places = self.catalogue.of_users(users), np.flatnonzero(left)
+            rows, items = self.catalogue.seen(users[left]) if len(places) else (NOBODY, NOBODY)
+            pairs = [(places[rows], items)]
+        else:
+            query = self.catalogue.of_histories(what)
+            pairs = [(np.full(len(h.items), k), h.items) for k, h in enumerate(what) if left[k]]
+        for k, one in enumerate(asked):
+            if one.exclude:
+                banned = self.items.find(one.exclude)  # what is not known cannot come anyway
+                pairs.append((np.full(len(banned), k), banned))
+        without = tuple(np.concatenate([NOBODY, *part]) for part in zip(*pairs)) if pairs else None
+        topk = max(one.topk for one in asked)
+        items, scores = self.rank(query, len(asked), topk, without, allowed)  # type: ignore[arg-type]
+        return [self._named(items[k, : one.topk], scores[k]) for k, one in enumerate(asked)]
+
+    def _named(self, items: np.ndarray, scores: np.ndarray) -> Ranking:
+        """Numbers of items and their scores; places without an item are left out."""
+        left = int((items > 0).sum())  # the best first
+        return Ranking(zip(self.items.values[items[:left]].tolist(), scores[:left].tolist()))
+
+    def _popular(self, one: Asked, unknown: Sequence[Any] = ()) -> Ranking:
+        allowed = None if one.only is None else self.items.find(one.only)
+        items, counts = self.popular(one.topk, allowed, self.items.find(one.exclude))
+        found = zip(self.items.values[items].tolist(), counts.tolist())
+        return Ranking(found, "popularity", unknown)
+
+    # ---- by numbers, many at a time -------------------------------------------------------------
+
+    def rank(
+        self,
+        query: Any,
+        count: int,
+        topk: int,
+        without: Pairs | None = None,
+        allowed: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best items of each of `count` queries [b, k] (0: none left), their scores [b, k].
+
+        allowed: the items that alone may come, ascending; `without`: pairs that may not.
+        """
+        num_items = len(self.items) if allowed is None else len(allowed)
+        rows, banned = without if without is not None else (NOBODY, NOBODY)
+        if allowed is None:
+            rows = np.concatenate([rows, np.arange(count)])
+            banned = np.concatenate([banned, np.zeros(count, np.int64)])  # the padding
+        else:
+            place = np.searchsorted(allowed, banned).clip(max=max(0, num_items - 1))
+            inside = allowed[place] == banned if num_items else np.zeros(len(banned), bool)
+            rows, banned = rows[inside], place[inside]
+        ids = None if allowed is None else torch.from_numpy(allowed)
+        with torch.inference_mode():
+            fill = self.catalogue.fill(query, ids)
+            found, scores = rank(fill, count, num_items, topk, (rows, banned))
+        return plain(found, scores, allowed)
+
+    def rank_users(
+        self,
+        users: np.ndarray,
+        topk: int,
+        allowed: np.ndarray | None = None,
+        banned: np.ndarray = NOBODY,
+        seen: bool | None = None,
+        by: Any = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same for users by number; 0, who is not known, gets the most popular items.
+
+        by: what ranks a query instead (as Approximate.rank).
+        """
+        known = np.flatnonzero(users)
+        again = self.catalogue.repeatable if seen is None else seen
+        rows, items = (NOBODY, NOBODY) if again else self.catalogue.seen(users[known])
+        rows = np.concatenate([rows, np.repeat(np.arange(len(known)), len(banned))])
+        items = np.concatenate([items, np.tile(banned, len(known))])
+        query = self.catalogue.of_users(users[known])
+        if by is not None:
+            found = by(query, topk, (rows, items))
+        else:
+            found = self.rank(query, len(known), topk, (rows, items), allowed)
+        if len(known) == len(users):
+            return found
+        width = found[0].shape[1]
+        best, counts = self.popular(width, allowed, banned)
+        every = np.zeros((len(users), width), np.int64), np.zeros((len(users), width), np.float32)
+        every[0][:, : len(best)], every[1][:, : len(best)] = best, counts
+        every[0][known], every[1][known] = found
+        return every
+
+    def scores(self, query: Any, count: int, items: Tensor) -> Tensor:
+        """Scores of items [n] for each of `count` queries: [b, n]."""
+        made = torch.empty(count, len(items))
+        with torch.inference_mode():
+            self.catalogue.fill(query, items)(0, count, 0, len(items), made)
+        return made
+
+    def popular(
+        self, topk: int, allowed: np.ndarray | None = None, banned: np.ndarray = NOBODY
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The items that were taken most, and how often."""
+        counts = self.catalogue.popularity
+        order = self._by_popularity
+        if allowed is not None:
+            order = order[np.isin(order, allowed)]
+        order = order[~np.isin(order, banned)][:topk] if len(banned) else order[:topk]
+        return order, counts[order].astype(np.float32)
 
     @cached_property
     def _by_popularity(self) -> np.ndarray:
-        return np.argsort(-self.evaluator.popularity.numpy()[1:], kind="stable") + 1
+        return np.argsort(-self.catalogue.popularity[1:], kind="stable") + 1
 
-    # ---- what the model is given ----------------------------------------------------------------
 
-    @cached_property
-    def _histories(self) -> Histories | None:
-        return self.evaluator.histories(ALL)
+def _only(one: Asked, place: int) -> int | None:
+    """What questions that are ranked together have in common: no list of their own."""
+    return None if one.only is None else place
 
-    def _by_items(self, histories: Sequence[np.ndarray]) -> Ask:
-        """Anybody, by what was taken: as the items of a sequence, or folded in."""
-        device, length = self.evaluator.world.device, self.evaluator.max_len
 
-        def lists(a: int, b: int) -> Jagged:
-            some = self._without(histories[a:b], always=True)
-            values, offsets = torch.from_numpy(some.items), torch.from_numpy(some.offsets)
-            return Jagged(values.to(device), offsets.to(device))
-
-        def batch(a: int, b: int) -> Batch:
-            padded = np.zeros((b - a, length), np.int64)
-            for row, one in zip(padded, histories[a:b]):
-                last = one[-length:]
-                row[: len(last)] = last
-            nobody = torch.zeros(b - a, dtype=torch.int64)
-            ids = {self.dataset.user_field: nobody, "history": torch.from_numpy(padded)}
-            return Batch(b - a, ids).to(device)  # type: ignore[arg-type]
-
-        return batch if self.model.kind == "sequential" else lists
-
-    def _without(self, histories: Sequence[np.ndarray], always: bool = False) -> Lists:
-        """The different items of each; none where they may come again, unless `always`."""
-        if self.evaluator.section.repeatable and not always:
-            return Lists.none(len(histories))
-        different = [np.unique(one) for one in histories]
-        offsets = np.cumsum([0, *map(len, different)])
-        return Lists(np.concatenate([*different, np.zeros(0, np.int64)]), offsets)
-
-    def _check_reads_histories(self) -> None:
-        model, name = self.model, type(self.model).__name__
-        if model.reads_times:
-            raise ValueError(
-                f"{name} reads when items were taken; export the run (shoal export), and give the "
-                "artifact's recommend a history with its times"
-            )
-        knows_users = any(
-            self.dataset.user_field in one.fields
-            for one in model.modules()
-            if isinstance(one, Embeddings)
+def asked_at(times: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+    """Times of `count` items and of the request, now where it is not given: [count + 1]."""
+    given = np.asarray(times, dtype=np.int64)
+    if given.shape not in ((count,), (count + 1,)):
+        raise ValueError(
+            f"there are {len(given)} times for {count} items; give one for each, and behind them, "
+            "if you like, that of the request"
         )
-        folds = isinstance(model, Retrieval) and type(model).fold_in is not Retrieval.fold_in
-        if not folds and (model.kind != "sequential" or knows_users):
-            raise ValueError(
-                f"{name} learned a vector for each user of its data, and a history has none: it "
-                "cannot recommend for somebody new. Train on with these interactions (shoal "
-                "train --from), or take a model that answers from items, such as SASRec or EASE"
-            )
+    if len(given) == count:
+        given = np.append(given, given[-1] if count else 0)
+    return given
 
-    # ---- answers --------------------------------------------------------------------------------
 
-    def _rank(self, ask: Ask, without: Lists, topk: int) -> list[Ranking]:
-        """The best items of each query, whose items that may not come `without` has."""
-        if topk < 1:
-            raise ValueError(f"topk is {topk}; it must be 1 or more")
-        count = len(without.offsets) - 1
-        numbers, scores = self.evaluator.best(self.model, ask, count, without, topk, self._encoded)
-        left = (numbers > 0).sum(1).tolist()  # the best first, those that are left
-        words = self.items.values[numbers].tolist()
-        return [
-            Ranking(zip(some[:n], own[:n])) for some, own, n in zip(words, scores.tolist(), left)
-        ]
+def padded(histories: Sequence[History], length: int) -> dict[str, np.ndarray]:
+    """The last items of each: `history` [n, length], left-aligned, 0 pads.
+
+    Where they have times `history_time` [n, length + 1]: behind the last item that of the request.
+    """
+    found = {"history": np.zeros((len(histories), length), np.int64)}
+    if histories and histories[0].times is not None:
+        found["history_time"] = np.zeros((len(histories), length + 1), np.int64)
+    for row, one in enumerate(histories):
+        for name, values in (("history", one.items), ("history_time", one.times)):
+            if name in found:
+                assert values is not None
+                last = values[-found[name].shape[1] :]
+                found[name][row, : len(last)] = last
+    return found

@@ -47,8 +47,7 @@ from shoal.models.own import (
 from shoal.runs.build import announce, build
 from shoal.runs.daily.decay import ages_after, save_ages
 from shoal.runs.daily.growth import save_vocabularies
-from shoal.runs.daily.start import begin
-from shoal.runs.daily.validation import keep_before, validate_first
+from shoal.runs.daily.start import begin, keep_before, validate_first
 from shoal.runs.launching import train_launched
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
 from shoal.training.slow import SLOW

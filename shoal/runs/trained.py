@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from shoal.config.trust import WRITES
 from shoal.data.sources.files import find_files
 from shoal.models.base import ClickModel
 from shoal.runs.build import build, describe_data, warn
+from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.predictions import Predictor
 from shoal.runs.recommender import Ranking, Recommender
 from shoal.runs.run import connect_as, resolve_run
-from shoal.training.checkpoint.belonging import check_fingerprint
+from shoal.training.checkpoint.reading import check_fingerprint
 from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.run_folder import RunFolder, start_logging
 from shoal.world.world import World
@@ -91,7 +92,7 @@ class Trained:
         ranking = self.parts.model.options.RANKING
         saved = _for_use(self.state["fingerprint"], ranking)
         now = _for_use(self.parts.fingerprint, ranking)
-        check_fingerprint(saved, now, self.folder, self.parts.model.options)
+        check_fingerprint(saved, now, self.folder.path, self.parts.model.options)
         give(self.parts.strategy, newest)
         self.model = self.parts.model.eval()
 
@@ -131,14 +132,7 @@ class Trained:
         (eval.repeatable). Unknown users and items do not fail: the ranking's `by` and `unknown`
         report how they were answered.
         """
-        if (user is None) == (history is None):
-            raise ValueError("give a user or a history, one of them")
-        if history is not None:
-            return self.recommender.for_histories([history], topk)[0]
-        if isinstance(user, str) or not isinstance(user, Iterable):
-            return self.recommender.for_users([user], topk)[0]
-        users = [one.item() if isinstance(one, np.generic) else one for one in user]
-        return dict(zip(users, self.recommender.for_users(users, topk)))
+        return self.recommender.recommend(user, topk=topk, history=history)
 
     def predict(self, rows: Any) -> np.ndarray:
         """The probability of a click of each row of a frame or a dict of columns, as the training
@@ -183,7 +177,7 @@ class Trained:
                 f"{self.config.model.title} predicts clicks of samples: it knows neither users nor "
                 "a catalogue of items, so there is nothing to recommend from; use `shoal eval`"
             )
-        return Recommender(self.model, evaluator, *self.types)
+        return Recommender(RunCatalogue(self.model, evaluator, self.types))
 
 
 IRRELEVANT = (  # for using a model

@@ -11,12 +11,12 @@ from shoal.data.reader import Reader
 class Cursor:
     """Where a run stands.
 
-    Samples are counted, not only steps: where workers make updates of their own, a run that goes on
+    Samples are counted, not only steps: where workers make their own updates, a run that continues
     with more of them takes more samples a step.
     """
 
     step: int = 0  # optimizer steps done
-    epoch: int = 0  # epoch to go on with
+    epoch: int = 0  # epoch to continue with
     batch: int = 0  # steps of that epoch already done
     samples: int | None = None  # that these took; None: `batch` of today's global batches
     loss_sum: float = 0.0  # mean losses of the epoch's batches so far, as one process has them
@@ -29,12 +29,12 @@ class Cursor:
     finished: bool = False
 
     def position(self, reader: Reader) -> tuple[int, int]:
-        """Where to go on in the epoch: whole global batches, and samples besides."""
+        """Where to continue in the epoch: whole global batches, and samples besides."""
         done = self.batch * reader.batch_size if self.samples is None else self.samples
         return divmod(done, reader.batch_size)
 
     def check(self, reader: Reader) -> None:
-        """Refuse to go on in an epoch whose order depends on how many samples a step takes."""
+        """Refuse to continue in an epoch whose order depends on how many samples a step takes."""
         done = self.batch * reader.batch_size
         if getattr(reader, "bucket", False) and self.samples not in (None, done):
             raise ValueError(

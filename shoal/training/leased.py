@@ -36,7 +36,6 @@ from shoal.training.trainer import Trainer
 from shoal.world.liveness import BEAT
 from shoal.world.stopping import STOPPING
 
-WAIT_SECONDS = 0.1
 log = logging.getLogger("shoal")
 
 
@@ -67,7 +66,7 @@ class LeasedTrainer(Trainer):
         self._chunk = self.reader.chunk_samples
 
     def fit(self, started: float) -> dict[str, Any]:
-        """Take part until the run is over, or until this worker is told to leave."""
+        """Take part until the run is over, or until this worker gets a signal to leave."""
         epochs = self.config.train.epochs if self.model.trainable else 1
         self._check_parts(epochs)
         self.model.train()
@@ -100,11 +99,11 @@ class LeasedTrainer(Trainer):
                 report = self._compute(Lease.of(told), epochs)
             else:
                 with BEAT.waiting("other workers"):
-                    time.sleep(WAIT_SECONDS)
+                    time.sleep(0.1)
 
     @property
     def _leaves(self) -> bool:
-        """Whether this worker was told to go, and not the whole run."""
+        """Whether this worker got a signal to leave, and not the whole run."""
         return STOPPING.signal is not None and not STOPPING.everyone
 
     def _ask(self, **said: Any) -> dict[str, Any]:
@@ -173,7 +172,7 @@ class LeasedTrainer(Trainer):
             self._end_epoch(epochs, seconds, first_batch, 0)
             seconds, first_batch = 0.0, 0
         elif not stops:
-            self._save(may_skip=True)
+            self._save()
         if stops:
             self._save()
             self.checkpoints.wait()
@@ -183,12 +182,12 @@ class LeasedTrainer(Trainer):
         return {}
 
     def _begin(self) -> None:
-        """The run begins, or goes on from its last checkpoint."""
+        """The run begins, or continues from its last checkpoint."""
         self.servers.begin_dense()
         if self._resume or self.checkpoints.committed():
             self.restore()
         if self._rows_are_elsewhere and not self.resumed:
-            self._save()  # a server that cannot write there says so now, not after an epoch
+            self._save()  # a server that cannot write there reports it now, not after an epoch
 
     def _settle_turn(self, turn: dict[str, Any], told: dict[str, Any]) -> None:
         """The cursor stands after a turn, and the model is what the servers have."""
@@ -224,9 +223,9 @@ class LeasedTrainer(Trainer):
         first_batch: int = 0,
         over: bool = False,
     ) -> None:
-        """Tell server 0 what comes next: the rest of the epoch, or until the next checkpoint.
+        """Set at server 0 what comes next: the rest of the epoch, or until the next checkpoint.
 
-        seconds: that the epoch took so far. first_batch: steps of it before this run went on.
+        seconds: that the epoch took so far. first_batch: steps of it before this run continued.
         """
         cursor, (first, skip) = self.cursor, self._place
         last = first if over or self._is_finished(epochs) else self._last_batch

@@ -5,7 +5,7 @@ train.log         the log
 metrics.jsonl     a line per epoch
 result.json       the outcome
 failure.json      why it ended without one: {"state": "failed", "reason": "one line"}
-model/            of a model of one's own: a copy of its file, and its SHA-256
+model/            of a custom model: a copy of its file, and its SHA-256
 checkpoints/      see checkpoint.py
 tensorboard/      curves
 """
@@ -33,7 +33,6 @@ from shoal.world.variables import is_first_of_host
 log = logging.getLogger("shoal")
 host_log = logging.getLogger("shoal.host")  # lines of every host: its first rank shows them
 TRAINED_IN: list[Path] = []  # the folder that this process trains in, or did last
-LONGEST_REASON = 500  # letters that failure.json keeps
 
 
 class RunFolder:
@@ -204,7 +203,12 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if not path.exists():
+            return []
+        try:
+            return [json.loads(line) for line in path.read_text().splitlines()]
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def _written(path: Path) -> int | None:
@@ -217,7 +221,7 @@ def _written(path: Path) -> int | None:
 
 def _in_one_line(error: BaseException, stopped: bool) -> str:
     """What an error is, in a line: a fault of ours by its type too."""
-    first = next(iter(str(error).splitlines()), "")[:LONGEST_REASON]
+    first = next(iter(str(error).splitlines()), "")[:500]
     if stopped:
         return f"stopped by {first or 'SIGINT'}"
     mendable = isinstance(error, ValueError | OSError | RuntimeError)
@@ -235,12 +239,12 @@ def _epoch_of(line: str) -> float:
     """The epoch of a line; a torn last line of a killed run counts as never written."""
     try:
         return json.loads(line)["epoch"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return float("inf")
 
 
 class LogFile(logging.FileHandler):
-    """A log file that gives up, and says so once, when it cannot be written."""
+    """A log file that gives up, and reports it once, when it cannot be written."""
 
     def _open(self) -> TextIOWrapper:
         return cast(TextIOWrapper, open(self.baseFilename, self.mode, opener=no_links))

@@ -18,8 +18,6 @@ from typing import TypeVar
 from shoal.world.liveness import BEAT
 
 T = TypeVar("T")
-LOOKS = 8  # in the time after which a step is slow
-FRAMES = 12  # of a stack, the innermost ones
 log = logging.getLogger("shoal")
 
 
@@ -52,7 +50,7 @@ class SlowSteps:
 
     def _look_on(self, seconds: float, over: threading.Event) -> None:
         known, limit = None, seconds
-        while not over.wait(seconds / LOOKS):
+        while not over.wait(seconds / 8):
             begun = self._begun
             if begun != known:
                 known, limit = begun, seconds
@@ -68,7 +66,7 @@ class SlowSteps:
 
 def _stack_of(thread: int) -> str:
     frame = sys._current_frames().get(thread)
-    found = traceback.extract_stack(frame)[::-1][:FRAMES] if frame is not None else []
+    found = traceback.extract_stack(frame)[::-1][:12] if frame is not None else []
     return "\n".join(f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found)
 
 

@@ -1,4 +1,4 @@
-"""What a training step is given: batches one ahead, random numbers of its own, hard negatives."""
+"""What a training step is given: batches one ahead, its own random numbers, hard negatives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def one_ahead(batches: Iterable[T]) -> Iterator[tuple[T, T | None]]:
 
 
 def in_step(batches: Iterator[Batch], reader: Reader, world: World) -> Iterator[Batch]:
-    """Batches until no rank has any left; a rank that has none goes on with empty ones."""
+    """Batches until no rank has any left; a rank that has none continues with empty ones."""
     while True:
         batch = next(batches, None)
         left = torch.tensor([0 if batch is None else 1], device=world.device)
@@ -61,7 +61,7 @@ def in_step(batches: Iterator[Batch], reader: Reader, world: World) -> Iterator[
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
     """Make dropout a pure function of (seed, step, sample): resuming needs no random state.
 
-    What else a model of one's own draws from torch is one of (seed, step, rank).
+    What else a custom model draws from torch is one of (seed, step, rank).
     """
     begin_step(seed, step, device)
     number = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB

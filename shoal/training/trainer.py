@@ -22,10 +22,11 @@ from torch import Tensor
 import shoal
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
+from shoal.data.dataset import Phase
 from shoal.data.reader import Reader
 from shoal.models.nn.dropout import end_steps
 from shoal.training.averages import Averages
-from shoal.training.checkpoint.belonging import check_fingerprint
+from shoal.training.checkpoint.reading import check_fingerprint
 from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
@@ -98,7 +99,7 @@ class Trainer:
         self.model.train()
         self.checkpoints.claim()
         if self._rows_are_elsewhere and not self.resumed:
-            self._save()  # a server that cannot write there says so now, not after an epoch
+            self._save()  # a server that cannot write there reports it now, not after an epoch
         keep_freed_memory()  # a step takes as much as the one before
         gc.freeze()  # what stands now stays: the collector need not walk all of it every time
         try:
@@ -146,7 +147,7 @@ class Trainer:
         self._end_epoch(epochs, time.perf_counter() - begun, first_batch, sent)
 
     def _end_epoch(self, epochs: int, seconds: float, first_batch: int, sent: int) -> None:
-        """Tell of an epoch, evaluate and save; sent: bytes before its first batch."""
+        """Report an epoch, evaluate and save; sent: bytes before its first batch."""
         cursor, section = self.cursor, self.config.train
         if first_batch == 0:  # a resumed part of an epoch says nothing about the time of one
             self.train_seconds.append(seconds)
@@ -200,7 +201,7 @@ class Trainer:
             if told or (every and cursor.step % every == 0 and following is not None):
                 self._count_losses()
                 self.strategy.synchronize()
-                self._save(may_skip=not told)
+                self._save()
                 if told:
                     self._stop(told)
         self.strategy.synchronize()
@@ -239,7 +240,7 @@ class Trainer:
         self.interval.step(cursor.epoch, cursor.step, samples, loss)
 
     def _stop(self, number: int) -> None:
-        """All ranks were told to end, and have saved."""
+        """All ranks got a signal to end, and have saved."""
         self.checkpoints.wait()
         self.world.barrier()  # nobody ends while another still needs it
         log.info("stopped by %s; saved at step %d", signal.Signals(number).name, self.cursor.step)
@@ -277,7 +278,7 @@ class Trainer:
         return (list(parts) for parts in zip(*slices))
 
     def _validate(self, epoch: int, line: dict[str, Any]) -> bool:
-        """Evaluate, and decide whether to go on. A tie counts as an improvement."""
+        """Evaluate, and decide whether to continue. A tie counts as an improvement."""
         cursor = self.cursor
         values, seconds = self._evaluate("valid")
         self.eval_seconds.append(seconds)
@@ -296,11 +297,11 @@ class Trainer:
             cursor.finished = True
         return False
 
-    def _evaluate(self, phase: str) -> tuple[dict[str, float], float]:
+    def _evaluate(self, phase: Phase) -> tuple[dict[str, float], float]:
         begun = time.perf_counter()
         values = self.evaluator.evaluate(
             self.model,
-            phase,  # type: ignore[arg-type]
+            phase,
             lambda steps, total: bar(
                 SLOW.steps(steps),
                 total,
@@ -336,9 +337,9 @@ class Trainer:
 
     # ---- saving and resuming --------------------------------------------------------------------
 
-    def _save(self, may_skip: bool = False) -> None:
+    def _save(self) -> None:
         state = {**asdict(self.cursor), "fingerprint": self.fingerprint}
-        self.checkpoints.save(self.strategy, state, may_skip=may_skip)
+        self.checkpoints.save(self.strategy, state)
         if self.cursor.best_step == self.cursor.step:
             log.info("Saving current: %s", self._best_name())
 
@@ -346,7 +347,7 @@ class Trainer:
         return str(self.folder.checkpoints / f"step-{self.cursor.best_step:09d}")
 
     def restore(self) -> bool:
-        """Go on where the run's folder says; False where it says nothing. To be called before
+        """Continue where the run's folder says; False where it says nothing. To be called before
         `fit`.
         """
         self.resumed = True
@@ -358,10 +359,10 @@ class Trainer:
             return False
         state = dict(snapshot.state)
         check_fingerprint(
-            state.pop("fingerprint"), self.fingerprint, self.folder, self.model.options
+            state.pop("fingerprint"), self.fingerprint, self.folder.path, self.model.options
         )
         state.pop("steps")
-        state.setdefault("losses", state["batch"])  # checkpoints once had a loss of each step
+        state.setdefault("losses", state["batch"])  # 0.1.0 kept the loss of each step
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
         self.cursor.check(self.reader)

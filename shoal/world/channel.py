@@ -21,13 +21,10 @@ from dataclasses import dataclass
 from shoal.world.hosts import WorldError, is_loopback, look_up, private_folder
 
 HANDSHAKE_SECONDS = 5.0  # a whole one; whoever has not proved anything by then is cut off
-BACKLOG = 1024  # connections that the system keeps until they are accepted
 LARGEST = 1 << 20  # bytes of a message
 SHORTEST = 16  # bytes of a secret: who records a proof must not be able to guess
 PROOF = 32  # bytes of HMAC-SHA256
 NO = bytes(PROOF)  # in the place of a proof: yours is wrong, and to try again is of no use
-NEAR_PAUSE = 0.02  # seconds between two tries to open a channel on this host;
-FIRST_PAUSE, LAST_PAUSE = 0.1, 1.0  # between hosts they grow
 CIPHERS = "AECDH-AES256-SHA:AECDH-AES128-SHA:@SECLEVEL=0"  # forward secret, no certificates
 
 
@@ -84,7 +81,7 @@ class Place:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind(address)
-            made.listen(BACKLOG)
+            made.listen(1024)  # connections that the system keeps until they are accepted
         except OSError:
             made.close()
             raise
@@ -104,7 +101,8 @@ class Place:
         """
         if self.host:
             look_up(self.host)
-        deadline, pause = time.monotonic() + timeout, NEAR_PAUSE if self.path else FIRST_PAUSE
+        # Seconds between two tries; between hosts they grow.
+        deadline, pause = time.monotonic() + timeout, 0.02 if self.path else 0.1
         while True:
             try:
                 made = self._connect(max(1.0, timeout / 10))
@@ -121,7 +119,7 @@ class Place:
                     ) from error
             time.sleep(pause * random.uniform(0.5, 1.0))  # many are not to come at one moment
             if not self.path:
-                pause = min(2 * pause, LAST_PAUSE)
+                pause = min(2 * pause, 1.0)
 
     def _connect(self, timeout: float) -> socket.socket:
         if not self.path:

@@ -22,9 +22,6 @@ from dataclasses import dataclass
 
 from shoal.world.channel import HANDSHAKE_SECONDS, Place, Refused, peer_of, secured
 
-PLACES = 256  # connections at a time that have proved nothing yet
-PER_ADDRESS = 64  # of these, how many one address may have
-AT_A_TIME = 16  # accepted before the others are looked at again
 REFUSALS_LOGGED = 5
 AGAIN_SECONDS = 0.1  # after the system had no room for a connection
 log = logging.getLogger("shoal")
@@ -40,6 +37,9 @@ class Silent:
 
 class Door:
     """Accepts connections at a place until `close`; `serve` gets those that have proved theirs."""
+
+    places = 256  # connections at a time that have proved nothing yet
+    per_address = 64  # of these, how many one address may have
 
     def __init__(self, place: Place, secret: bytes, serve: Callable[[socket.socket], None]):
         """serve: called in a thread of the connection. OSError where nothing can listen there."""
@@ -84,7 +84,7 @@ class Door:
 
     def _accept_some(self) -> None:
         """Few enough that none of them is dropped before what it sent is looked at."""
-        for _ in range(AT_A_TIME):
+        for _ in range(16):
             try:
                 connection, peer = self._listener.accept()
             except BlockingIOError:
@@ -111,9 +111,9 @@ class Door:
         with self._lock:
             proving = self._proving[address], self._proving.total()
         own = [one for one, silent in self._silent.items() if silent.address == address]
-        if len(own) + proving[0] >= PER_ADDRESS:
+        if len(own) + proving[0] >= self.per_address:
             candidates = own
-        elif len(self._silent) + proving[1] >= PLACES:
+        elif len(self._silent) + proving[1] >= self.places:
             candidates = list(self._silent)
         else:
             return True

@@ -19,8 +19,9 @@ MakeOptions = Callable[[timedelta], Any]  # of a group, by its timeout
 
 def options_at(address: str, timeout: timedelta) -> Any:
     """Options of a group whose ports are at an address; they are open from now on."""
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
     options._timeout = timeout
     return options
 
@@ -35,14 +36,15 @@ def gloo_with(options: MakeOptions | None) -> Iterator[None]:
         yield
         return
     make = options
-    before = distributed_c10d.ProcessGroupGloo
+    module: Any = distributed_c10d
+    before = module.ProcessGroupGloo
 
     class Made(before):  # type: ignore[misc,valid-type]
         def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
             super().__init__(store, rank, size, make(timeout))
 
-    distributed_c10d.ProcessGroupGloo = Made  # type: ignore[misc]
+    module.ProcessGroupGloo = Made
     try:
         yield
     finally:
-        distributed_c10d.ProcessGroupGloo = before  # type: ignore[misc]
+        module.ProcessGroupGloo = before

@@ -3,7 +3,7 @@
     counter   how many waits have begun and ended
     since     when the last one did, by the clock that all processes of a host share
     waiting   whether it waits for others now, and for what
-    bounded   whether that wait has an end of its own, with a message that says more
+    bounded   whether that wait has its own limit, with a message that says more
 
 A process that neither waits nor works is one that hangs (shoal.launch.watch).
 """

@@ -6,8 +6,6 @@ import ctypes
 import os
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-KEEP_FREE = 64 << 20
-MOST_IN_HEAP = 32 << 20  # the largest that glibc takes
 
 
 def keep_freed_memory() -> None:
@@ -21,8 +19,8 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(TRIM_THRESHOLD, KEEP_FREE)
-    mallopt(MMAP_THRESHOLD, MOST_IN_HEAP)
+    mallopt(TRIM_THRESHOLD, 64 << 20)
+    mallopt(MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes
 
 
 def half_of_memory() -> int:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SMALL = 1 << 17  # bytes of a rank that may travel half as long again in vain
+SMALL = 1 << 17  # bytes of a rank that may carry up to 50 % padding
 
 
 class Padded:
     """Gathers tensors as one padded buffer of bytes from each rank, sizes in front.
 
     It has room for what the last gathering of such tensors needed, and some more: where that is too
-    little, or would be much to send in vain, a second trip carries the contents.
+    little, or would be much to send for nothing, a second trip carries the contents.
     """
 
     def __init__(self, exchange: Callable[[Tensor], Tensor]):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shoal.kernels.core import has_core
-from shoal.kernels.lanes import lanes_memory, open_lanes
+from shoal.kernels.shm_rings import open_rings, rings_memory
 
 RING = 1 << 20  # bytes between two ranks, where that does not come to more than
 ALL_RINGS = 1 << 27
@@ -86,7 +86,7 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> ShmGroup | None:
 
 
 def _bytes_of(size: int) -> int:
-    return lanes_memory(size, capacity_of(size))
+    return rings_memory(size, capacity_of(size))
 
 
 class ShmGroup:
@@ -107,7 +107,7 @@ class ShmGroup:
                 self._watched.append(os.pidfd_open(pid))
             spins = SPINS if self.size <= len(os.sched_getaffinity(0)) else 0
             alive = [-1 if r == rank else one for r, one in enumerate(self._watched)]
-            self._lanes = open_lanes(file, rank, self.size, capacity_of(self.size), alive, spins)
+            self._rings = open_rings(file, rank, self.size, capacity_of(self.size), alive, spins)
         except BaseException:  # raised again: no descriptor may stay open behind it
             self.close()
             raise
@@ -117,9 +117,9 @@ class ShmGroup:
 
     def start(self, sends: list[list[Tensor]], receives: list[list[Tensor]]) -> Callable[[], None]:
         """Let tensors go to and come from every rank, contiguous ones; the call that waits."""
-        ticket = self._lanes.start(_pieces(sends), _pieces(receives))
+        ticket = self._rings.start(_pieces(sends), _pieces(receives))
         if len(self._travelling) >= MANY:  # some are never waited for
-            done = [one for one in self._travelling if self._lanes.done(one)]
+            done = [one for one in self._travelling if self._rings.done(one)]
             for one in done:
                 del self._travelling[one]
         self._travelling[ticket] = (sends, receives)
@@ -129,7 +129,7 @@ class ShmGroup:
         if ticket not in self._travelling:
             return
         deadline = time.monotonic() + self.timeout
-        while (state := self._lanes.wait(ticket, NAP)) == -2:  # not yet
+        while (state := self._rings.wait(ticket, NAP)) == -2:  # not yet
             if time.monotonic() > deadline:
                 raise RuntimeError(f"nothing came for {self.timeout:g} s")
         if state >= 0:
@@ -158,7 +158,7 @@ class ShmGroup:
 
     def barrier(self) -> None:
         """Wait for all; what each has written before can then be read."""
-        ticket = self._lanes.start_token()
+        ticket = self._rings.start_token()
         self._travelling[ticket] = None
         self._wait(ticket)
 
@@ -191,10 +191,10 @@ class ShmGroup:
 
     def _add_up_floats(self, address: int, count: int) -> None:
         """The same, in as few calls as can be: a step of a small model is made of such calls."""
-        ticket = self._lanes.start_floats(address, count)
+        ticket = self._rings.start_floats(address, count)
         self._travelling[ticket] = None  # the core keeps them
         self._wait(ticket)
-        self._lanes.take_sums(ticket, address, count)
+        self._rings.take_sums(ticket, address, count)
 
     def _add_up(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """The sum of all ranks' parts [count], in order; `out` may be the part of this rank."""

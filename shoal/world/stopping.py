@@ -17,15 +17,13 @@ import torch
 
 from shoal.world.world import World
 
-ASK_SECONDS = 1.0  # about: how often ranks ask each other
-
 
 class Stopping:
     """Whether this process was told to end."""
 
     def __init__(self) -> None:
         self.signal: int | None = None  # that told it
-        self.may_leave = False  # whether it may go while the others of its run go on
+        self.may_leave = False  # whether it may go while the others of its run continue
         self.everyone = False  # whether the whole run was told
         self._looked = False  # whether somebody looks
         self._grace = 0.0  # seconds there are to save
@@ -81,7 +79,8 @@ class Agreement:
         if step < self._next:
             return None
         now, steps = time.monotonic(), 1 if self._step is None else step - self._step
-        pace = int(steps * ASK_SECONDS / max(now - self._at, 1e-6))
+        # Ranks ask each other about once a second.
+        pace = int(steps / max(now - self._at, 1e-6))
         sent = self.world.bytes_sent
         asked = torch.tensor([told, 1 if told else 0, pace], device=self.world.device)
         signals, ranks, paces = self.world.all_reduce(asked).tolist()

@@ -1,6 +1,6 @@
 """Tunnel: what Gloo sends between hosts, encrypted; Gloo itself knows nothing of it.
 
-Gloo of rank r listens on a loopback address of its own, 127.N.x.y, which every host has. On another
+Gloo of rank r listens on its own loopback address, 127.N.x.y, which every host has. On another
 host a tunnel listens at that address, and hands what comes to the tunnel of rank r, through a
 channel as in channel.py; that one hands it to Gloo. Ranks of one host need no tunnel;
 the first of them stands in for those of other hosts.

@@ -186,7 +186,7 @@ def find(victim: str, command: Command) -> int | None:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         except OSError:  # likewise
             continue
-        if parent == command.process.pid and "serve" in words and f"--index={number}" in words:
+        if parent == command.process.pid and "server" in words and f"--index={number}" in words:
             return pid
     return None
 

@@ -44,7 +44,7 @@ def find_server(command: Command) -> int | None:
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             except OSError:
                 continue
-            if b"serve" in words and int(parent) == command.process.pid:
+            if b"server" in words and int(parent) == command.process.pid:
                 return int(entry.name)
     return None
 

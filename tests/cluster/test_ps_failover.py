@@ -28,7 +28,7 @@ def servers(command: Command) -> dict[Place, int]:
     found = {}
     for pid, _, parent in processes():
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        if parent == command.process.pid and "serve" in words:
+        if parent == command.process.pid and "server" in words:
             said = dict(word[2:].split("=", 1) for word in words if "=" in word)
             found[int(said["index"]), int(said.get("replica", 0))] = pid
     return found

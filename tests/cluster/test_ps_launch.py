@@ -73,7 +73,7 @@ def servers(command: Command) -> dict[int, int]:
     found = {}
     for pid, _, parent in processes():
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        if parent == command.process.pid and "serve" in words:
+        if parent == command.process.pid and "server" in words:
             index = next(word for word in words if word.startswith("--index="))
             found[int(index.removeprefix("--index="))] = pid
     return found

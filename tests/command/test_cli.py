@@ -254,15 +254,8 @@ def options_of(command: Any, name: str = "shoal") -> Iterator[tuple[str, Any]]:
 
 
 def test_every_option_of_every_command_has_a_meaning() -> None:
-    helps = {
-        name: option.help for name, option in options_of(get_command(app)) if not is_old(option)
-    }
+    helps = {name: option.help for name, option in options_of(get_command(app))}
     assert len(helps) > 60 and [name for name, text in helps.items() if not text] == []
-
-
-def is_old(option: Any) -> bool:
-    """Options of `shoal serve` that are those of `shoal server`, its older use."""
-    return getattr(option, "hidden", False)
 
 
 def test_every_key_of_a_config_has_a_meaning() -> None:

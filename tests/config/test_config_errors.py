@@ -391,18 +391,6 @@ def test_graphs_are_refused_where_there_is_no_gpu() -> None:
     refuse_unread(resolve().config, 2, "cpu")
 
 
-@pytest.mark.parametrize(("given", "meant"), [(0, False), (1, True), (False, False), (True, True)])
-def test_a_switch_that_was_a_count(given: Any, meant: bool) -> None:
-    values = {"strategy.name": "ps", "strategy.ps.ahead": given}
-    assert resolve(**values).config.strategy.ps.ahead is meant
-    assert resolve("--strategy=ps", "--strategy.ps.ahead").config.strategy.ps.ahead is True
-    (error,) = errors(**{"strategy.ps.ahead": 2})
-    assert error == (
-        "python: strategy.ps.ahead: given 2 (whole number); allowed: true or false; it was a "
-        "number of batches once, and is a switch: one batch or none"
-    )
-
-
 def test_one_process_may_be_single() -> None:
     assert resolve(strategy="single").config.strategy.name == "single"
     assert resolve(strategy="auto", nproc=2).config.strategy.name == "auto"

@@ -127,7 +127,7 @@ def histories(same: bool = False, size: int = 60_000, items: int = 80, length: i
         Feature("item_id", "id", "item", rows=items + 1),
         Feature("seen", "sequence", "user", rows=items + 1, table="item_id", length=length),
     )
-    facts = Facts(features=features, apart=True, num_slots=2)
+    facts = Facts(features=features, per_feature=True, num_slots=2)
     return Task(
         facts, every.rows(0, cut), every.rows(cut, size), [auc(chances[cut:], labels[cut:])]
     )

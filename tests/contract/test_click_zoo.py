@@ -71,7 +71,7 @@ def test_a_batch_may_be_cut(name: str) -> None:
         total = count = 0.0
         seed_step(1, 0, 0, CPU)
         for start, stop in cuts:
-            output = strategy.forward(batch.rows(start, stop), 0.0)
+            output = strategy.forward(batch.rows(start, stop))
             output.loss.backward()
             total, count = total + float(output.loss.detach()), count + float(output.count)
         found.append((total, count))
@@ -132,7 +132,7 @@ WIDTHS = (
 
 @pytest.mark.parametrize("name", ["FFM", "NFM", "PNN", "Wukong", *ANY_WIDTH])
 def test_widths_of_features(name: str) -> None:
-    facts = replace(facts_of(name), features=WIDTHS, apart=True, num_slots=2, num_dense=1)
+    facts = replace(facts_of(name), features=WIDTHS, per_feature=True, num_slots=2, num_dense=1)
     if name in ANY_WIDTH:
         model = make_model(name, facts)
         assert model.width(4) == 3 + 4
@@ -176,9 +176,6 @@ def test_what_cannot_be_is_refused() -> None:
     for name in ("FFM", "PNN"):
         with pytest.raises(ValueError, match=f"{name} has one vector and so no pairs"):
             make_model(name, one)
-    for name, key in (("PNN", "product"), ("FiBiNET", "bilinear"), ("MaskNet", "structure")):
-        with pytest.raises(ValueError, match=f"model.{key} is 'other'"):
-            make_model(name, **{key: "other"})
     with pytest.raises(ValueError, match="DIN reads a history beside a candidate"):
         make_model("DIN", facts_of("FFM"))
     for name in ("ESMM", "AITM"):

@@ -66,9 +66,8 @@ def export_here(parts: Parts, config: Config, folder: Path) -> Artifact:
     """Export and check, all in this process."""
     folder.mkdir()
     state = {"step": 3, "best_epoch": 0}
-    run: Any = SimpleNamespace(
-        model=parts.model, config=config, parts=parts, state=state, world=World()
-    )
+    given = {"model": parts.model, "config": config, "parts": parts, "state": state}
+    run: Any = SimpleNamespace(**given, world=World(), types=(str, str))
     save_file(Writer(run, folder, "float32", None, True).write(), folder / CHECK)
     found = check_here(folder, "float32", None)
     assert found["largest_difference"] <= found["allowed"]

@@ -28,150 +28,90 @@ DATA = {
     "train.optimizer.lr": 0.01,
     "eval.topk": [10],
 }
+SEQUENCE = {"train.batch_size": 64, "train.optimizer.lr": 0.005, "eval.repeatable": False}
+FASTER = {**SEQUENCE, "train.optimizer.lr": 0.01}
+PREFIX = {**SEQUENCE, "train.batch_size": 512}
+USERS = {"train.batch_size": 50, "train.optimizer.lr": 0.005}
+TOLD = {"data.planted.item_features": 2}
+MANY = {**TOLD, "train.negatives.num": 4}
+SAMPLED = {**SEQUENCE, "train.negatives": {"num": 20, "distribution": "popularity"}}
+INNER = {"inner_size": 64, "hidden_dropout_prob": 0.2, "attn_dropout_prob": 0.2}
+
+
+def recipe(epochs: int, run: dict[str, Any] | None = None, **model: Any) -> tuple[dict, int]:
+    """Options of a run and of its model, and epochs."""
+    return {**(run or {}), **{f"model.{key}": value for key, value in model.items()}}, epochs
+
+
+def narrow(epochs: int, run: dict[str, Any] | None = None, **model: Any) -> tuple[dict, int]:
+    """The same with vectors of 32 numbers."""
+    return recipe(epochs, run, embedding_size=32, **model)
+
+
+def hidden(epochs: int, run: dict[str, Any], **model: Any) -> tuple[dict, int]:
+    """The same with states of 32 numbers."""
+    return recipe(epochs, run, hidden_size=32, **model)
+
+
 # model -> options and epochs. A new model joins by adding its line.
 RECIPES: dict[str, tuple[dict[str, Any], int]] = {
-    "BPR": ({"model.embedding_size": 32}, 15),
-    "NeuMF": (
-        {
-            "model.mf_embedding_size": 16,
-            "model.mlp_embedding_size": 16,
-            "model.mlp_hidden_size": [32, 16],
-        },
-        15,
-    ),
-    "LightGCN": ({"model.embedding_size": 32}, 15),
-    "SASRec": (
-        {
-            "model.hidden_size": 32,
-            "model.inner_size": 64,
-            "model.hidden_dropout_prob": 0.2,
-            "model.attn_dropout_prob": 0.2,
-            "train.batch_size": 64,
-            "train.optimizer.lr": 0.005,
-            "eval.repeatable": False,
-        },
-        25,
-    ),
-    "BERT4Rec": (
-        {
-            "model.hidden_size": 32,
-            "model.inner_size": 64,
-            "model.window_stride": 20,
-            "train.batch_size": 64,
-            "train.optimizer.lr": 0.01,
-            "eval.repeatable": False,
-        },
-        30,
-    ),
+    "BPR": narrow(15),
+    "NeuMF": recipe(15, mf_embedding_size=16, mlp_embedding_size=16, mlp_hidden_size=[32, 16]),
+    "LightGCN": narrow(15),
+    "SASRec": hidden(25, SEQUENCE, **INNER),
+    "BERT4Rec": hidden(30, FASTER, inner_size=64, window_stride=20),
 }
-SEQUENCE = {"train.batch_size": 64, "train.optimizer.lr": 0.005, "eval.repeatable": False}
-PREFIX = {"train.batch_size": 512, "train.optimizer.lr": 0.005, "eval.repeatable": False}
-WIDTH, HIDDEN = {"model.embedding_size": 32}, {"model.hidden_size": 32}
-TRANSFORMER = {
-    **HIDDEN,
-    "model.inner_size": 64,
-    "model.hidden_dropout_prob": 0.2,
-    "model.attn_dropout_prob": 0.2,
-}
-NEGATIVES = {"num": 20, "distribution": "popularity"}
 # Convolutions take the order of single items for what matters, and taste has none: see below.
 ORDERED = ["NextItNet", "GRU4Rec", "HSTU"]
 # Those that are seen to learn when there is time: `make test-all`.
 SLOW: dict[str, tuple[dict[str, Any], int]] = {
-    "LightFM": (WIDTH, 15),
-    "EASE": ({"model.reg_weight": 50.0}, 0),
-    "ItemKNN": ({"model.k": 50}, 0),
-    "UserKNN": ({"model.k": 50}, 0),
-    "SLIM": ({}, 0),
-    "IALS": ({**WIDTH, "model.epochs": 8}, 0),
-    "MultiVAE": (
-        {
-            "model.mlp_hidden_dimension": [64],
-            "model.latent_dimension": 32,
-            "train.batch_size": 50,
-            "train.optimizer.lr": 0.005,
-        },
-        60,
+    "LightFM": narrow(15),
+    "EASE": recipe(0, reg_weight=50.0),
+    "ItemKNN": recipe(0, k=50),
+    "UserKNN": recipe(0, k=50),
+    "SLIM": recipe(0),
+    "IALS": narrow(0, {"model.epochs": 8}),
+    "MultiVAE": recipe(60, USERS, mlp_hidden_dimension=[64], latent_dimension=32),
+    "RecVAE": recipe(60, USERS, hidden_dimension=64, latent_dimension=32),
+    "ENMF": narrow(60, {"train.batch_size": 50}, dropout_prob=0.3),
+    "SimpleX": narrow(15, {"train.negatives.num": 20}, margin=0.5),
+    "NGCF": narrow(15, hidden_size_list=[32, 32]),
+    "SGL": narrow(15),
+    "SimGCL": narrow(15, cl_weight=0.02),
+    "XSimGCL": narrow(15),
+    "GRU4Rec": narrow(12, FASTER, hidden_size=64),
+    "HSTU": hidden(25, SEQUENCE),
+    "NARM": narrow(8, PREFIX, hidden_size=64),
+    "STAMP": narrow(10, PREFIX),
+    "Caser": narrow(10, PREFIX, heights=4, dropout_prob=0.2),
+    "FPMC": narrow(40, FASTER),
+    "SRGNN": narrow(8, PREFIX),
+    "CORE": narrow(8, PREFIX, **INNER),
+    "LightSANs": hidden(8, PREFIX, **INNER),
+    "FMLP": hidden(8, PREFIX, hidden_dropout_prob=0.2),
+    "TiSASRec": hidden(25, SEQUENCE, **INNER),
+    "TIGER": hidden(
+        *(10, {**PREFIX, "train.batch_size": 256}),
+        **{"inner_size": 64, "n_heads": 2, "code_levels": 2, "code_size": 32},
     ),
-    "RecVAE": (
-        {
-            "model.hidden_dimension": 64,
-            "model.latent_dimension": 32,
-            "train.batch_size": 50,
-            "train.optimizer.lr": 0.005,
-        },
-        60,
-    ),
-    "ENMF": ({**WIDTH, "model.dropout_prob": 0.3, "train.batch_size": 50}, 60),
-    "SimpleX": ({**WIDTH, "model.margin": 0.5, "train.negatives.num": 20}, 15),
-    "NGCF": ({**WIDTH, "model.hidden_size_list": [32, 32]}, 15),
-    "SGL": (WIDTH, 15),
-    "SimGCL": ({**WIDTH, "model.cl_weight": 0.02}, 15),
-    "XSimGCL": (WIDTH, 15),
-    "GRU4Rec": ({**WIDTH, "model.hidden_size": 64, **SEQUENCE, "train.optimizer.lr": 0.01}, 12),
-    "HSTU": ({**HIDDEN, **SEQUENCE}, 25),
-    "NARM": ({**WIDTH, "model.hidden_size": 64, **PREFIX}, 8),
-    "STAMP": ({**WIDTH, **PREFIX}, 10),
-    "Caser": ({**WIDTH, "model.heights": 4, "model.dropout_prob": 0.2, **PREFIX}, 10),
-    "FPMC": ({**WIDTH, **SEQUENCE, "train.optimizer.lr": 0.01}, 40),
-    "SRGNN": ({**WIDTH, **PREFIX}, 8),
-    "CORE": (
-        {
-            **WIDTH,
-            "model.inner_size": 64,
-            "model.hidden_dropout_prob": 0.2,
-            "model.attn_dropout_prob": 0.2,
-            **PREFIX,
-        },
-        8,
-    ),
-    "LightSANs": ({**TRANSFORMER, **PREFIX}, 8),
-    "FMLP": ({**HIDDEN, "model.hidden_dropout_prob": 0.2, **PREFIX}, 8),
-    "TiSASRec": ({**TRANSFORMER, **SEQUENCE}, 25),
-    "TIGER": (
-        {
-            **HIDDEN,
-            "model.inner_size": 64,
-            "model.n_heads": 2,
-            "model.code_levels": 2,
-            "model.code_size": 32,
-            **PREFIX,
-            "train.batch_size": 256,
-        },
-        10,
-    ),
-    "MIND": ({**WIDTH, "model.interests": 2, **PREFIX}, 8),
-    "ComiRec": ({**WIDTH, "model.interests": 2, **PREFIX}, 9),
-    "DirectAU": ({**WIDTH, "model.gamma": 0.5}, 15),
-    "DSSM": ({**WIDTH, "model.mlp_hidden_size": [32]}, 15),
-    "YoutubeDNN": ({**WIDTH, "model.mlp_hidden_size": [32], **PREFIX}, 10),
-    "Word2Vec": (
-        {**WIDTH, "model.window": 20, **PREFIX, "train.optimizer.lr": 0.01},
-        15,
-    ),
-    "CL4SRec": ({**TRANSFORMER, **SEQUENCE}, 25),
-    "SASRec sampled": (
-        {
-            **TRANSFORMER,
-            **SEQUENCE,
-            "model.loss_type": "sampled",
-            "train.negatives": NEGATIVES,
-        },
-        25,
-    ),
-}
-TOLD = {"data.planted.item_features": 2}
-SLOW |= {
-    "CKE": ({**WIDTH, **TOLD}, 15),
-    "CFKG": ({**WIDTH, **TOLD}, 15),
-    "KGCN": ({**WIDTH, **TOLD, "train.negatives.num": 4}, 15),
-    "KGAT": ({**WIDTH, **TOLD, "model.kg_embedding_size": 16, "model.layers": [32]}, 15),
-    "RippleNet": ({**WIDTH, **TOLD, "model.n_memory": 32, "train.negatives.num": 4}, 15),
-    "KGIN": ({**WIDTH, **TOLD}, 15),
-    "MKR": ({**WIDTH, **TOLD, "train.negatives.num": 4}, 15),
-    "SASRecF": ({**TRANSFORMER, **SEQUENCE, **TOLD}, 25),
-    "FDSA": ({**TRANSFORMER, **SEQUENCE, **TOLD}, 25),
-    "S3Rec": ({**TRANSFORMER, **SEQUENCE, **TOLD}, 25),
+    "MIND": narrow(8, PREFIX, interests=2),
+    "ComiRec": narrow(9, PREFIX, interests=2),
+    "DirectAU": narrow(15, gamma=0.5),
+    "DSSM": narrow(15, mlp_hidden_size=[32]),
+    "YoutubeDNN": narrow(10, PREFIX, mlp_hidden_size=[32]),
+    "Word2Vec": narrow(15, {**PREFIX, "train.optimizer.lr": 0.01}, window=20),
+    "CL4SRec": hidden(25, SEQUENCE, **INNER),
+    "SASRec sampled": hidden(25, SAMPLED, loss_type="sampled", **INNER),
+    "CKE": narrow(15, TOLD),
+    "CFKG": narrow(15, TOLD),
+    "KGCN": narrow(15, MANY),
+    "KGAT": narrow(15, TOLD, kg_embedding_size=16, layers=[32]),
+    "RippleNet": narrow(15, MANY, n_memory=32),
+    "KGIN": narrow(15, TOLD),
+    "MKR": narrow(15, MANY),
+    "SASRecF": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
+    "FDSA": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
+    "S3Rec": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
 }
 TIME = {"data.split.by": "leave_one_out", "data.split.order": "time"}
 

@@ -48,7 +48,7 @@ def two_tower(world: World, strategy: str, addresses: list[str]) -> list[float]:
 
 
 def gathered(world: World) -> dict[str, Any]:
-    """`across` by itself: uneven slices, one of them empty, and gradients of what others need."""
+    """`gather_global`: uneven slices, one of them empty, and gradients of what others need."""
     from shoal.training.strategy.gathered import Gathered
 
     everyone = torch.arange(6.0).view(3, 2)

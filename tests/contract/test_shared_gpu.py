@@ -31,7 +31,7 @@ STEPS = 6
 def curve(world, strategy, model, rows):
     made = make_strategy(StrategySection(**strategy), world)
     if strategy == BUCKETS:
-        ddp.SMALL, buckets.BUCKET, made.overlap = 0, 300, True  # bytes: of small ones, too
+        ddp.SMALL_DENSE, buckets.BUCKET, made.overlap = 0, 300, True  # bytes: of small ones, too
     made.setup(make_model(model, rows), OptimizerSection(name="adagrad", lr=0.05), seed=1)
     found = []
     for step in range(STEPS):

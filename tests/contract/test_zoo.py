@@ -90,14 +90,17 @@ def test_a_batch_may_be_cut(name: str) -> None:
     found = []
     for slices in ([(0, 1)], [(0, 100), (0, 3), (1, 3), (2, 3)]):  # the first of 100 is empty
         loss = count = 0.0
+        parts.model.zero_grad()
         seed_step(1, 0, 0, torch.device("cpu"))
         for rank, size in slices:
-            output = parts.strategy.forward(next(parts.reader.batches(0, rank, size)), 0.0)
+            output = parts.strategy.forward(next(parts.reader.batches(0, rank, size)))
             output.loss.backward()
             loss, count = loss + float(output.loss.detach()), count + float(output.count)
-        found.append((loss, count))
+        grads = {key: p.grad for key, p in parts.model.named_parameters() if p.grad is not None}
+        found.append((loss, count, grads))
     assert found[0][1] == found[1][1] > 0
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    torch.testing.assert_close(found[0][2], found[1][2], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", each(TRAINED))

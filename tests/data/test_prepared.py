@@ -19,11 +19,11 @@ from shoal.data import passes as partition
 from shoal.data import random as random_room
 from shoal.data.history import Histories
 from shoal.data.prepare import load_dataset
-from shoal.data.prepared import inputs
 from shoal.data.prepared.dataset import Prepared
 from shoal.data.prepared.folder import Job, check, locked
 from shoal.data.prepared.preparing import prepare
 from shoal.data.sampler import Seen
+from shoal.data.sources import text
 from shoal.runs.build import fingerprint
 from shoal.runs.run import resolve, train_here
 
@@ -91,7 +91,7 @@ def test_a_prepared_folder_holds_what_the_files_give(raw, settings, small, monke
     """Ids, words, columns, splits and histories, however little memory there is."""
     if small:
         monkeypatch.setattr(partition, "CHUNK", 101)
-        monkeypatch.setattr(inputs, "TEXT_BYTES", 1 << 10)
+        monkeypatch.setattr(text, "TEXT_BYTES", 1 << 10)
     config = config_of(raw, **{k.replace(".", "__"): v for k, v in settings.items()})
     there = load_dataset(config.data, seed=5)
     to = raw.parent / "prepared"
@@ -236,12 +236,12 @@ def test_bad_input_is_told_once_and_leaves_nothing(tmp_path) -> None:
         (no_item, r"no column 'item_id'.*--data\.fields\.item"),
         (bad_row, r"row\.csv, line 3: 'good' in 'rating' is not a number"),
         (short, r"short\.csv, line 3: 2 cells where the header names 3"),
-        (blank, r"blank\.csv, line 3"),
         (tmp_path / "none.csv", "is no file"),
     ]:
         with pytest.raises(ValueError, match=said):
             prepare(Job([str(path)], to, config))
         assert not to.exists() and not list(tmp_path.glob(".to.part"))
+    assert prepare(Job([str(blank)], tmp_path / "blank", config))["rows"] == 2
     with pytest.raises(ValueError, match="named twice"):
         prepare(Job([str(csv), str(csv)], to, config))
     with locked(to), pytest.raises(ValueError, match="another `shoal prepare` is writing"):
@@ -258,7 +258,7 @@ def test_bad_input_is_told_once_and_leaves_nothing(tmp_path) -> None:
 def test_bad_rows_are_left_out_and_counted(tmp_path, size, monkeypatch, caplog) -> None:
     import polars as pl
 
-    monkeypatch.setattr(inputs, "TEXT_BYTES", size)
+    monkeypatch.setattr(text, "TEXT_BYTES", size)
     monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)  # a run ends that
     config = config_of(tmp_path, data__split__order="file").data
     good = write_csv(tmp_path / "good.csv", rows())

@@ -12,9 +12,9 @@ import pytest
 
 from shoal.config.schema import DataSection
 from shoal.data.prepare import load_dataset
-from shoal.data.prepared import inputs
 from shoal.data.prepared.folder import Job
 from shoal.data.prepared.preparing import prepare
+from shoal.data.sources import text
 from shoal.data.sources.quotes import Cells
 
 FIELDS = {"user": "User-ID", "item": "ISBN", "rating": "Book-Rating"}
@@ -61,7 +61,7 @@ def prepared(path: Path, **more: Any) -> Any:
 @pytest.mark.parametrize("read", [in_memory, prepared])
 @pytest.mark.parametrize("rows", ["plain", "odd"])
 def test_quoted_cells(read: Any, rows: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(inputs, "TEXT_BYTES", 1 << 16)
+    monkeypatch.setattr(text, "TEXT_BYTES", 1 << 16)
     odd = ['"u1";"a;b";"3"', '"ü";"say ""it""";"4"'] if rows == "odd" else []
     given = [*GOOD * 300, *odd, '"u9";"last";"7"']
     data = read(write(tmp_path, given))

@@ -14,7 +14,6 @@ from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.store import EVERY
 from shoal.embedding.table import Init, Table
 from shoal.training.strategy.graphed import Graphed
@@ -55,8 +54,8 @@ def train(ours, whole, steps, first=0):
         grads = want * 0.1 + torch.sin(torch.arange(want.numel(), device=DEVICE) + step).view_as(
             want
         )
-        for leaf in (ours, whole):
-            leaf.push(ids, grads, 0.05)
+        for engine in (ours, whole):
+            engine.push(ids, grads, 0.05)
 
 
 def assert_same_rows(ours, whole, chunk=50):
@@ -96,8 +95,8 @@ def test_many_rows_come_while_others_are_updated(optimizer):
         for _ in range(4):  # something to do meanwhile
             torch.randn(2048, 2048, device=DEVICE) @ torch.randn(2048, 2048, device=DEVICE)
         grads = rows * 0.1 + 0.01
-        for leaf in (ours, whole):
-            leaf.push(ids, grads, 0.05)
+        for engine in (ours, whole):
+            engine.push(ids, grads, 0.05)
     seen = ours.group.traffic
     assert seen.ahead > 40_000 and seen.cold < seen.ahead
     assert_same_rows(ours, whole, 100_000)
@@ -121,8 +120,8 @@ def test_all_rows_are_read_and_updated_in_parts():
     ours, whole = make("adam")
     train(ours, whole, 3)
     grads = torch.sin(torch.arange(ROWS * 5, device=DEVICE).float()).view(ROWS, 5)
-    for leaf in (ours, whole):
-        leaf.push(EVERY, grads, 0.05)
+    for engine in (ours, whole):
+        engine.push(EVERY, grads, 0.05)
     assert torch.equal(ours.pull(EVERY), whole.pull(EVERY))
     train(ours, whole, 3, first=3)
     assert_same_rows(ours, whole)
@@ -140,8 +139,8 @@ def test_a_checkpoint_goes_through_it_both_ways():
     assert_same_rows(again, whole)
     train(again, whole, 3, first=4)
     ids, values = torch.arange(3, 40), torch.randn(37, 5)
-    for leaf in (again, whole):
-        leaf.assign(ids, values)
+    for engine in (again, whole):
+        engine.assign(ids, values)
     assert_same_rows(again, whole)
 
 
@@ -163,13 +162,13 @@ def test_what_cannot_be_is_refused():
 class InTwo(Single):
     """Single, a part of whose rows are in slots."""
 
-    def make_rows(self, tables):
-        leaves = {}
+    def make_engines(self, tables, fused):
+        engines = {}
         for name, table in tables.items():
             optimizer = self.row_optimizers[name]
             cache = CachedGpuTables(table, optimizer, self.seed, self.world.device, 240)
-            leaves[name] = gpu_engine.GpuEngine(cache, 0)
-        return LocalRows(leaves, self.rules, self.world.device)
+            engines[name] = gpu_engine.GpuEngine(cache, 0)
+        return engines
 
 
 class RecordedInTwo(InTwo, Graphed):

@@ -1,4 +1,4 @@
-"""Triton kernels of rows in GPU memory against the reference leaf.
+"""Triton kernels of rows in GPU memory against the reference engine.
 
 On a GPU where there is one, else by Triton's interpreter (see triton_there.py).
 """
@@ -90,7 +90,7 @@ class Both:
         """Read, compare, and learn by gradients that hang on what was read."""
         ids = self.draw()
         lookup = self.look_up(ids)
-        want = torch.cat([leaf.pull(part) for leaf, part in zip(self.theirs, ids)])
+        want = torch.cat([engine.pull(part) for engine, part in zip(self.theirs, ids)])
         counted = {} if clicks is None else {"clicks": clicks.to(DEVICE)}
         self.ours.begin(0.05, lookup)
         got = self.ours.pull(lookup, learn=True)
@@ -101,13 +101,13 @@ class Both:
         segments = self.ours.sort(lookup) if ahead is None else ahead.segments
         self.ours.apply(segments, grads.to(DEVICE), **counted)
         given = [None] * len(COUNTS) if clicks is None else clicks.split(COUNTS)
-        for leaf, part, grad, some in zip(self.theirs, ids, grads.split(COUNTS), given):
-            leaf.push(part, grad, 0.05, None if some is None else shown_once(some))
+        for engine, part, grad, some in zip(self.theirs, ids, grads.split(COUNTS), given):
+            engine.push(part, grad, 0.05, None if some is None else shown_once(some))
 
     def compare_exports(self):
-        for number, leaf in enumerate(self.theirs):
+        for number, engine in enumerate(self.theirs):
             got = list(self.ours.export(number, chunk_rows=16))
-            want = list(leaf.export(chunk_rows=16))
+            want = list(engine.export(chunk_rows=16))
             assert [len(part.ids) for part in got] == [len(part.ids) for part in want]
             for mine, other in zip(got, want):
                 assert torch.equal(mine.ids, other.ids)
@@ -148,7 +148,7 @@ def test_the_first_values_have_the_same_bits():
         both = Both(RowOptimizer("sgd"), grows)
         ids = both.draw()
         got = both.ours.pull(both.look_up(ids)).cpu()
-        want = torch.cat([leaf.pull(part) for leaf, part in zip(both.theirs, ids)])
+        want = torch.cat([engine.pull(part) for engine, part in zip(both.theirs, ids)])
         assert torch.equal(got, want)
 
 
@@ -165,10 +165,10 @@ def test_bags_are_pooled_and_learn(mode, weighted, grows):
     weights = torch.rand(sum(counts)) if weighted else None
     rows, want = [], []
     parts = [None] * 3 if weights is None else weights.split(counts)
-    for leaf, part, some, length in zip(both.theirs, ids, parts, lengths):
+    for engine, part, some, length in zip(both.theirs, ids, parts, lengths):
         offsets = torch.tensor([0, *length]).cumsum(0)
-        rows.append(leaf.pull(part).requires_grad_())
-        want.append(pool_rows(rows[-1], part, offsets, mode, some, leaf.table.padding))
+        rows.append(engine.pull(part).requires_grad_())
+        want.append(pool_rows(rows[-1], part, offsets, mode, some, engine.table.padding))
     every = [one for length in lengths for one in length]
     offsets = torch.tensor([0, *every]).cumsum(0).to(DEVICE)
     lookup = both.look_up(ids)
@@ -178,8 +178,8 @@ def test_bags_are_pooled_and_learn(mode, weighted, grows):
     grads = torch.randn(sum(map(len, lengths)), DIM)
     torch.cat(want).backward(grads)
     both.ours.push(lookup, grads.to(DEVICE), 0.05, pooling)
-    for leaf, part, some in zip(both.theirs, ids, rows):
-        leaf.push(part, some.grad, 0.05)
+    for engine, part, some in zip(both.theirs, ids, rows):
+        engine.push(part, some.grad, 0.05)
     both.compare_exports()
 
 
@@ -189,12 +189,12 @@ def test_ids_earn_their_rows_and_lose_them():
     for _ in range(2):
         both.step(torch.rand(sum(COUNTS)).round())
     both.compare_exports()
-    for number, leaf in enumerate(both.theirs):
+    for number, engine in enumerate(both.theirs):
         both.ours.decay(number, 0.5)
-        leaf.decay(0.5)
+        engine.decay(0.5)
     for rule in (Shrink(min_score=1.5), Shrink(capacity=6, order="lru"), Shrink(min_norm=0.1)):
         gone = [both.ours.shrink(number, rule) for number in range(3)]
-        assert gone == [leaf.shrink(rule) for leaf in both.theirs]
+        assert gone == [engine.shrink(rule) for engine in both.theirs]
     both.step(torch.zeros(sum(COUNTS)))  # the rows that went begin again, in memory that was used
     both.compare_exports()
 
@@ -206,8 +206,8 @@ def test_index_and_arena_grow():
     ids = [wide(torch.arange(300)), torch.tensor([], dtype=torch.int64), wide(torch.arange(9))]
     grads = torch.randn(309, DIM)
     both.ours.push(both.look_up(ids), grads.to(DEVICE), 0.1)
-    for leaf, part, grad in zip(both.theirs, ids, grads.split([300, 0, 9])):
-        leaf.push(part, grad, 0.1)
+    for engine, part, grad in zip(both.theirs, ids, grads.split([300, 0, 9])):
+        engine.push(part, grad, 0.1)
     assert len(both.ours.index.ids) > before[0]
     assert len(both.ours.free) > before[1]
     both.step()
@@ -241,10 +241,10 @@ def test_tables_of_two_widths_are_refused():
         gpu_tables.GpuTables(tables, RowOptimizer("sgd"), 0, DEVICE)
 
 
-# ---- as leaves -----------------------------------------------------------------------------------
+# ---- as engines ---------------------------------------------------------------------------------
 
 
-def make_leaves(admission=None):
+def make_engines(admission=None):
     """Two fixed tables and a growing one, of two widths; and the reference of each."""
     tables = [
         Table("a", DIM, 20, BEGINS[0], 5),
@@ -253,15 +253,15 @@ def make_leaves(admission=None):
     ]
     optimizer = RowOptimizer("adam")
     counted = [None, admission, None]
-    leaves = gpu_engine.make_gpu_engines(tables, optimizer, 3, DEVICE, admissions=counted)
-    assert leaves[0].group is leaves[2].group
-    return leaves, [Reference(one, optimizer, 3, rule) for one, rule in zip(tables, counted)]
+    engines = gpu_engine.make_gpu_engines(tables, optimizer, 3, DEVICE, admissions=counted)
+    assert engines[0].group is engines[2].group
+    return engines, [Reference(one, optimizer, 3, rule) for one, rule in zip(tables, counted)]
 
 
-def compare(leaf, reference):
-    assert len(leaf) == len(reference)
-    assert leaf.step == reference.step
-    for mine, other in zip(leaf.export(7), reference.export(7), strict=True):
+def compare(engine, reference):
+    assert len(engine) == len(reference)
+    assert engine.step == reference.step
+    for mine, other in zip(engine.export(7), reference.export(7), strict=True):
         assert torch.equal(mine.ids, other.ids)
         torch.testing.assert_close(mine.values, other.values)
         torch.testing.assert_close(mine.state, other.state)
@@ -269,64 +269,64 @@ def compare(leaf, reference):
 
 def test_leaves_of_a_group_are_read_and_learn_together():
     torch.manual_seed(0)
-    leaves, references = make_leaves()
+    engines, references = make_engines()
     order = [2, 0, 1, 0]  # one is looked up twice
     ids = [torch.randint(0, 20, (n,)) for n in (9, 4, 7, 5)]
-    got = gpu_engine.GpuEngine.pull_many([leaves[k] for k in order], ids)
+    got = gpu_engine.GpuEngine.pull_many([engines[k] for k in order], ids)
     for k, part, rows in zip(order, ids, got):
         assert torch.equal(rows.cpu(), references[k].pull(part))
     for _ in range(2):
         ids = [torch.randint(0, 20, (n,)) for n in (9, 0, 7)]
-        grads = [torch.randn(len(part), leaf.table.dim) for part, leaf in zip(ids, leaves)]
-        gpu_engine.GpuEngine.push_many(leaves, ids, grads, 0.1)
+        grads = [torch.randn(len(part), engine.table.dim) for part, engine in zip(ids, engines)]
+        gpu_engine.GpuEngine.push_many(engines, ids, grads, 0.1)
         for reference, part, grad in zip(references, ids, grads):
             reference.push(part, grad, 0.1)
-        leaves[0].step = references[0].step = 7  # the second time each has numbers of its own
-    for leaf, reference in zip(leaves, references):
-        compare(leaf, reference)
+        engines[0].step = references[0].step = 7  # the second time each has numbers of its own
+    for engine, reference in zip(engines, references):
+        compare(engine, reference)
 
 
 def test_every_row_of_a_leaf():
-    leaves, references = make_leaves()
+    engines, references = make_engines()
     grads = torch.randn(20, DIM)
-    for leaf in (leaves[0], references[0]):
-        leaf.push(EVERY, grads.to(DEVICE) if leaf is leaves[0] else grads, 0.1)
-    compare(leaves[0], references[0])
+    for engine in (engines[0], references[0]):
+        engine.push(EVERY, grads.to(DEVICE) if engine is engines[0] else grads, 0.1)
+    compare(engines[0], references[0])
     want = references[0].pull(EVERY)
-    torch.testing.assert_close(leaves[0].pull(EVERY).cpu(), want)
-    torch.testing.assert_close(leaves[0].lend().cpu(), want)
+    torch.testing.assert_close(engines[0].pull(EVERY).cpu(), want)
+    torch.testing.assert_close(engines[0].lend().cpu(), want)
     with pytest.raises(ValueError, match="grows: it has no last row"):
-        leaves[1].pull(EVERY)
+        engines[1].pull(EVERY)
 
 
 def test_rows_that_are_assigned_keep_their_state_or_begin():
-    leaves, references = make_leaves()
-    for leaf in (leaves[1], references[1]):
-        leaf.push(torch.tensor([4, 8]), torch.ones(2, 3), 0.1)
-        leaf.assign(torch.tensor([4, 9]), torch.ones(2, 3))
-    compare(leaves[1], references[1])
-    for leaf in (leaves[1], references[1]):
-        leaf.forget()
-        leaf.assign(torch.tensor([1, 2, 3]), torch.ones(3, 3))  # in memory that was used
-    compare(leaves[1], references[1])
+    engines, references = make_engines()
+    for engine in (engines[1], references[1]):
+        engine.push(torch.tensor([4, 8]), torch.ones(2, 3), 0.1)
+        engine.assign(torch.tensor([4, 9]), torch.ones(2, 3))
+    compare(engines[1], references[1])
+    for engine in (engines[1], references[1]):
+        engine.forget()
+        engine.assign(torch.tensor([1, 2, 3]), torch.ones(3, 3))  # in memory that was used
+    compare(engines[1], references[1])
 
 
 def test_a_leaf_that_counts_is_saved_and_restored():
     torch.manual_seed(0)
     rule = Admission(3.0, 1.0, 2.0)
-    leaves, references = make_leaves(rule)
-    leaf, reference = leaves[1], references[1]
+    engines, references = make_engines(rule)
+    engine, reference = engines[1], references[1]
     for _ in range(2):
         ids = torch.randint(0, 30, (40,))
         grads, counts = torch.randn(40, 3), shown_once(torch.rand(40).round())
-        for one in (leaf, reference):
+        for one in (engine, reference):
             one.push(ids, grads, 0.1, counts)
-    compare(leaf, reference)
-    other = make_leaves(rule)[0][1]
-    other.step = leaf.step
-    for rows in leaf.export(4):
+    compare(engine, reference)
+    other = make_engines(rule)[0][1]
+    other.step = engine.step
+    for rows in engine.export(4):
         other.restore(rows)
-    for pending in leaf.export_pending(4):
+    for pending in engine.export_pending(4):
         other.restore_pending(pending)
     compare(other, reference)
     for mine, known in zip(other.export_pending(), reference.export_pending(), strict=True):
@@ -338,8 +338,8 @@ def test_a_leaf_that_counts_is_saved_and_restored():
 
 
 def test_what_does_not_fit_a_leaf_is_refused():
-    leaves, _ = make_leaves()
-    fixed, growing, _ = leaves
+    engines, _ = make_engines()
+    fixed, growing, _ = engines
     with pytest.raises(ValueError, match=r"they must be torch.int64"):
         fixed.pull(torch.zeros(2))
     with pytest.raises(ValueError, match=r"must be torch.float32 \[2, 6\]"):

@@ -25,7 +25,7 @@ def plan(given: list[Table], size: int = 4, optimizer: RowOptimizer = ADAM, **se
 
 def test_small_tables_are_replicated_and_big_ones_cut_by_rows() -> None:
     found = plan([BIG, SMALL, Table("grows", 16, None)])
-    places = {name: layout.placement.place for name, layout in found.layouts.items()}
+    places = {name: layout.placement.place for name, layout in found.shardings.items()}
     assert places == {"big": "row", "small": "replicate", "grows": "row"}
     # 250,000 rows of 64 values and the 100 rows of 8 values, 12 bytes each
     assert [found.bytes_on(rank) for rank in range(4)] == [250_000 * 64 * 12 + 100 * 8 * 12] * 4
@@ -34,10 +34,10 @@ def test_small_tables_are_replicated_and_big_ones_cut_by_rows() -> None:
 def test_many_even_tables_go_whole_and_uneven_ones_do_not() -> None:
     even = [Table(f"t{k}", 16, 100_000) for k in range(8)]
     found = plan(even)
-    assert {layout.placement.place for layout in found.layouts.values()} == {"table"}
+    assert {layout.placement.place for layout in found.shardings.values()} == {"table"}
     assert {found.bytes_on(rank) for rank in range(4)} == {2 * 100_000 * 16 * 12}
     uneven = [*even, Table("huge", 16, 10_000_000)]
-    assert {x.placement.place for x in plan(uneven).layouts.values()} == {"row"}
+    assert {x.placement.place for x in plan(uneven).shardings.values()} == {"row"}
 
 
 def test_a_config_decides_for_all_tables_or_for_one() -> None:
@@ -47,17 +47,17 @@ def test_a_config_decides_for_all_tables_or_for_one() -> None:
         place="column",
         tables={"small": {"place": "table", "rank": 2}},
     )
-    assert found.layouts["big"].placement.place == "column"
-    assert [found.layouts["big"].width(rank) for rank in range(3)] == [21, 21, 22]
-    assert found.layouts["small"].placement.rank == 2
-    by_range = plan([BIG], tables={"big": {"by": "range"}}).layouts["big"].placement
+    assert found.shardings["big"].placement.place == "column"
+    assert [found.shardings["big"].width(rank) for rank in range(3)] == [21, 21, 22]
+    assert found.shardings["small"].placement.rank == 2
+    by_range = plan([BIG], tables={"big": {"by": "range"}}).shardings["big"].placement
     assert (by_range.place, by_range.by) == ("row", "range")
 
 
 def test_tables_placed_whole_fill_the_emptiest_rank() -> None:
     tables = [Table("a", 8, 10), Table("b", 8, 30), Table("c", 8, 25)]
     found = plan(tables, size=2, place="table")
-    assert [found.layouts[name].placement.rank for name in "abc"] == [1, 0, 1]
+    assert [found.shardings[name].placement.rank for name in "abc"] == [1, 0, 1]
 
 
 def test_the_table_of_figures() -> None:

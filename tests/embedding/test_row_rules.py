@@ -301,7 +301,7 @@ def test_a_run_that_is_stopped_goes_on(
     whole = shoal.run(config_dict={**given, "run.output": str(tmp_path / "whole")})
     save = Trainer._save
 
-    def stop(trainer: Trainer, may_skip: bool = False) -> None:
+    def stop(trainer: Trainer) -> None:
         save(trainer)
         if trainer.cursor.step == 20:
             trainer.checkpoints.wait()

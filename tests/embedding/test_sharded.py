@@ -22,7 +22,7 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements import replicated
 from shoal.embedding.placements.duplicates import add_rows, distinct
 from shoal.embedding.placements.local import LocalRows
-from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.embedding.placements.replicated import ReplicatedRows
 from shoal.embedding.service import RowService
 from shoal.embedding.store import Rows
@@ -43,20 +43,20 @@ PLACES = [
 
 @given(rows=st.integers(1, 3000), size=st.integers(1, 7), by=st.sampled_from(["hash", "range"]))
 def test_every_row_has_one_owner_and_one_place(rows: int, size: int, by: Any) -> None:
-    layout = Layout(Table("t", 4, rows), Placement("row", by), size)
-    codes = layout.codes(torch.arange(rows))
+    sharding = Sharding(Table("t", 4, rows), Placement("row", by), size)
+    codes = sharding.codes(torch.arange(rows))
     assert codes.sort().values.tolist() == list(range(rows))
-    held = [layout.ids(rank) for rank in range(size)]
+    held = [sharding.ids(rank) for rank in range(size)]
     assert max(map(len, held)) - min(map(len, held)) <= 1
     for rank in range(size):  # a rank's leaf holds the ids whose codes are its own, in their order
-        expected = torch.arange(layout.bounds[rank], layout.bounds[rank + 1])
-        assert layout.codes(held[rank]).tolist() == expected.tolist()
+        expected = torch.arange(sharding.bounds[rank], sharding.bounds[rank + 1])
+        assert sharding.codes(held[rank]).tolist() == expected.tolist()
 
 
 def test_neighbours_and_strides_are_spread() -> None:
-    layout = Layout(Table("t", 4, 100_000), Placement("row", "hash"), 4)
+    sharding = Sharding(Table("t", 4, 100_000), Placement("row", "hash"), 4)
     for ids in (torch.arange(1000), torch.arange(0, 100_000, 4), torch.arange(0, 100_000, 64)):
-        owners = torch.bucketize(layout.codes(ids), torch.tensor(layout.bounds[1:]), right=True)
+        owners = torch.bucketize(sharding.codes(ids), torch.tensor(sharding.bounds[1:]), right=True)
         counts = torch.bincount(owners, minlength=4)
         assert int(counts.max()) < 1.3 * len(ids) / 4
 
@@ -64,11 +64,11 @@ def test_neighbours_and_strides_are_spread() -> None:
 def test_codes_without_the_native_core_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(0, 1003, (500,))
     for size in (1, 2, 3, 5):
-        layout = Layout(Table("t", 4, 1003, padding=0), Placement(), size)
-        native = layout.codes(ids)
+        sharding = Sharding(Table("t", 4, 1003, padding=0), Placement(), size)
+        native = sharding.codes(ids)
         with monkeypatch.context() as patch:
             patch.setattr("shoal.kernels.codes._core", None)
-            assert layout.codes(ids).tolist() == native.tolist()
+            assert sharding.codes(ids).tolist() == native.tolist()
         assert native[ids == 0].tolist() == [1003] * int((ids == 0).sum())
 
 
@@ -76,10 +76,10 @@ def test_codes_without_the_native_core_are_the_same(monkeypatch: pytest.MonkeyPa
 def test_an_id_outside_is_refused(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not core:
         monkeypatch.setattr("shoal.kernels.codes._core", None)
-    layout = Layout(Table("t", 4, 10), Placement(), 2)
+    sharding = Sharding(Table("t", 4, 10), Placement(), 2)
     for id_ in (-1, 10):
         with pytest.raises(ValueError, match=f"no row {id_}: it has 10 rows, ids 0 to 9"):
-            layout.codes(torch.tensor([3, id_]))
+            sharding.codes(torch.tensor([3, id_]))
 
 
 @pytest.mark.parametrize("core", [True, False])
@@ -100,12 +100,12 @@ def test_distinct_and_sums(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="ranks 0 to 1"):
-        Layout(Table("t", 4, 10), Placement("table", rank=2), 2)
+        Sharding(Table("t", 4, 10), Placement("table", rank=2), 2)
     with pytest.raises(ValueError, match="grows"):
-        Layout(Table("t", 4, None), Placement("row", "range"), 2)
-    layout = Layout(Table("t", 4, 10), Placement("column"), 2)
+        Sharding(Table("t", 4, None), Placement("row", "range"), 2)
+    sharding = Sharding(Table("t", 4, 10), Placement("column"), 2)
     with pytest.raises(ValueError, match="whole rows"):
-        Alone(layout, World(), RowOptimizer("rowwise_adagrad"), 1)
+        Alone(sharding, World(), RowOptimizer("rowwise_adagrad"), 1)
 
 
 # ---- on real ranks ------------------------------------------------------------------------------
@@ -141,8 +141,8 @@ def store_steps(world: World) -> dict[str, Any]:
             by_range = placement.by == "range" and placement.place == "row"
             if table.rows is None and by_range:
                 continue
-            layout = Layout(table, placement, world.size)
-            store = Alone(layout, world, RowOptimizer("adagrad"), seed=3)
+            sharding = Sharding(table, placement, world.size)
+            store = Alone(sharding, world, RowOptimizer("adagrad"), seed=3)
             pulled = []
             for step in range(3):
                 store.push(ids_of(table, world.rank, step), grads_of(table, world.rank, step), 0.1)
@@ -151,7 +151,7 @@ def store_steps(world: World) -> dict[str, Any]:
                 (r.ids.tolist(), r.values.tolist(), r.state["sum"].tolist())
                 for r in store.export(7)
             ]
-            copy = Alone(layout, world, RowOptimizer("adagrad"), seed=4)
+            copy = Alone(sharding, world, RowOptimizer("adagrad"), seed=4)
             found[f"{table.name} {placement}"] = {
                 "pulled": pulled,
                 "rows": rows,
@@ -182,8 +182,8 @@ def copied(world: World, store: Alone, copy: Alone, ids: Tensor) -> bool:
 @pytest.mark.parametrize("rows", [1, 7, 8, 14, 15])
 def test_the_last_row_is_exported_too(rows: int) -> None:
     """With 1, 8 and 15 rows it stands alone in its chunk."""
-    layout = Layout(Table("t", 4, rows), Placement("row"), 1)
-    store = Alone(layout, World(), RowOptimizer("sgd"), seed=3)
+    sharding = Sharding(Table("t", 4, rows), Placement("row"), 1)
+    store = Alone(sharding, World(), RowOptimizer("sgd"), seed=3)
     chunks = list(store.export(7))
     assert [id_ for chunk in chunks for id_ in chunk.ids.tolist()] == list(range(rows))
     assert max(len(chunk.ids) for chunk in chunks) <= 7

@@ -18,7 +18,7 @@ from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.embedding.engines.admission import Pending, Shrink, admission_of, tend
 from shoal.embedding.engines.row_files import BLOOM, chunks
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.embedding.table import Init, Table
 from shoal.training.checkpoint.snapshot import give, take
 from shoal.training.checkpoint.writing import Checkpoints
@@ -30,10 +30,10 @@ PLACES = ["row", "table", "replicate"]
 
 
 def make_store(world: World, place: str = "row", optimizer: str = "sgd", **rules: Any) -> Alone:
-    layout = Layout(ADS, Placement(place), world.size)  # type: ignore[arg-type]
-    admission = admission_of(RowRules.model_validate(rules), layout.share(world.rank))
+    sharding = Sharding(ADS, Placement(place), world.size)  # type: ignore[arg-type]
+    admission = admission_of(RowRules.model_validate(rules), sharding.share(world.rank))
     made = RowOptimizer(optimizer)  # type: ignore[arg-type]
-    return Alone(layout, world, made, seed=1, admission=admission)
+    return Alone(sharding, world, made, seed=1, admission=admission)
 
 
 def known(world: World, place: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def capacity(world: World, place: str) -> list[int]:
     store.shrink = watched  # type: ignore[method-assign]
     for _ in range(2):
         store.push(torch.arange(1, 101), torch.ones(100, 2), 0.1)
-        tend(store, RowRules.model_validate(rules), store.layout.num_shares)
+        tend(store, RowRules.model_validate(rules), store.sharding.num_shares)
     kept = 0 if store.engine is None else len(store.engine)  # type: ignore[arg-type]
     return [kept, *gone]
 
@@ -90,8 +90,8 @@ def traffic(world: World, rules: dict[str, Any]) -> dict[str, int]:
     strategy.train_step(batch)
     world.start_all_to_all = start  # type: ignore[method-assign]
     ids = torch.unique(batch.flat_ids("slots"))
-    layout = strategy.stores["slots"].layout  # type: ignore[attr-defined]
-    away = int((layout.owners(ids) != world.rank).sum())
+    sharding = strategy.stores["slots"].sharding  # type: ignore[attr-defined]
+    away = int((sharding.owners(ids) != world.rank).sum())
     return {"bytes": world.bytes_sent - before, "trips": len(trips), "away": away}
 
 

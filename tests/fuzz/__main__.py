@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from fuzz.child import Status
@@ -46,7 +48,9 @@ class Child:
         if self.target == "core" and self.options.core:
             arguments.append(str(self.options.core))
             environment |= sanitized()
-        self.process = subprocess.Popen(arguments, env=environment, stderr=self._errors())
+        self.process = subprocess.Popen(
+            arguments, env=environment, stderr=self._errors(), process_group=0
+        )
 
     def _paths(self) -> list[Path]:
         return [ROOT, ROOT / "tests", ROOT / "tests" / "helpers"]
@@ -94,7 +98,8 @@ class Child:
 
     def stop(self) -> None:
         self.done += self.status.read()[0]
-        self.process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # and the servers that it started
         self.process.wait()
 
     def count(self) -> int:

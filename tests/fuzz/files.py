@@ -130,7 +130,7 @@ def _table(form: str, seeds: list[bytes]) -> Target:
     from shoal.config.schema.data import FieldsSection
     from shoal.data.prepare import load_dataset
     from shoal.data.prepared.preparing import Job, prepare
-    from shoal.data.sources.tables import columns_of
+    from shoal.data.sources.table import columns_of
 
     fields = FieldsSection(user="user", item="item", rating="rating")
 

@@ -24,7 +24,7 @@ def runs(folder: Path) -> dict[str, Target]:
     from shoal.runs.daily.decay import _read
     from shoal.runs.daily.follow import Ledger
     from shoal.runs.daily.growth import read_vocabularies
-    from shoal.runs.daily.validation import keep_before
+    from shoal.runs.daily.start import keep_before
     from shoal.runs.listing import list_runs
     from shoal.training.checkpoint.remote import Copies
     from shoal.training.run_folder import RunFolder

@@ -95,15 +95,15 @@ TABLES = ("pl.read_", "pl.scan_")
 OWN = "written by this run, read by it alone"
 CHECKED = "read after the checksums, the format and the numbers of its file were checked"
 EXEMPT = {
-    "training/checkpoint/merging.py": CHECKED,
     "training/checkpoint/snapshot.py": CHECKED,
     "runs/daily/decay.py:fade": CHECKED,
     "runs/daily/start.py:_take_vectors": "NumPy's own format, without pickles",
     "runs/daily/follow.py:_learn": OWN,
     "runs/run.py": OWN,
     "runs/fit.py": OWN,
+    "runs/trained.py:Trained.types": "Polars reads the schema of Parquet files",
     "runs/collective/loop.py": OWN,
-    "runs/artifact/bulk.py:join_parts": OWN,
+    "runs/artifact/bulk.py:parts_of": OWN,
     "runs/daily/start.py:_make_room": CHECKED,
     "training/checkpoint/writing.py:Checkpoints._shared": OWN,
     "embedding/placements/route.py": "no bytes: places of rows in a tensor",

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
-from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.ps.server.process import run_server
 from shoal.ps.server.server import Server
 from shoal.ps.sockets import Context
@@ -131,8 +131,8 @@ def share_of(client: Client, table: int, ids: Tensor) -> tuple[Share, Tensor]:
     """Ids by server, and where each of them stood."""
     spec = client.spec
     assert spec is not None
-    layout = Layout(spec.tables[table].table(), Placement("row"), spec.servers)
-    owners = layout.owners(ids).clamp(max=spec.servers - 1)  # padding is nobody's: ask the last
+    sharding = Sharding(spec.tables[table].table(), Placement("row"), spec.servers)
+    owners = sharding.owners(ids).clamp(max=spec.servers - 1)  # padding is nobody's: ask the last
     order = owners.argsort(stable=True)
     counts = torch.bincount(owners, minlength=spec.servers).tolist()
     return Share(table, ids[order], counts), order

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from shoal.embedding.engines.admission import Admission
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.local import LocalRows
-from shoal.embedding.placements.placement import Layout
+from shoal.embedding.placements.placement import Sharding
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
@@ -27,6 +28,30 @@ def attach(module: Embeddings, make_engine: Callable[[Table], Any]) -> LocalRows
     service = LocalRows({name: make_engine(table) for name, table in module.tables.items()})
     module.attach(service)
     return service
+
+
+class Weights:
+    """A store of given rows; row 0 of a table with padding is zeros."""
+
+    far = False
+
+    def __init__(self, table: Table):
+        self.table = table
+        random = np.random.default_rng(sum(map(ord, table.name)))
+        assert table.rows is not None
+        self.rows = random.normal(0, 0.5, (table.rows, table.dim)).astype(np.float32)
+        if table.padding is not None:
+            self.rows[table.padding] = 0
+
+    def lend(self) -> None:
+        """Rows are not lent."""
+
+    def pull(self, ids: Tensor) -> Tensor:
+        return torch.from_numpy(self.rows[ids.cpu().numpy()])
+
+    @staticmethod
+    def pull_many(stores: list[Weights], ids: list[Tensor], learn: bool = False) -> list[Tensor]:
+        return [store.pull(part) for store, part in zip(stores, ids)]
 
 
 def taken(service: RowService) -> dict[str, tuple[Tensor, Tensor]]:
@@ -59,17 +84,17 @@ class Alone(ShardedTable):
 
     def __init__(
         self,
-        layout: Layout,
+        sharding: Sharding,
         world: World,
         optimizer: RowOptimizer,
         seed: int,
         admission: Admission | None = None,
     ):
-        name = layout.table.name
+        name = sharding.table.name
         engines = make_shard_engines(
-            {name: layout}, world.rank, {name: optimizer}, seed, admissions={name: admission}
+            {name: sharding}, world.rank, {name: optimizer}, seed, admissions={name: admission}
         )
-        super().__init__(layout, world, optimizer, engines.get(name), admission)
+        super().__init__(sharding, world, optimizer, engines.get(name), admission)
         self.service = ShardedRows(world, {self.table.name: self})
 
     def pull(self, ids: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
 from shoal.runs.artifact import files
+from shoal.runs.artifact.files import write_words
 from shoal.runs.artifact.tables import write_table
-from shoal.runs.artifact.vocabulary import write_words
 
 
 def node(name: str, operation: str, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def make_model(name: str, facts: Facts | None = None, **options: Any) -> ClickMo
 def facts_of(name: str) -> Facts:
     """What the model of a line is told of its data."""
     if name in HISTORIES:
-        return Facts(features=SEEN, apart=True, num_slots=3, num_dense=1)
+        return Facts(features=SEEN, per_feature=True, num_slots=3, num_dense=1)
     labels = (Label("click"), Label("purchase", weight=0.5)) if name in LABELS else ()
     return Facts(num_slots=SLOTS, num_dense=DENSE, rows=ROWS, labels=labels)
 

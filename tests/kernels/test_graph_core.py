@@ -91,17 +91,3 @@ def test_places_lie_within_their_rows() -> None:
     with pytest.raises(ValueError, match="slopes"):
         places = torch.zeros(3, 5, dtype=torch.int64)
         pairs.placed_pair_gradients(torch.ones(4, 2), places, torch.ones(4), 1.0)
-
-
-@pytest.mark.parametrize("power", [False, True])
-def test_sums_of_lengths_are_torchs(power: bool) -> None:
-    x, often = torch.randn(9, 5), torch.arange(9.0)
-    x[3] = 0.0
-    one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-    made = losses.length_sum(one, often, power)
-    lengths = torch.linalg.vector_norm(other, dim=1)
-    expected = 0.5 * (often @ other.square().sum(1)) if power else often @ lengths
-    (made * 3).backward()
-    (expected * 3).backward()
-    torch.testing.assert_close(made, expected)
-    torch.testing.assert_close(one.grad, other.grad)

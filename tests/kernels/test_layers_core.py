@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from shoal.data.batch import Jagged
 from shoal.kernels.bags import sum_bags
 from shoal.kernels.machine import on_arm
-from shoal.models.nn import mlp, user_items
+from shoal.models.nn import mlp
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
-from shoal.models.nn.interactions import Dots, sum_of_facing, sum_of_products
+from shoal.models.nn.interactions import Dots, sum_of_products
 from shoal.models.nn.mlp import MLP
 
 CPU = torch.device("cpu")
@@ -80,21 +79,6 @@ def test_products_of_pairs_are_summed(apart: bool) -> None:
     assert torch.allclose(of_found, of_wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_facing_vectors_are_multiplied(apart: bool) -> None:
-    rows = torch.randn(4, 6, 12) if apart else torch.randn(6, 4, 12)
-    rows.requires_grad_()
-    vectors = rows.transpose(0, 1) if apart else rows
-    each = vectors.unflatten(2, (4, 3))
-    pairs = [(each[:, i, j] * each[:, j, i]).sum(1) for j in range(4) for i in range(j)]
-    wanted, found = torch.stack(pairs).sum(0), sum_of_facing(vectors)
-    assert torch.allclose(found, wanted, atol=1e-5)
-    grad = torch.randn_like(found)
-    (of_wanted,) = torch.autograd.grad(wanted, rows, grad)
-    (of_found,) = torch.autograd.grad(found, rows, grad)
-    assert torch.allclose(of_found, of_wanted, atol=1e-5)
-
-
 @pytest.mark.parametrize("drop", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("shape", [(300, 6), (20, 3, 6), (1100, 6), (1, 6)])
 def test_a_perceptron_is_its_layers_one_by_one(shape: tuple[int, ...], drop: float) -> None:
@@ -134,18 +118,3 @@ def test_a_perceptron_of_any_size_makes_the_same(
     for one, other in zip(*found):
         torch.testing.assert_close(one, other)
     assert found[0][0].abs().sum() > 0
-
-
-@pytest.mark.parametrize("dim", [1, 6, 67])
-def test_sums_of_lists_and_their_gradients_are_products(dim: int, monkeypatch) -> None:
-    torch.manual_seed(dim)
-    lists = Jagged.from_lists([[4, 1, 9], [], [9], [2, 3, 4, 5]])
-    owner, weights, found = user_items.owners(lists), torch.rand(8), []
-    rows, weight = torch.randn(12, dim), torch.randn(4, dim)
-    for takes in (user_items.on_arm, lambda *_: False):
-        monkeypatch.setattr(user_items, "on_arm", takes)
-        own = rows.clone().requires_grad_()
-        made = user_items.summed(lambda ids, own=own: own[ids], lists, owner, weights)
-        (made * weight).sum().backward()
-        found.append((made.detach(), own.grad))
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)

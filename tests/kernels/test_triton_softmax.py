@@ -14,9 +14,11 @@ from shoal.embedding.engines.device import Device
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.softmax.fused import fusable
+from shoal.embedding.store import EVERY
 from shoal.embedding.table import Init, Table
 
 triton_softmax = import_kernels("shoal.kernels.gpu.softmax")
+gpu_engine = import_kernels("shoal.embedding.engines.gpu_engine")
 SHAPES = {"POSITIONS": 16, "ROWS": 16}
 
 
@@ -112,14 +114,17 @@ def test_a_step_of_all_rows_is_adams(name, positions, rows, stop):
     assert torch.equal(ours[0][0][0], values[0]) and ours[1][0][0] == 0.0
 
 
+def on_gpu(table, optimizer, fused=True):
+    """The engine of an output table on a GPU."""
+    return gpu_engine.make_gpu_engines([table], optimizer, 5, DEVICE, fused=fused)[0]
+
+
 @pytest.mark.parametrize("name", ["adam", "sparse_adam", "adamw"])
 @pytest.mark.parametrize("dim", [1, 6, 16])
-def test_touched_rows_learn_as_without_kernels(name, dim):
-    table = Table("t", dim, 30, padding=0)
+def test_touched_rows_learn_as_in_plain_torch(name, dim):
+    table = Table("t", dim, 30, padding=0, whole=True)
     optimizer = RowOptimizer(name)
-    plain = Device(table, optimizer, 3, DEVICE)
-    fused = Device(table, optimizer, 3, DEVICE, fused=True)
-    assert fused.kernels is not None and plain.kernels is None
+    plain, fused = Device(table, optimizer, 5, DEVICE), on_gpu(table, optimizer)
     torch.manual_seed(0)
     whole = torch.arange(30)
     for ids in [torch.tensor([4, 0, 4, 29, 7, 4]), torch.tensor([7]), whole[:0], whole]:
@@ -130,7 +135,7 @@ def test_touched_rows_learn_as_without_kernels(name, dim):
         next(fused.export()).state.values(), next(plain.export()).state.values()
     ):
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(fused.values, plain.values, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fused.pull(EVERY), plain.values, rtol=1e-5, atol=1e-6)
     assert fused.step == plain.step == 4
 
 
@@ -144,12 +149,11 @@ def test_a_module_learns_as_without_kernels():
         torch.manual_seed(1)
         embed = Embeddings(tables)
         service = attach(
-            embed, lambda table, fused=fused: Device(table, RowOptimizer("adam"), 5, DEVICE, fused)
+            embed, lambda table, fused=fused: on_gpu(table, RowOptimizer("adam"), fused)
         )
-        found = fusable(service.engines["output"], service.engines["bias"])
-        assert (found is not None) == fused
-        own = Device(tables["bias"], RowOptimizer("adam", lr_factor=0.5), 5, DEVICE, fused)
-        assert fusable(service.engines["output"], own) is None  # kernels have one set of numbers
+        assert fusable(service.engines["output"], service.engines["bias"]) == fused
+        own = on_gpu(tables["bias"], RowOptimizer("adam", lr_factor=0.5), fused)
+        assert not fusable(service.engines["output"], own)  # kernels have one set of numbers
         losses, states = [], []
         for _ in range(4):
             hidden = torch.randn(9, 16, requires_grad=True)
@@ -161,7 +165,7 @@ def test_a_module_learns_as_without_kernels():
             gradients = service.collect().rows
             assert all(len(one.grads) == (0 if fused else 21) for one in gradients.values())
             service.apply(gradients, 0.05)
-        values = [service.engines[name].values for name in tables]
+        values = [service.engines[name].pull(EVERY) for name in tables]
         learned.append([torch.stack(losses), torch.stack(states), *values])
     for plain, fused in zip(*learned):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
@@ -184,7 +188,7 @@ def look_up_too(embed, loss):
 @pytest.mark.parametrize("two", [follow_both, follow_twice, look_up_too])
 def test_two_gradients_of_a_row_before_a_step_are_refused(two):
     embed = Embeddings(output=Table("output", 16, 21, padding=0, whole=True))
-    attach(embed, lambda table: Device(table, RowOptimizer("adam"), 5, DEVICE, True))
+    attach(embed, lambda table: on_gpu(table, RowOptimizer("adam")))
     embed.train().to(DEVICE)
     hidden = torch.randn(3, 16, requires_grad=True, device=DEVICE)
     targets = torch.tensor([1, 2, 3], device=DEVICE)

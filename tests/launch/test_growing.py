@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from shoal.config.schema import LaunchSection
+from shoal.launch.child import grow_file
 from shoal.launch.hosts import LaunchError
-from shoal.launch.restarts import Restarts
-from shoal.launch.scale_up import Growing, Growth
+from shoal.launch.restarts import Growth, Restarts, growing
 from shoal.launch.watch import Watch
 from shoal.training.run_folder import RunFolder
 from shoal.world.liveness import _HEAD, SIZE
@@ -74,22 +74,20 @@ def test_ranks_are_asked_when_it_is_time(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as rank:
         head = _HEAD.pack(rank.pid, 1, time.monotonic(), False, False, 0)  # as a rank would beat
         (beats / "rank-0").write_bytes(head.ljust(SIZE, b"\0"))
-        growing = Growing(Growth(0.0, (tmp_path / "now").exists), beats)
-        with growing:
+        with growing(Growth(0.0, (tmp_path / "now").exists), beats):
             time.sleep(0.3)
-            assert rank.poll() is None and not growing.asked
+            assert rank.poll() is None and not grow_file(beats).exists()
             (tmp_path / "now").touch()
-            assert rank.wait(30) == -signal.SIGTERM and growing.asked
+            assert rank.wait(30) == -signal.SIGTERM and grow_file(beats).exists()
 
 
 def test_nobody_is_asked_after_the_end(tmp_path: Path) -> None:
     (tmp_path / "beats").mkdir()
-    growing = Growing(Growth(0.0, lambda: (tmp_path / "now").exists()), tmp_path / "beats")
-    with growing:
+    with growing(Growth(0.0, lambda: (tmp_path / "now").exists()), tmp_path / "beats"):
         pass
     (tmp_path / "now").touch()
     time.sleep(0.3)
-    assert not growing.asked
+    assert not grow_file(tmp_path / "beats").exists()
 
 
 def test_a_stop_without_hurry() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoal.data.history import Histories
 from shoal.embedding.softmax.full import full_softmax_loss
-from shoal.models.nn.item_loss import against_negatives
+from shoal.models.nn.losses import against_negatives
 from shoal.models.nn.transformer import Attention, Transformer
 from shoal.models.sequential.bert4rec import ask
 from shoal.runs.build import Parts, build
@@ -56,16 +56,6 @@ def test_attention_sees_everything_but_pads() -> None:
     attention.train()
     attention.dropout = 1e-12
     torch.testing.assert_close(attention(x, pads)[~pads], want[~pads])
-
-
-def test_wanted_places_are_those_of_the_whole() -> None:
-    torch.manual_seed(0)
-    transformer = Transformer(2, 2, 8, 16, causal=False).double().eval()
-    x = torch.randn(4, 5, 8, dtype=torch.float64)
-    pads = torch.arange(5) >= torch.tensor([[5], [3], [1], [4]])
-    wanted = torch.tensor([0, 6, 10, 18])
-    every = transformer(x, pads).flatten(0, 1)
-    torch.testing.assert_close(transformer(x, pads, wanted), every[wanted])
 
 
 def test_a_row_of_pads_alone_is_finite() -> None:
@@ -229,12 +219,6 @@ def test_it_learns_taste_beyond_popularity(loss: str) -> None:
         for batch in parts.reader.batches(epoch):
             parts.strategy.train_step(batch, 0.01)
     assert parts.evaluator.evaluate(parts.model, "test")["ndcg@10"] > 1.5 * floor
-
-
-def test_sampled_softmax_wants_negatives() -> None:
-    without = parts_of(model__loss_type="sampled")
-    with pytest.raises(ValueError, match=r"set train\.negatives\.num"):
-        without.model(next(without.reader.batches(0)))
 
 
 def test_debias_takes_popularity_off_the_scores() -> None:

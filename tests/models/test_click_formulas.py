@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from services import attach
+from services import Weights, attach
 from torch import Tensor
 from zoo_clicks import HISTORIES, LENGTH, batch_of, make_model
 from zoo_models import zoo_config
@@ -17,37 +16,13 @@ from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Table
 from shoal.models.base import ClickModel
+from shoal.models.clicks.history.base import Bilinear
 from shoal.models.clicks.labels.esmm import both
 from shoal.models.knowledge.base import TransR
 from shoal.models.knowledge.mkr import CrossCompress
 from shoal.models.nn.edges import Edges
-from shoal.models.nn.target_attention import Bilinear
 from shoal.runs.build import Parts, build
 from shoal.world.world import World
-
-
-class Weights:
-    """A store of given rows; row 0 of a table with padding is zeros."""
-
-    far = False
-
-    def __init__(self, table: Table):
-        self.table = table
-        random = np.random.default_rng(sum(map(ord, table.name)))
-        assert table.rows is not None
-        self.rows = random.normal(0, 0.5, (table.rows, table.dim)).astype(np.float32)
-        if table.padding is not None:
-            self.rows[table.padding] = 0
-
-    def lend(self) -> None:
-        """They are not."""
-
-    def pull(self, ids: Tensor) -> Tensor:
-        return torch.from_numpy(self.rows[ids.cpu().numpy()])
-
-    @staticmethod
-    def pull_many(stores: list[Weights], ids: list[Tensor], learn: bool = False) -> list[Tensor]:
-        return [store.pull(part) for store, part in zip(stores, ids)]
 
 
 def ready(name: str, **options: object) -> tuple[ClickModel, Batch]:

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from services import attach, taken
-from torch import Tensor
+from services import Weights, attach, taken
 
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
@@ -33,7 +32,6 @@ CASES: dict[str, dict] = {
     "DCNV2 low rank": {"dim": 3, "layers": [7, 5], "low_rank": 2},
     "DLRM": {"dim": 3, "bottom_layers": [6], "top_layers": [7, 5]},
 }
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 EVERY = pytest.mark.parametrize("case", CASES)
 
 
@@ -42,27 +40,6 @@ def plain(case: str, facts: Facts = FACTS, **options) -> ClickModel:
     torch.manual_seed(3)
     kind = find(case.split()[0])
     return kind(kind.Options(**{**CASES[case], **options}), facts)  # type: ignore[return-value]
-
-
-class Weights:
-    """A store of given rows."""
-
-    far = False
-
-    def __init__(self, table: Table):
-        self.table = table
-        random = np.random.default_rng(sum(map(ord, table.name)))
-        self.rows = random.normal(0, 0.5, (ROWS, table.dim)).astype(np.float32)
-
-    def lend(self) -> None:
-        """They are not."""
-
-    def pull(self, ids: Tensor) -> Tensor:
-        return torch.from_numpy(self.rows[ids.cpu().numpy()])
-
-    @staticmethod
-    def pull_many(stores: list[Weights], ids: list[Tensor], learn: bool = False) -> list[Tensor]:
-        return [store.pull(part) for store, part in zip(stores, ids)]
 
 
 def embeddings(model: ClickModel) -> list[Embeddings]:
@@ -232,48 +209,7 @@ def test_a_slice_without_samples_has_a_loss_of_0(case: str, lists: bool) -> None
     assert float(output.loss.detach()) == 0.0 and output.count == 0
 
 
-@EVERY
-def test_a_sample_does_not_depend_on_its_neighbours(case: str) -> None:
-    model, batch = build(case), batch_of()
-    parts = torch.cat([model.logits(batch.rows(0, 4)), model.logits(batch.rows(4, 11))])
-    torch.testing.assert_close(parts, model.logits(batch))
-
-
 # --- learning
-
-
-def planted(size: int) -> tuple[Batch, float]:
-    """Clicks of a logistic model with weights for ids and dense values; its own log loss."""
-    random = torch.Generator().manual_seed(9)
-    weights = torch.randn(ROWS, generator=random)
-    ids = torch.randint(0, ROWS // SLOTS, (size, SLOTS), generator=random)
-    ids = ids + torch.arange(SLOTS) * (ROWS // SLOTS)
-    dense = torch.randn(size, DENSE, generator=random)
-    truth = weights[ids].sum(1) + dense @ torch.tensor([1.0, -0.5, 0.5])
-    chances = truth.sigmoid()
-    labels = (torch.rand(size, generator=random) < chances).float()
-    best = torch.nn.functional.binary_cross_entropy(chances, labels)
-    return Batch(size, {"slots": ids}, {"dense": dense}, labels), float(best)
-
-
-@EVERY
-def test_learns_what_was_planted(case: str) -> None:
-    data, best = planted(10_000)
-    train, test = data.rows(0, 8000), data.rows(8000, 10_000)
-    clicked = float(test.labels.mean())  # type: ignore[union-attr]
-    constant = -clicked * math.log(clicked) - (1 - clicked) * math.log(1 - clicked)
-    assert constant - best > 0.15
-    model = plain(case)
-    strategy = Single()
-    strategy.setup(model, OptimizerSection(name="adam", lr=0.01), seed=1)
-    for step in range(240):
-        start = 100 * step % 8000
-        strategy.train_step(train.rows(start, start + 100))
-    model.eval()
-    with torch.no_grad():
-        output = model(test)
-    loss = float(output.loss) / int(output.count)
-    assert loss < constant - 0.7 * (constant - best)  # most of what there is to learn
 
 
 @EVERY
@@ -289,41 +225,6 @@ def test_learns_without_dense_values_from_tables_that_grow(case: str) -> None:
 
 
 # --- lists of ids
-
-
-@pytest.mark.parametrize("how", ["sum", "mean"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("padding", [None, 3])
-@pytest.mark.parametrize("device", DEVICES)
-def test_pooled_rows_and_their_gradients(
-    how: str, weighted: bool, padding: int | None, device: str
-) -> None:
-    lists = [[3, 5, 3], [], [3], [8, 9], []]
-    jagged = Jagged.from_lists(lists)
-    weights = torch.tensor([0.5, 2.0, -1.0, 3.0, 0.25, 1.5]) if weighted else torch.ones(6)
-    if weighted:
-        jagged = replace(jagged, weights=weights)
-    embed = Embeddings(tags=Table("tags", 2, ROWS, padding=padding)).to(device)
-    attach(embed, Weights)
-    rows = embed.service.stores["tags"].rows  # type: ignore[attr-defined]
-    if padding is not None:
-        rows[padding] = 0
-    counted = [[i for i in some if i != padding] for some in lists]
-    expected, shares, position = np.zeros((5, 2)), [], 0
-    for n, some in enumerate(lists):
-        share = 1 / max(1, len(counted[n])) if how == "mean" else 1.0
-        for i in some:
-            expected[n] += share * float(weights[position]) * rows[i]
-            shares.append((n, share * float(weights[position])))
-            position += 1
-    batch = Batch(5, {"tags": jagged}).to(device)
-    found = embed.pooled("tags", batch, how)  # type: ignore[arg-type]
-    np.testing.assert_allclose(found.detach().cpu(), expected, rtol=1e-6)
-    wanted = torch.randn(5, 2, generator=torch.manual_seed(1))
-    found.backward(wanted.to(device))
-    ids, grads = taken(embed.service)["tags"]
-    assert ids.tolist() == [3, 5, 3, 3, 8, 9]
-    np.testing.assert_allclose(grads.cpu(), [wanted[n].numpy() * s for n, s in shares], rtol=1e-6)
 
 
 def test_pooling_that_does_not_exist_is_refused() -> None:
@@ -344,29 +245,9 @@ def test_lookups_ahead_name_the_ids_of_lists_themselves() -> None:
         assert lookup.ids is jagged.values and lookup.field is not None
 
 
-def test_samples_of_a_batch_with_lists() -> None:
-    lists = [[3, 5], [], [7], [8, 9], [1], []]  # two a sample
-    jagged = replace(Jagged.from_lists(lists), weights=torch.arange(6.0))
-    batch = Batch(3, {"slots": jagged, "user": torch.tensor([4, 5, 6])}, labels=torch.ones(3))
-    part = batch.rows(1, 3)
-    one = part.ids["slots"]
-    assert isinstance(one, Jagged) and one.weights is not None
-    assert (part.size, one.values.tolist(), one.offsets.tolist()) == (
-        2,
-        [7, 8, 9, 1],
-        [0, 1, 3, 4, 4],
-    )
-    assert one.weights.tolist() == [2.0, 3.0, 4.0, 5.0]
-    assert part.tensor("user").tolist() == [5, 6]
-    none = batch.rows(3, 3).ids["slots"]
-    assert isinstance(none, Jagged) and len(none) == 0 and none.values.numel() == 0
-
-
 # --- options
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="'serial'; DCNV2 is parallel or stacked"):
-        plain("DCNV2", structure="serial")
     with pytest.raises(ValueError, match="no pairs"):
         plain("DLRM", Facts(num_slots=1, num_dense=0, rows=ROWS))

@@ -6,9 +6,7 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.kernels import pairs
 from shoal.models.nn.losses import bpr_loss
 
@@ -49,32 +47,3 @@ def test_the_native_loss_of_pairs_is_torchs(monkeypatch):
         found.append([loss.detach(), *(x.grad for x in own)])
     for one, other in zip(*found):
         torch.testing.assert_close(one, other, rtol=2e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("block", [1, 4, 7, 100, None])
-def test_full_softmax_loss_is_cross_entropy_without_item_0(block):
-    torch.manual_seed(0)
-    hidden = torch.randn(10, 6, dtype=torch.float64, requires_grad=True)
-    items = torch.randn(13, 6, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(1, 13, (10,))
-    loss = full_softmax_loss(hidden, items, targets, block)
-    ours = torch.autograd.grad(3 * loss, [hidden, items])
-
-    logits = hidden @ items.T
-    logits = logits.masked_fill(torch.arange(13) == 0, -torch.inf)
-    expected = F.cross_entropy(logits, targets, reduction="sum")
-    theirs = torch.autograd.grad(3 * expected, [hidden, items])
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(ours, theirs)
-    assert not ours[1][0].any()  # padding never learns
-
-
-def test_full_softmax_loss_survives_huge_logits_and_no_positions():
-    hidden = torch.tensor([[200.0], [-200.0]], requires_grad=True)
-    items = torch.tensor([[0.0], [1.0], [-1.0]])
-    loss = full_softmax_loss(hidden, items, torch.tensor([1, 1]))
-    assert loss.item() == pytest.approx(400.0)  # right for sure, and wrong by 400
-    nothing = full_softmax_loss(hidden[:0], items, torch.tensor([], dtype=torch.int64))
-    nothing.backward()
-    assert nothing.item() == 0
-    assert not hidden.grad.any()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,8 +10,7 @@ from torch import Tensor, nn
 
 from shoal.data.batch import Batch
 from shoal.models.base import Model
-from shoal.models.nn import transformer
-from shoal.models.nn.transformer import CausalAttention, CausalTransformer
+from shoal.models.nn.transformer import Transformer
 
 
 @pytest.mark.parametrize("name", ["SASRec", "SASRec-BPR"])
@@ -69,27 +66,10 @@ def test_sasrec_cross_entropy_trains_every_real_position_over_the_catalogue():
     assert output.loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_sasrec_pairwise_loss_trains_every_real_position():
-    model = build("SASRec-BPR")
-    batch = training_batch(model, k=3)
-    weight = stores(model)["item"].weight
-    with torch.no_grad():
-        hidden = model.encode(model.embed.rows("history", batch.ids["history"]))
-    expected = 0.0
-    for row, position in (batch.ids["target"] > 0).nonzero().tolist():
-        state = hidden[row, position].double()
-        positive = state @ weight[batch.ids["target"][row, position]].double()
-        for negative in batch.ids["neg_item"][row, position]:
-            margin = float(positive - state @ weight[negative].double())
-            expected += math.log1p(math.exp(-margin))
-    output = model(batch)
-    assert output.count == 37 * 3
-    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
-
-
 def test_sasrec_block_is_the_pre_norm_block_of_the_paper():
     torch.manual_seed(3)
-    ours = CausalTransformer(1, 2, 8, 12, activation="relu", norm_eps=1e-5, init_std=0.4).double()
+    more = {"activation": "relu", "norm_eps": 1e-5, "init_std": 0.4, "causal": True}
+    ours = Transformer(1, 2, 8, 12, **more).double()
     x = torch.randn(3, 5, 8, dtype=torch.float64)
     theirs = nn.TransformerEncoderLayer(
         8, 2, 12, dropout=0.0, activation="relu", batch_first=True, norm_first=True
@@ -103,23 +83,6 @@ def test_sasrec_block_is_the_pre_norm_block_of_the_paper():
     mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
     expected = F.layer_norm(theirs(x, src_mask=mask), [8])
     torch.testing.assert_close(ours(x), expected)
-
-
-def test_attention_with_dropout_equals_attention_where_nothing_is_dropped(monkeypatch):
-    """Dropout takes a path of its own on the CPU; here it drops nothing and must change nothing."""
-    torch.manual_seed(4)
-    attention = CausalAttention(heads=2, width=8, dropout=0.5).double()
-    x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(3, 5, 8, dtype=torch.float64)
-    wanted = [x, *attention.parameters()]
-    attention.eval()
-    plain = torch.autograd.grad((attention(x) * weight).sum(), wanted)
-    attention.train()
-    kept = []
-    monkeypatch.setattr(transformer, "dropout", lambda weights, rate: kept.append(rate) or weights)
-    ours = torch.autograd.grad((attention(x) * weight).sum(), wanted)
-    assert kept == [0.5]
-    torch.testing.assert_close(ours, plain)
 
 
 def test_sasrec_dropout_is_on_in_training_only():

@@ -13,6 +13,7 @@ from torch import Tensor
 from zoo_models import zoo_config
 
 from shoal.data.batch import Batch
+from shoal.models.general.directau import uniformity
 from shoal.models.general.ngcf import NGCF
 from shoal.models.nn.dropout import (
     begin_slice,
@@ -24,9 +25,9 @@ from shoal.models.nn.dropout import (
     uniform_like,
 )
 from shoal.models.nn.graph import Graph
-from shoal.models.nn.in_batch import alike, in_batch_softmax, uniformity
-from shoal.models.nn.item_loss import against_negatives
-from shoal.models.sequential.hstu import HSTULayer, time_buckets
+from shoal.models.nn.losses import against_negatives, in_batch_softmax
+from shoal.models.sequential.cl4srec import alike
+from shoal.models.sequential.hstu import HSTU, HSTULayer, time_buckets
 from shoal.models.sequential.srgnn import session_graph
 from shoal.models.sequential.tisasrec import Block, TiSASRec, intervals
 from shoal.runs.build import Parts, build
@@ -139,7 +140,8 @@ def test_noise_belongs_to_samples_and_shared_noise_to_all() -> None:
 
 def test_hstu_layer_is_its_formula_and_never_looks_ahead() -> None:
     torch.manual_seed(1)
-    layer = HSTULayer(8, 2, 3, 4, max_len=6, dropout=0.0, eps=1e-6, timed=True)
+    sizes = {"hidden_size": 8, "n_heads": 2, "attention_size": 3, "linear_size": 4}
+    layer = HSTULayer(HSTU.Options(**sizes, linear_dropout_prob=0.0), max_len=6)
     x, times = torch.randn(2, 5, 8), torch.randint(0, 10**6, (2, 6)).cumsum(1)
     found = layer(x, time_buckets(times))
     for b in range(2):

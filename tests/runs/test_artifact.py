@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -17,10 +18,12 @@ import shoal
 from shoal.kernels import topk as ranking
 from shoal.kernels.topk import DotProducts, rank
 from shoal.runs.artifact import export, files
-from shoal.runs.artifact.bulk import Job, recommend_chunk, recommend_many
+from shoal.runs.artifact.bulk import Job, recommend_many
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.predict import predict_file
 from shoal.runs.listing import list_runs
+from shoal.runs.recommender import Recommender
+from shoal.runs.serving.questions import Recommend, answer_recommend
 from shoal.runs.trained import Trained
 
 RANKING = ["Pop", "BPR", "NeuMF", "LightGCN", "SASRec", "BERT4Rec"]
@@ -104,7 +107,62 @@ def test_filters(artifacts: dict[str, Path]) -> None:
     vectors = loaded.vectors("item", best[:2]) @ loaded.vectors("user", [user])[0]
     np.testing.assert_allclose(vectors, loaded.score(user, best[:2]), rtol=1e-5)
     with pytest.raises(ValueError, match="'nobody' is not known"):
-        loaded.recommend("nobody")
+        loaded.score("nobody", best)
+
+
+def test_many_users_are_one_pass_and_unknown_ones_are_reported(
+    artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = shoal.load(artifacts["SASRec"])
+    passes: list[int] = []
+    ranked = Recommender.rank
+    monkeypatch.setattr(
+        Recommender, "rank", lambda *given: passes.append(given[2]) or ranked(*given)
+    )
+    users = loaded.users.words[1:40].tolist()
+    found = loaded.recommend([*users, "nobody"], topk=4)
+    assert passes == [39] and list(found) == [*users, "nobody"]
+    for user in users[:3]:
+        alone = loaded.recommend(user, topk=4)
+        assert [item for item, _ in found[user]] == [item for item, _ in alone]
+    nobody = found["nobody"]
+    assert (nobody.by, nobody.unknown) == ("popularity", ("nobody",))
+    assert [count for _, count in nobody] == sorted(loaded.popularity.tolist())[:-5:-1]
+    assert loaded.recommend(float(users[2]), topk=4) == loaded.recommend(users[2], topk=4)
+    items = loaded.items.words[1:3].tolist()
+    some = loaded.recommend(history=[items[0], "x", float(items[1])], topk=4)
+    assert (some.by, some.unknown) == ("model", ("x",))
+    assert some == loaded.recommend(history=items, topk=4)
+    banned = [item for item, _ in nobody[:2]]
+    without = loaded.recommend("nobody", topk=2, exclude=banned, only=[*banned, *items, "x"])
+    assert {item for item, _ in without} <= {*items} - {*banned}
+
+
+def test_ids_of_an_artifact_have_the_type_of_the_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import polars as pl
+
+    monkeypatch.setattr(export, "check_apart", check_here)
+    frame = {"uid": [k % 20 + 1 for k in range(300)], "iid": [k % 17 for k in range(300)]}
+    quiet = {"run.output": str(tmp_path / "run"), "run.progress": False, "train.epochs": 1}
+    shoal.fit("Pop", frame, user="uid", item="iid", **quiet, **{"eval.repeatable": True})
+    shoal.export(tmp_path / "run", tmp_path / "artifact")
+    loaded = shoal.load(tmp_path / "artifact")
+    best = loaded.recommend(3.0, topk=2)
+    assert best.by == "model" and all(type(item) is int for item, _ in best)
+    assert shoal.recommend(tmp_path / "run", "3", 2) == best
+    (answer,) = answer_recommend(loaded, [Recommend(users=["3", "x"], topk=2)])
+    assert [one["by"] for one in answer["users"]] == ["model", "popularity"]
+    assert answer["users"][0]["items"] == [{"item": item, "score": s} for item, s in best]
+    (tmp_path / "users.txt").write_text("3\n4.0\nnobody\n")
+    job = Job(str(tmp_path / "artifact"), str(tmp_path / "top.parquet"), 2)
+    recommend_many(job)
+    assert pl.read_parquet(tmp_path / "top.parquet").dtypes[:3:2] == [pl.Int64, pl.Int64]
+    some = dataclasses.replace(job, users=str(tmp_path / "users.txt"))
+    assert recommend_many(some) == 3
+    users = pl.read_parquet(some.output)["user"].to_list()
+    assert users == ["3", "3", "4.0", "4.0", "nobody", "nobody"]
 
 
 def test_one_byte_changed_is_refused(artifacts: dict[str, Path], tmp_path: Path) -> None:
@@ -208,7 +266,7 @@ def test_a_delta_holds_what_changed(
     shoal.export(runs["BPR"], delta, delta=changed)
     assert load_file(delta / "ids-item_vectors.safetensors")["ids"].tolist() == [4, 9]
     whole, loaded = shoal.load(base), shoal.load(delta)
-    assert torch.equal(whole.catalogue, loaded.catalogue)
+    assert torch.equal(whole.item_vectors(), loaded.item_vectors())
     assert whole.recommend("1") == loaded.recommend("1")
     shutil.rmtree(changed)
     with pytest.raises(ArtifactError, match="not beside it"):
@@ -224,7 +282,7 @@ def test_all_users_into_a_file(artifacts: dict[str, Path], tmp_path: Path) -> No
     items.write_csv(tmp_path / "items.csv")
     for suffix, read in ((".parquet", pl.read_parquet), (".csv", pl.read_csv)):
         job = Job(str(artifacts["BPR"]), str(tmp_path / f"top{suffix}"), topk=7)
-        assert recommend_many(job, tell=lambda text: None) == len(loaded.users) - 1
+        assert recommend_many(job) == len(loaded.users) - 1
         table = read(tmp_path / f"top{suffix}")
         for user in loaded.users.words[[2, 77]]:
             mine = table.filter(pl.col("user").cast(pl.String) == user)
@@ -238,7 +296,7 @@ def test_all_users_into_a_file(artifacts: dict[str, Path], tmp_path: Path) -> No
         exclude=str(tmp_path / "banned.txt"),
         category=f"{tmp_path}/items.csv:genre=b",
     )
-    recommend_many(job, tell=lambda text: None)
+    recommend_many(job)
     found = set(pl.read_ndjson(tmp_path / "some.jsonl")["item"].to_list())
     allowed = set(items.filter(pl.col("genre") == "b")["item"]) - {"3", "5"}
     assert found and found <= allowed
@@ -253,8 +311,8 @@ def test_an_index_finds_most_of_it(artifacts: dict[str, Path], tmp_path: Path) -
     index = Approximate(loaded)
     assert index.recall(10) > 0.9
     users = np.arange(1, 60)
-    exact, scores = recommend_chunk(loaded, users, 10)
-    found, near = recommend_chunk(loaded, users, 10, index=index)
+    exact, scores = loaded.recommender.rank_users(users, 10)
+    found, near = loaded.recommender.rank_users(users, 10, by=index.rank)
     for row in range(len(users)):
         assert not set(found[row]) & set(loaded.history_of(int(users[row])).items)
     assert (exact == found).mean() > 0.9
@@ -374,9 +432,9 @@ def test_onnx_answers_alike(model: str, runs: dict[str, Path], tmp_path: Path) -
     if model == "DNN":
         return
     users = np.array([3, 7, 12, 30, 31])  # another size than it was traced with
-    query = loaded.query_of_known(users)
+    query = loaded.of_users(users)
     (scores,) = session.run(None, {k: v.numpy() for k, v in query.items() if k in names})
-    expected = loaded._scores(query, np.arange(len(loaded.items)))
+    expected = loaded.recommender.scores(query, len(users), torch.arange(len(loaded.items)))
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
 
 

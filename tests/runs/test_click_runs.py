@@ -292,7 +292,7 @@ def test_a_stopped_run_goes_on(
 
     save = Trainer._save
 
-    def stop(trainer: Trainer, may_skip: bool = False) -> None:
+    def stop(trainer: Trainer) -> None:
         save(trainer)
         if trainer.cursor.step == 6:
             trainer.checkpoints.wait()

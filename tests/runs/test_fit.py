@@ -14,7 +14,7 @@ import pytest
 import shoal
 from shoal.data.sources.frames import to_polars
 from shoal.runs.fit import Fitted
-from shoal.training.evaluation import Evaluator
+from shoal.runs.recommender import Recommender
 
 random = np.random.default_rng(2)
 ROWS = 1500
@@ -119,7 +119,7 @@ def test_answers_have_the_ids_of_the_frame(fitted: Fitted) -> None:
     assert found[0][1] == pytest.approx(max(scores[i] for i in scores if i not in seen), rel=1e-5)
     like = fitted.similar_items(1007, 3)
     assert len(like) == 3 and like[0][1] >= like[1][1] and 1007 not in dict(like)
-    with pytest.raises(ValueError, match="item 5 is not known; items are"):
+    with pytest.raises(ValueError, match="item '5' is not known to this model; it knows 40"):
         fitted.similar_items(5)
 
 
@@ -127,8 +127,10 @@ def test_many_users_are_one_pass_and_unknown_ones_are_reported(
     fitted: Fitted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = []
-    best = Evaluator.best
-    monkeypatch.setattr(Evaluator, "best", lambda *given: passes.append(given[3]) or best(*given))
+    ranked = Recommender.rank
+    monkeypatch.setattr(
+        Recommender, "rank", lambda *given: passes.append(given[2]) or ranked(*given)
+    )
     users = [f"u{k}" for k in range(50)]
     with caplog.at_level("WARNING", logger="shoal"):
         found = fitted.recommend([*users, "nobody"], 4)

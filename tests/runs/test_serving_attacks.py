@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from shoal.command.cli import app
 from shoal.runs.artifact import files
+from shoal.runs.artifact.files import write_words
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.vocabulary import write_words
 from shoal.runs.serving import questions
 from shoal.runs.serving.app import QUESTIONS
 from shoal.runs.serving.listening import read_token
@@ -203,9 +203,12 @@ def test_an_unknown_user_does_not_learn_of_others(artifacts: dict[str, Path]) ->
     known = {*found.service.model.users.words[1:], *found.service.model.items.words[1:]}
     try:
         for asked in ({"user": "nobody"}, {"history": ["nothing"]}):
-            status, answer = found.call("POST", "/v1/recommend", asked)
+            status, answer = found.call("POST", "/v1/score", {**asked, "items": ["1"]})
             assert status == 404 and "is not known" in answer["error"]
             assert not known & set(re.findall(r"\w+", answer["error"]))
+            status, answer = found.call("POST", "/v1/recommend", asked)
+            assert status == 200 and answer["by"] == "popularity" and len(answer["items"]) == 10
+            assert answer["unknown"] in (["nobody"], ["nothing"])
     finally:
         found.stop()
 

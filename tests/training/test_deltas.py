@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from captured_warnings import listening
 from click_batches import global_batch, make_model
 from ranks import run_ranks
 from safetensors.torch import load as parse_tensors
@@ -102,27 +101,6 @@ def test_old_deltas_go_with_what_they_build_upon(tmp_path: Path) -> None:
         assert len(checkpoints.committed()) == (1 if step == 4 else step)
 
 
-def test_damage_is_not_carried_into_a_whole_one(tmp_path: Path) -> None:
-    strategy = strategy_of("fixed", World())
-    checkpoints = Checkpoints(tmp_path, World(), keep=9, whole_every=EVERY)
-    with listening() as said:
-        for step in range(1, 6):
-            strategy.train_step(global_batch(step, "one", "fixed"))
-            checkpoints.save(strategy, {"step": step, "best_step": None})
-            checkpoints.wait()
-            if step == 2:
-                file = next((tmp_path / "step-000000001").glob("rows-*"))
-                data = bytearray(file.read_bytes())
-                data[-1] ^= 1
-                file.write_bytes(data)
-    assert any("step-000000001 is damaged" in line and "next one is whole" in line for line in said)
-    newest = checkpoints.committed()[0]
-    assert newest.name == "step-000000005" and "base" not in read_manifest(newest)
-    assert rows_of(read(newest)) == rows_of(take(strategy, {}))
-    assert [path.name[-1] for path in checkpoints.committed()] == list("5321")
-    assert not list(tmp_path.glob(".step-*"))
-
-
 def test_verify_tells_of_all_that_builds_upon_damage(tmp_path: Path) -> None:
     strategy = strategy_of("fixed", World())
     checkpoints = Checkpoints(tmp_path / "checkpoints", World(), keep=9, whole_every=EVERY)
@@ -136,18 +114,6 @@ def test_verify_tells_of_all_that_builds_upon_damage(tmp_path: Path) -> None:
     found = verify(tmp_path)
     assert [one.path.name[-1] for one in found if one.problem is None] == ["4", "1"]
     assert "builds upon step-000000002" in str(found[1].problem)
-
-
-def test_a_save_that_need_not_be_does_not_wait(tmp_path: Path) -> None:
-    strategy = strategy_of("fixed", World())
-    checkpoints = Checkpoints(tmp_path, World(), keep=9, whole_every=EVERY)
-    checkpoints._merging = True  # as the writer says while it puts a chain together
-    checkpoints.save(strategy, {"step": 1, "best_step": None}, may_skip=True)
-    checkpoints.wait()
-    assert not checkpoints.committed()
-    checkpoints.save(strategy, {"step": 1, "best_step": None})
-    checkpoints.wait()
-    assert len(checkpoints.committed()) == 1
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from small import small_config
 
 import shoal
 from shoal.runs.build import build
+from shoal.runs.catalogue import RunCatalogue
+from shoal.runs.recommender import Recommender
 from shoal.training.evaluation import Evaluator, Interval
 from shoal.training.losses import Losses
 from shoal.training.trainer import Trainer
@@ -40,9 +42,9 @@ def test_recommend_never_counts_the_padding(repeatable: bool) -> None:
     seen = set(np.asarray(dataset.inter["item_id"])[own].tolist())  # type: ignore[union-attr]
     assert seen
     wanted = [item for item in range(1, 98) if repeatable or item not in seen][:20]
-    given = evaluator.recommend(Falling(), user, 20)  # type: ignore[arg-type]
-    names = dataset.vocab["item_id"]  # type: ignore[union-attr]
-    assert given == [(str(names[item]), -float(item)) for item in wanted] and len(given) == 20
+    recommender = Recommender(RunCatalogue(Falling(), evaluator))  # type: ignore[arg-type]
+    items, scores = recommender.rank_users(np.array([user]), 20)
+    assert items[0].tolist() == wanted and scores[0].tolist() == [-item for item in wanted]
 
 
 @pytest.fixture

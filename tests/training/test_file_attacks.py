@@ -352,7 +352,7 @@ def test_a_table_too_large_to_count_ends_with_one_error() -> None:
         "for rows, dim in sizes:\n"
         "    try:\n"
         "        core.make_table(dim, rows, False, 0, False, [], 0, 1, 0.1, *told, False,\n"
-        "                        [0.0] * 3, 0, 1, -1, 0, 1)\n"
+        "                        [0.0] * 3, 0, 1)\n"
         "    except ValueError as error:\n"
         "        print(error)\n"
     )

@@ -41,7 +41,7 @@ def interpret(monkeypatch):
 class OnGpu(Single):
     """Single, whose rows are a GpuEngine's wherever it computes."""
 
-    def make_rows(self, tables):
+    def make_engines(self, tables, fused):
         admissions = {name: self.rules.get(name) for name in tables}
         admissions = {n: None if r is None else Admission(2.0) for n, r in admissions.items()}
         (optimizer,) = set(self.row_optimizers.values())
@@ -52,7 +52,7 @@ class OnGpu(Single):
             self.world.device,
             admissions=list(admissions.values()),
         )
-        return LocalRows(dict(zip(tables, made)), self.rules, self.world.device)
+        return dict(zip(tables, made))
 
 
 def curve(strategy, model, kind, rows, optimizer, steps, clip=None, counted=False):
@@ -128,12 +128,12 @@ def test_many_tables_step_together_and_every_row_at_once():
         grads = [torch.randn_like(rows) for rows in want]
         push_all(ours, [(i, g.to(DEVICE)) for i, g in zip(ids, grads)], 0.1)
         push_all(theirs, list(zip(ids, grads)), 0.1)
-        assert [leaf.step for leaf in ours] == [leaf.step for leaf in theirs]
+        assert [engine.step for engine in ours] == [engine.step for engine in theirs]
     for one, other in zip(ours, theirs):
         torch.testing.assert_close(one.pull(EVERY).cpu(), other.pull(EVERY))
-    assert all(leaf.recordable for leaf in ours)
+    assert all(engine.recordable for engine in ours)
     begin_all(ours, 0.1)
-    assert [leaf.step for leaf in ours] == [3, 3, 3]
+    assert [engine.step for engine in ours] == [3, 3, 3]
     ours[1].step = 9
     with pytest.raises(ValueError, match=r"strategy\.graph=false"):
         begin_all(ours, 0.1)
@@ -145,7 +145,7 @@ def leaves_of_both(rows=20):
     ours = gpu_engine.make_gpu_engines(tables, optimizer, 1, DEVICE)
     theirs = [make_local(table, optimizer, 1, backend="reference") for table in tables]
     services = [
-        LocalRows({leaf.table.name: leaf for leaf in leaves}, {}, device)
+        LocalRows({engine.table.name: engine for engine in leaves}, {}, device)
         for leaves, device in ((ours, DEVICE), (theirs, "cpu"))
     ]
     return services, ours[0].group
@@ -200,7 +200,7 @@ def test_which_tables_live_on_a_gpu():
     table = Table("t", 4, None)
     assert lives_on_gpu(table, None, "cuda") and lives_on_gpu(table, Admission(2.0), "cuda")
     assert not lives_on_gpu(table, Admission(2.0, bloom_counters=64), "cuda")
-    assert not lives_on_gpu(Table("t", 4, 9, whole=True), None, "cuda")
+    assert lives_on_gpu(Table("t", 4, 9, whole=True), None, "cuda")
     assert not lives_on_gpu(table, None, "cpu")
 
 

@@ -12,7 +12,7 @@ from services import Alone, pull
 from small import small_config
 
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 from shoal.runs.build import build
@@ -60,8 +60,8 @@ def on_ranks(world: World, folder: str) -> dict[str, Any]:
 
 def grown(world: World) -> list[list[int]]:
     """Ids of the chunks of a table that grows, at rank 0."""
-    layout = Layout(Table("g", 2, None), Placement("row", "hash"), world.size)
-    store = Alone(layout, world, RowOptimizer("sgd"), seed=1)
+    sharding = Sharding(Table("g", 2, None), Placement("row", "hash"), world.size)
+    store = Alone(sharding, world, RowOptimizer("sgd"), seed=1)
     ids = torch.arange(GROWN) * 7 - 100
     store.restore(Rows(ids, torch.stack([ids, ids + 1], 1).float(), {}))
     chunks = list(store.export(chunk_rows=10))

@@ -53,17 +53,11 @@ class Evaluation:
         """Name -> value, equal on every process."""
         found = {}
         for name, both in self._sums.items():
-            total, count = self._sum(both).tolist()
+            total, count = self.world.all_reduce(both.to(self.world.device)).tolist()
             if not count:
                 raise ValueError("there are no samples to evaluate on: input_fn gives none")
             found[name] = total / count
         for name, metrics in self._sets.items():
-            metrics.reduce(self._sum, self._gather)
+            metrics.reduce(self.world)
             found[name] = next(iter(metrics.compute("what input_fn gives").values()))
         return found
-
-    def _sum(self, state: Tensor) -> Tensor:
-        return self.world.all_reduce(state.to(self.world.device)).cpu()
-
-    def _gather(self, state: Tensor) -> Tensor:
-        return self.world.all_gather(state.to(self.world.device)).cpu()

@@ -31,6 +31,7 @@ from shoal.config.schema.data import (
     PlantedSection,
     RandomSection,
     SplitSection,
+    add_format,
 )
 from shoal.config.schema.launch import (
     DecaySection,
@@ -86,6 +87,7 @@ __all__ = [
     "StrategySection",
     "TablePlace",
     "TrainSection",
+    "add_format",
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from shoal.config.choices import Choices
 from shoal.config.features import FeatureOptions, LabelOptions
 from shoal.config.section import Section
 
@@ -17,7 +18,14 @@ MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in m
 MOST_COLUMNS = 1 << 16  # of a click log
 
 
-CLICK_FORMATS = ("slots", "criteo", "planted_clicks")  # csv and parquet hold either
+# Names of data.format; `add_format` adds those that come with a package.
+FORMATS = Choices(
+    *("auto", "atomic", "movielens", "prepared", "planted", "random", "planted_clicks"),
+    *("slots", "criteo", "csv", "parquet", "arrow", "jsonl"),
+)
+
+
+CLICK_FORMATS = ["slots", "criteo", "planted_clicks"]  # csv and parquet hold either
 
 
 GENERATED = ("planted", "random", "planted_clicks")  # names and formats of data that Shoal makes
@@ -27,6 +35,14 @@ DATASETS = "dataset"  # the default of data.path
 
 
 PREPARED = "manifest.json"  # the file that makes a folder a prepared one
+
+
+def add_format(name: str, click_log: bool = False) -> None:
+    """Allow a name of data.format; click_log: its files hold click logs alone."""
+    if name != "tables":  # those of data.files, whatever their format
+        FORMATS.add(name)
+    if click_log and name not in CLICK_FORMATS:
+        CLICK_FORMATS.append(name)
 
 
 class FieldsSection(Section):
@@ -164,21 +180,9 @@ class DataSection(Section):
         description="folder that holds data sets: PATH/NAME/NAME.inter; without data.name, the "
         "data set's own folder",
     )
-    format: Literal[
-        "auto",
-        "atomic",
-        "movielens",
-        "prepared",
-        "planted",
-        "random",
-        "planted_clicks",
-        "slots",
-        "criteo",
-        "csv",
-        "parquet",
-        "arrow",
-        "jsonl",
-    ] = Field("auto", description="auto: by what is there, see docs/data.md")
+    format: Annotated[str, FORMATS] = Field(
+        "auto", description="auto: by what is there, see docs/data.md"
+    )
     files: dict[str, str] | None = Field(
         None,
         description="tables of one's own: inter (or train, valid and test), user, item -> a file, "

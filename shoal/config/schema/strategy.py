@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from shoal.config.choices import Choices
@@ -23,15 +23,6 @@ class TablePlace(TypedDict, total=False):
     rank: int  # place table: who holds it
 
 
-def _was_a_count(value: Any) -> Any:
-    """Configs of old say 0 or 1 batches."""
-    if type(value) is int:
-        if value not in (0, 1):
-            raise ValueError("it was a number of batches once, and is a switch: one batch or none")
-        return bool(value)
-    return value
-
-
 class ServersSection(Section):
     """Strategy ps: parameter servers hold the rows, and by default the dense parameters."""
 
@@ -42,7 +33,7 @@ class ServersSection(Section):
         "server", description="who keeps the dense parameters: the servers, or every worker"
     )
     geo_step: int = Field(100, ge=1, description="geo: batches between exchanges of differences")
-    ahead: Annotated[bool, BeforeValidator(_was_a_count)] = Field(
+    ahead: bool = Field(
         True, description="rows of the next batch are fetched while this one computes"
     )
     staleness: int = Field(

@@ -2,6 +2,7 @@
 
 samples.py    Layout and Samples: which columns there are, and the columns of many samples
 lines.py      blocks of whole lines, and cells of separated text as numbers and ids
+formats.py    what a format is, and the list of them
 slots.py      the formats, one file each: lines of slots
 criteo.py       raw Criteo
 delimited.py    csv with a header
@@ -9,7 +10,7 @@ parquet.py      Parquet
 planted.py    the generated log, whose best possible AUC is known
 log.py        ClickLog: files of a format, in order, as blocks of samples
 pipe.py       a user's program between the files and the parser
-ahead.py      work done ahead in threads, in order
+prefetch.py      work done ahead in threads, in order
 readers.py    batches: InMemory, Stream, Split
 mapped.py     logs in prepared folders: parsed once, mapped
 custom.py     batches of a reader that a user wrote
@@ -17,19 +18,23 @@ data.py       ClickData: what a config describes, opened
 """
 
 from shoal.data.clicks.data import ClickData, open_clicks
-from shoal.data.clicks.log import FORMATS, ClickLog
+from shoal.data.clicks.formats import FORMATS, ClickFormat, LineFormat, register
+from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream
 from shoal.data.clicks.samples import Layout, Samples
 
 __all__ = [
     "FORMATS",
     "ClickData",
+    "ClickFormat",
     "ClickLog",
     "ClickReader",
     "InMemory",
     "Layout",
+    "LineFormat",
     "Samples",
     "Split",
     "Stream",
     "open_clicks",
+    "register",
 ]

@@ -7,13 +7,16 @@ slot; an empty cell is the id 0, or the dense value 0. Cells are not quoted.
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import MOST_COLUMNS
+from shoal.data.clicks.formats import LineFormat
 from shoal.data.clicks.lines import BadLine, Cells, Parser, show
 from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.packed import plain_name
 
 SHOWN_COLUMNS = 100  # that an error names
 
@@ -50,24 +53,35 @@ def check_columns(layout: Layout, names: list[str], file: str) -> None:
                 )
 
 
-def parser(layout: Layout, names: list[str], separator: int, file: str) -> Parser:
-    """What turns lines below that header into samples."""
-    check_columns(layout, names, file)
-    place = {name: number for number, name in enumerate(names)}
-    dense_places = [place[name] for name in layout.dense]
-    slot_places = [place[name] for name in layout.slots]
+class Csv(LineFormat):
+    """Columns by the names of its first line."""
 
-    def parse(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
-        if len(starts) and (data[starts[0] : stops[-1]] == ord('"')).any():
-            quotes = np.flatnonzero(data[starts[0] : stops[-1]] == ord('"')) + starts[0]
-            index = int(np.searchsorted(stops, quotes[0], side="right"))
-            shown = show(data, int(starts[index]), int(stops[index]))
-            raise BadLine(index, f"quoted cells are not read: {shown}; write Parquet instead")
-        cells = Cells.split(data, starts, stops, separator, len(names))
-        dense = cells.pick(dense_places).floats(slice(None), layout.dense)
-        every = np.arange(len(layout.slots))
-        ids = cells.pick(slot_places).ids(slice(None), every, layout, keep_integers=True)
-        labels = cells.labels(place[layout.label], layout.label)
-        return Samples(len(layout.slots), labels, dense, ids)
+    name = "csv"
 
-    return parse
+    def looks_so(self, file: Path, first: bytes) -> bool:
+        return plain_name(file).suffix == ".csv"
+
+    def has_header(self, first: bytes) -> bool:
+        return True
+
+    def parser(self, layout: Layout, first: bytes, separator: str, name: str) -> Parser:
+        names, between = header(first, separator, name)
+        check_columns(layout, names, name)
+        place = {one: number for number, one in enumerate(names)}
+        dense_places = [place[one] for one in layout.dense]
+        slot_places = [place[one] for one in layout.slots]
+
+        def parse(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
+            if len(starts) and (data[starts[0] : stops[-1]] == ord('"')).any():
+                quotes = np.flatnonzero(data[starts[0] : stops[-1]] == ord('"')) + starts[0]
+                index = int(np.searchsorted(stops, quotes[0], side="right"))
+                shown = show(data, int(starts[index]), int(stops[index]))
+                raise BadLine(index, f"quoted cells are not read: {shown}; write Parquet instead")
+            cells = Cells.split(data, starts, stops, between, len(names))
+            dense = cells.pick(dense_places).floats(slice(None), layout.dense)
+            every = np.arange(len(layout.slots))
+            ids = cells.pick(slot_places).ids(slice(None), every, layout, keep_integers=True)
+            labels = cells.labels(place[layout.label], layout.label)
+            return Samples(len(layout.slots), labels, dense, ids)
+
+        return parse

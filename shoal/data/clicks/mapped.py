@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from shoal.config.schema import DataSection
-from shoal.data.clicks.log import Block, ClickLog, looks_like, make_layout
+from shoal.data.clicks.formats import Block, looks_like
+from shoal.data.clicks.log import ClickLog, make_layout
 from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.prepared.dataset import MANIFEST, REMEDY, VERSION

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from shoal.data.clicks.delimited import check_columns
+from shoal.data.clicks.formats import Block, ClickFormat
 from shoal.data.clicks.lines import Cells
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.parquet_counts import check_counts
+from shoal.data.sources.columnar import read_by_polars
 
 BLOCK_ROWS = 1 << 16
 
@@ -58,34 +60,29 @@ class FrameBlock:
         return (stop - start) * width
 
 
-def count(path: Path) -> int:
-    """Rows of a file."""
-    import polars as pl
+class Parquet(ClickFormat):
+    """Columns by their names."""
 
-    check_counts(path)
-    return int(_read(path, lambda: pl.scan_parquet(path).select(pl.len()).collect().item()))
+    name = "parquet"
 
+    def looks_so(self, file: Path, first: bytes) -> bool:
+        return file.suffix == ".parquet"
 
-def blocks(path: Path, layout: Layout) -> Iterator[FrameBlock]:
-    """The rows of a file, some at a time."""
-    import polars as pl
+    def count(self, file: Path) -> int:
+        import polars as pl
 
-    rows = count(path)
-    names = list(_read(path, lambda: pl.read_parquet_schema(path)))
-    check_columns(layout, names, str(path))
-    for first in range(0, rows, BLOCK_ROWS):
-        yield FrameBlock(path, first, min(BLOCK_ROWS, rows - first), layout)
+        check_counts(file)
+        rows = pl.scan_parquet(file).select(pl.len())
+        return int(read_by_polars(file, "Parquet", lambda: rows.collect().item()))
 
+    def blocks(self, file: Path, layout: Layout, separator: str) -> Iterator[Block]:
+        import polars as pl
 
-def _read(path: Path, read: Any) -> Any:
-    import polars as pl
-
-    try:
-        return read()
-    except (pl.exceptions.PolarsError, OSError, MemoryError) as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}") from None
-    except pl.exceptions.PanicException as error:  # of the parser itself; no Exception
-        raise ValueError(f"{path} is damaged: not readable as Parquet ({error})") from None
+        rows = self.count(file)
+        names = list(read_by_polars(file, "Parquet", lambda: pl.read_parquet_schema(file)))
+        check_columns(layout, names, str(file))
+        for first in range(0, rows, BLOCK_ROWS):
+            yield FrameBlock(file, first, min(BLOCK_ROWS, rows - first), layout)
 
 
 def _load(path: Path, first: int, count: int, layout: Layout) -> Any:
@@ -93,7 +90,8 @@ def _load(path: Path, first: int, count: int, layout: Layout) -> Any:
     import polars as pl
 
     names = [*dict.fromkeys([layout.label, *layout.slots, *layout.dense])]
-    return _read(path, lambda: pl.scan_parquet(path).select(names).slice(first, count).collect())
+    rows = pl.scan_parquet(path).select(names).slice(first, count)
+    return read_by_polars(path, "Parquet", rows.collect)
 
 
 def decode(

@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from shoal.data.batch import Batch
-from shoal.data.clicks.log import Block, ClickLog
+from shoal.data.clicks.formats import Block
+from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples, join
 from shoal.data.joined import Joined

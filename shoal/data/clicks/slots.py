@@ -12,10 +12,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
 from shoal.config.errors import did_you_mean
+from shoal.config.schema import ClicksSection
+from shoal.data.clicks.formats import LineFormat, checked, numbered
 from shoal.data.clicks.lines import SHOWN, BadLine, Parser
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.kernels.core import has_core
@@ -27,9 +30,29 @@ INTEGER = re.compile(rb"-?[0-9]+")
 NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def parser(layout: Layout) -> Parser:
-    """What turns lines into samples; the native core where it is there."""
-    return NativeParser(layout) if has_core() else PlainParser(layout)
+class Slots(LineFormat):
+    """What a user's program writes has this format, too."""
+
+    name = "slots"
+    is_log = True
+
+    def layout(self, section: ClicksSection) -> Layout:
+        slots = NUM_SLOTS if section.slots is None else section.slots
+        width = NUM_DENSE if section.dense is None else section.dense
+        dense = (DENSE,) * width if isinstance(width, int) else tuple(width)
+        others = isinstance(slots, list)
+        label = section.label or LABEL
+        return checked(Layout(numbered("", slots), dense, label, section.rows, others))
+
+    def looks_so(self, file: Path, first: bytes) -> bool:
+        return b":" in first.split(b" ")[0]
+
+    def parser(self, layout: Layout, first: bytes, separator: str, name: str) -> Parser:
+        """The native core where it is there."""
+        return NativeParser(layout) if has_core() else PlainParser(layout)
+
+
+SLOTS = Slots()
 
 
 class PlainParser:

@@ -1,257 +1,225 @@
-"""Raw interaction files, some rows at a time: csv with a header, atomic files, MovieLens, Parquet.
+"""Raw files of `shoal prepare`: which they are, and their rows some at a time.
 
-Text is cut at line ends into parts of bounded size, which Polars parses, here or wherever an engine
-has them parsed; gzip is unpacked on the way. Rows come in the order of the files. Nothing else of a
-file is in memory.
+Files are cut into parts of bounded size, which are parsed here or wherever an engine has them
+parsed. Rows come in the order of the files. Nothing else of a file is in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import glob
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from types import MappingProxyType
 
 import numpy as np
 
+from shoal.config.errors import did_you_mean
+from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
-from shoal.data.packed import LONGEST_LINE, is_packed, open_text
+from shoal.data.filters import SIDES
+from shoal.data.packed import plain_name
 from shoal.data.prepared.engine import Engine
-from shoal.data.raw import RawColumn
-from shoal.data.sources.delimited import Layout, ParsedColumn, join, parse
-from shoal.data.sources.quotes import Cells
-from shoal.data.sources.text import decoded, is_utf8, wrong_row
-from shoal.world.durable import open_regular
+from shoal.data.raw import RawColumn, RawTable, choose_columns
+from shoal.data.sources.atomic import ATOMIC
+from shoal.data.sources.files import find_files
+from shoal.data.sources.movielens import RATINGS
+from shoal.data.sources.table import FORMATS, Header, Part, TableFormat, format_of, read_table
+from shoal.data.sources.typed import Columns, declared_types, guess_type, join
 
-if TYPE_CHECKING:
-    import polars as pl
-
-TEXT_BYTES = 1 << 26  # of text at a time, at most
-PARQUET_ROWS = 1 << 20
-BETWEEN = "\x1f"  # cells, where the separator stands in some
+# Columns of published files, by what they are here.
+ALIASES = {"book_id": "item", "userId": "user", "movieId": "item"}
 
 
-@dataclass
-class Input:
-    """A file: what its columns are called and hold, and how its text is laid out."""
-
-    path: Path
-    types: dict[str, FieldType]  # field -> type of the columns that are wanted
-    columns: dict[str, str]  # field -> the column's own name
-    layout: Layout | None  # None: Parquet
-    header: bool = True
-    ids: frozenset[str] = frozenset()  # the fields of users and items
-    skip: bool = False  # bad rows are left out and counted; else the first ends it
-    cells: Cells | None = None  # of csv: how they are quoted
-    encoding: str = "utf-8"
-
-    def parts(self, memory: int) -> Iterator[Part]:
-        """The file in parts of bounded size, each of which can be parsed by itself."""
-        if self.layout is None:
-            import polars as pl
-
-            rows = pl.scan_parquet(self.path).select(pl.len()).collect().item()
-            bytes_of_row = self.path.stat().st_size / max(1, rows)
-            for start in range(0, rows, PARQUET_ROWS):
-                stop = min(start + PARQUET_ROWS, rows)
-                yield Part(self, start, stop, int(bytes_of_row * (stop - start)))
-            return
-        size = max(1 << 16, min(TEXT_BYTES, memory // 32))
-        with open_text(self.path) as source:
-            start = len(self._line(source)) if self.header else 0
-            if is_packed(self.path):  # where a part of it begins is known to who reads it all
-                while body := source.read(size):
-                    body += self._line(source)
-                    yield Part(self, start, start + len(body), len(body), body)
-                    start += len(body)
-                return
-            end = self.path.stat().st_size
-            while start < end:
-                source.seek(min(start + size, end))
-                self._line(source)
-                stop = source.tell()
-                yield Part(self, start, stop, stop - start)
-                start = stop
-
-    def _line(self, source: BinaryIO) -> bytes:
-        """The rest of a line; one without an end would fill memory."""
-        line = source.readline(LONGEST_LINE + 1)
-        if len(line) > LONGEST_LINE:
+def expand(names: list[str]) -> list[Path]:
+    """Files, the files of folders, and those that patterns stand for, sorted by name in each."""
+    endings = (".inter", *(ending for form in FORMATS.values() for ending in form.endings))
+    found: list[Path] = []
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            some = [p for p in sorted(path.iterdir()) if plain_name(p).suffix in endings]
+        elif path.exists():
+            some = [path]
+        else:
+            some = [Path(one) for one in sorted(glob.glob(name))]
+        if not some:
             raise ValueError(
-                f"{self.path}: a line has more than {LONGEST_LINE} bytes; is it text with a row on "
-                "every line?"
+                f"{name} is no file, no folder with {', '.join(endings)} files and no pattern of "
+                "files; name the raw files to prepare"
             )
-        return line
+        found += some
+    if len(set(found)) < len(found):
+        twice = next(path for path in found if found.count(path) > 1)
+        raise ValueError(f"{twice} is named twice; its rows would count twice: name it once")
+    return found
 
-    def parse_text(self, part: Part, line: int) -> Piece:
-        """The rows of lines; `line` is the number of the first."""
-        assert self.layout is not None
-        body = part.body
-        if body is None:
-            with open_regular(self.path) as source:
-                source.seek(part.start)
-                body = source.read(part.stop - part.start)
-        lines = body.count(b"\n")
-        if b"\r" in body:
-            body = body.replace(b"\r\n", b"\n")
-        if part.start == 0:
-            body = body.removeprefix(b"\xef\xbb\xbf")
-        rest = body.rstrip(b"\n")
-        if not is_utf8(self.encoding):
-            rest = decoded(rest, self.encoding, self.path, line)
-        empty = None
-        if len(body) - len(rest) > 1 or not rest:
-            empty = rest.count(b"\n") + bool(rest)
-        parsed, skipped = self._parse(rest, line)
-        if not parsed:
-            return Piece({}, lines, empty, skipped)
-        columns = {
-            name: join([one[own] for one in parsed], self.types[name])
-            for name, own in self.columns.items()
-        }
-        return Piece(columns, lines, empty, skipped)
 
-    def _parse(self, body: bytes, line: int) -> tuple[list[dict[str, ParsedColumn]], int]:
-        """The columns of lines, and how many bad ones were left out: found by halving."""
-        assert self.layout is not None
-        if not body.strip(b"\n"):
-            return [], 0
-        try:
-            layout = replace(self.layout, first_line=line)
-            if self.cells is not None and self.cells.marked(body):
-                body, layout = self._unquoted(body, layout)
-            return [parse(body, layout, str(self.path))], 0
-        except ValueError:
-            if not self.skip:
-                raise
-        cut = body.find(b"\n", len(body) // 2)
-        cut = body.rfind(b"\n") if cut < 0 else cut
-        if cut < 0:
-            return [], 1
-        first, before = self._parse(body[:cut], line)
-        second, after = self._parse(body[cut + 1 :], line)
-        return first + second, before + after
-
-    def _unquoted(self, body: bytes, layout: Layout) -> tuple[bytes, Layout]:
-        """The same rows without quotes, and how they are laid out: row by row where need be."""
-        assert self.cells is not None
-        plain = self.cells.without_quotes(body)
-        if plain is not None:
-            return plain, layout
-        names, kept = list(layout.fields), []
-        for number, row in self.cells.rows(body, len(names)):
-            if isinstance(row, list) and len(row) == len(names) and not _outside(row):
-                kept.append(BETWEEN.join(row))
-                continue
-            problem = "a cell goes over the end of its line; write such files as Parquet"
-            if not isinstance(row, list) or len(row) != len(names):
-                problem = wrong_row(row, names, self.cells)
-            raise ValueError(f"{self.path}, line {layout.first_line + number - 1}: {problem}")
-        return "\n".join(kept).encode(), replace(layout, separator=BETWEEN)
-
-    def parse_parquet(self, part: Part) -> Piece:
-        """The rows of a range."""
-        import polars as pl
-
-        scan = pl.scan_parquet(self.path)
-        schema = scan.collect_schema()
-        wanted = scan.select(
-            _cast(pl.col(own), schema[own], self.types[name]).alias(name)
-            for name, own in self.columns.items()
+def side_files(config: DataSection) -> dict[str, list[Path]]:
+    """Those that data.files names."""
+    said = config.files or {}
+    other = [suffix for suffix in said if suffix not in SIDES]
+    if other:
+        raise ValueError(
+            f"data.files names {', '.join(other)}; `shoal prepare` takes user and item from there, "
+            "and interactions as INPUT"
         )
-        found = wanted.slice(part.start, part.stop - part.start).collect()
-        required = [n for n in self.columns if self.types[n] == "float" or n in self.ids]
-        bad = found.select(
-            pl.any_horizontal(pl.col(n).is_null() for n in required).alias("bad")
-        ).to_series()
-        if bad.any() and not self.skip:
-            row = int(bad.arg_max() or 0)
-            name = next(n for n in required if found[n][row] is None)
-            raise ValueError(
-                f"{self.path}, row {part.start + row + 1}: {name!r} is empty; fill it, remove the "
-                "row, or set data.bad_rows=skip to leave such rows out"
-            )
-        found = found.filter(~bad)
-        columns = {name: join([_flat(found[name])], self.types[name]) for name in self.columns}
-        return Piece(columns if len(found) else {}, skipped=int(bad.sum()))
+    return {s: find_files(path, config.path, f"data.files.{s}") for s, path in said.items()}
 
 
-def _outside(row: list[str]) -> bool:
-    """Whether a cell cannot stand between others on one line."""
-    return any("\n" in cell or BETWEEN in cell for cell in row)
+def sort_out(paths: list[Path], config: DataSection) -> tuple[list[Path], dict[str, list[Path]]]:
+    """Files of interactions, and side files by whose they are."""
+    found: dict[str, list[Path]] = {}
+    named = {path: suffix for suffix, some in side_files(config).items() for path in some}
+    inter = []
+    for path in paths:
+        suffix = named.get(path) or plain_name(path).suffix.removeprefix(".")
+        if suffix in SIDES:
+            found.setdefault(suffix, []).append(path)
+        else:
+            inter.append(path)
+    return inter, found
 
 
-def _cast(column: pl.Expr, given: pl.DataType, kind: FieldType) -> pl.Expr:
-    """A column of Parquet as text or numbers; dates are seconds since 1970."""
-    import polars as pl
-
-    value: type[pl.DataType] = pl.String if kind.startswith("token") else pl.Float64
-    if kind.endswith("_seq"):
-        return column.cast(pl.List(value))
-    if kind == "float" and given in (pl.Date, pl.Datetime):
-        return column.cast(pl.Datetime("us")).cast(pl.Int64) / 1e6
-    return column.cast(value)
+def read_sides(found: dict[str, list[Path]], config: DataSection) -> dict[str, RawTable]:
+    """The tables of side files."""
+    return {
+        suffix: read_table(config, suffix, paths, form_of(paths[0], config))[0]
+        for suffix, paths in found.items()
+    }
 
 
-def _flat(series: pl.Series) -> ParsedColumn:
-    """A column; lists one after the other, and where each ends."""
-    import polars as pl
+def form_of(path: Path, config: DataSection) -> TableFormat:
+    """The format of a raw file, by its name."""
+    for form in (*RATINGS, ATOMIC):
+        if form.reads(path):
+            return form
+    return format_of(path, config)
 
-    if not isinstance(series.dtype, pl.List):
-        return ParsedColumn(series)
-    series = series.list.drop_nulls()
-    lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
-    values = series.filter(pl.Series(lengths > 0)).explode()
-    return ParsedColumn(values, np.concatenate([[0], np.cumsum(lengths)]))
+
+def is_table(path: Path) -> bool:
+    """Whether a file names its columns without their types: csv, Parquet."""
+    return not any(form.reads(path) for form in (*RATINGS, ATOMIC))
 
 
 @dataclass(frozen=True)
-class Part:
-    """Bytes of text, or rows of Parquet, from `start` to `stop`."""
+class Input:
+    """A file: what its columns are called and hold."""
 
-    input: Input
-    start: int
-    stop: int
-    size: int  # in bytes
-    body: bytes | None = None  # the text, where the file is packed
+    path: Path
+    form: TableFormat
+    header: Header
+    types: dict[str, FieldType]  # field -> type of the columns that are wanted
+    columns: dict[str, str]  # field -> the column's own name
+    config: DataSection
+
+    def parse(self, part: Part, first: int) -> Piece:
+        """The rows of a part; first: the number of its first line, or row."""
+        fields, wanted = self.config.fields, list(self.columns.values())
+        piece = self.form.read(part, self.header, self.config, first, wanted)
+        needed = {n for n, kind in self.types.items() if kind == "float"} | {
+            fields.user,
+            fields.item,
+        }
+        reader = Columns(self.config, [piece], {self.columns[name] for name in needed})
+        found = {}
+        for name, own in self.columns.items():
+            found[name] = join(reader.column(own, self.types[name])[1], self.types[name])
+        bad = int(reader.bad.sum())
+        if bad:
+            rows = np.flatnonzero(~reader.bad)
+            found = {name: column.take(rows) for name, column in found.items()}
+        return Piece(found if len(piece.frame) > bad else {}, piece.num_lines, piece.skipped + bad)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Piece:
     """Rows of a part: numbers, and words numbered as they come in it."""
 
     columns: dict[str, RawColumn]  # none: it has no rows
-    lines: int = 0
-    empty: int | None = None  # lines before those at its end that are empty
-    skipped: int = 0  # bad rows that were left out
+    lines: int
+    skipped: int  # bad rows that were left out
 
 
-def parse_part(part: Part, line: int | None = None) -> Piece | None:
+def open_input(
+    path: Path, config: DataSection, known: Mapping[str, FieldType] = MappingProxyType({})
+) -> Input:
+    """How a file is read, from its name and its header; known: types that a folder has."""
+    form = form_of(path, config)
+    header = form.header(path, config)
+    if header.types:
+        chosen = _chosen(config, header.names, str(path))
+        types = {name: header.types[name] for name in chosen}
+        return Input(path, form, header, types, {name: name for name in chosen}, config)
+    columns = _fields_of(path, header.names, config)
+    said = (config.load or {}).get("inter") or (config.unload or {}).get("inter")
+    declared, _ = declared_types(config, "inter")
+    usual = [name for name in columns if name in declared]
+    chosen = _chosen(config, list(columns), str(path)) if said else usual
+    types, sample = {}, None
+    for name in chosen:
+        kind = declared.get(name) or known.get(name)
+        if kind is None:
+            sample = form.sample(path, header, config) if sample is None else sample
+            kind = guess_type(name, sample[columns[name]])
+        types[name] = kind
+    return Input(path, form, header, types, {name: columns[name] for name in chosen}, config)
+
+
+def _fields_of(path: Path, names: list[str], config: DataSection) -> dict[str, str]:
+    """Field -> the name that its column has in the file."""
+    fields = config.fields
+    roles = {fields.user: "user", fields.item: "item", fields.rating: "rating", fields.time: "time"}
+    columns: dict[str, str] = {}
+    for own in names:
+        role = roles.get(own) or ALIASES.get(own)
+        field = getattr(fields, role) if role else own
+        if field not in columns or own == field:
+            columns[field] = own
+    for role in ("user", "item"):
+        wanted = getattr(fields, role)
+        if wanted not in columns:
+            raise ValueError(
+                f"{path}: no column {wanted!r}; it has {', '.join(names)}; name the id columns "
+                f"with --data.fields.user and --data.fields.item{did_you_mean(wanted, names)}"
+            )
+    return columns
+
+
+def _chosen(config: DataSection, available: list[str], where: str) -> list[str]:
+    """The columns to load; those of users and items must be among them."""
+    chosen = choose_columns(config, "inter", available, where)
+    for needed in (config.fields.user, config.fields.item):
+        if needed not in chosen:
+            raise ValueError(
+                f"{where}: no column {needed!r} among {', '.join(chosen)}; name the id columns in "
+                "data.fields.user and data.fields.item, and load them"
+            )
+    return chosen
+
+
+def parse_part(given: tuple[Input, Part], first: int | None = None) -> Piece | None:
     """Parse a part; None where that cannot be and nobody knows by which line to tell it."""
+    one, part = given
     try:
-        if part.input.layout is None:
-            return part.input.parse_parquet(part)
-        return part.input.parse_text(part, line or 0)
+        return one.parse(part, first or 0)
     except ValueError:
-        if line is None:
+        if first is None:
             return None
         raise
 
 
 def read_in_order(inputs: list[Input], memory: int, engine: Engine) -> Iterator[tuple[Piece, Part]]:
     """Rows of all files in their order, and what they were read of; a mistake is told."""
-    line, blank, last = 0, 0, None
-    for part, piece in engine.map(parse_part, chain.from_iterable(f.parts(memory) for f in inputs)):
-        one = part.input
+    parts = chain.from_iterable(
+        ((one, part) for part in one.form.parts(one.path, one.header, memory)) for one in inputs
+    )
+    first, last = 0, None
+    for (one, part), piece in engine.map(parse_part, parts):
         if one.path != last:
-            line, blank, last = one.layout.first_line if one.layout else 1, 0, one.path
-        # Empty lines may stand at the end of a file alone.
-        if blank and not one.skip and (piece is None or piece.columns):
-            raise ValueError(f"{one.path}, line {blank}: it is empty; remove it")
-        piece = piece or parse_part(part, line)
+            first, last = one.form.first_row, one.path
+        piece = piece or parse_part((one, part), first)
         assert piece is not None
-        if piece.empty is not None:
-            blank = blank or line + piece.empty
-        line += piece.lines
+        first += piece.lines
         yield piece, part

@@ -25,8 +25,15 @@ from shoal.data.passes import chunks
 from shoal.data.prepared import views
 from shoal.data.prepared.dataset import DECIDED, for_view
 from shoal.data.prepared.folder import Job, Manifest, carry_out
-from shoal.data.prepared.inputs import Input, read_in_order
-from shoal.data.prepared.opening import expand, open_input, read_sides, side_files, sort_out
+from shoal.data.prepared.inputs import (
+    Input,
+    expand,
+    open_input,
+    read_in_order,
+    read_sides,
+    side_files,
+    sort_out,
+)
 from shoal.data.raw import RawColumn
 from shoal.data.sides import map_columns
 from shoal.data.sources.text import is_by_line
@@ -94,7 +101,7 @@ class Interactions:
         def pieces() -> Iterator[dict[str, RawColumn]]:
             for piece, part in read_in_order(inputs, job.memory, job.engine):
                 yield piece.columns
-                skipped[part.input.path] += piece.skipped
+                skipped[part.path] += piece.skipped
                 job.progress(part.size)
             for path, count in (+skipped).items():
                 logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, count)

@@ -1,0 +1,25 @@
+"""Sources of interactions and formats of tables, one file each, and the list of them.
+
+source.py     what a source is
+table.py      what a format of tables is
+text.py       tables of text, in parts of bounded size; quotes.py: cells that are quoted
+typed.py      types of columns, and their values checked
+"""
+
+from shoal.data.sources.atomic import Atomic
+from shoal.data.sources.columnar import Arrow, Parquet
+from shoal.data.sources.csv import Csv
+from shoal.data.sources.jsonl import JsonLines
+from shoal.data.sources.movielens import MovieLens
+from shoal.data.sources.planted import Planted
+from shoal.data.sources.random import Random
+from shoal.data.sources.source import SOURCES, Source, register
+from shoal.data.sources.table import FORMATS, TableFormat, register_table
+from shoal.data.sources.tables import Tables
+
+for _source in (Planted(), Random(), Atomic(), Tables(), MovieLens()):
+    register(_source)  # they are looked for in this order
+for _form in (Csv(), Parquet(), Arrow(), JsonLines()):
+    register_table(_form)
+
+__all__ = ["FORMATS", "SOURCES", "Source", "TableFormat", "register", "register_table"]

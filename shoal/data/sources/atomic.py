@@ -15,8 +15,11 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.packed import packed_or_not
-from shoal.data.raw import Raw, RawTable, choose_columns
-from shoal.data.sources.delimited import Layout, join, parse, read_bytes
+from shoal.data.raw import Raw
+from shoal.data.sources.quotes import Cells
+from shoal.data.sources.source import Source
+from shoal.data.sources.table import Header, read_table
+from shoal.data.sources.text import TextFormat, first_line
 
 _TYPES = list(get_args(FieldType))
 PARTS_OF = {
@@ -48,64 +51,45 @@ def files(config: DataSection) -> dict[str, list[Path]]:
     return found
 
 
-def read(config: DataSection) -> Raw:
-    """All files that the config asks for."""
-    tables = {}
-    parts = None
-    for suffix, paths in files(config).items():
-        tables[suffix], rows = read_table(config, suffix, paths)
-        if suffix == "inter" and config.presplit is not None:
-            parts = np.repeat(PARTS_OF[len(rows)], rows)
-    return Raw(tables.pop("inter"), tables, parts)
+class Atomic(Source):
+    """Files of one name in a folder."""
+
+    name = "atomic"
+
+    def found(self, config: DataSection) -> bool:
+        stems = [config.stem, *(f"{config.stem}.{part}" for part in config.presplit or [])]
+        return any(packed_or_not(config.folder / f"{stem}.inter").exists() for stem in stems)
+
+    def files(self, config: DataSection) -> list[Path]:
+        return [path for paths in files(config).values() for path in paths]
+
+    def read(self, config: DataSection) -> Raw:
+        tables, parts, left_out = {}, None, {}
+        for suffix, paths in files(config).items():
+            tables[suffix], owner, bad = read_table(config, suffix, paths, ATOMIC)
+            if suffix == "inter":
+                left_out = {"data.bad_rows": bad} if bad else {}
+                if config.presplit is not None:
+                    parts = np.array(PARTS_OF[len(paths)])[owner]
+        return Raw(tables.pop("inter"), tables, parts, left_out)
 
 
-def read_table(config: DataSection, suffix: str, paths: list[Path]) -> tuple[RawTable, list[int]]:
-    """One table of one or several files with the same columns, and the rows of each file."""
-    kinds: dict[str, FieldType] = {}
-    pieces = []
-    rows = []
-    for path in paths:
-        where = str(path)
-        data = read_bytes(path)
-        first, _, body = data.partition(b"\n")
-        header = read_header(first, config.separator, where)
-        load = choose_columns(config, suffix, list(header), where)
-        if not load:
-            raise ValueError(f"data.load.{suffix} leaves no column of {where}; name some")
-        ids = {"inter": [config.fields.user, config.fields.item]}.get(suffix, [])
-        ids += {"user": [config.fields.user], "item": [config.fields.item]}.get(suffix, [])
-        _check_ids(ids, header, load, suffix, where)
-        required = set(ids)
-        if suffix == "inter":  # a missing rating or time is an error, never an invented value
-            required |= {name for name in load if header[name] == "float"}
-        if kinds and {name: header[name] for name in load} != kinds:
-            raise ValueError(
-                f"{where}: its columns {list(header)} are not those of {paths[0]}; "
-                "the parts of pre-split data must have the same header"
-            )
-        kinds = {name: header[name] for name in load}
-        layout = Layout(
-            header, load, config.separator, config.seq_separator, 2, frozenset(required)
-        )
-        piece = parse(body, layout, where)
-        pieces.append(piece)
-        counts = piece[load[0]]
-        rows.append(len(counts.values if counts.offsets is None else counts.offsets[1:]))
-    columns = {name: join([piece[name] for piece in pieces], kinds[name]) for name in kinds}
-    return RawTable(" + ".join(map(str, paths)), kinds, columns), rows
+class AtomicText(TextFormat):
+    """Text whose header has types."""
+
+    name = "atomic"
+    endings = (".inter", ".user", ".item")
+
+    def header(self, path: Path, config: DataSection) -> Header:
+        types = read_header(first_line(path, config.encoding), config.separator, str(path))
+        return Header(list(types), types, Cells(config.separator, None))
 
 
-def read_header(line: bytes, separator: str, where: str) -> dict[str, FieldType]:
+ATOMIC = AtomicText()
+
+
+def read_header(text: str, separator: str, where: str) -> dict[str, FieldType]:
     """name -> type, of the first line of a file."""
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}, line 1: no UTF-8; save the file as UTF-8") from error
-    if not text.strip():
-        raise ValueError(
-            f"{where} is empty; its first line must name the columns, e.g. "
-            "user_id:token, item_id:token, separated by data.separator"
-        )
     header: dict[str, FieldType] = {}
     for cell in text.split(separator):
         name, colon, kind = cell.partition(":")
@@ -122,24 +106,3 @@ def read_header(line: bytes, separator: str, where: str) -> dict[str, FieldType]
             )
         header[name] = cast(FieldType, kind)
     return header
-
-
-def _check_ids(
-    ids: list[str], header: dict[str, FieldType], load: list[str], suffix: str, where: str
-) -> None:
-    for name in ids:
-        if name not in header:
-            raise ValueError(
-                f"{where}, line 1: no column {name!r}; it has {', '.join(header)}; name the id "
-                f"columns in data.fields.user and data.fields.item{did_you_mean(name, header)}"
-            )
-        if name not in load:
-            raise ValueError(
-                f"data.load leaves out {name!r} of {where}, which is needed; "
-                f"add it to data.load.{suffix} or take it out of data.unload.{suffix}"
-            )
-        if header[name] != "token":
-            raise ValueError(
-                f"{where}, line 1: the id column {name!r} has type {header[name]}; "
-                f"write {name}:token"
-            )

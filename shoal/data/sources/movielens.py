@@ -6,12 +6,16 @@ import lzma
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.config.schema import DataSection
 from shoal.data.packed import longest_text, packed_or_not, plain_name
-from shoal.data.raw import Raw, RawTable, interaction_columns
-from shoal.data.sources.delimited import Layout, clean, join, parse, read_bytes
+from shoal.data.raw import Raw, interaction_columns
+from shoal.data.sources.quotes import Cells
+from shoal.data.sources.source import Source
+from shoal.data.sources.table import Header, Part, read_table
+from shoal.data.sources.text import BOM, TextFormat, first_line
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
 # What zipfile raises about damaged archives, and about those that it cannot unpack (of a kind of
@@ -48,29 +52,66 @@ def find(config: DataSection) -> Path:
     return found
 
 
-def read(config: DataSection) -> Raw:
+class MovieLens(Source):
     """Interactions with user, item, rating and time, named as in data.fields."""
-    path = find(config)
-    name, where, data = plain_name(path).name, str(path), b""
-    if path.suffix == ".zip":
-        name, data = _read_archive(path)
-        where = f"{path}:{name}"
-    else:
-        data = read_bytes(path)
-    kinds, load = interaction_columns(config, where)
-    first_line = 1
-    if name == "ratings.csv":
-        head, _, data = data.partition(b"\n")
-        first_line = 2
-        if head.decode(errors="replace").split(",") != _CSV_HEADER:
-            raise ValueError(
-                f"{where}, line 1: {head[:80]!r} where {','.join(_CSV_HEADER)} was expected; "
-                "is this a MovieLens file? Other data can be given as atomic files"
+
+    name = "movielens"
+
+    def found(self, config: DataSection) -> bool:
+        return locate(config) is not None
+
+    def files(self, config: DataSection) -> list[Path]:
+        return [find(config)]
+
+    def read(self, config: DataSection) -> Raw:
+        path = find(config)
+        form = Ratings(plain_name(path).name)
+        if path.suffix == ".zip":
+            form = Ratings(*_read_archive(path))
+        table, _, bad = read_table(config, "inter", [path], form)
+        return Raw(table, left_out={"data.bad_rows": bad} if bad else {})
+
+
+class Ratings(TextFormat):
+    """Ratings as text. name: of the file, which says how it is laid out; body: in an archive."""
+
+    def __init__(self, name: str, body: bytes | None = None):
+        self.file, self.body = name, body
+        self.has_header = name == "ratings.csv"
+        self.first_row = 1 + self.has_header
+
+    def reads(self, path: Path) -> bool:
+        return plain_name(path).name == self.file
+
+    def header(self, path: Path, config: DataSection) -> Header:
+        where = str(path) if self.body is None else f"{path}:{self.file}"
+        kinds, _ = interaction_columns(config, where)
+        if self.has_header:
+            head = (
+                first_line(path, config.encoding)
+                if self.body is None
+                else self._first().decode(errors="replace")
             )
-    layout = Layout(kinds, load, SEPARATORS[name], " ", first_line, frozenset(load))
-    parsed = parse(data, layout, where)
-    columns = {field: join([parsed[field]], kinds[field]) for field in load}
-    return Raw(RawTable(where, {field: kinds[field] for field in load}, columns))
+            if head.split(",") != _CSV_HEADER:
+                raise ValueError(
+                    f"{where}, line 1: {head[:80]!r} where {','.join(_CSV_HEADER)} was expected; "
+                    "is this a MovieLens file? Other data can be given as atomic files"
+                )
+        return Header(list(kinds), kinds, Cells(SEPARATORS[self.file], None), where)
+
+    def parts(self, path: Path, header: Header, memory: int) -> Iterator[Part]:
+        if self.body is None:
+            yield from super().parts(path, header, memory)
+            return
+        start = len(self._first()) + 1 if self.has_header else 0
+        yield Part(path, start, len(self.body), len(self.body), self.body[start:])
+
+    def _first(self) -> bytes:
+        """The first line of what an archive holds."""
+        return (self.body or b"").partition(b"\n")[0]
+
+
+RATINGS = [Ratings("u.data"), Ratings("ratings.dat")]
 
 
 def _read_archive(path: Path) -> tuple[str, bytes]:
@@ -82,7 +123,7 @@ def _read_archive(path: Path) -> tuple[str, bytes]:
                     inner = member.filename
                     if inner.rpartition("/")[2] == name and inner.count("/") <= 1:
                         _check_size(member, path)
-                        return name, clean(archive.read(member))
+                        return name, archive.read(member).removeprefix(BOM).replace(b"\r\n", b"\n")
     except UNREADABLE as error:
         raise ValueError(
             f"cannot read {path}: {error or type(error).__name__}; remove it and fetch it again "

@@ -19,6 +19,7 @@ import numpy as np
 
 from shoal.config.schema import DataSection, PlantedSection
 from shoal.data.raw import Raw, RawColumn, RawTable, interaction_columns
+from shoal.data.sources.source import Source
 
 STAGES = 8  # steps in which a user's taste turns
 MIN_PER_USER = 5
@@ -105,29 +106,37 @@ def new_items(section: PlantedSection) -> np.ndarray:
     return new
 
 
-def read(config: DataSection) -> Raw:
-    """Interactions in order of time, with user, item, rating and time named as in data.fields."""
-    section, fields = config.planted, config.fields
-    kinds, load = interaction_columns(config, "planted data")
-    _check(section)
-    truth = planted_truth(section)
-    sizes = _sizes(section)
-    users, items, stages = _draw(section, truth, sizes)
-    times = _times(section, users, sizes)
-    order = np.argsort(times, kind="stable")
-    # One second more per row: times rise strictly over the whole data set.
-    times = times[order] + np.arange(len(order)) + _START
-    users, items, stages = users[order], items[order], stages[order]
-    ratings = _ratings(section, truth, users, items, stages)
+class Planted(Source):
+    """Generated interactions whose best possible metrics are known."""
 
-    columns = {
-        fields.user: RawColumn(users, _names(section.users)),
-        fields.item: RawColumn(items, _names(section.items)),
-        fields.rating: RawColumn(ratings.astype(np.float64)),
-        fields.time: RawColumn(times.astype(np.float64)),
-    }
-    table = RawTable("planted data", {n: kinds[n] for n in load}, {n: columns[n] for n in load})
-    return Raw(table, _side_tables(config) if section.item_features else {})
+    name = "planted"
+
+    def found(self, config: DataSection) -> bool:
+        return config.name == self.name and not config.folder.exists()
+
+    def read(self, config: DataSection) -> Raw:
+        """In order of time, with user, item, rating and time named as in data.fields."""
+        section, fields = config.planted, config.fields
+        kinds, load = interaction_columns(config, "planted data")
+        _check(section)
+        truth = planted_truth(section)
+        sizes = _sizes(section)
+        users, items, stages = _draw(section, truth, sizes)
+        times = _times(section, users, sizes)
+        order = np.argsort(times, kind="stable")
+        # One second more per row: times rise strictly over the whole data set.
+        times = times[order] + np.arange(len(order)) + _START
+        users, items, stages = users[order], items[order], stages[order]
+        ratings = _ratings(section, truth, users, items, stages)
+
+        columns = {
+            fields.user: RawColumn(users, _names(section.users)),
+            fields.item: RawColumn(items, _names(section.items)),
+            fields.rating: RawColumn(ratings.astype(np.float64)),
+            fields.time: RawColumn(times.astype(np.float64)),
+        }
+        table = RawTable("planted data", {n: kinds[n] for n in load}, {n: columns[n] for n in load})
+        return Raw(table, _side_tables(config) if section.item_features else {})
 
 
 def _side_tables(config: DataSection) -> dict[str, RawTable]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,19 @@ class Cells:
     def marked(self, body: bytes) -> bool:
         """Whether anything is quoted or escaped in a text."""
         return any(mark and mark.encode() in body for mark in (self.quote, self.escape))
+
+    def without_null(self, body: bytes) -> bytes:
+        """The same text; NULL without quotes beside quoted cells, as databases write it, is empty.
+
+        >>> Cells(";").without_null(b'"7";NULL\\n"8";"NULL"')
+        b'"7";\\n"8";"NULL"'
+        """
+        if b"NULL" not in body or not self.quote:
+            return body
+        between, quote = re.escape(self.separator.encode()), re.escape(self.quote.encode())
+        before, after = quote + between, between + quote
+        found = rb"(?<=%s)NULL(?=\n|$|%s)|(?:^|(?<=\n))NULL(?=%s)" % (before, after, after)
+        return re.sub(found, b"", body)
 
     def without_quotes(self, body: bytes) -> bytes | None:
         """The same text without quotes, where each pair is around a cell that needs none.

@@ -10,27 +10,35 @@ import numpy as np
 from shoal.config.schema import DataSection
 from shoal.data.random import hash64, uniform_below
 from shoal.data.raw import Raw, RawColumn, RawTable, interaction_columns
+from shoal.data.sources.source import Source
 
 RATING = 5.0  # all alike, so that no filter by rating takes some of them
 
 
-def read(config: DataSection) -> Raw:
-    """Interactions in order of time, with user, item, rating and time named as in data.fields."""
-    section, fields = config.random, config.fields
-    kinds, load = interaction_columns(config, "random data")
-    rows = np.arange(section.interactions)
-    columns = {
-        fields.user: RawColumn(_draw(section.seed, 0, rows, section.users), _names(section.users)),
-        fields.item: RawColumn(_draw(section.seed, 1, rows, section.items), _names(section.items)),
-        fields.rating: RawColumn(np.full(len(rows), RATING)),
-        fields.time: RawColumn(rows.astype(np.float64)),
-    }
-    return Raw(RawTable("random data", {n: kinds[n] for n in load}, {n: columns[n] for n in load}))
+class Random(Source):
+    """Users and items at random."""
+
+    name = "random"
+
+    def found(self, config: DataSection) -> bool:
+        return config.name == self.name and not config.folder.exists()
+
+    def read(self, config: DataSection) -> Raw:
+        """In order of time, with user, item, rating and time named as in data.fields."""
+        section, fields = config.random, config.fields
+        kinds, load = interaction_columns(config, "random data")
+        rows = np.arange(section.interactions)
+        columns = {
+            fields.user: _drawn(section.seed, 0, rows, section.users),
+            fields.item: _drawn(section.seed, 1, rows, section.items),
+            fields.rating: RawColumn(np.full(len(rows), RATING)),
+            fields.time: RawColumn(rows.astype(np.float64)),
+        }
+        return Raw(
+            RawTable("random data", {n: kinds[n] for n in load}, {n: columns[n] for n in load})
+        )
 
 
-def _draw(seed: int, stream: int, rows: np.ndarray, count: int) -> np.ndarray:
-    return uniform_below(hash64(seed, stream, rows), count)
-
-
-def _names(count: int) -> np.ndarray:
-    return np.arange(1, count + 1).astype(str).astype(object)
+def _drawn(seed: int, stream: int, rows: np.ndarray, count: int) -> RawColumn:
+    names = np.arange(1, count + 1).astype(str).astype(object)
+    return RawColumn(uniform_below(hash64(seed, stream, rows), count), names)

@@ -1,7 +1,7 @@
-"""csv with any separator, quotes and encoding, and JSON lines, as frames of columns.
+"""Tables of text: lines of cells, cut at line ends into parts of bounded size.
 
 The good path never touches a row in Python; only where something is wrong, or cells are quoted, are
-lines looked at one by one.
+lines looked at one by one. Blank lines hold nothing. Packed text is unpacked on the way.
 """
 
 from __future__ import annotations
@@ -9,105 +9,202 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
 from shoal.config.schema import DataSection
-from shoal.data.packed import open_text
-from shoal.data.sources.delimited import read_bytes
+from shoal.data.packed import LONGEST_LINE, is_packed, open_text
+from shoal.data.passes import EVERYTHING
 from shoal.data.sources.quotes import Cells
+from shoal.data.sources.table import Header, Part, TableFormat
+from shoal.data.sources.typed import Piece
+from shoal.world.durable import open_regular
 
 if TYPE_CHECKING:
     import polars as pl
 
 MOST_HEADER = 1 << 20  # bytes
-SEPARATORS = (",", "\t", ";", "|")
-Found = tuple["pl.DataFrame", "np.ndarray | None", int]  # rows, line of each, how many left out
+TEXT_BYTES = 1 << 26  # of text at a time, at most, where memory is bounded
+SAMPLE_BYTES = 1 << 16
+WHOLE = -1  # where a part that is the whole file stops
+BOM = b"\xef\xbb\xbf"
+# Stands for separators longer than the one byte that Polars allows, and between cells of which
+# some hold the separator.
+STAND_IN = "\x1f"
 
 
-def read_csv(path: Path, config: DataSection) -> Found:
-    """A csv file with a header; all cells as text."""
+class Lines(NamedTuple):
+    """Of lines: the name of their file, the number of the first, and what is done about bad ones.
+
+    whole: they are the whole file, so that a cell may go over the end of a line.
+    """
+
+    name: str
+    first: int
+    skip: bool = False
+    whole: bool = True
+
+
+class TextFormat(TableFormat):
+    """Rows are lines of cells; the first line may name them."""
+
+    first_row = 2
+    has_header = True
+
+    def sample(self, path: Path, header: Header, config: DataSection) -> pl.DataFrame:
+        with open_text(path) as source:
+            start = len(source.readline(LONGEST_LINE)) if self.has_header else 0
+            body = source.read(SAMPLE_BYTES)
+        body = body[: body.rfind(b"\n") + 1] or body  # the last line may not be whole
+        part = Part(path, start, start + len(body), len(body), body)
+        lenient = config.model_copy(update={"bad_rows": "skip"})
+        return self.read(part, header, lenient, self.first_row, header.names).frame
+
+    def parts(self, path: Path, header: Header, memory: int) -> Iterator[Part]:
+        if memory >= EVERYTHING:  # with its header, in any encoding
+            yield Part(path, 0, WHOLE, path.stat().st_size)
+            return
+        size = max(1 << 16, min(TEXT_BYTES, memory // 32))
+        with open_text(path) as source:
+            start = len(_line(source, path)) if self.has_header else 0
+            if is_packed(path):  # where a part of it begins is known to who reads it all
+                while body := source.read(size):
+                    body += _line(source, path)
+                    yield Part(path, start, start + len(body), len(body), body)
+                    start += len(body)
+                return
+            end = path.stat().st_size
+            while start < end:
+                source.seek(min(start + size, end))
+                _line(source, path)
+                stop = source.tell()
+                yield Part(path, start, stop, stop - start)
+                start = stop
+
+    def read(
+        self, part: Part, header: Header, config: DataSection, first: int, wanted: list[str]
+    ) -> Piece:
+        body, name = part.body, header.where or str(part.path)
+        if body is None:
+            body = _bytes_of(part)
+        headed = part.stop == WHOLE and self.has_header
+        body = decoded(body.removeprefix(BOM), config.encoding, name, first - headed)
+        if b"\r\n" in body:
+            body = body.replace(b"\r\n", b"\n")
+        if headed:
+            body = body.partition(b"\n")[2]
+        lines = body.count(b"\n")
+        body = body.rstrip(b"\n")
+        how = Lines(name, first, config.bad_rows == "skip", part.stop == WHOLE)
+        frame, numbers, skipped = self.rows(body, header, wanted, how)
+        return Piece(name, frame, numbers, first, "line", skipped, lines)
+
+    def rows(
+        self, body: bytes, header: Header, wanted: list[str], how: Lines
+    ) -> tuple[pl.DataFrame, np.ndarray | None, int]:
+        """The rows of lines, the line of each (None: they follow each other), and bad ones."""
+        assert header.cells is not None
+        return read_cells(body, header.names, header.cells, wanted, how)
+
+
+def _bytes_of(part: Part) -> bytes:
+    try:
+        if part.stop == WHOLE:
+            with open_text(part.path) as source:
+                return source.read()
+        with open_regular(part.path) as source:
+            source.seek(part.start)
+            return source.read(part.stop - part.start)
+    except OSError as error:
+        raise ValueError(f"cannot read {part.path}: {error.strerror or error}") from error
+
+
+def _line(source: BinaryIO, path: Path) -> bytes:
+    """The rest of a line; one without an end would fill memory."""
+    line = source.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise ValueError(
+            f"{path}: a line has more than {LONGEST_LINE} bytes; is it text with a row on "
+            "every line?"
+        )
+    return line
+
+
+def read_cells(
+    body: bytes,
+    names: list[str],
+    cells: Cells,
+    wanted: list[str],
+    how: Lines,
+) -> tuple[pl.DataFrame, np.ndarray | None, int]:
+    """Cells as text, the `wanted` of columns `names`; the line of each row, and bad rows."""
     import polars as pl
 
-    body = decoded(read_bytes(path), config.encoding, path)
-    head = body.partition(b"\n")[0].decode()
-    if not head.strip():
-        raise ValueError(f"{path} is empty; its first line must name the columns")
-    cells = cells_of(head, config)
-    names = cells.header(head, path)
+    said = cells
+    if len(cells.separator.encode()) != 1:
+        if STAND_IN.encode() in body:
+            raise ValueError(
+                f"{how.name}: contains the control character 0x1f, which cannot be read together "
+                f"with the separator {cells.separator!r}; use a separator of one character"
+            )
+        body = body.replace(cells.separator.encode(), STAND_IN.encode())
+        cells = replace(cells, separator=STAND_IN)
+    body = cells.without_null(body)
     if cells.marked(body) and (plain := cells.without_quotes(body)) is not None:
         body = plain
-    rows = body.count(b"\n")
-    whole = body.count(cells.separator.encode()) == (rows + 1) * (len(names) - 1)
-    if rows and whole and b"\n\n" not in body and not cells.marked(body):
-        frame = _frame(body, cells.separator, None, path)
-        if len(frame) == rows and not (len(names) > 1 and frame[names[-1]].has_nulls()):
-            return frame, None, 0
-    kept, lines, skipped = _row_by_row(body, names, cells, config, path)
-    if not len(lines):
-        return pl.DataFrame(schema=dict.fromkeys(names, pl.String)), lines, skipped
-    return _frame(kept, cells.separator, '"', path), lines, skipped
-
-
-def first_line(path: Path, encoding: str = "utf-8") -> str:
-    """The first line of a text, which names columns."""
-    try:
-        with open_text(path) as source:
-            line = source.readline(MOST_HEADER)
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    head = decoded(line.removeprefix(b"\xef\xbb\xbf"), encoding, path).decode().rstrip("\r\n")
-    if not head.strip():
-        raise ValueError(f"{path} is empty; its first line must name the columns")
-    return head
-
-
-def header_of(path: Path, config: DataSection) -> list[str]:
-    """The columns that the first line of a csv file names."""
-    head = first_line(path, config.encoding)
-    return cells_of(head, config).header(head, path)
-
-
-def cells_of(head: str, config: DataSection) -> Cells:
-    """How cells are told apart: by data.separator if the header has it, else the most frequent."""
-    said = config.separator
-    separator = said if said in head else max(SEPARATORS, key=head.count)
-    return Cells(separator, config.quote, config.escape)
-
-
-def _frame(body: bytes, separator: str, quote: str | None, path: Path) -> pl.DataFrame:
-    import polars as pl
-
-    try:
-        return pl.read_csv(body, separator=separator, quote_char=quote, infer_schema=False)
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{path}: not readable as csv: {error}") from error
-
-
-def _row_by_row(
-    body: bytes, names: list[str], cells: Cells, config: DataSection, path: Path
-) -> tuple[bytes, np.ndarray, int]:
-    """The same rows in plain quotes, the line of each, and how many bad ones were left out."""
+    rows = body.count(b"\n") + 1
+    whole = body.count(cells.separator.encode()) == rows * (len(names) - 1)
+    blank = b"\n\n" in body or body[:1] in (b"", b"\n")
+    if whole and not blank and not cells.marked(body):
+        with suppress(pl.exceptions.PolarsError):
+            frame = _frame(body, names, wanted, cells.separator, None)
+            if len(frame) == rows and not (len(names) > 1 and frame[names[-1]].has_nulls()):
+                return frame, None, 0
     kept, lines, skipped = io.StringIO(), [], 0
     writer = csv.writer(kept, delimiter=cells.separator, lineterminator="\n")
-    writer.writerow(names)
     for line, row in cells.rows(body, len(names)):
-        if line == 1 or row == []:  # the header, a blank line
+        if row == []:  # a blank line
             continue
-        if isinstance(row, csv.Error) or len(row) != len(names):
-            if config.bad_rows != "skip":
-                raise ValueError(f"{path}, line {line}: {wrong_row(row, names, cells)}")
+        number = how.first + line - 1
+        over = not how.whole and not isinstance(row, csv.Error) and "\n" in "".join(row)
+        if isinstance(row, csv.Error) or len(row) != len(names) or over:
+            if not how.skip:
+                problem = "a cell goes over the end of its line; write such files as Parquet"
+                problem = problem if over else _wrong(row, names, said)
+                raise ValueError(f"{how.name}, line {number}: {problem}")
             skipped += 1
             continue
-        lines.append(line)
+        lines.append(number)
         writer.writerow(row)
-    return kept.getvalue().encode(), np.array(lines, np.int64), skipped
+    if not lines:
+        frame = pl.DataFrame(schema=dict.fromkeys(names, pl.String))
+    else:
+        frame = _frame(kept.getvalue().encode(), names, wanted, cells.separator, '"')
+    return frame, np.array(lines, np.int64), skipped
 
 
-def wrong_row(row: list[str] | csv.Error, names: list[str], cells: Cells) -> str:
+def _frame(
+    body: bytes, names: list[str], wanted: list[str], separator: str, quote: str | None
+) -> pl.DataFrame:
+    """Columns as text; the last one too, which shows whether lines are whole."""
+    import polars as pl
+
+    return pl.read_csv(
+        body,
+        has_header=False,
+        separator=separator,
+        quote_char=quote,
+        schema=dict.fromkeys(names, pl.String),
+        columns=[k for k, one in enumerate(names) if one in wanted or one == names[-1]],
+    )
+
+
+def _wrong(row: list[str] | csv.Error, names: list[str], cells: Cells) -> str:
     """What is wrong with a row, and the remedy."""
     if isinstance(row, csv.Error):
         escape = "nothing" if cells.escape is None else repr(cells.escape)
@@ -121,6 +218,24 @@ def wrong_row(row: list[str] | csv.Error, names: list[str], cells: Cells) -> str
         f"{cells.separator.join(row)[:80]!r}; correct the line, set data.separator or data.quote "
         "if they are others, or data.bad_rows=skip to leave such rows out"
     )
+
+
+def first_line(path: Path, encoding: str = "utf-8") -> str:
+    """The first line of a text, which names columns."""
+    try:
+        with open_text(path) as source:
+            line = source.readline(MOST_HEADER) if is_by_line(encoding) else source.read()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    head = (
+        decoded(line.removeprefix(BOM), encoding, str(path))
+        .decode()
+        .partition("\n")[0]
+        .rstrip("\r")
+    )
+    if not head.strip():
+        raise ValueError(f"{path} is empty; its first line must name the columns")
+    return head
 
 
 def is_utf8(encoding: str) -> bool:
@@ -137,63 +252,20 @@ def is_by_line(encoding: str) -> bool:
     return "\n".encode(encoding) == b"\n" and not name.startswith(("utf-7", "iso2022", "hz"))
 
 
-def decoded(data: bytes, encoding: str, path: Path, first_line: int = 1) -> bytes:
-    """UTF-8, whatever it was; first_line: its number in the file."""
+def decoded(data: bytes, encoding: str, name: str, first: int = 1) -> bytes:
+    """UTF-8, whatever it was; first: the number of its first line in the file."""
+    if is_utf8(encoding) and data.isascii():
+        return data
     try:
         text = data.decode(encoding)
     except LookupError:
         raise ValueError(f"data.encoding: there is no encoding {encoding!r}") from None
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + first_line
+        line = data.count(b"\n", 0, error.start) + first
         raise ValueError(
-            f"{path}, line {line}: byte {data[error.start]:#04x} is not {encoding}; set "
+            f"{name}, line {line}: byte {data[error.start]:#04x} is not {encoding}; set "
             "data.encoding to what the file has, such as latin-1 or cp1252"
         ) from None
     if is_utf8(encoding):
         return data
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").rstrip("\n").encode()
-
-
-def read_lines(path: Path, config: DataSection) -> Found:
-    """JSON lines: an object for each row."""
-    import polars as pl
-
-    body = decoded(read_bytes(path), config.encoding, path)
-    if not body.strip():
-        raise ValueError(f'{path} is empty; every line is an object, as in {{"user_id": 1}}')
-    lines: np.ndarray | None = None
-    skipped = 0
-    try:
-        if b"\n\n" not in body:
-            frame = pl.read_ndjson(io.BytesIO(body), infer_schema_length=None)
-            if len(frame) == body.count(b"\n") + 1:
-                return frame, None, 0
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
-        pass  # below, line by line
-    kept, numbers = [], []
-    for number, line in enumerate(body.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            if not isinstance(json.loads(line), dict):
-                raise ValueError("no object")
-        except ValueError as error:
-            if config.bad_rows == "skip":
-                skipped += 1
-                continue
-            raise ValueError(
-                f"{path}, line {number}: not an object of JSON ({error}): {line[:80]!r}; correct "
-                "it, or set data.bad_rows=skip to leave such lines out"
-            ) from None
-        kept.append(line)
-        numbers.append(number)
-    if not kept:
-        raise ValueError(f"{path} holds no rows")
-    lines = np.array(numbers, np.int64)
-    try:
-        frame = pl.read_ndjson(io.BytesIO(b"\n".join(kept)), infer_schema_length=None)
-        return frame, lines, skipped
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise ValueError(
-            f"{path}: its lines have no common columns, or mixed types: {error}"
-        ) from None
+    return text.removeprefix("\ufeff").encode()

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
-from shoal.data.sources.delimited import LARGEST, ParsedColumn
+from shoal.data.raw import RawColumn
 
 if TYPE_CHECKING:
     import polars as pl
 
+LARGEST = float(np.finfo(np.float32).max)
 MIXED = 0.9  # share of numbers from which other text in a column is taken for a mistake
 TYPE_OF: dict[str, FieldType] = {
     "id": "token",
@@ -33,18 +33,41 @@ IS_ID = re.compile(r"(^|_)ids?$|[a-z]Id$", re.IGNORECASE)
 
 @dataclass
 class Piece:
-    """The rows of one file; row k is line lines[k], or k + first where all lines are rows."""
+    """Rows of one file; row k is line lines[k], or k + first where all lines are rows."""
 
-    path: Path
+    name: str  # of the file, in messages
     frame: pl.DataFrame
     lines: np.ndarray | None = None
     first: int = 1
     unit: str = "row"
     skipped: int = 0  # bad rows that were left out
+    num_lines: int = 0  # of text, blank ones included
 
     def where(self, row: int) -> str:
         number = row + self.first if self.lines is None else int(self.lines[row])
-        return f"{self.path}, {self.unit} {number}"
+        return f"{self.name}, {self.unit} {number}"
+
+
+@dataclass
+class ParsedColumn:
+    """One column: values (String or Float64; null is empty), offsets for lists."""
+
+    values: pl.Series
+    offsets: np.ndarray | None = None
+
+
+def join(column: ParsedColumn, kind: FieldType) -> RawColumn:
+    """A column whose words are numbered as they come."""
+    import polars as pl
+
+    values, offsets = column.values, column.offsets
+    if kind.startswith("float"):
+        return RawColumn(values.fill_null(float("nan")).to_numpy(), None, offsets)
+    words = values.unique(maintain_order=True).drop_nulls()
+    if len(words) == 0:
+        return RawColumn(np.full(len(values), -1, np.int64), np.empty(0, object), offsets)
+    codes = values.cast(pl.Enum(words)).to_physical().cast(pl.Int64).fill_null(-1)
+    return RawColumn(codes.to_numpy(), np.array(words.to_list(), dtype=object), offsets)
 
 
 def declared_types(config: DataSection, suffix: str) -> tuple[dict[str, FieldType], set[str]]:
@@ -97,12 +120,10 @@ def guess_type(name: str, series: pl.Series) -> FieldType:
 class Columns:
     """Columns of several files as one, checked; `bad` rows are left out where that is allowed."""
 
-    def __init__(
-        self, config: DataSection, pieces: list[Piece], owner: np.ndarray, filled: set[str]
-    ):
-        self.config, self.pieces, self.owner, self.filled = config, pieces, owner, filled
-        self.first = np.searchsorted(owner, np.arange(len(pieces)))
-        self.bad = np.zeros(len(owner), dtype=bool)
+    def __init__(self, config: DataSection, pieces: list[Piece], filled: set[str]):
+        self.config, self.pieces, self.filled = config, pieces, filled
+        self.stops = np.cumsum([len(piece.frame) for piece in pieces])
+        self.bad = np.zeros(self.stops[-1], dtype=bool)
 
     def column(self, name: str, type_: FieldType | None) -> tuple[FieldType, ParsedColumn]:
         """Its type, declared or guessed, and its values."""
@@ -112,7 +133,7 @@ class Columns:
         try:
             series = pl.concat(parts, how="vertical")
         except pl.exceptions.PolarsError:
-            kinds = ", ".join(f"{part.dtype} in {p.path}" for part, p in zip(parts, self.pieces))
+            kinds = ", ".join(f"{part.dtype} in {p.name}" for part, p in zip(parts, self.pieces))
             raise ValueError(f"column {name!r} has mixed types: {kinds}; give it one") from None
         if isinstance(series.dtype, pl.Array):
             series = series.arr.to_list()
@@ -121,12 +142,12 @@ class Columns:
             return guessed, self._lists(name, series, guessed)
         if isinstance(series.dtype, pl.List):
             raise ValueError(
-                f"{self.pieces[0].path}: column {name!r} holds lists, and one value is wanted; "
+                f"{self.pieces[0].name}: column {name!r} holds lists, and one value is wanted; "
                 f"declare it with data.features.{name}.kind: ids"
             )
         if guessed == "token":
-            values = _words(name, series, self.pieces[0].path)
-            if name in self.filled:
+            values = _words(name, series, self.pieces[0].name)
+            if name in self.filled and values.has_nulls():
                 self._drop(name, values, values.is_null().to_numpy(), "is empty")
                 values = values.fill_null("")
             return guessed, ParsedColumn(values)
@@ -156,9 +177,11 @@ class Columns:
         if series.dtype.is_temporal() and series.dtype not in (pl.Duration, pl.Time):
             numbers = series.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64) / 1e6
         elif series.dtype == pl.String:
-            text = series.str.strip_chars()
-            text = text.set(text == "", None)
             numbers = text.cast(pl.Float64, strict=False)
+            if numbers.null_count() > text.null_count():
+                text = series.str.strip_chars()
+                text = text.set(text == "", None)
+                numbers = text.cast(pl.Float64, strict=False)
             if name == self.config.fields.time and numbers.count() == 0 and text.count():
                 numbers = text.str.to_datetime(strict=False, time_unit="us").cast(pl.Int64) / 1e6
         elif series.dtype.is_numeric() or series.dtype in (pl.Boolean, pl.Null):
@@ -166,12 +189,12 @@ class Columns:
             text = numbers if series.dtype.is_float() else series
         else:
             raise ValueError(
-                f"{self.pieces[0].path}: column {name!r} is {series.dtype}, not numbers; "
+                f"{self.pieces[0].name}: column {name!r} is {series.dtype}, not numbers; "
                 f"declare it with data.features.{name}.kind: id"
             )
         odd = text.is_not_null() & ~(numbers.abs() <= LARGEST).fill_null(False)
         self._drop(name, series, odd.to_numpy(), "is not a number that fits 32 bits")
-        if name in self.filled:
+        if name in self.filled and text.has_nulls():
             self._drop(name, series, (text.is_null() & ~odd).to_numpy(), "is empty")
         return numbers.set(odd, None) if odd.any() else numbers
 
@@ -187,7 +210,7 @@ class Columns:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         flat = series.filter(pl.Series(lengths > 0)).explode()
         if type_ == "token_seq":
-            return ParsedColumn(_words(name, flat, self.pieces[0].path), offsets)
+            return ParsedColumn(_words(name, flat, self.pieces[0].name), offsets)
         numbers = flat.cast(pl.Float64, strict=False)
         odd = ~(numbers.abs() <= LARGEST).fill_null(False)
         if odd.any():
@@ -198,8 +221,8 @@ class Columns:
         return ParsedColumn(numbers, offsets)
 
     def _where(self, row: int) -> str:
-        number = int(self.owner[row])
-        return self.pieces[number].where(row - int(self.first[number]))
+        number = int(np.searchsorted(self.stops, row, side="right"))
+        return self.pieces[number].where(row - int(self.stops[number - 1] if number else 0))
 
     def _drop(self, name: str, series: pl.Series, bad: np.ndarray, problem: str) -> None:
         """Rows that cannot be used: the first is told, or all are left out."""
@@ -216,7 +239,7 @@ class Columns:
         )
 
 
-def _words(name: str, series: pl.Series, path: Path) -> pl.Series:
+def _words(name: str, series: pl.Series, path: str) -> pl.Series:
     """Text; whole numbers as such, also where a column became float because cells are missing."""
     import polars as pl
 

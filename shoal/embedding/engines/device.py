@@ -1,16 +1,15 @@
-"""Device: the engine in the memory of a GPU (or any torch device), in plain torch.
+"""Device: the engine of fixed tables in plain torch, on any device.
 
-Nothing here waits for the device: repeated ids are found by sorting, and each of them writes the
-same new row. When every row has a gradient (a softmax over the catalogue), rows are updated where
-they are. With `fused`, Adam runs in Triton kernels, and a softmax over the rows may update them in
-its own pass (shoal.embedding.softmax.fused); the arithmetic is the same.
+It holds the output tables of CPUs, which are lent to a softmax without a copy and may be updated by
+it (softmax/fused_cpu.py), and the tables of a GPU without Triton. Nothing waits for the device:
+repeated ids are found by sorting, and each of them writes the same new row. When every row has a
+gradient, rows are updated where they are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from shoal.embedding.optim.dense import adam_step
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
-from shoal.kernels.tables import row_kernels
 
 
 class Device(RowEngine):
@@ -46,21 +44,10 @@ class Device(RowEngine):
         self.state = self.begun_state(table.rows, self.device)
         self.fused = fused  # whether rows may learn where nobody sees their gradients
         self.spare = torch.empty(0)  # memory that a softmax over the rows left for the next one
-        self.kernels = find_kernels(optimizer, self.device) if fused else None
-        if self.kernels is not None:  # they read step size, eps and learning rate where they run
-            self.numbers = torch.zeros(3, device=self.device)
-            self._known = [0.0, 0.0, 0.0]
-            rows = 0 if table.whole else table.rows
-            self._slot = torch.zeros(rows, dtype=torch.int64, device=self.device)
 
     def __len__(self) -> int:
         """All rows of the table."""
         return len(self.values)
-
-    @property
-    def recordable(self) -> bool:  # type: ignore[override]
-        """With kernels alone: they read the step's numbers on the device."""
-        return self.kernels is not None
 
     def lend(self) -> Tensor:
         """The rows themselves, [rows, dim], to be read until the next push."""
@@ -78,11 +65,7 @@ class Device(RowEngine):
         whole = isinstance(ids, Every)
         ids = self.ids_inside(ids)
         grads = self.flat_grads(grads, len(ids))
-        if not _is_recording(self.device):
-            self.begin(lr)
-        if self.kernels is not None:
-            self._push_with_kernels(ids, grads, whole)
-            return
+        self._step += 1
         if whole:
             self._update_all(grads, lr)
             return
@@ -103,41 +86,6 @@ class Device(RowEngine):
                 is_padding = (ids == self.table.padding).view(-1, *[1] * (part.dim() - 1))
                 part = torch.where(is_padding, old[key].index_select(0, ids), part)
             old[key].index_copy_(0, ids, part)
-
-    def begin(self, lr: float) -> None:
-        """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
-        self._step += 1
-        if self.kernels is not None:
-            now = self.optimizer.numbers(lr, self._step)
-            for place, number in enumerate((now.size, now.eps, now.lr)):
-                if number != self._known[place]:
-                    # Not a copy: it would have to wait, or leave memory that must not change.
-                    self.numbers[place].fill_(number)
-                    self._known[place] = number
-
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Adam's: values, first and second moments."""
-        return self.values, self.state["exp_avg"], self.state["exp_avg_sq"]
-
-    def _push_with_kernels(self, ids: Tensor, grads: Tensor, whole: bool) -> None:
-        """Without sorting: of all places of an id one is its slot, and sums are made there."""
-        slots, sums = ids, grads
-        if not whole and len(ids):
-            if len(self._slot) == 0:
-                self._slot = torch.zeros_like(self.values[:, 0], dtype=torch.int64)
-            self._slot.index_copy_(0, ids, torch.arange(len(ids), device=self.device))
-            slots = self._slot.index_select(0, ids)
-            sums = torch.zeros_like(grads).index_add_(0, slots, grads)
-        assert self.kernels is not None
-        self.kernels.step_rows(
-            ids,
-            slots,
-            sums,
-            self.parts(),
-            self.numbers,
-            self.table.padding,
-            self.optimizer,
-        )
 
     def _update_all(self, grads: Tensor, lr: float) -> None:
         """A step of every row, in place."""
@@ -185,25 +133,3 @@ class Device(RowEngine):
         self.values[ids] = rows.values.to(self.device)
         for key, part in rows.state.items():
             self.state[key][ids] = part.to(self.device)
-
-
-def device_pair(
-    rows: RowEngine | None, bias: RowEngine | None
-) -> tuple[Device, Device | None] | None:
-    """Both engines, where one pass of a softmax can update both; bias: a number for each row."""
-    if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
-        return None
-    if bias is not None and (bias.table.rows, bias.table.dim) != (rows.table.rows, 1):
-        return None
-    return (rows, bias) if bias is None or bias.optimizer == rows.optimizer else None
-
-
-def find_kernels(optimizer: RowOptimizer, device: torch.device) -> Any | None:
-    """The module of Triton kernels, where they can run and know this optimizer; else None."""
-    if optimizer.name not in ("adam", "adamw") or optimizer.clip is not None:
-        return None
-    return row_kernels(device)
-
-
-def _is_recording(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""GpuEngine: a table in the memory of a GPU as a engine, by the kernels of GpuTables.
+"""GpuEngine: a table in the memory of a GPU, by the kernels of GpuTables.
 
 Tables of one width that are made together share a group, and their rows are read and updated in one
 launch by `pull_many` and `push_many`. Nothing waits for the device but what goes to the host: an id
@@ -17,7 +17,7 @@ from shoal.embedding.engines.admission import Admission, Pending, Shrink
 from shoal.embedding.engines.gpu_cache import CachedGpuTables
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
-from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.engines.row_engine import AdamRows, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
@@ -31,31 +31,35 @@ def make_gpu_engines(
     seed: int,
     device: torch.device | str,
     admissions: Sequence[Admission | None] = (),
+    fused: bool = False,
 ) -> list[GpuEngine]:
-    """A engine for each table; those of one width, type and admission lie side by side."""
+    """An engine for each table; those of one width, type and admission lie side by side.
+
+    fused: rows that a softmax alone reads may be updated by it.
+    """
     admissions = admissions or [None] * len(tables)
-    groups: dict[tuple[int, bool, bool, Admission | None], list[int]] = {}
+    groups: dict[tuple[int, bool, bool, bool, Admission | None], list[int]] = {}
     for k, (table, admission) in enumerate(zip(tables, admissions)):
-        alike = table.dim, table.half, table.rows is None, admission
+        alike = table.dim, table.half, table.rows is None, table.whole, admission
         groups.setdefault(alike, []).append(k)
     engines: dict[int, GpuEngine] = {}
-    for (_, _, grows, admission), members in groups.items():
+    for (_, _, grows, _, admission), members in groups.items():
         some = [tables[k] for k in members]
         if grows:
             group: GpuTables = GrowingGpuTables(some, optimizer, seed, device, admission)
         else:
             group = GpuTables(some, optimizer, seed, device)
-        engines.update({k: GpuEngine(group, number) for number, k in enumerate(members)})
+        engines.update({k: GpuEngine(group, number, fused) for number, k in enumerate(members)})
     return [engines[k] for k in range(len(tables))]
 
 
 class GpuEngine(RowEngine):
     """One table of a group."""
 
-    def __init__(self, group: GpuTables, number: int):
+    def __init__(self, group: GpuTables, number: int, fused: bool = False):
         table = group.tables[number]
         super().__init__(table, group.optimizer, group.seed, group.admission)
-        self.group, self.number, self.device = group, number, group.device
+        self.group, self.number, self.device, self.fused = group, number, group.device, fused
 
     def __len__(self) -> int:
         """Rows held: all of a fixed table, those that were updated of a growing one."""
@@ -90,6 +94,17 @@ class GpuEngine(RowEngine):
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         whole = self.table.rows is not None and not self.table.half
         return self.group.whole(self.number) if whole and not self.group.cached else None
+
+    def adam_rows(self) -> AdamRows | None:
+        values, optimizer = self.lend(), self.optimizer
+        by_adam = optimizer.name in ("adam", "adamw") and optimizer.clip is None
+        if values is None or not (self.fused and by_adam):
+            return None
+        first = self.group.first_rows[self.number]
+        state = self.group.arena.state
+        mine = slice(first, first + len(values))
+        moments = state["exp_avg"][mine], state["exp_avg_sq"][mine]
+        return AdamRows(values, *moments, self.group.numbers)
 
     def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
@@ -130,7 +145,7 @@ class GpuEngine(RowEngine):
         """As RowEngine.push_many; the engines of a group in one launch."""
         for group, members in _by_group(engines).items():
             whole = any(isinstance(ids[k], Every) for k in members)
-            if whole or len({engines[k].step for k in members}) > 1:  # each has numbers of its own
+            if whole or len({engines[k].step for k in members}) > 1:  # each has its own numbers
                 for k in members:
                     engines[k].push(ids[k], grads[k], lr)
                 continue

@@ -40,7 +40,7 @@ def make_local(
     device: torch.device | str = "cpu",
     fused: bool = False,
 ) -> RowEngine:
-    """A engine that holds the table's rows here; `threads=None` means torch's number of threads.
+    """An engine that holds the table's rows here; `threads=None` means torch's number of threads.
 
     On a GPU fixed tables are tensors in its memory (`make_engines` has more). Rows that are read
     whole are tensors on the host as well: they are lent without a copy. `fused` lets such rows be
@@ -95,10 +95,9 @@ def _warn_once() -> None:
 def lives_on_gpu(table: Table, admission: Admission | None, device: torch.device | str) -> bool:
     """Whether rows are kept by the kernels of GpuEngine: on a GPU, where Triton is installed.
 
-    Not those of an output layer, which its softmax updates in a pass of its own, nor those that a
-    Bloom filter admits, which counts in host memory.
+    Not those that a Bloom filter admits, which counts in host memory.
     """
-    if torch.device(device).type != "cuda" or table.whole or not has_triton():
+    if torch.device(device).type != "cuda" or not has_triton():
         return False
     return admission is None or not admission.bloom_counters
 
@@ -113,7 +112,7 @@ def make_engines(
     fused: bool = False,
     tiers: TiersSection | None = None,
 ) -> dict[str, RowEngine]:
-    """A engine for each table; on a GPU those of one width and optimizer are read in one launch.
+    """An engine for each table; on a GPU those of one width and optimizer are read in one launch.
 
     There kernels keep the rows where they can, those of growing tables too: see `lives_on_gpu`.
     tiers: what they may take of GPU and host memory together, and where the other rows lie.
@@ -141,7 +140,7 @@ def make_engines(
 
         some = [tables[name] for name in names]
         rules = [admissions.get(name) for name in names]
-        engines = gpu_engine.make_gpu_engines(some, optimizer, seed, device, admissions=rules)
+        engines = gpu_engine.make_gpu_engines(some, optimizer, seed, device, rules, fused)
         made.update(zip(names, engines))
     return {name: made[name] for name in tables}
 
@@ -289,7 +288,7 @@ def push_counted(
 ) -> None:
     """A step of a store; counts [n, 2], where it has counters: shows and clicks of each id."""
     if counts is not None and not bool((counts[:, 0] > 0).all()):
-        shown = counts[:, 0] > 0  # others were looked up in vain: such rows must rest
+        shown = counts[:, 0] > 0  # rows that got no gradient are not updated
         flat = store.flat_ids(ids)
         ids, counts = flat[shown.to(flat.device)], counts[shown]
         grads = grads[shown.to(grads.device)]

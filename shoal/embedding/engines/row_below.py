@@ -1,4 +1,4 @@
-"""RowsBelow: a engine below another, as the log that the upper one writes its rows to.
+"""RowsBelow: an engine below another, as the log that the upper one writes its rows to.
 
 So three tiers are two engines of two: GPU memory over (host memory over a disk). A place of a log
 names a record for good; here it is version × rows + id, and every time rows are written the version
@@ -51,7 +51,7 @@ class RowsBelow:
             return self.engine._records(ids, self.engine._peek(ids))
 
     def kill(self, places: Tensor) -> None:
-        """They are above now; what is here of them is written over when they come back."""
+        """They are above now; what is here of them is overwritten when they return."""
 
     def sparse(self) -> Iterator[tuple[int, Tensor]]:
         return iter(())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -17,6 +18,16 @@ from shoal.embedding.store import Every, Ids, Rows, Store, flat_ids
 from shoal.embedding.table import Table
 
 COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
+
+
+@dataclass(frozen=True)
+class AdamRows:
+    """The memory of a fixed table whose rows learn by Adam."""
+
+    values: Tensor  # [rows, dim]
+    first: Tensor  # moments, likewise
+    second: Tensor
+    numbers: Tensor  # of the present step: step size, eps, learning rate
 
 
 class RowEngine(ABC):
@@ -75,6 +86,10 @@ class RowEngine(ABC):
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         return None
 
+    def adam_rows(self) -> AdamRows | None:
+        """What kernels that update every row by Adam need; None: it cannot be had here."""
+        return None
+
     def prefetch(self, ids: Sequence[Tensor]) -> None:
         """A hint: these ids [n_k] are pulled soon; rows that are offloaded may be staged."""
 
@@ -90,14 +105,14 @@ class RowEngine(ABC):
 
     @abstractmethod
     def pull(self, ids: Ids) -> Tensor:
-        """Rows of `ids` [n], which may repeat: [n, dim] float32, a tensor of its own."""
+        """Rows of `ids` [n], which may repeat: [n, dim] float32, a new tensor."""
 
     @abstractmethod
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         """One optimizer step by gradients [n, dim]; those of the same row are summed first.
 
         Called once per training step, possibly with n = 0: the count of calls is the step number
-        that Adam's bias correction needs. With counters, counts [n, 2] tells how often each of the
+        that Adam's bias correction needs. With counters, counts [n, 2] has how often each of the
         ids was shown, a whole number, and clicked; None: shown once, never clicked.
         """
 
@@ -107,7 +122,7 @@ class RowEngine(ABC):
     def pull_many(
         cls, engines: Sequence[Any], ids: Sequence[Ids], learn: bool = False
     ) -> list[Tensor]:
-        """Rows of several engines: ids[k] [n_k] -> [n_k, dim_k]; a engine may come twice.
+        """Rows of several engines: ids[k] [n_k] -> [n_k, dim_k]; an engine may come twice.
 
         learn: a hint, the next push may be of these ids.
         """
@@ -208,15 +223,15 @@ class RowEngine(ABC):
         keeps = (
             f"{self.optimizer.name} keeps {', '.join(wanted)}" if wanted else "none is kept here"
         )
-        told = f"table {self.table.name!r}: saved rows hold {holds}, and {keeps}: "
+        message = f"table {self.table.name!r}: saved rows hold {holds}, and {keeps}: "
         if not found and self.optimizer.state_names():
-            return told + (
+            return message + (
                 "they come from servers in mode geo, which keep no state, or from another "
                 "optimizer; go on with strategy.ps.mode=geo, or with the optimizer that wrote them"
             )
         if not wanted:
-            told += "servers in mode geo keep no state, and neither does sgd; "
-        return told + "go on with the optimizer, and on servers the mode, that wrote them"
+            message += "servers in mode geo keep no state, and neither does sgd; "
+        return message + "go on with the optimizer, and on servers the mode, that wrote them"
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
@@ -312,7 +327,7 @@ class RowEngine(ABC):
             )
 
     def mark(self) -> int:
-        """A point in time that `export` can take up from; 0: it cannot tell what changes."""
+        """A point in time that `export` can take up from; 0: changes are not tracked."""
         return 0
 
     def check_mark(self, since: int, oldest: int, newest: int) -> None:

@@ -6,7 +6,7 @@ than half of whose records are dead is copied by its owner and its file removed 
 
     record   id | values, state ... | checksum          int64 words
 
-The files are scratch: what counts is a checkpoint. They lie in a folder of their own, which is
+The files are scratch: what counts is a checkpoint. They lie in a separate folder, which is
 removed at the end of the process; folders of processes that were killed are removed by the next.
 """
 
@@ -144,7 +144,7 @@ class RowLog:
         path = _file(self.folder, number)
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
-            os.posix_fallocate(file, 0, 8 * size)  # a full disk is told here, not by a signal
+            os.posix_fallocate(file, 0, 8 * size)  # a full disk is an error here, not a signal
         except OSError as error:
             path.unlink()
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Tiered: a engine whose rows are in host memory while they are used, and on a disk otherwise.
+"""Tiered: an engine whose rows are in host memory while they are used, and on a disk otherwise.
 
     index   id -> code: 0, never updated; 1 to slots, in host memory; above, a place of the log
     hot     a table of the native core with a row for each slot
@@ -6,7 +6,7 @@
 
 A row is updated in a slot, always: cold ones are staged before (`pull` and `push` do it, and read
 ahead what `announce` named), by slots whose rows were not used for longest, which are written to
-the log first. So every number is that of a engine which has all rows in memory, bit for bit.
+the log first. So every number is that of an engine which has all rows in memory, bit for bit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Tiered(RowEngine):
     rows are in host memory. `below`: they are those of another Tiered engine.
     """
 
-    far = True
+    offloaded = True
 
     def __init__(
         self,

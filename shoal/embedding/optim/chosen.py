@@ -29,7 +29,7 @@ def row_optimizer_of(section: OptimizerSection, table: str | None = None) -> Row
 
 
 def problems(section: OptimizerSection) -> list[tuple[str, str]]:
-    """What is told to optimizers that do not have it: (key at fault, what is wrong)."""
+    """Options that an optimizer does not support: (key at fault, what is wrong)."""
     found = []
     for table in (None, *section.tables):
         try:

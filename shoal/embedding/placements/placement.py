@@ -26,20 +26,19 @@ from shoal.embedding.table import Numbering, Table
 from shoal.kernels.codes import codes_of
 
 MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as int64: its products wrap
-Place = Literal["row", "table", "column", "replicate"]
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where a table goes: `by` is read by row, `rank` by table."""
 
-    place: Place = "row"
+    place: Literal["row", "table", "column", "replicate"] = "row"
     by: Literal["hash", "range"] = "hash"
     rank: int = 0
 
 
-class Layout:
-    """A placement worked out for one table and one number of ranks."""
+class Sharding:
+    """A placement worked out for one table and one number of ranks: who holds which rows."""
 
     def __init__(self, table: Table, placement: Placement, size: int):
         self.table, self.placement, self.size = table, placement, size
@@ -75,7 +74,7 @@ class Layout:
 
     def __eq__(self, other: object) -> bool:
         """Whether two tables have the same ids in the same places."""
-        if not isinstance(other, Layout):
+        if not isinstance(other, Sharding):
             return NotImplemented
         mine, yours = (self.placement, self.table.rows), (other.placement, other.table.rows)
         return mine == yours and self.size == other.size

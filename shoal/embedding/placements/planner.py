@@ -14,7 +14,7 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import StrategySection
 from shoal.embedding.engines.budgets import row_bytes as row_bytes_of
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.embedding.table import Table
 
 EVEN = 1.1  # tables go whole only where the fullest rank is within a tenth of the mean
@@ -23,50 +23,52 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout for every table, and the figures that the log shows."""
+    """A sharding for every table, and the figures that the log shows."""
 
-    layouts: dict[str, Layout]
+    shardings: dict[str, Sharding]
     row_bytes: dict[str, int]  # a row and its optimizer state
     lookups: dict[str, int]  # fields that read the table
 
     def bytes_on(self, rank: int) -> int:
         """Bytes of rows and state that a rank holds; growing tables count nothing."""
-        return sum(self._bytes(name, rank) for name in self.layouts)
+        return sum(self._bytes(name, rank) for name in self.shardings)
 
     def _bytes(self, name: str, rank: int) -> int:
-        layout = self.layouts[name]
-        share = layout.width(rank) / layout.table.dim
-        return int(layout.shares[rank] * share * self.row_bytes[name])
+        sharding = self.shardings[name]
+        share = sharding.width(rank) / sharding.table.dim
+        return int(sharding.shares[rank] * share * self.row_bytes[name])
 
     def lookups_on(self, name: str, rank: int) -> float:
         """Lookups that a rank serves, of those that one sample makes on average."""
-        layout, made = self.layouts[name], self.lookups[name]
-        if layout.replicated:
-            return made / layout.size
-        if layout.placement.place == "table":
-            return float(made) if rank == layout.placement.rank else 0.0
-        if layout.placement.place == "column":
-            return made * layout.width(rank) / layout.table.dim
-        if layout.grows:
-            return made / layout.size
-        return made * layout.shares[rank] / (layout.table.rows or 1)
+        sharding, made = self.shardings[name], self.lookups[name]
+        if sharding.replicated:
+            return made / sharding.size
+        if sharding.placement.place == "table":
+            return float(made) if rank == sharding.placement.rank else 0.0
+        if sharding.placement.place == "column":
+            return made * sharding.width(rank) / sharding.table.dim
+        if sharding.grows:
+            return made / sharding.size
+        return made * sharding.shares[rank] / (sharding.table.rows or 1)
 
     def __str__(self) -> str:
         lines = [("table", "rows", "dim", "place", "bytes per rank", "lookups per rank")]
-        size = next(iter(self.layouts.values())).size if self.layouts else 1
-        for name, layout in self.layouts.items():
-            placement = layout.placement
+        size = next(iter(self.shardings.values())).size if self.shardings else 1
+        for name, sharding in self.shardings.items():
+            placement = sharding.placement
             place = {
                 "row": f"row by {placement.by}",
                 "table": f"table on rank {placement.rank}",
             }.get(placement.place, placement.place)
             served = [self.lookups_on(name, rank) for rank in range(size)]
             held = [self._bytes(name, rank) for rank in range(size)]
-            rows = "grows" if layout.grows else f"{layout.table.rows:,}"
-            dim = str(layout.table.dim)
+            rows = "grows" if sharding.grows else f"{sharding.table.rows:,}"
+            dim = str(sharding.table.dim)
             lines.append((name, rows, dim, place, _span(held, _size), _span(served, _number)))
         held = [self.bytes_on(rank) for rank in range(size)]
-        served = [sum(self.lookups_on(name, rank) for name in self.layouts) for rank in range(size)]
+        served = [
+            sum(self.lookups_on(name, rank) for name in self.shardings) for rank in range(size)
+        ]
         lines.append(("all", "", "", "", _span(held, _size), _span(served, _number)))
         lines.append(("imbalance", "", "", "", _imbalance(held), _imbalance(served)))
         return in_columns(lines, left=(0, 3))
@@ -106,8 +108,8 @@ def plan_tables(
         else:
             chosen[name] = Placement(place, by)
     _share_out(chosen, total, size, free)
-    layouts = {name: Layout(table, chosen[name], size) for name, table in tables.items()}
-    plan = Plan(layouts, row_bytes, {name: (lookups or {}).get(name, 1) for name in tables})
+    shardings = {name: Sharding(table, chosen[name], size) for name, table in tables.items()}
+    plan = Plan(shardings, row_bytes, {name: (lookups or {}).get(name, 1) for name in tables})
     most = max((plan.bytes_on(rank) for rank in range(size)), default=0)
     if section.memory is not None and most > section.memory * 1024 * MIB:
         raise ValueError(

@@ -118,8 +118,8 @@ class ReplicatedRows(LocalRows):
         if size == 1 or rows < size or rows * engines[0].table.dim < STRIPED:
             return
         found = fusable_on_cpu(*engines)
-        able = found is not None and found[0].kernels is None
-        votes = self.world.all_reduce(torch.tensor([float(able)], device=self.device))
+        able = torch.tensor([float(found is not None)], device=self.device)
+        votes = self.world.all_reduce(able)
         if found is None or float(votes) < size:  # a rank may run on a machine that cannot
             return
         for name, engine in zip(names, found):
@@ -129,7 +129,7 @@ class ReplicatedRows(LocalRows):
     def _held(self, name: str) -> Held | None:
         if name not in self._stripes:
             return super()._held(name)
-        return Held(self._stripes[name], (self._stripes[name].layout, self.world))
+        return Held(self._stripes[name], (self._stripes[name].sharding, self.world))
 
     def _updated(self, name: str) -> RowEngine:
         return self._stripes.get(name, self.engines[name])

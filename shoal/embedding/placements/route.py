@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoal.embedding.engines.row_engine import every_id
 from shoal.embedding.placements.duplicates import distinct
-from shoal.embedding.placements.placement import Layout
+from shoal.embedding.placements.placement import Sharding
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.service import Lookup
 from shoal.embedding.store import Every, Ids
@@ -30,23 +30,23 @@ from shoal.world.world import Arriving, World
 class Distinct:
     """The distinct ids of one table, grouped by owner, and where each id stands among them."""
 
-    def __init__(self, layout: Layout, ids: Tensor):
-        self.layout = layout
-        if layout.grows:
+    def __init__(self, sharding: Sharding, ids: Tensor):
+        self.sharding = sharding
+        if sharding.grows:
             self._grouped(ids)
             return
-        codes = layout.codes(ids)
-        assert layout.table.rows is not None
-        rows = layout.table.rows
+        codes = sharding.codes(ids)
+        assert sharding.table.rows is not None
+        rows = sharding.table.rows
         self._codes, self.inverse = distinct(codes, rows + 1)
         self._place: Tensor | None = None
-        has_padding = layout.table.padding is not None and len(self._codes) > 0
+        has_padding = sharding.table.padding is not None and len(self._codes) > 0
         self.padded = has_padding and int(self._codes[-1]) == rows
         keys = self._codes[: len(self._codes) - self.padded]
-        if layout.everyone:
-            self.keys, self.counts = keys, [len(keys)] * layout.size
+        if sharding.everyone:
+            self.keys, self.counts = keys, [len(keys)] * sharding.size
             return
-        bounds = torch.tensor(layout.bounds, device=keys.device)
+        bounds = torch.tensor(sharding.bounds, device=keys.device)
         cuts = torch.searchsorted(keys, bounds).tolist()
         self.counts = [b - a for a, b in pairwise(cuts)]
         sizes = torch.tensor(self.counts, device=keys.device)
@@ -54,9 +54,9 @@ class Distinct:
 
     def _grouped(self, ids: Tensor) -> None:
         """Growing tables: any 64-bit id; sorted ids are regrouped by owner."""
-        layout, size = self.layout, self.layout.size
+        sharding, size = self.sharding, self.sharding.size
         self._codes, inverse = torch.unique(ids, return_inverse=True)
-        owners = layout.owners(self._codes)
+        owners = sharding.owners(self._codes)
         order = owners.argsort(stable=True)
         self._place = torch.empty_like(order)
         self._place[order] = torch.arange(len(order), device=order.device)
@@ -64,16 +64,16 @@ class Distinct:
         self.padded = counts[size] > 0
         self.inverse = self._place[inverse]
         self.keys = self._codes[order][: len(order) - self.padded]
-        self.counts = [len(self.keys)] * size if layout.everyone else counts[:size]
+        self.counts = [len(self.keys)] * size if sharding.everyone else counts[:size]
 
     def find(self, ids: Tensor) -> tuple[Tensor, bool]:
         """Where each id stands, and whether one is not there (its place then means nothing)."""
         if len(self._codes) == 0:
             return torch.zeros_like(ids), ids.numel() > 0
-        wanted = ids if self.layout.grows else self.layout.codes(ids)
-        if not self.layout.grows:
+        wanted = ids if self.sharding.grows else self.sharding.codes(ids)
+        if not self.sharding.grows:
             if self._place is None:  # made when first asked for: most lookups are the batch's own
-                limit = (self.layout.table.rows or 0) + 1
+                limit = (self.sharding.table.rows or 0) + 1
                 numbers = torch.arange(len(self._codes), device=ids.device)
                 self._place = code_map(self._codes, limit, numbers)
             places = self._place[wanted]
@@ -88,7 +88,7 @@ class Placed(Protocol):
     """What a part must know of its table."""
 
     table: Table
-    layout: Layout
+    sharding: Sharding
 
     @property
     def counted(self) -> bool:
@@ -99,10 +99,10 @@ class TableTrip:
     """One table's lookups within a trip."""
 
     def __init__(self, placed: Placed, lookups: Sequence[Lookup], device: torch.device):
-        self.placed, self.layout = placed, placed.layout
+        self.placed, self.sharding = placed, placed.sharding
         self.fields = [one.field for one in lookups]
         flat = [_each(one.flat, placed.table, device) for one in lookups]
-        self.distinct = Distinct(self.layout, flat[0] if len(flat) == 1 else torch.cat(flat))
+        self.distinct = Distinct(self.sharding, flat[0] if len(flat) == 1 else torch.cat(flat))
         self.keys, self.counts = self.distinct.keys, self.distinct.counts
         self.inverse = list(self.distinct.inverse.split([len(one) for one in flat]))
         self.theirs = self.keys  # keys that were asked of this rank, in order of rank
@@ -118,7 +118,7 @@ class TableTrip:
 
     def outgoing(self, rank: int) -> slice:
         """Which of the keys go to a rank."""
-        if self.layout.everyone:
+        if self.sharding.everyone:
             return slice(0, len(self.keys))
         start = sum(self.counts[:rank])
         return slice(start, start + self.counts[rank])
@@ -131,7 +131,7 @@ class TableTrip:
     def make_rows(self) -> Tensor:
         """Memory for the rows of the keys: [keys, dim], to be written to."""
         keys = len(self.keys)
-        self.rows = torch.empty(self.num_rows, self.layout.table.dim, device=self.keys.device)
+        self.rows = torch.empty(self.num_rows, self.sharding.table.dim, device=self.keys.device)
         self.rows[keys:] = 0.0
         return self.rows[:keys]
 
@@ -272,16 +272,16 @@ class Route(Trip):
         """Bring the rows here: owners read them now."""
         self.arrive()
         world, size = self.world, self.world.size
-        travelling = [part for part in self.parts.values() if not part.layout.replicated]
+        travelling = [part for part in self.parts.values() if not part.sharding.replicated]
         for name, part in self.parts.items():
-            if part.layout.replicated:
+            if part.sharding.replicated:
                 engine = self.engines[name]
                 assert engine is not None
                 part.take_rows(engine.pull(part.keys).to(world.device))
         if not travelling:
             return
         served = [self._serve(part) for part in travelling]
-        if len(travelling) == 1 and travelling[0].layout.placement.place != "column":
+        if len(travelling) == 1 and travelling[0].sharding.placement.place != "column":
             # One table: what was read is what is sent, and what comes is what is wanted.
             part = travelling[0]
             world.all_to_all(served[0], part.their_counts, part.counts, part.make_rows())
@@ -290,19 +290,21 @@ class Route(Trip):
             [rows[part.incoming(r)].reshape(-1) for part, rows in zip(travelling, served)]
             for r in range(size)
         ]
-        lengths = [[p.counts[r] * p.layout.width(r) for p in travelling] for r in range(size)]
+        lengths = [[p.counts[r] * p.sharding.width(r) for p in travelling] for r in range(size)]
         for part, pieces in zip(travelling, exchange(world, outgoing, lengths)):
             rows = part.make_rows()
             for r, piece in enumerate(pieces):
-                first, last = part.layout.columns[r]
+                first, last = part.sharding.columns[r]
                 keys = part.outgoing(r)
                 rows[keys, first:last] = piece.view(keys.stop - keys.start, last - first)
 
     def _serve(self, part: TableTrip) -> Tensor:
         """The rows that were asked of this rank: [theirs, its columns]."""
-        engine, device = self.engines[part.layout.table.name], self.world.device
+        engine, device = self.engines[part.sharding.table.name], self.world.device
         if engine is None:
-            return torch.empty(len(part.theirs), part.layout.width(self.world.rank), device=device)
+            return torch.empty(
+                len(part.theirs), part.sharding.width(self.world.rank), device=device
+            )
         return engine.pull(part.theirs).to(device)
 
 

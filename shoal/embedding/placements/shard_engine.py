@@ -11,7 +11,7 @@ from shoal.embedding.engines.admission import Admission
 from shoal.embedding.engines.local import make_engines, make_local
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Layout
+from shoal.embedding.placements.placement import Sharding
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
 
@@ -19,7 +19,7 @@ SOME_ROWS = 1 << 16  # rows handled at a time, so that temporaries stay small
 
 
 def make_shard_engines(
-    layouts: Mapping[str, Layout],
+    shardings: Mapping[str, Sharding],
     rank: int,
     optimizers: Mapping[str, RowOptimizer],
     seed: int,
@@ -33,9 +33,9 @@ def make_shard_engines(
 
     Each row begins at the table's own values. tiers: what this rank's rows may take.
     """
-    own = {name: _own_table(one, rank, optimizers[name]) for name, one in layouts.items()}
+    own = {name: _own_table(one, rank, optimizers[name]) for name, one in shardings.items()}
     engines = make_engines(
-        {name: table for name, table in own.items() if layouts[name].holds(rank)},
+        {name: table for name, table in own.items() if shardings[name].holds(rank)},
         optimizers,
         seed,
         admissions=admissions,
@@ -44,14 +44,14 @@ def make_shard_engines(
         tiers=tiers,
     )
     for name, engine in engines.items():
-        if not layouts[name].grows:
-            write_initial(engine, layouts[name], rank, seed)
+        if not shardings[name].grows:
+            write_initial(engine, shardings[name], rank, seed)
     return engines
 
 
-def _own_table(layout: Layout, rank: int, optimizer: RowOptimizer) -> Table:
-    """What a rank holds of a table, as a table of its own."""
-    table, by_column = layout.table, layout.placement.place == "column"
+def _own_table(sharding: Sharding, rank: int, optimizer: RowOptimizer) -> Table:
+    """What a rank holds of a table, as a separate table."""
+    table, by_column = sharding.table, sharding.placement.place == "column"
     by_row = "row" in optimizer.state_names().values() or optimizer.clip is not None
     if by_column and by_row:
         raise ValueError(
@@ -63,35 +63,35 @@ def _own_table(layout: Layout, rank: int, optimizer: RowOptimizer) -> Table:
             f"table {table.name!r} is cut by columns, and such rows are float32: place it by row, "
             "or leave out rows.dtype=bfloat16"
         )
-    if layout.grows and layout.width(rank) < table.dim:
+    if sharding.grows and sharding.width(rank) < table.dim:
         raise ValueError(
             f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
             "place it by row"
         )
-    if layout.grows:
+    if sharding.grows:
         return table
     # The padding id never travels; its row stays at the zeros that it begins with.
     return Table(
         table.name,
-        layout.width(rank),
-        layout.shares[rank],
+        sharding.width(rank),
+        sharding.shares[rank],
         Init("constant", 0.0),
         whole=table.whole,
         dtype=table.dtype,
-        numbering=layout.numbering(rank) if table.half else None,
+        numbering=sharding.numbering(rank) if table.half else None,
     )
 
 
-def write_initial(engine: RowEngine, layout: Layout, rank: int, seed: int) -> None:
+def write_initial(engine: RowEngine, sharding: Sharding, rank: int, seed: int) -> None:
     """Let the rows of a rank's engine begin at the table's own values.
 
-    These hang on ids, but a engine counts from 0: so they come from a growing table, which knows
+    These depend on ids, but an engine counts from 0: so they come from a growing table, which knows
     every id's initial value and holds nothing.
     """
-    source = make_local(layout.table.grown, RowOptimizer("sgd"), seed)
-    first, last = layout.columns[rank]
+    source = make_local(sharding.table.grown, RowOptimizer("sgd"), seed)
+    first, last = sharding.columns[rank]
     start = 0
-    for some in layout.ids(rank).split(SOME_ROWS):
+    for some in sharding.ids(rank).split(SOME_ROWS):
         keys = torch.arange(start, start + len(some))
         values = source.pull(some)[:, first:last].contiguous()
         engine.restore(Rows(keys, values, engine.begun_state(len(some))))

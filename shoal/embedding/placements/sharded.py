@@ -47,7 +47,7 @@ class SpreadRows(RoutedRows[T]):
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
         if not learn:  # no gradients follow, so replicas are read without the other ranks
-            away = [one for one in lookups if not self.sharded[one.table].layout.replicated]
+            away = [one for one in lookups if not self.sharded[one.table].sharding.replicated]
             if len(away) < len(lookups):
                 return self._pull_replicated(lookups, away)
         return super().pull(lookups, learn)
@@ -57,7 +57,7 @@ class SpreadRows(RoutedRows[T]):
         rows = []
         for lookup in lookups:
             table = self.sharded[lookup.table]
-            if table.layout.replicated:
+            if table.sharding.replicated:
                 assert table.engine is not None
                 flat = table.engine.pull(lookup.flat).to(self.device)
                 shape = flat.shape[:1] if isinstance(lookup.ids, Every) else lookup.ids.shape
@@ -70,7 +70,9 @@ class SpreadRows(RoutedRows[T]):
 
     def _held(self, name: str) -> Held | None:
         table = self.sharded[name]
-        return Held(table.engine, (table.layout, self.world)) if table.layout.cut_by_rows else None
+        return (
+            Held(table.engine, (table.sharding, self.world)) if table.sharding.cut_by_rows else None
+        )
 
 
 class ShardedRows(SpreadRows[Route]):
@@ -87,10 +89,10 @@ class ShardedRows(SpreadRows[Route]):
         """Send this step's gradients to their owners: of keys of their engines, unsummed.
 
         They come in order of rank. Where ids are counted, a row that got no gradient was never
-        shown; elsewhere owners are told which had one, if any rank has rows that had none.
+        shown; elsewhere owners get to know which had one, if any rank has rows that had none.
         """
         parts = self._parts(self._pending)
-        outputs = self._take_outputs({part.layout.table.name for part in parts})
+        outputs = self._take_outputs({part.sharding.table.name for part in parts})
         unused = sum(float(part.unused_rows()) for part in parts if not part.placed.counted)
         flat = torch.cat([*dense, torch.tensor([unused], device=self.device)])
         flat = self.world.all_reduce(flat)
@@ -106,7 +108,7 @@ class ShardedRows(SpreadRows[Route]):
         counted = [part for part in parts if part.placed.counted]
         for part in parts:
             if part.grads is None:
-                part.grads = torch.zeros(part.num_rows, part.layout.table.dim, device=self.device)
+                part.grads = torch.zeros(part.num_rows, part.sharding.table.dim, device=self.device)
         sent = self._send(parts, counted)
         gathered: dict[str, list[RowGradients]] = {name: [] for name in self.sharded}
         seen = iter(sent[len(parts) :])
@@ -117,7 +119,7 @@ class ShardedRows(SpreadRows[Route]):
             )
             if number in used:
                 one = replace(one, ids=part.theirs[used[number]], grads=grads[used[number]])
-            gathered[part.layout.table.name].append(one)
+            gathered[part.sharding.table.name].append(one)
         return gathered
 
     def _joined(self, name: str, some: list[RowGradients]) -> RowGradients:
@@ -126,7 +128,7 @@ class ShardedRows(SpreadRows[Route]):
         if len(some) == 1:
             joined = some[0]
         else:
-            width = table.layout.width(self.world.rank)
+            width = table.sharding.width(self.world.rank)
             keys = [torch.empty(0, dtype=torch.int64), *(table.keys(one.ids) for one in some)]
             grads = [torch.empty(0, width, device=self.device), *(one.grads for one in some)]
             joined = RowGradients(
@@ -135,13 +137,13 @@ class ShardedRows(SpreadRows[Route]):
         if table.counted:
             counts = [one.counts for one in some if one.counts is not None]
             joined = replace(joined, counts=torch.cat([torch.empty(0, 2), *counts]))
-        return replace(joined, partial=not table.layout.replicated)
+        return replace(joined, partial=not table.sharding.replicated)
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         for name, one in gradients.items():
             self.sharded[name].push_own(one, lr, scale)
         for name, rules in self.rules.items():
-            tend(self.sharded[name], rules, self.sharded[name].layout.num_shares)
+            tend(self.sharded[name], rules, self.sharded[name].sharding.num_shares)
         self._step_outputs(lr, scale)
 
     def _send(self, parts: list[TableTrip], counted: list[TableTrip]) -> list[Tensor]:
@@ -149,7 +151,7 @@ class ShardedRows(SpreadRows[Route]):
         world, size, rank = self.world, self.world.size, self.world.rank
         if not parts:
             return []
-        if len(parts) == 1 and not parts[0].layout.everyone and not counted:
+        if len(parts) == 1 and not parts[0].sharding.everyone and not counted:
             part = parts[0]
             assert part.grads is not None
             return [world.all_to_all(part.grads[: len(part.keys)], part.counts, part.their_counts)]
@@ -158,11 +160,11 @@ class ShardedRows(SpreadRows[Route]):
         for r in range(size):
             pieces = []
             for part in parts:
-                first, last = part.layout.columns[r]
+                first, last = part.sharding.columns[r]
                 pieces.append(part.grads[part.outgoing(r), first:last].reshape(-1))  # type: ignore[index]
             pieces += [c[part.outgoing(r)].reshape(-1) for c, part in zip(seen, counted)]
             outgoing.append(pieces)
-        widths = [part.layout.width(rank) for part in parts] + [2] * len(counted)
+        widths = [part.sharding.width(rank) for part in parts] + [2] * len(counted)
         parts = parts + counted
         lengths = [[p.their_counts[r] * w for p, w in zip(parts, widths)] for r in range(size)]
         came = exchange(world, outgoing, lengths)

@@ -17,7 +17,7 @@ from shoal.embedding.engines.local import push_counted
 from shoal.embedding.engines.native import filter_facts_of
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine, state_shapes_of
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Layout
+from shoal.embedding.placements.placement import Sharding
 from shoal.embedding.placements.shard_engine import SOME_ROWS
 from shoal.embedding.service import RowGradients
 from shoal.embedding.store import Every, Ids, Rows
@@ -32,14 +32,14 @@ class ShardedTable:
 
     def __init__(
         self,
-        layout: Layout,
+        sharding: Sharding,
         world: World,
         optimizer: RowOptimizer,
         engine: RowEngine | None,
         admission: Admission | None = None,
     ):
         """engine: this rank's rows, None where it has none; admission: of every rank's engine."""
-        self.table, self.layout, self.world = layout.table, layout, world
+        self.table, self.sharding, self.world = sharding.table, sharding, world
         self.optimizer, self.engine, self.admission = optimizer, engine, admission
         self.step = 0  # how many times `push_own` was called; set on restore
 
@@ -53,7 +53,7 @@ class ShardedTable:
     def keys(self, ids: Ids) -> Tensor:
         """Keys of this rank's engine, one by one."""
         if isinstance(ids, Every):
-            return torch.arange(self.layout.shares[self.world.rank])
+            return torch.arange(self.sharding.shares[self.world.rank])
         return ids
 
     @property
@@ -69,7 +69,7 @@ class ShardedTable:
     def shrink(self, rule: Shrink) -> int:
         """Drop rows, each rank among its own; returns how many of the table went."""
         gone = 0 if self.engine is None else self.engine.shrink(rule)
-        if self.layout.replicated:
+        if self.sharding.replicated:
             return gone
         return int(self.world.all_reduce(torch.tensor([gone], device=self.world.device)))
 
@@ -82,16 +82,16 @@ class ShardedTable:
         """Take over those of the given rows that this rank holds."""
         if self.engine is None:
             return
-        layout, rank, ids = self.layout, self.world.rank, rows.ids
-        if layout.grows:
+        sharding, rank, ids = self.sharding, self.world.rank, rows.ids
+        if sharding.grows:
             keys, mine = ids, self._mine(ids)
         else:
-            low = 0 if layout.everyone else layout.bounds[rank]
-            keys = layout.codes(ids) - low  # the padding id lies beyond every bound
-            mine = (keys >= 0) & (keys < layout.shares[rank])
+            low = 0 if sharding.everyone else sharding.bounds[rank]
+            keys = sharding.codes(ids) - low  # the padding id lies beyond every bound
+            mine = (keys >= 0) & (keys < sharding.shares[rank])
         chosen = mine.nonzero().squeeze(1)
         chosen = chosen[keys[chosen].argsort()]
-        first, last = layout.columns[rank]
+        first, last = sharding.columns[rank]
         state = {
             key: part[chosen] if part.dim() == 1 else part[chosen, first:last].contiguous()
             for key, part in rows.state.items()
@@ -109,9 +109,9 @@ class ShardedTable:
 
     def _mine(self, ids: Tensor) -> Tensor:
         """Growing tables: which of the ids fall to this rank."""
-        if self.layout.everyone:
+        if self.sharding.everyone:
             return torch.ones_like(ids, dtype=torch.bool)
-        return self.layout.owners(ids) == self.world.rank
+        return self.sharding.owners(ids) == self.world.rank
 
     def mark(self) -> int:
         """All ranks: a point in time that `export` can take up from; 0: one of them cannot."""
@@ -125,14 +125,14 @@ class ShardedTable:
         since: a mark of this rank; only rows that changed after it.
         """
         some = {} if since is None else {"since": since}
-        if self.layout.replicated:
+        if self.sharding.replicated:
             if self.world.is_main and self.engine is not None:
                 yield from self.engine.export(chunk_rows, **some)
             return
         ids, floats, places = self._held(some)
         widths = [sum(self._widths(rank).values()) for rank in range(self.world.size)]
         ranges: Iterable[slice]
-        if self.layout.grows or since is not None:
+        if self.sharding.grows or since is not None:
             ranges = self._next_of_all(ids, -(-chunk_rows // self.world.size))
         else:
             assert self.table.rows is not None
@@ -149,7 +149,7 @@ class ShardedTable:
         held: Iterable[Pending] = []
         if self.engine is not None:
             held = self.engine.export_pending(chunk_rows)
-        if self.layout.replicated:
+        if self.sharding.replicated:
             if self.world.is_main:
                 yield from held
             return
@@ -169,7 +169,7 @@ class ShardedTable:
     @property
     def filter_facts(self) -> tuple[int, int]:
         """Bytes and layout of each engine's Bloom filter; (0, 0) where ids are counted exactly."""
-        return filter_facts_of(self.admission)  # a rank without a engine knows it too
+        return filter_facts_of(self.admission)  # a rank without an engine knows it too
 
     def restore_filter(self, part: Filter) -> None:
         """Take over a part of the Bloom filter of this rank's engine."""
@@ -182,12 +182,12 @@ class ShardedTable:
         held: Iterator[Filter] = iter(())
         if self.engine is not None:
             held = self.engine.export_filter(chunk_bytes)
-        if self.layout.replicated:
+        if self.sharding.replicated:
             if world.is_main:
                 yield from held
             return
         nothing = torch.empty(0, dtype=torch.uint8, device=world.device)
-        for rank in filter(self.layout.holds, range(world.size)):
+        for rank in filter(self.sharding.holds, range(world.size)):
             for start in range(0, size, chunk_bytes):
                 mine = next(held).counters.to(world.device) if rank == world.rank else nothing
                 sent, received = [0] * world.size, [0] * world.size
@@ -196,7 +196,7 @@ class ShardedTable:
                     received[rank] = min(chunk_bytes, size - start)
                 counters = world.all_to_all(mine, sent, received).cpu()
                 if world.is_main:
-                    yield Filter(counters, start, size, layout, self.layout.share(rank))
+                    yield Filter(counters, start, size, layout, self.sharding.share(rank))
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
@@ -229,8 +229,8 @@ class ShardedTable:
             torch.cat([rows.values, *map(_floats, rows.state.values())], 1, out=floats[part])
             count = part.stop
         ids = keys[:count]
-        if not self.layout.grows:
-            ids = self.layout.ids(self.world.rank)[ids]
+        if not self.sharding.grows:
+            ids = self.sharding.ids(self.world.rank)[ids]
         places = ids.argsort()
         return ids[places], floats, places
 
@@ -241,7 +241,7 @@ class ShardedTable:
 
     def _widths(self, rank: int) -> dict[str, int]:
         """Floats of a row's values, of each piece of its state and its counters, on a rank."""
-        width = self.layout.width(rank)
+        width = self.sharding.width(rank)
         counters = COUNTER_FLOATS if self.counted else {}
         return {"values": width, **self.optimizer.widths(width), **counters}
 
@@ -264,7 +264,7 @@ class ShardedTable:
         """Whole rows in order of id, from everybody's pieces."""
         if not any(len(some) for some, _ in pieces):
             return
-        if self.layout.placement.place == "column":
+        if self.sharding.placement.place == "column":
             ids = pieces[-1][0]  # with fewer columns than ranks, the first ranks have none
             parts = [self._split(floats, r) for r, (some, floats) in enumerate(pieces) if len(some)]
             columns = {name: torch.cat([one[name] for one in parts], 1) for name in parts[0]}

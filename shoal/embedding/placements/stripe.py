@@ -15,23 +15,23 @@ from torch import Tensor
 
 from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.world.world import World
 
 
 class Stripe(Device):
-    """Neighbouring rows of a engine as a engine of their own, in the same memory."""
+    """Neighbouring rows of an engine as a separate engine, in the same memory."""
 
     def __init__(self, whole: Device, world: World):
-        self.layout = Layout(whole.table, Placement("row", "range"), world.size)
-        self.first, self.last = self.layout.bounds[world.rank : world.rank + 2]
+        self.sharding = Sharding(whole.table, Placement("row", "range"), world.size)
+        self.first, self.last = self.sharding.bounds[world.rank : world.rank + 2]
         table = replace(
             whole.table,
             rows=self.last - self.first,
             padding=whole.table.padding if self.first == 0 else None,
         )
         RowEngine.__init__(self, table, whole.optimizer, whole.seed)  # the memory is there already
-        self.whole, self.device, self.fused, self.kernels = whole, whole.device, whole.fused, None
+        self.whole, self.device, self.fused = whole, whole.device, whole.fused
         self.values = whole.values[self.first : self.last]
         self.state = {key: part[self.first : self.last] for key, part in whole.state.items()}
         self.spare, self._fused = torch.empty(0), None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.embedding.placements.route import Trip
 from shoal.embedding.placements.shard_engine import write_initial
 from shoal.embedding.placements.sharded import SpreadRows
@@ -48,7 +48,7 @@ OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGR
 LANES = 4  # FBGEMM's rows are so many floats or a multiple; narrower ones end with zeros
 
 
-class Blocks(Layout):
+class Blocks(Sharding):
     """TorchRec's cut by rows: ranges of ceil(rows / ranks) ids; the last ranks may have fewer."""
 
     def __init__(self, table: Table, size: int):
@@ -104,7 +104,7 @@ class Collection:
         return values, None if state is None else state.local_shards()[0].tensor
 
     def look_up(self, ids: list[Tensor]) -> list[Tensor]:
-        """Distinct ids of every table [n] -> rows [n, width], through which `update` goes back."""
+        """Distinct ids of every table [n] -> rows [n, width], which `update` runs backward."""
         # FBGEMM has no kernels for inference mode; without gradients they do the same.
         with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
             # One list of ids per table.
@@ -144,7 +144,7 @@ class Shard(RowEngine):
         return self.values[ids.to(self.values.device), : self.table.dim]
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
-        raise NotImplementedError  # gradients go back through the collection
+        raise NotImplementedError  # gradients pass through the collection
 
     def restore(self, rows: Rows) -> None:
         keys, dim = rows.ids.to(self.values.device), self.table.dim
@@ -182,7 +182,7 @@ class TorchRecTrip(Trip):
             for name, rows in zip(collection.names, answer):
                 part = self.parts.get(name)
                 if part is not None:
-                    part.take_rows(rows.detach()[:, : part.layout.table.dim].contiguous())
+                    part.take_rows(rows.detach()[:, : part.sharding.table.dim].contiguous())
 
     def num_away(self, collection: Collection) -> int:
         """How many of a collection's rows belong to other ranks."""
@@ -195,7 +195,7 @@ class TorchRecTrip(Trip):
         part = self.parts.get(name)
         if part is None:
             return torch.empty(0, dtype=torch.int64, device=device)
-        firsts = torch.tensor(part.layout.bounds[:-1], device=device)
+        firsts = torch.tensor(part.sharding.bounds[:-1], device=device)
         return part.keys + firsts.repeat_interleave(torch.tensor(part.counts, device=device))
 
     def grads(self, name: str) -> Tensor:
@@ -228,9 +228,12 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
             collection = Collection(some, width, world, optimizer)
             self.collections.append(collection)
             for table in some:
-                layout, shard = Blocks(table, world.size), Shard(table, collection, optimizer, seed)
-                placed[table.name] = ShardedTable(layout, world, optimizer, shard)
-                write_initial(shard, layout, world.rank, seed)
+                sharding, shard = (
+                    Blocks(table, world.size),
+                    Shard(table, collection, optimizer, seed),
+                )
+                placed[table.name] = ShardedTable(sharding, world, optimizer, shard)
+                write_initial(shard, sharding, world.rank, seed)
         super().__init__(world, placed)
 
     def _trip(self, lookups: Sequence[Lookup]) -> TorchRecTrip:
@@ -283,7 +286,7 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
         for name in collection.names:
             found = [(trip.ids(name), trip.grads(name)) for trip in trips]
             table = self.sharded[name]
-            first = table.layout.bounds[self.world.rank]
+            first = table.sharding.bounds[self.world.rank]
             found += [(table.keys(one.ids).to(self.device) + first, one.grads) for one in own[name]]
             nothing = torch.empty(0, dtype=torch.int64, device=self.device)
             lookups.append(Lookup(name, torch.cat([nothing, *(ids for ids, _ in found)])))

@@ -1,4 +1,4 @@
-"""A softmax over the rows of a Device engine that are updated in the same pass.
+"""A softmax over rows in the memory of a GPU that are updated in the same pass.
 
 Forward reads the rows once for the loss and the gradients of the states; the step reads them once
 more, and what would be the gradient of the whole table never leaves the chip.
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.device import Device, device_pair
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.softmax.deferred import Deferred
 from shoal.kernels.softmax import gpu_kernels
@@ -23,14 +22,15 @@ ALONE = (
 )
 
 
-def fusable(rows: RowEngine | None, bias: RowEngine | None) -> tuple[Device, Device | None] | None:
-    """Both engines, where they have kernels for it."""
-    found = device_pair(rows, bias)
-    if found is None:
-        return None
-    if any(one.kernels is None or one.table.padding != 0 for one in found if one is not None):
-        return None
-    return None if gpu_kernels(found[0].table.dim) is None else found
+def fusable(rows: RowEngine | None, bias: RowEngine | None) -> bool:
+    """Whether one pass of the kernels can update both; bias: a number for each row."""
+    for one in (rows, bias):
+        if one is not None and (one.adam_rows() is None or one.table.padding != 0):
+            return False
+    if rows is None or gpu_kernels(rows.table.dim) is None:
+        return False
+    alike = bias is None or bias.optimizer == rows.optimizer
+    return alike and (bias is None or (bias.table.rows, bias.table.dim) == (rows.table.rows, 1))
 
 
 class FusedSoftmax:
@@ -41,14 +41,17 @@ class FusedSoftmax:
 
     def __init__(
         self,
-        rows: Device,
-        bias: Device | None,
+        rows: RowEngine,
+        bias: RowEngine | None,
         targets: Tensor,
         stop: int,
         defer: Callable[[Deferred], None],
     ):
         """defer: called in backward, with this update."""
-        self.rows, self.bias, self.stop, self.defer = rows, bias, stop, defer
+        held, self.stop, self.defer = rows.adam_rows(), stop, defer
+        assert held is not None  # `fusable` said so
+        self.rows, self.bias = held, None if bias is None else bias.adam_rows()
+        self.optimizer = rows.optimizer
         self.tables = [one.table.name for one in (rows, bias) if one is not None]
         self.targets = targets.contiguous()
         self.scale: Tensor | None = None  # set by backward
@@ -72,16 +75,16 @@ class FusedSoftmax:
         """A step of rows and bias, whose own count of steps has gone up already."""
         assert self.scale is not None
         rows, bias = self.rows, self.bias
-        gpu_kernels(rows.table.dim).update(
+        gpu_kernels(rows.values.shape[1]).update(
             self.parts,
             self.targets,
             self.normalizers,
             self.scale if scale == 1.0 else self.scale * scale,
-            rows.parts(),
-            None if bias is None else bias.parts(),
+            (rows.values, rows.first, rows.second),
+            None if bias is None else (bias.values, bias.first, bias.second),
             rows.numbers,
             self.stop,
-            rows.optimizer,
+            self.optimizer,
         )
 
 
@@ -90,7 +93,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, softmax: FusedSoftmax) -> Tensor:
-        kernels = gpu_kernels(softmax.rows.table.dim)
+        kernels = gpu_kernels(softmax.rows.values.shape[1])
         bias = None if softmax.bias is None else softmax.bias.values
         losses, ctx.grads, softmax.normalizers, softmax.parts = kernels.pool(
             hidden.contiguous(), softmax.rows.values, bias, softmax.targets, softmax.stop

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.device import Device, device_pair
+from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.softmax.deferred import Deferred
 from shoal.kernels.machine import is_wide
@@ -23,16 +23,20 @@ def fusable_on_cpu(
     rows: RowEngine | None, bias: RowEngine | None = None
 ) -> tuple[Device, Device | None] | None:
     """Both engines, where the core can update them in the step of a softmax, and is worth it."""
-    found = device_pair(rows, bias)
-    if found is None or not is_wide():
+    if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
         return None
-    for one in found:
+    if bias is not None and (
+        (bias.table.rows, bias.table.dim) != (rows.table.rows, 1)
+        or bias.optimizer != rows.optimizer
+    ):
+        return None
+    for one in (rows, bias):
         if one is not None and not (
             one.fused and one.device.type == "cpu" and one.table.padding in (None, 0)
         ):
             return None
-    optimizer = found[0].optimizer
-    return found if optimizer.name in STEPS and optimizer.clip is None else None
+    able = rows.optimizer.name in STEPS and rows.optimizer.clip is None
+    return (rows, bias) if able and is_wide() else None
 
 
 class CoreSoftmax:

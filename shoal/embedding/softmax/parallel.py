@@ -3,7 +3,7 @@
 Positions gather, rows stay: every rank has the hidden states of all ranks, makes the logits of its
 own rows, and what must be known of a position (highest logit, sum of exponentials, logit of the
 target) is three numbers per rank. Gradients of rows are made where the rows are; gradients of
-hidden states go back to where they came from. No table is ever gathered, and logits exist for a
+hidden states return to their ranks. No table is ever gathered, and logits exist for a
 block of positions at a time.
 """
 

@@ -5,7 +5,7 @@
 
 Dropout, the sum, the norm, and in backward the norm's gradients, their sum with those that passed
 by, and dropout again are one pass over the rows each. Gradients of weight and bias are added up by
-so many programs, each over rows of its own, and then over programs: always in the same order.
+so many programs, each over its own rows, and then over programs: always in the same order.
 """
 
 # mypy: disable-error-code=no-untyped-def

@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.kernels.gpu.adam import adam, constants
 from shoal.kernels.gpu.products import dot_halves, dot_parts, halves_of
-from shoal.kernels.gpu.rows import adam, constants
 from shoal.kernels.rules import RowRule
 
 DIMS = (16, 32, 64, 128, 256)  # of rows that the kernels are written for

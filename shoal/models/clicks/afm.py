@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.clicks.fm import FM
 from shoal.models.clicks.lr import LR
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.mlp import begin_by_width
+from shoal.models.nn.mlp import begin_normal
 
 
 class AFM(FM):
@@ -39,7 +38,7 @@ class AFM(FM):
             nn.ReLU(),
             nn.Linear(options.attention_size, 1, bias=False),
         )
-        begin_by_width(self.attention)
+        begin_normal(self.attention)
         self.dropout = Dropout(options.dropout)
         self.out = nn.Parameter(torch.full((options.dim,), float(pairs)))
 

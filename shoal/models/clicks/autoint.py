@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.vectors import Vectors
-from shoal.models.nn.mlp import Tower, begin_by_width
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Vectors
+from shoal.models.nn.mlp import Tower, begin_normal
 
 
 class AutoInt(Vectors):
@@ -48,7 +47,7 @@ class AutoInt(Vectors):
             self.attention.append(nn.Linear(width, 4 * options.attention_size, bias=False))
             width = options.attention_size
         self.out = nn.Linear(width * self.num_vectors, 1)
-        begin_by_width(self)
+        begin_normal(self)
         self.deep: Tower | None = None
         if options.layers:
             sizes = [options.dim * self.num_vectors, *options.layers]

@@ -8,16 +8,13 @@ Cross layers of one vector each make products of one degree more each, beside a 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.flat import Flat
-from shoal.models.nn.mlp import MLP, begin_by_width
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Flat
+from shoal.models.nn.mlp import MLP, begin_normal
 
 
 class DCN(Flat):
@@ -37,21 +34,10 @@ class DCN(Flat):
         sizes = [width, *options.layers]
         self.deep = MLP(sizes, options.dropout)
         self.out = nn.Linear(width + sizes[-1], 1)
-        begin_by_width(self)
+        begin_normal(self)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Every x_l is a x_0 + c: a a number of the sample, c the sum of biases so far.
-
-        So the products of x_0 with all w_l, and with the last weights, are all that is needed.
-        """
-        first = self.features(batch)
-        crossed, deep = self.out.weight.tensor_split([first.shape[1]], 1)
-        crosses: list[Any] = [layer.weight for layer in self.cross]
-        weights = torch.cat([*crosses, crossed])  # [layers + 1, width]
-        *along, last = (first @ weights.T).unbind(1)  # [b] each
-        factor, shift = torch.ones_like(last), torch.zeros_like(weights[0])
-        for dot, weight, bias in zip(along, weights, self.biases):
-            factor = factor + factor * dot + shift @ weight
-            shift = shift + bias
-        logits = linear(self.deep(first), deep, self.out.bias).squeeze(1)
-        return logits + factor * last + shift @ weights[-1]
+        first = x = self.features(batch)
+        for layer, bias in zip(self.cross, self.biases):
+            x = first * layer(x) + bias + x
+        return self.out(torch.cat([x, self.deep(first)], 1)).squeeze(1)

@@ -15,11 +15,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.flat import Flat
-from shoal.models.nn.interactions import Cross
-from shoal.models.nn.mlp import MLP, begin_by_width
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Flat
+from shoal.models.nn.mlp import MLP, begin_normal
 
 
 class DCNV2(Flat):
@@ -38,18 +36,13 @@ class DCNV2(Flat):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        if options.structure not in ("parallel", "stacked"):
-            raise ValueError(
-                f"model.structure is {options.structure!r}; {type(self).__name__} is parallel or "
-                "stacked"
-            )
         width = self.flat_width
         sizes = [width, *options.layers]
         self.cross = Cross(width, options.cross_layers, options.low_rank, self.gated)
         self.deep = MLP(sizes, options.dropout)
         self.out = nn.Linear(sizes[-1] + width * (options.structure == "parallel"), 1)
-        begin_by_width(self.deep)
-        begin_by_width(self.out)
+        begin_normal(self.deep)
+        begin_normal(self.out)
 
     def logits(self, batch: Batch) -> Tensor:
         first = self.features(batch)
@@ -57,3 +50,34 @@ class DCNV2(Flat):
         if self.options.structure == "stacked":
             return self.out(self.deep(crossed)).squeeze(1)
         return self.out(torch.cat([crossed, self.deep(first)], 1)).squeeze(1)
+
+
+class Cross(nn.Module):
+    """Cross layers x <- x0 * (W x + b) + x, each one degree more: [b, width] -> [b, width].
+
+    With `low_rank` r, W = U V of [width, r] and [r, width]. gated: the product is multiplied by
+    sigmoid(G x) as well.
+    """
+
+    def __init__(self, width: int, layers: int, low_rank: int | None = None, gated: bool = False):
+        super().__init__()
+        self.layers = nn.ModuleList(_square(width, low_rank) for _ in range(layers))
+        self.gates = nn.ModuleList(_square(width, low_rank) for _ in range(layers * gated))
+        begin_normal(self)
+
+    def forward(self, first: Tensor) -> Tensor:
+        x = first
+        for number, layer in enumerate(self.layers):
+            made = layer(x)
+            if self.gates:
+                made = made * self.gates[number](x).sigmoid()
+            x = torch.addcmul(x, first, made)
+        return x
+
+
+def _square(width: int, low_rank: int | None) -> nn.Module:
+    """[b, width] -> [b, width]."""
+    if low_rank is None:
+        return nn.Linear(width, width)
+    down, up = nn.Linear(width, low_rank, bias=False), nn.Linear(low_rank, width)
+    return nn.Sequential(down, up)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.clicks.fm import FM
 from shoal.models.clicks.lr import LR
 from shoal.models.nn.interactions import sum_of_dots

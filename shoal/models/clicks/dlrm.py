@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.table import Init
-from shoal.models.base import ClickModel, Facts
+from shoal.models.base import Batch, ClickModel, Facts, Init
 from shoal.models.nn.interactions import Dots
-from shoal.models.nn.mlp import MLP, Tower, begin_by_width
+from shoal.models.nn.mlp import MLP, Tower, begin_normal
 
 
 class DLRM(ClickModel):
-    """Without dense values there is no d: the tower reads the dots of the slots alone."""
+    """Without dense values there is no d: the tower reads the dots of the slots alone.
+
+    vectors [b, n, dim]    dots [b, n * (n - 1) / 2]    tower [b, dim + pairs] -> logits [b]
+    """
 
     @dataclass
     class Options(ClickModel.Options):
@@ -40,15 +41,12 @@ class DLRM(ClickModel):
         self.same_width(options.dim)
         init = Init("uniform", options.initial_range)
         self.embed = self.embeddings(options.dim, init)
-        num_vectors, width = facts.num_slots, 0
         if facts.num_dense:
             self.bottom = MLP([facts.num_dense, *options.bottom_layers, options.dim])
-            begin_by_width(self.bottom)
-            num_vectors, width = num_vectors + 1, options.dim
-        self.dots = Dots(num_vectors)
-        width += num_vectors * (num_vectors - 1) // 2
-        self.width_in = width
-        self.top = Tower([width, *options.top_layers], options.dropout)
+            begin_normal(self.bottom)
+        self.dots = Dots(facts.num_slots + (facts.num_dense > 0))
+        self.width_in = len(self.dots.lower) + options.dim * (facts.num_dense > 0)
+        self.top = Tower([self.width_in, *options.top_layers], options.dropout)
 
     def logits(self, batch: Batch) -> Tensor:
         vectors = self.slots(self.embed, batch)

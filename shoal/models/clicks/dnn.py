@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.flat import Flat
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Flat
 from shoal.models.nn.mlp import Tower
 
 

@@ -11,18 +11,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Vectors
 from shoal.models.clicks.lr import LR
-from shoal.models.clicks.vectors import Vectors
-from shoal.models.nn.interactions import sum_of_facing
 
 
 class FFM(LR, Vectors):
     """A row holds a feature's vectors for all fields: fields * dim wide."""
 
     @dataclass
-    class Options(LR.Options, Vectors.Options):
+    class Options(Vectors.Options):
         dim: int = 4
 
     def __init__(self, options: Options, facts: Facts):
@@ -30,4 +28,7 @@ class FFM(LR, Vectors):
         self.make_vectors(options.dim * self.num_vectors)
 
     def logits(self, batch: Batch) -> Tensor:
-        return super().logits(batch) + sum_of_facing(self.vectors(batch))
+        each = self.vectors(batch).unflatten(2, (self.num_vectors, -1))  # [b, n, n, dim]
+        met = (each * each.transpose(1, 2)).sum(-1)  # both halves are the same
+        pairs = met.sum((1, 2)) - met.diagonal(dim1=1, dim2=2).sum(1)
+        return super().logits(batch) + 0.5 * pairs

@@ -14,8 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.clicks.fm import FM
 from shoal.models.clicks.lr import LR
 from shoal.models.nn.mlp import Tower
@@ -35,10 +34,6 @@ class FiBiNET(FM):
         reduction: int = 3  # of the features, inside squeeze and excitation
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0
-
-        def __post_init__(self) -> None:
-            if self.bilinear not in ("all", "each", "pair"):
-                raise ValueError(f"model.bilinear is {self.bilinear!r}; say all, each or pair")
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -1,6 +1,6 @@
 """FinalMLP: An Enhanced Two-Stream MLP Model for CTR Prediction, Mao et al., AAAI 2023.
 
-Two perceptrons read the features through gates of their own, and meet in a bilinear form:
+Two perceptrons read the features through separate gates, and meet in a bilinear form:
 
     s_k   = relu layers of 2 sigmoid(gate_k(x)) * x        for k = 1, 2
     logit = b + <w_1, s_1> + <w_2, s_2> + sum over heads of s_1h^T W_h s_2h
@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.flat import Flat
-from shoal.models.nn.mlp import MLP, begin_by_width
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Flat
+from shoal.models.nn.mlp import MLP, begin_normal
 
 
 class FinalMLP(Flat):
@@ -50,7 +49,7 @@ class FinalMLP(Flat):
             self.streams.append(MLP([width, *layers], options.dropout))
         ends = options.layers[-1], options.second_layers[-1]
         self.out = nn.ModuleList([nn.Linear(ends[0], 1), nn.Linear(ends[1], 1, bias=False)])
-        begin_by_width(self)
+        begin_normal(self)
         first, second = (end // options.heads for end in ends)
         form = torch.randn(options.heads, first, second) * (first * second) ** -0.5
         self.form = nn.Parameter(form)

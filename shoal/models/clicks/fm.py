@@ -8,25 +8,18 @@ with its vector v_i, or a dense value x with x * v of its column:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Vectors
 from shoal.models.clicks.lr import LR
-from shoal.models.clicks.vectors import Vectors
 from shoal.models.nn.interactions import sum_of_dots
 
 
 class FM(LR, Vectors):
-    """First and second order of all features."""
+    """First and second order of all features: vectors [b, n, dim] -> logits [b]."""
 
-    @dataclass
-    class Options(LR.Options, Vectors.Options):
-        pass
-
-    def __init__(self, options: Options, facts: Facts):
+    def __init__(self, options: Vectors.Options, facts: Facts):
         super().__init__(options, facts)
         self.make_vectors(options.dim)
 

@@ -5,24 +5,18 @@ logit = b + sum of w_i over the ids + <w, dense>
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.table import Init
-from shoal.models.base import ClickModel, Facts
+from shoal.models.base import Batch, ClickModel, Facts, Init
 
 
 class LR(ClickModel):
     """A weight per id, a weight per dense value, a bias; all begin at 0."""
 
-    @dataclass
-    class Options(ClickModel.Options):
-        pass
-
-    def __init__(self, options: Options, facts: Facts):
+    def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
         self.linear = self.embeddings(1, Init("constant", 0.0), beside="_linear")
         self.dense_weights = nn.Parameter(torch.zeros(facts.num_dense))

@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.vectors import Vectors
-from shoal.models.nn.mlp import Tower, begin_by_width
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Vectors
+from shoal.models.nn.mlp import Tower, begin_normal
 
 
 class MaskBlock(nn.Module):
@@ -32,7 +31,7 @@ class MaskBlock(nn.Module):
         self.mask = nn.Sequential(nn.Linear(vectors, inner), nn.ReLU(), out)
         self.linear = nn.Linear(width, size, bias=False)
         self.norm = nn.LayerNorm(size)
-        begin_by_width(self)
+        begin_normal(self)
         nn.init.ones_(out.bias)  # a mask begins near 1
 
     def forward(self, x: Tensor, vectors: Tensor) -> Tensor:
@@ -50,12 +49,6 @@ class MaskNet(Vectors):
         reduction: float = 1.0  # width inside the mask, as a share of that of all vectors
         layers: list[int] = field(default_factory=lambda: [400, 400])  # of parallel
         dropout: float = 0.0
-
-        def __post_init__(self) -> None:
-            if self.structure not in ("parallel", "serial"):
-                raise ValueError(
-                    f"model.structure is {self.structure!r}; MaskNet is parallel or serial"
-                )
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

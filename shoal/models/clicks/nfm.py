@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.clicks.fm import FM
 from shoal.models.clicks.lr import LR
 from shoal.models.nn.interactions import sum_of_products
@@ -25,9 +24,8 @@ class NFM(FM):
     @dataclass
     class Options(FM.Options):
         dim: int = 16
-        initial_range: float = (
-            0.1  # first values lie within +- this; their products are what is read
-        )
+        # first values lie within +- this; their products are what is read
+        initial_range: float = 0.1
         layers: list[int] = field(default_factory=lambda: [400, 400])
         dropout: float = 0.0
 

@@ -14,9 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.vectors import Vectors
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Vectors
 from shoal.models.nn.interactions import Dots
 from shoal.models.nn.mlp import Tower
 
@@ -30,10 +29,6 @@ class PNN(Vectors):
         product: Literal["inner", "outer", "both"] = "inner"
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0
-
-        def __post_init__(self) -> None:
-            if self.product not in ("inner", "outer", "both"):
-                raise ValueError(f"model.product is {self.product!r}; say inner, outer or both")
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Embeddings, Facts, Init
 from shoal.models.clicks.dnn import DNN
 
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.vectors import Vectors
-from shoal.models.nn.mlp import MLP, Tower, begin_by_width
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Vectors
+from shoal.models.nn.mlp import MLP, Tower, begin_normal
 
 
 class WukongLayer(nn.Module):
@@ -33,7 +32,7 @@ class WukongLayer(nn.Module):
         same = n == crossed + linear
         self.residual = nn.Identity() if same else nn.Linear(n, crossed + linear, bias=False)
         self.norm = nn.LayerNorm(dim)
-        begin_by_width(self)
+        begin_normal(self)
 
     def forward(self, x: Tensor) -> Tensor:
         columns = x.transpose(1, 2)  # [b, dim, n]

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.clicks.fm import FM
 from shoal.models.clicks.lr import LR
-from shoal.models.nn.mlp import Tower, begin_by_width
+from shoal.models.nn.mlp import Tower, begin_normal
 
 
 class xDeepFM(FM):
@@ -39,7 +38,7 @@ class xDeepFM(FM):
             self.cross.append(nn.Linear(before * number, size, bias=False))
             before = size
         self.out = nn.Linear(sum(options.cross_layers), 1, bias=False)
-        begin_by_width(self)
+        begin_normal(self)
         self.deep = Tower([number * options.dim, *options.layers], options.dropout)
 
     def logits(self, batch: Batch) -> Tensor:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Table
-from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval, Table
 from shoal.models.nn.losses import BPRLoss
 
 
 class BPR(Retrieval):
-    """A vector per user, a vector per item, and their dot product."""
+    """A vector per user, a vector per item, and their dot product.
+
+    With k negatives a sample: users and items [b, d], negatives [b, k, d], b * k pairs in the loss.
+    """
 
     cuda_graph_safe = True
 
@@ -37,8 +37,7 @@ class BPR(Retrieval):
         self.loss = BPRLoss()
 
     def forward(self, batch: Batch) -> Output:
-        if "neg_item" not in batch.ids:
-            raise ValueError("BPR learns from negatives and has none; set train.negatives.num to 1")
+        self.negatives(batch)  # refuses a batch without
         rows = self.embed(batch)
         negatives = rows["neg_item"]  # [b, k, d]
         loss = self.loss(rows[self.facts.user_field], rows[self.facts.item_field], negatives)

@@ -15,10 +15,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch, Jagged
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval, Samples
+from shoal.models.base import (
+    Batch,
+    Embeddings,
+    Facts,
+    Init,
+    Jagged,
+    Output,
+    Retrieval,
+    Samples,
+    Table,
+)
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.user_items import owners
 

@@ -1,7 +1,7 @@
 """LightFM: Metadata Embeddings for User and Item Cold-start Recommendations, Kula, CBRecSys 2015.
 
 A user's vector is the sum of the vectors of the user's features, an item's likewise; the id is one
-of the features, so that an item nobody has taken yet still is what its other features say:
+of the features, so that an item nobody has taken yet is still described by its other features:
 
     u = sum of v_f over the features f of the user      score = <u, i> + b_i
     i, b_i = sums of v_f and b_f over the features of the item
@@ -16,11 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval
-from shoal.models.nn.losses import bpr_loss
+from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Table
+from shoal.models.nn.losses import bpr_loss, pointwise_loss
 
 
 class LightFM(Retrieval):
@@ -33,10 +30,6 @@ class LightFM(Retrieval):
         embedding_size: int = 64
         # BPR: an item above a negative; logistic: each by itself, or labels
         loss: Literal["BPR", "logistic"] = "BPR"
-
-        def __post_init__(self) -> None:
-            if self.loss not in ("BPR", "logistic"):
-                raise ValueError(f"model.loss is {self.loss!r}; LightFM knows BPR and logistic")
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -55,18 +48,15 @@ class LightFM(Retrieval):
                 tables[feature.name] = vectors
             if feature.side == "item":
                 tables["neg_" + feature.name] = vectors
-                bias = Table(
-                    feature.table + "_bias", 1, feature.rows, Init("constant", 0.0), padding=0
-                )
+                name, zeros = feature.table + "_bias", Init("constant", 0.0)
+                bias = Table(name, 1, feature.rows, zeros, padding=0)
                 biases |= {feature.name: bias, "neg_" + feature.name: bias}
         self.embed = Embeddings(tables)
         self.bias = Embeddings(biases)
+        widths = {f.name: f.width for f in facts.numeric if f.side != "context"}
+        columns = options.embedding_size + 1
         self.numbers = nn.ParameterDict(
-            {
-                feature.name: torch.randn(feature.width, options.embedding_size + 1) * 0.01
-                for feature in facts.numeric
-                if feature.side != "context"
-            }
+            {name: torch.randn(width, columns) * 0.01 for name, width in widths.items()}
         )
 
     def forward(self, batch: Batch) -> Output:
@@ -88,10 +78,7 @@ class LightFM(Retrieval):
             return Output(bpr_loss(users, items, negatives), batch.size * width)
         good = (users * items).sum(1, keepdim=True)
         logits = torch.cat([good, (users.unsqueeze(1) * negatives).sum(2)], 1)
-        target = torch.zeros_like(logits)
-        target[:, 0] = 1.0
-        loss = binary_cross_entropy_with_logits(logits, target, reduction="sum")
-        return Output(loss, logits.numel())
+        return Output(pointwise_loss(logits), logits.numel())
 
     def encode_query(self, batch: Batch) -> Tensor:
         users = batch.tensor(self.facts.user_field)

@@ -15,21 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Propagated, Table
 from shoal.models.nn.graph import Graph
-from shoal.models.nn.losses import length_sum, placed_bpr_loss
+from shoal.models.nn.losses import placed_bpr_loss
 
 
-class LightGCN(Retrieval):
-    """Graph convolution without weights: every user and item is a node."""
+class LightGCN(Propagated):
+    """Graph convolution without weights: every user and item is a node.
+
+    nodes [b, 2 + k] (user, item, negatives)    E(0) and E [users + items, d]    query [b, d]
+    """
 
     cuda_graph_safe = True
 
     @dataclass
-    class Options(Retrieval.Options):
+    class Options(Propagated.Options):
         embedding_size: int = 64
         n_layers: int = 2  # how often vectors spread over the graph
         reg_weight: float = 1e-5  # of the L2 penalty on first-layer vectors
@@ -43,17 +43,11 @@ class LightGCN(Retrieval):
             {facts.user_field: users, facts.item_field: items, "neg_item": items}
         )
         self.graph = Graph(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
-        self._cached: tuple[Tensor, Tensor] | None = None
 
     def propagate(self) -> tuple[Tensor, Tensor]:
         """E(0) and E of all nodes, each [num_users + num_items, d]."""
-        if self._cached is not None:
-            return self._cached
         first = self.first_layer()
-        final = self.last_layer(first)
-        if not self.training:  # rows rest while a model is evaluated, so once is enough
-            self._cached = first, final
-        return first, final
+        return first, self.last_layer(first)
 
     def first_layer(self) -> Tensor:
         """The learned vectors of all nodes: [num_users + num_items, d]."""
@@ -65,26 +59,16 @@ class LightGCN(Retrieval):
         """What spreading makes of them: one vector for each node."""
         return self.graph.mean(first, self.options.n_layers)
 
-    def train(self, mode: bool = True) -> LightGCN:
-        """As in torch; either way, what was propagated before is forgotten."""
-        self._cached = None
-        return super().train(mode)
-
     def nodes(self, batch: Batch) -> Tensor:
         """Nodes of users, items and negatives: [b, 2 + k]."""
-        if "neg_item" not in batch.ids:
-            name = type(self).__name__
-            raise ValueError(
-                f"{name} learns from negatives and has none; set train.negatives.num to 1"
-            )
         users = batch.tensor(self.facts.user_field).unsqueeze(1)
         items = batch.tensor(self.facts.item_field).unsqueeze(1)
-        negatives, offset = batch.tensor("neg_item"), self.facts.num_users
+        negatives, offset = self.negatives(batch), self.facts.num_users
         return torch.cat([users, items + offset, negatives + offset], 1)
 
     def forward(self, batch: Batch) -> Output:
         nodes = self.nodes(batch)
-        return self.pair_loss(nodes, *self.propagate())
+        return self.pair_loss(nodes, *self.propagated())
 
     def pair_loss(self, nodes: Tensor, first: Tensor, final: Tensor) -> Output:
         """The BPR loss of nodes [b, 2 + k], and the L2 term on their learned vectors."""
@@ -96,12 +80,14 @@ class LightGCN(Retrieval):
         often[:2] = k
         often = often.expand(-1, size).reshape(-1)
         often = first.new_zeros(len(first)).index_add_(0, nodes.reshape(-1), often)
-        penalty = length_sum(first, often, self.options.require_pow)
+        if self.options.require_pow:
+            penalty = 0.5 * (often @ first.square().sum(1))
+        else:
+            penalty = often @ torch.linalg.vector_norm(first, dim=1)
         return Output(loss + self.options.reg_weight * penalty, size * k)
 
     def encode_query(self, batch: Batch) -> Tensor:
-        users: Tensor = batch.ids[self.facts.user_field]  # type: ignore[assignment]
-        return F.embedding(users, self.propagate()[1])
+        return F.embedding(batch.tensor(self.facts.user_field), self.propagated()[1])
 
     def encode_item(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids + self.facts.num_users, self.propagate()[1])
+        return F.embedding(ids + self.facts.num_users, self.propagated()[1])

@@ -1,6 +1,6 @@
 """NGCF: Neural Graph Collaborative Filtering, Wang et al., SIGIR 2019.
 
-Vectors spread over the graph of users and items through weights of their own, and the layers are
+Vectors spread over the graph of users and items through learned weights, and the layers are
 laid side by side:
 
     E(k+1) = leaky_relu((A E(k) + E(k)) W1 + (A E(k) * E(k)) W2)        E = [E(0), norm(E(1)), ...]
@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from shoal.models.base import Facts
 from shoal.models.general.lightgcn import LightGCN
 from shoal.models.nn.dropout import shared_dropout
-from shoal.models.nn.unit import unit
-
-SLOPE = 0.2  # of the relu where it is below 0
+from shoal.models.nn.mlp import begin_xavier
 
 
 class NGCF(LightGCN):
@@ -49,16 +47,14 @@ class NGCF(LightGCN):
         sizes = [options.embedding_size, *options.hidden_size_list]
         self.sums = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.products = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        for layer in [*self.sums, *self.products]:
-            nn.init.xavier_normal_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        begin_xavier(self)
 
     def last_layer(self, first: Tensor) -> Tensor:
         layer, layers = first, [first]
         for sums, products in zip(self.sums, self.products):
             spread = self.graph(layer)
-            layer = F.leaky_relu(sums(spread + layer) + products(spread * layer), SLOPE)
+            layer = F.leaky_relu(sums(spread + layer) + products(spread * layer), 0.2)
             if self.training:
                 layer = shared_dropout(layer, self.options.message_dropout)
-            layers.append(unit(layer))
+            layers.append(F.normalize(layer, dim=1))
         return torch.cat(layers, 1)

@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts, Model
+from shoal.models.base import Batch, Facts, Model
 
 
 class Pop(Model):

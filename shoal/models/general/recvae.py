@@ -16,36 +16,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from shoal.data.batch import Batch, Jagged
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval, Samples
+from shoal.models.base import Batch, Facts, Jagged, Output
+from shoal.models.general.autoencoder import Autoencoder
 from shoal.models.nn.dropout import dropout, normal_like, uniform_like
-from shoal.models.nn.user_items import Taken, even, owners, summed
+from shoal.models.nn.mlp import begin_xavier
+from shoal.models.nn.user_items import even, owners
+from shoal.models.options import check_range
 
-NOISE = 0.01  # of z, as the authors have it
 
+class RecVAE(Autoencoder):
+    """A variational autoencoder whose prior remembers what the encoder was."""
 
-class RecVAE(Retrieval):
-    """A variational autoencoder whose prior remembers what it said before."""
-
-    samples: ClassVar[Samples] = "users"
     updates: Tensor
     old_rows: Tensor
 
     @dataclass
-    class Options(Retrieval.Options):
+    class Options(Autoencoder.Options):
         hidden_dimension: int = 600  # width of the encoder's layers
         latent_dimension: int = 200
-        dropout_prob: float = 0.5  # of the items that the encoder is shown
         gamma: float = 0.005  # weight of the prior for each item of a user; 0: beta
         beta: float = 0.2  # weight of the prior, where gamma is 0
         # of N(0, 1), of the old posterior and of a wide normal
@@ -53,54 +47,46 @@ class RecVAE(Retrieval):
         decoder_share: float = 0.25  # of the users train the decoder, the others the encoder
         prior_every: int = 50  # steps after which the old encoder is the one of now
 
-        DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
-
         def __post_init__(self) -> None:
             weights = self.mixture_weights
             if len(weights) != 3 or min(weights) <= 0.0:
                 raise ValueError(f"mixture_weights is {weights}; three numbers above 0")
-            if not 0.0 < self.decoder_share < 1.0:
-                raise ValueError(f"decoder_share is {self.decoder_share}; it lies between 0 and 1")
-            if self.prior_every < 1:
-                raise ValueError(f"prior_every is {self.prior_every}; it must be 1 or more")
+            check_range(self, "decoder_share", 0, 1)
+            check_range(self, "prior_every", 1)
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        hidden, latent, rows = options.hidden_dimension, options.latent_dimension, facts.num_items
-        first = Table("encoder", hidden, rows, Init("xavier_normal"), padding=0)
-        last = Table("decoder", latent, rows, Init("xavier_normal"), padding=0)
-        bias = Table("decoder_bias", 1, rows, Init("constant", 0.0), padding=0)
-        self.embed = Embeddings(shown=first, every=first, output=last, output_bias=bias)
-        self.taken = Taken(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
+        hidden, latent = options.hidden_dimension, options.latent_dimension
+        self.make_tables(hidden, latent)
         self.encoder = Encoder(hidden, latent)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("old_rows", torch.zeros(rows, hidden))
+        self.register_buffer("old_rows", torch.zeros(facts.num_items, hidden))
         for name, value in self.encoder.named_parameters():
             self.register_buffer(_old(name), value.detach().clone())
 
     def posterior(self, lists: Jagged, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Mean and ln of the variance of users by their items: [b, latent] each.
 
-        whole: users of whom nothing is hidden, bool [b, 1]; None: of nobody.
+        whole: users of whom nothing is hidden, bool [b, 1]; None: nobody.
         """
-        owner = owners(lists)
-        weights = even(lists, owner)
+        kept = None
         if whole is not None:
-            grid = torch.ones(len(lists), self.facts.num_items, device=weights.device)
+            grid = torch.ones(len(lists), self.facts.num_items, device=lists.values.device)
             kept = torch.where(whole, grid, dropout(grid, self.options.dropout_prob))
-            weights = weights * kept[owner, lists.values]
-        return self.encoder(summed(partial(self.embed.rows, "shown"), lists, owner, weights))
+        return self.encoder(self.pooled(lists, kept))
 
     def old_posterior(self, lists: Jagged) -> tuple[Tensor, Tensor]:
         """The same by the encoder of some steps ago, of which nothing learns."""
         with torch.no_grad():
             if int(self.updates) % self.options.prior_every == 0:
-                self.old_rows.copy_(self.embed.whole("every"))
+                self.old_rows.copy_(self.embed.whole("shown"))
                 for name, value in self.encoder.named_parameters():
                     self.get_buffer(_old(name)).copy_(value)
             self.updates += 1
-            owner = owners(lists)
-            pooled = summed(lambda ids: self.old_rows[ids], lists, owner, even(lists, owner))
+            shown = lists.values, self.old_rows, lists.offsets
+            pooled = F.embedding_bag(
+                *shown, mode="sum", per_sample_weights=even(lists), include_last_offset=True
+            )
             old = {n: self.get_buffer(_old(n)) for n, _ in self.encoder.named_parameters()}
             return functional_call(self.encoder, old, (pooled,))
 
@@ -111,12 +97,12 @@ class RecVAE(Retrieval):
         decoding = drawn < self.options.decoder_share  # [b, 1]
         old = self.old_posterior(lists)
         mean, logvar = self.posterior(lists, decoding)
-        z = mean + NOISE * normal_like(mean) * torch.exp(0.5 * logvar)
+        z = mean + 0.01 * normal_like(mean) * torch.exp(0.5 * logvar)
         z = torch.where(decoding, z.detach(), z)
-        apart = (log_normal(z, mean, logvar) - self.log_prior(z, old)).sum(1)
-        apart = torch.where(decoding.squeeze(1), apart.detach(), apart)
+        distance = (log_normal(z, mean, logvar) - self.log_prior(z, old)).sum(1)
+        distance = torch.where(decoding.squeeze(1), distance.detach(), distance)
         weight = self.options.gamma * lists.lengths if self.options.gamma else self.options.beta
-        loss = (weight * apart).sum() - self.likelihood(z, decoding.squeeze(1), lists)
+        loss = (weight * distance).sum() - self.likelihood(z, decoding, lists)
         return Output(loss, batch.size)
 
     def log_prior(self, z: Tensor, old: tuple[Tensor, Tensor]) -> Tensor:
@@ -128,31 +114,12 @@ class RecVAE(Retrieval):
         return torch.stack(found).logsumexp(0)
 
     def likelihood(self, z: Tensor, decoding: Tensor, lists: Jagged) -> Tensor:
-        """Sum of ln of the probabilities of users' items; the decoder learns where it is told."""
+        """Sum of ln p of users' items; decoding [b, 1]: users who train the decoder."""
         rows = self.embed.whole("output")[1:]
         bias = self.embed.whole("output_bias")[1:].squeeze(1)
-        order = decoding.long().argsort(stable=True)  # encoder's users, then the decoder's
-        count = len(order) - int(decoding.sum())
-        ordered = z[order]
-        logits = torch.cat(
-            [
-                ordered[:count] @ rows.detach().T + bias.detach(),
-                ordered[count:] @ rows.T + bias,
-            ]
-        )
-        place = order.argsort()
-        return logits.log_softmax(1)[place[owners(lists)], lists.values - 1].sum()
-
-    def encode_query(self, batch: Batch) -> Tensor:
-        return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))
-
-    def fold_in(self, lists: Jagged) -> Tensor:
-        mean, _ = self.posterior(lists)
-        return F.pad(mean, (0, 1), value=1.0)  # meets the bias
-
-    def encode_item(self, ids: Tensor) -> Tensor:
-        rows = self.embed.rows("output", ids)
-        return torch.cat([rows, self.embed.rows("output_bias", ids)], -1)
+        still = z @ rows.detach().T + bias.detach()
+        logits = torch.where(decoding, z @ rows.T + bias, still)
+        return logits.log_softmax(1)[owners(lists), lists.values - 1].sum()
 
 
 class Encoder(nn.Module):
@@ -167,9 +134,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(4))
         self.norms = nn.ModuleList(nn.LayerNorm(hidden, eps=0.1) for _ in range(5))
         self.out = nn.Linear(hidden, 2 * latent)
-        for layer in (*self.layers, self.out):
-            nn.init.xavier_normal_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        begin_xavier(self)
 
     def forward(self, first: Tensor) -> tuple[Tensor, Tensor]:
         x = self.norms[0](F.silu(first + self.bias))

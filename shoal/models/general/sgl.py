@@ -13,8 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Output
+from shoal.models.base import Batch, Output
 from shoal.models.general.lightgcn import LightGCN
 from shoal.models.nn.contrast import contrast
 from shoal.models.nn.dropout import shared_dropout
@@ -27,7 +26,7 @@ class SGL(LightGCN):
 
     @dataclass
     class Options(LightGCN.Options):
-        type: Literal["ED", "ND", "RW"] = "ED"  # drop edges, nodes, or edges anew in every layer
+        type: Literal["ED", "ND", "RW"] = "ED"  # drop edges, nodes, or other edges in every layer
         n_layers: int = 3
         drop_ratio: float = 0.1  # share of the edges or nodes that a view leaves out
         ssl_tau: float = 0.5  # temperature of the contrast between two views
@@ -36,7 +35,7 @@ class SGL(LightGCN):
 
     def forward(self, batch: Batch) -> Output:
         nodes = self.nodes(batch)
-        first, final = self.propagate()
+        first, final = self.propagated()
         output = self.pair_loss(nodes, first, final)
         one, other = self._view(first), self._view(first)
         users, tau = self.facts.num_users, self.options.ssl_tau
@@ -47,11 +46,10 @@ class SGL(LightGCN):
 
     def _view(self, first: Tensor) -> Tensor:
         """All nodes, as they are in a graph of which something is missing."""
-        if self.options.type != "RW":
-            return self.graph.mean(first, self.options.n_layers, self._drop())
+        weights = None if self.options.type == "RW" else self._drop()
         layer = total = first
         for _ in range(self.options.n_layers):
-            layer = self.graph(layer, self._drop())
+            layer = self.graph(layer, self._drop() if weights is None else weights)
             total = total + layer
         return total / (self.options.n_layers + 1)
 

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Output
+from shoal.models.base import Batch, Output
 from shoal.models.general.lightgcn import LightGCN
 from shoal.models.nn.contrast import contrast_within
 from shoal.models.nn.dropout import uniform_like
@@ -40,7 +39,7 @@ class SimGCL(LightGCN):
 
     def forward(self, batch: Batch) -> Output:
         nodes = self.nodes(batch)
-        first, final = self.propagate()
+        first, final = self.propagated()
         output = self.pair_loss(nodes, first, final)
         term = self.contrasted(nodes, self.last_layer(first, True), self.last_layer(first, True))
         return Output(output.loss + self.options.cl_weight * term, output.count)
@@ -49,8 +48,8 @@ class SimGCL(LightGCN):
         """The contrastive terms of a batch's users and items, each counted once: scalar."""
         users, tau = self.facts.num_users, self.options.temperature
         taken = nodes[:, 1] - users
-        term = contrast_within(nodes[:, 0], one[:users], other[:users], tau, self.across)
-        return term + contrast_within(taken, one[users:], other[users:], tau, self.across)
+        term = contrast_within(nodes[:, 0], one[:users], other[:users], tau, self.gather_global)
+        return term + contrast_within(taken, one[users:], other[users:], tau, self.gather_global)
 
     def last_layer(self, first: Tensor, noisy: bool = False) -> Tensor:
         return torch.stack(self.layers(first, noisy)).mean(0)

@@ -16,12 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Table
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.user_items import Taken, distinct
+from shoal.models.nn.user_items import Taken
 
 
 class SimpleX(Retrieval):
@@ -49,23 +46,20 @@ class SimpleX(Retrieval):
         self.dropout = Dropout(options.dropout_prob)
 
     def forward(self, batch: Batch) -> Output:
-        if "neg_item" not in batch.ids:
-            raise ValueError(
-                "SimpleX learns from negatives and has none; set train.negatives.num to 100"
-            )
-        items, negatives = batch.tensor(self.facts.item_field), batch.tensor("neg_item")
-        users, place_users = distinct(batch.tensor(self.facts.user_field))
+        items, negatives = batch.tensor(self.facts.item_field), self.negatives(batch, 100)
+        users, place_users = batch.tensor(self.facts.user_field).unique(return_inverse=True)
         taken = self.taken.lists(users, self.options.history_len)
         # one lookup for all: most items of a batch are there many times
         parts = [items, negatives.flatten(), taken.values]
-        ids, place = distinct(torch.cat(parts))
+        ids, place = torch.cat(parts).unique(return_inverse=True)
         rows = self.embed.rows("item", ids)
         of_items, of_negatives, of_taken = place.split([len(part) for part in parts])
         mean = F.embedding_bag(of_taken, rows, taken.offsets, mode="mean", include_last_offset=True)
         queries = self._queries(F.embedding(place_users, self._mixed(users, mean)))
         vectors = F.normalize(rows, dim=-1)
         right = 1.0 - (queries * F.embedding(of_items, vectors)).sum(1)
-        wrong = cosines(queries, vectors, of_negatives.view_as(negatives)) - self.options.margin
+        near = F.embedding(of_negatives.view_as(negatives), vectors)  # [b, k, d]
+        wrong = torch.bmm(near, queries.unsqueeze(2)).squeeze(2) - self.options.margin
         weight = self.options.negative_weight / negatives.shape[1]
         return Output(right.sum() + weight * F.relu(wrong).sum(), batch.size)
 
@@ -86,13 +80,3 @@ class SimpleX(Retrieval):
 
     def encode_item(self, ids: Tensor) -> Tensor:
         return F.normalize(self.embed.rows("item", ids), dim=-1)
-
-
-def cosines(queries: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
-    """Products of queries [b, d] with some of the vectors [n, d], by their places [b, k]: [b, k].
-
-    A product with all of them is quicker where it takes no more memory than those gathered.
-    """
-    if len(vectors) <= places.shape[1] * vectors.shape[1]:
-        return (queries @ vectors.T).gather(1, places)
-    return (F.embedding(places, vectors) @ queries.unsqueeze(2)).squeeze(2)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts, Output
+from shoal.models.base import Batch, Facts, Output
 from shoal.models.general.simgcl import SimGCL
 
 

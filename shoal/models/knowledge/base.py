@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts, Model, Output
+from shoal.models.base import Batch, Embeddings, Facts, Init, Model, Output, Propagated, Table
 from shoal.models.nn.dropout import uniform_like
+from shoal.models.nn.edges import Edges
+from shoal.models.nn.losses import bpr_loss
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,17 @@ class Triples:
 
 
 class KnowledgeModel(Model):
-    """Learns from pairs (item, negative) and from triples (head, relation, tail)."""
+    """Learns from pairs (item, negative) and from triples (head, relation, tail).
+
+    candidates [b, 1 + k] -> scores [b, 1 + k]    triples, one a sample: heads, tails [b, d]
+    """
 
     heads: Tensor  # [triples]
     relations: Tensor
     tails: Tensor
     item_node: Tensor  # [num_items]
+    embed: Embeddings  # has a table of nodes
+    translation: TransR  # of those that use `graph_loss`
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
@@ -57,17 +63,37 @@ class KnowledgeModel(Model):
             "item_node": torch.where(alone, behind, graph.item_entity),
         }
         for name, value in made.items():
-            self.register_buffer(name, value.long(), persistent=False)  # the data makes it anew
+            self.register_buffer(name, value.long(), persistent=False)  # rebuilt from the data
 
-    def samples_of(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Users [b], items [b] and negatives [b, k]."""
-        if "neg_item" not in batch.ids:
-            raise ValueError(
-                f"{type(self).__name__} learns from negatives and has none; set "
-                "train.negatives.num to 1"
-            )
-        items = batch.tensor(self.facts.item_field)
-        return batch.tensor(self.facts.user_field), items, batch.tensor("neg_item")
+    def both_ways(self, back: int = 0) -> Edges:
+        """The triples as edges from head to tail and back; `back` is added to relations there."""
+        heads, tails = torch.cat([self.heads, self.tails]), torch.cat([self.tails, self.heads])
+        relations = torch.cat([self.relations, self.relations + back])
+        return Edges(heads, relations, tails, self.num_nodes)
+
+    def taken_nodes(self) -> Tensor:
+        """Users and the nodes of items they took, each pair once: [2, pairs]."""
+        users, items = self.facts.train_users.long(), self.facts.train_items.long()
+        return torch.unique(torch.stack([users, self.item_node[items]]), dim=1)
+
+    def make_tables(self, size: int, *, items: bool = False, init: Init | None = None) -> None:
+        """Tables of users and nodes, and of items where they have separate vectors."""
+        facts, init = self.facts, init or Init("xavier")
+        tables = {facts.user_field: Table("user", size, facts.num_users, init)}
+        if items:
+            tables[facts.item_field] = Table("item", size, facts.num_items, init)
+        self.embed = Embeddings(tables, node=Table("node", size, self.num_nodes, init))
+
+    def candidates(self, batch: Batch) -> Tensor:
+        """The item of each sample and its negatives: [b, 1 + k]."""
+        items = batch.tensor(self.facts.item_field).unsqueeze(1)
+        return torch.cat([items, self.negatives(batch)], 1)
+
+    def graph_loss(self, size: int) -> Tensor:
+        """The loss of `translation` for a drawn triple of each sample, summed."""
+        drawn = self.draw(size)
+        ends = [self.embed.rows("node", ids) for ids in (drawn.heads, drawn.tails, drawn.others)]
+        return self.translation(drawn.relations, *ends)
 
     def draw(self, size: int) -> Triples:
         """A triple for each sample of the batch, and a tail that belongs to no one."""
@@ -78,39 +104,18 @@ class KnowledgeModel(Model):
         return Triples(self.heads[chosen], self.relations[chosen], self.tails[chosen], others)
 
 
-def pointwise(right: Tensor, wrong: Tensor) -> Output:
-    """Cross entropy of scores of items [b] against 1 and of negatives [b, k] against 0."""
-    loss = -F.logsigmoid(right).sum() - F.logsigmoid(-wrong).sum()
-    return Output(loss, right.numel() + wrong.numel())
-
-
-class _Ordered(torch.autograd.Function):
-    """x[order] of a permutation: the gradient is put back in order, not added up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return grads[0].index_select(0, ctx.saved_tensors[0]), None, None
-
-
 def moved_by(vectors: Tensor, by: Tensor, matrices: Tensor) -> Tensor:
     """Vectors [n, ..., d] times the matrix [relations, d, e] of each relation [n]: [n, ..., e]."""
     if torch.compiler.is_exporting():  # a graph has no sizes that depend on values
         return torch.einsum("n...d,nde->n...e", vectors, matrices[by])
     order = by.argsort(stable=True)  # a product for each relation, not one for each vector
-    inverse = torch.empty_like(order).index_copy_(0, order, torch.arange(len(by), device=by.device))
     sizes = torch.bincount(by, minlength=len(matrices)).tolist()
-    parts = _Ordered.apply(vectors, order, inverse).split(sizes)
-    moved = torch.cat([part @ matrix for part, matrix in zip(parts, matrices)])
-    return _Ordered.apply(moved, inverse, order)
+    parts = zip(vectors.index_select(0, order).split(sizes), matrices)
+    return torch.cat([part @ matrix for part, matrix in parts]).index_select(0, order.argsort())
 
 
 class TransR(nn.Module):
-    """A relation moves heads to tails, in a space of its own: |M_r h + r - M_r t|^2 is small.
+    """A relation moves heads to tails, in its own space: |M_r h + r - M_r t|^2 is small.
 
     Lin et al., AAAI 2015. Without matrices it is TransE, Bordes et al., NIPS 2013.
     """
@@ -130,3 +135,34 @@ class TransR(nn.Module):
         moved = heads + self.relations[relations]
         near, far = (moved - tails).square().sum(1), (moved - others).square().sum(1)
         return -F.logsigmoid(far - near).sum()
+
+
+class Spread(KnowledgeModel, Propagated):
+    """`spread` makes users and nodes of the learned rows; the score is their dot product."""
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        self.make_tables(options.embedding_size)
+
+    def spread(self, users: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """What rows of all users [num_users, d] and nodes [num_nodes, d] become."""
+        raise NotImplementedError  # every such model writes its own
+
+    def propagate(self) -> tuple[Tensor, Tensor]:
+        return self.spread(self.embed.whole(self.facts.user_field), self.embed.whole("node"))
+
+    def pair_loss(self, batch: Batch) -> Output:
+        """The BPR loss, and half the squared norms of what it compares."""
+        users, nodes = self.propagated()
+        items, negatives = batch.tensor(self.facts.item_field), self.negatives(batch)
+        one = F.embedding(batch.tensor(self.facts.user_field), users)
+        right, wrong = (F.embedding(self.item_node[ids], nodes) for ids in (items, negatives))
+        size = 0.5 * (one.square().sum() + right.square().sum() + wrong.square().sum())
+        loss = bpr_loss(one, right, wrong) + self.options.reg_weight * size
+        return Output(loss, negatives.numel())
+
+    def encode_query(self, batch: Batch) -> Tensor:
+        return F.embedding(batch.tensor(self.facts.user_field), self.propagated()[0])
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        return F.embedding(self.item_node[ids], self.propagated()[1])

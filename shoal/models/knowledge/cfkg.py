@@ -12,10 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output
+from shoal.models.base import Batch, Facts, Init, Output
 from shoal.models.knowledge.base import KnowledgeModel, TransR
 
 
@@ -29,23 +26,17 @@ class CFKG(KnowledgeModel):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        size, normal = options.embedding_size, Init("normal", 0.1)
-        users = Table("user", size, facts.num_users, normal)
-        nodes = Table("node", size, self.num_nodes, normal)
-        self.embed = Embeddings({facts.user_field: users, "node": nodes})
+        size = options.embedding_size
+        self.make_tables(size, init=Init("normal", 0.1))
         self.taking = nn.Parameter(torch.zeros(size))
         self.translation = TransR(self.num_relations, size, size, matrices=False)
 
     def forward(self, batch: Batch) -> Output:
-        _, items, negatives = self.samples_of(batch)
-        every = torch.cat([items.unsqueeze(1), negatives], 1)
-        scores = self.score(batch, every)  # [b, 1 + k]
+        scores = self.score(batch, self.candidates(batch))  # [b, 1 + k]
         margins = scores[:, :1] - scores[:, 1:]
         loss = -nn.functional.logsigmoid(margins).sum()
-        drawn = self.draw(batch.size)
-        ends = [self.embed.rows("node", ids) for ids in (drawn.heads, drawn.tails, drawn.others)]
-        of_graph = self.translation(drawn.relations, *ends)
-        return Output(loss + self.options.kg_weight * of_graph, negatives.numel())
+        of_graph = self.options.kg_weight * self.graph_loss(batch.size)
+        return Output(loss + of_graph, margins.numel())
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         moved = self.embed.field(self.facts.user_field, batch) + self.taking

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.base import Batch, Facts, Output, Retrieval
 from shoal.models.knowledge.base import KnowledgeModel, TransR
 from shoal.models.nn.losses import bpr_loss
 
@@ -32,23 +29,16 @@ class CKE(KnowledgeModel, Retrieval):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        size, xavier = options.embedding_size, Init("xavier")
-        tables = {
-            facts.user_field: Table("user", size, facts.num_users, xavier),
-            facts.item_field: Table("item", size, facts.num_items, xavier),
-            "node": Table("node", size, self.num_nodes, xavier),
-        }
-        self.embed = Embeddings(tables)
+        size = options.embedding_size
+        self.make_tables(size, items=True)
         self.translation = TransR(self.num_relations, size, options.kg_embedding_size)
 
     def forward(self, batch: Batch) -> Output:
-        _, items, negatives = self.samples_of(batch)
+        items, negatives = batch.tensor(self.facts.item_field), self.negatives(batch)
         users = self.encode_query(batch)
         loss = bpr_loss(users, self.encode_item(items), self.encode_item(negatives))
-        drawn = self.draw(batch.size)
-        ends = [self.embed.rows("node", ids) for ids in (drawn.heads, drawn.tails, drawn.others)]
-        of_graph = self.translation(drawn.relations, *ends)
-        return Output(loss + self.options.kg_weight * of_graph, negatives.numel())
+        of_graph = self.options.kg_weight * self.graph_loss(batch.size)
+        return Output(loss + of_graph, negatives.numel())
 
     def encode_query(self, batch: Batch) -> Tensor:
         return self.embed.field(self.facts.user_field, batch)

@@ -16,17 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import SCORE_BLOCK, Facts, Output
-from shoal.models.knowledge.base import TransR
-from shoal.models.knowledge.spread import Spread
+from shoal.models.base import Batch, Facts, Output
+from shoal.models.knowledge.base import Spread, TransR
 from shoal.models.nn.dropout import shared_dropout
 from shoal.models.nn.edges import Edges
-from shoal.models.nn.mlp import begin_by_width
+from shoal.models.nn.mlp import begin_normal
 
 
 class KGAT(Spread):
-    """Attention is made anew in every step and, as in the paper, learned by TransR alone."""
+    """Attention is computed in every step and, as in the paper, learned by TransR alone."""
 
     head_nodes: Tensor  # [n]: the heads of every relation, relation after relation
     head_counts: Tensor  # [relations]: how many each has
@@ -47,9 +45,7 @@ class KGAT(Spread):
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         number, users = self.num_relations, facts.num_users
-        taken = torch.unique(
-            torch.stack([facts.train_users.long(), self.item_node[facts.train_items.long()]]), dim=1
-        )
+        taken = self.taken_nodes()
         # relations: those of the graph, the same backwards, taking (0), being taken (number)
         heads = [taken[0], taken[1] + users, self.heads + users, self.tails + users]
         tails = [heads[1], heads[0], heads[3], heads[2]]
@@ -68,17 +64,15 @@ class KGAT(Spread):
         sizes = [options.embedding_size, *options.layers]
         self.add = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.times = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        begin_by_width(self.add)
-        begin_by_width(self.times)
+        begin_normal(self.add)
+        begin_normal(self.times)
 
     def forward(self, batch: Batch) -> Output:
         output = self.pair_loss(batch)
-        drawn = self.draw(batch.size)
-        ends = [self.embed.rows("node", ids) for ids in (drawn.heads, drawn.tails, drawn.others)]
-        of_graph = self.translation(drawn.relations, *ends)
-        return Output(output.loss + self.options.kg_weight * of_graph, output.count)
+        of_graph = self.options.kg_weight * self.graph_loss(batch.size)
+        return Output(output.loss + of_graph, output.count)
 
-    def propagate(self, users: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+    def spread(self, users: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         x, edges = torch.cat([users, nodes]), self.edges
         shares = self._attention(x)
         layers = [x]
@@ -97,10 +91,8 @@ class KGAT(Spread):
         relations = self.translation.relations.repeat_interleave(self.head_counts, 0)
         heads = (self._moved(x, self.head_nodes, self.head_counts) + relations).tanh_()
         tails = self._moved(x, self.tail_nodes, self.tail_counts)
-        some = SCORE_BLOCK // x.shape[1]  # edges at a time: what a cache holds
-        places = zip(self.head_place.split(some), self.tail_place.split(some))
-        scores = [(F.embedding(h, heads) * F.embedding(t, tails)).sum(1) for h, t in places]
-        return self.edges.shares(torch.cat(scores))
+        scores = F.embedding(self.head_place, heads) * F.embedding(self.tail_place, tails)
+        return self.edges.shares(scores.sum(1))
 
     def _moved(self, x: Tensor, nodes: Tensor, counts: Tensor) -> Tensor:
         """Nodes [n], so many of each relation, in their relation's space: [n, kg d]."""

@@ -1,6 +1,6 @@
 """KGCN: Knowledge Graph Convolutional Networks for Recommender Systems, Wang et al., WWW 2019.
 
-An item is what its neighbours in the graph are, as far as the user minds their relations:
+An item is what its neighbours in the graph are, weighed by what their relations are to the user:
 
     n(v) = sum over neighbours of softmax(<u, r>) e        e_v <- act(W (e_v + n(v)) + b)
     score = <u, e_item after n_iter rounds>
@@ -16,17 +16,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import SCORE_BLOCK, Facts, Output
-from shoal.models.knowledge.base import KnowledgeModel, pointwise
-from shoal.models.nn.edges import Edges
-from shoal.models.nn.mlp import begin_by_width
+from shoal.models.base import Batch, Facts, Output, item_blocks
+from shoal.models.knowledge.base import KnowledgeModel
+from shoal.models.nn.losses import pointwise_loss
+from shoal.models.nn.mlp import begin_normal
 
 
 class KGCN(KnowledgeModel):
-    """Convolution over drawn neighbours, weighed by the user; edges are gone both ways."""
+    """Convolution over drawn neighbours, weighed by the user; edges are walked both ways."""
 
     near: Tensor  # [nodes, neighbours]
     by: Tensor  # their relations; 0: the node has none and is its own neighbour
@@ -39,20 +36,11 @@ class KGCN(KnowledgeModel):
         # how an entity and its neighbours become one vector
         aggregator: Literal["sum", "concat", "neighbor"] = "sum"
 
-        def __post_init__(self) -> None:
-            if self.aggregator not in ("sum", "concat", "neighbor"):
-                raise ValueError(
-                    f"model.aggregator is {self.aggregator!r}; say sum, concat or neighbor"
-                )
-
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        size, xavier = options.embedding_size, Init("xavier")
-        users = Table("user", size, facts.num_users, xavier)
-        nodes = Table("node", size, self.num_nodes, xavier)
-        self.embed = Embeddings({facts.user_field: users, "node": nodes})
-        both = torch.cat([self.heads, self.tails]), torch.cat([self.tails, self.heads])
-        edges = Edges(both[0], self.relations.repeat(2), both[1], self.num_nodes)
+        size = options.embedding_size
+        self.make_tables(size)
+        edges = self.both_ways()
         itself = torch.arange(self.num_nodes).unsqueeze(1)
         drawn = edges.random(itself.repeat(1, options.neighbor_sample_size))
         near = torch.where(drawn >= 0, edges.tails[drawn], itself)
@@ -61,69 +49,50 @@ class KGCN(KnowledgeModel):
         self.by_relation = nn.Parameter(torch.randn(self.num_relations, size) * size**-0.5)
         width = size * (2 if options.aggregator == "concat" else 1)
         self.rounds = nn.ModuleList(nn.Linear(width, size) for _ in range(options.n_iter))
-        begin_by_width(self.rounds)
+        begin_normal(self.rounds)
 
     def forward(self, batch: Batch) -> Output:
-        _, items, negatives = self.samples_of(batch)
-        scores = self.score(batch, torch.cat([items.unsqueeze(1), negatives], 1))
-        return pointwise(scores[:, 0], scores[:, 1:])
+        scores = self.score(batch, self.candidates(batch))
+        return Output(pointwise_loss(scores), scores.numel())
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = self.embed.field(self.facts.user_field, batch)
-        if items.dim() == 1 and len(self.rounds) == 1 and not torch.compiler.is_exporting():
-            return self._one_round(users, items)
-        every = items.expand(users.shape[0], -1) if items.dim() == 1 else items
-        return (self.seen_by(users, every) * users.unsqueeze(1)).sum(-1)
-
-    def _one_round(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores of users [b, d] for items [n]: [b, n].
-
-        The layer is linear in an item and in its neighbours, so each is taken through it once and
-        only their sum is made for every pair. Users are columns: what is theirs lies together.
-        """
-        nodes, layer = self.item_node[items], self.rounds[0]
-        assert isinstance(layer, nn.Linear)
-        rows = self.embed.rows("node", torch.cat([nodes.unsqueeze(1), self.near[nodes]], 1))
-        of_own = of_near = layer.weight
-        if self.options.aggregator == "concat":
-            of_own, of_near = layer.weight.chunk(2, 1)
-        own = rows[:, 0] @ of_own.T * float(self.options.aggregator != "neighbor") + layer.bias
-        near = (rows[:, 1:] @ of_near.T).mT.contiguous()  # [n, d, neighbours]
-        columns = users.T.contiguous()
-        minds, by = self.by_relation @ columns, self.by[nodes]  # [relations, b], [n, neighbours]
-        block, parts = max(1, SCORE_BLOCK // max(1, users.numel())), []
-        for some in torch.arange(len(items), device=items.device).split(block):
-            weights = minds[by[some]].softmax(1)  # [block, neighbours, b]
-            seen = (near[some] @ weights).add_(own[some].unsqueeze(2)).tanh_()  # [block, d, b]
-            parts.append(seen.mul_(columns).sum(1))
-        return torch.cat(parts).T.contiguous()
-
-    def seen_by(self, users: Tensor, items: Tensor) -> Tensor:
-        """What items [b, n] are for users [b, d]: [b, n, d]."""
-        layers, size = [self.item_node[items].unsqueeze(2)], users.shape[1]
-        weights = []  # of the neighbours of a layer's nodes: [b, n, nodes, neighbours]
-        minds = (users @ self.by_relation.T)[:, None, None, :]  # [b, 1, 1, relations]
+        nodes = [self.item_node[torch.atleast_2d(items)].unsqueeze(2)]  # [b or 1, n, 1]
         for _ in self.rounds:
-            nodes = layers[-1]
-            by = self.by[nodes]
-            scores = minds.expand(*nodes.shape, -1).gather(3, by)
-            weights.append(scores.softmax(3))
-            layers.append(self.near[nodes].flatten(2))
-        rows = self.embed.rows("node", torch.cat(layers, 2))  # one lookup for all
-        vectors = list(rows.split([layer.shape[2] for layer in layers], 2))
+            nodes.append(self.near[nodes[-1]].flatten(2))
+        rows = self.embed.rows("node", torch.cat(nodes, 2))  # one lookup for all
+        parts = []
+        for some in item_blocks(items.shape[-1], batch.size * rows.shape[2:].numel()):
+            part = [one[:, some] for one in nodes]
+            seen = self._seen(users, part, rows[:, some])
+            parts.append((seen * users.unsqueeze(1)).sum(-1))
+        return torch.cat(parts, 1)
+
+    def _seen(self, users: Tensor, nodes: list[Tensor], rows: Tensor) -> Tensor:
+        """What items are for users [b, d]: [b, n, d].
+
+        nodes [b or 1, n, 1], then their neighbours [.., k], theirs [.., k * k], ...; rows of all
+        """
+        vectors = list(rows.split([one.shape[2] for one in nodes], 2))
+        valued = (users @ self.by_relation.T)[:, None, None, :]  # [b, 1, 1, relations]
+        weights = []  # of the neighbours of a layer's nodes: [b, n, nodes, neighbours]
+        for one in nodes[:-1]:
+            by = self.by[one].expand(users.shape[0], -1, -1, -1)
+            weights.append(valued.expand(*by.shape[:3], -1).gather(3, by).softmax(3))
         for number, layer in enumerate(self.rounds):
             last = number == len(self.rounds) - 1
             vectors = [
                 self._round(layer, vectors[k], vectors[k + 1], weights[k], last)
                 for k in range(len(vectors) - 1)
             ]
-        return vectors[0].view(*items.shape, size)
+        return vectors[0].squeeze(2)
 
     def _round(
         self, layer: nn.Module, own: Tensor, near: Tensor, weights: Tensor, last: bool
     ) -> Tensor:
         """Nodes [b, n, m, d] with their neighbours [b, n, m * k, d]: [b, n, m, d]."""
-        near = (near.view(*weights.shape, own.shape[3]) * weights.unsqueeze(4)).sum(3)
+        near = near.unflatten(2, weights.shape[2:]) * weights.unsqueeze(4)
+        own, near = torch.broadcast_tensors(own, near.sum(3))
         joined = {"sum": own + near, "neighbor": near}.get(self.options.aggregator)
         made = layer(torch.cat([own, near], 3) if joined is None else joined)
         return made.tanh() if last else made.relu()

@@ -15,17 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts, Output
-from shoal.models.knowledge.spread import Spread
+from shoal.models.base import Batch, Facts, Output
+from shoal.models.knowledge.base import Spread
 from shoal.models.nn.edges import Edges
 
 
 class KGIN(Spread):
-    """Intents are kept apart by the squares of their cosines; edges are gone both ways."""
-
-    by: Tensor  # [messages]: the relation of each thing that edges say
-    about: Tensor  # and the node
+    """The squares of intents' cosines keep them different; edges are walked both ways."""
 
     @dataclass
     class Options(Spread.Options):
@@ -37,17 +33,9 @@ class KGIN(Spread):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        both = torch.cat([self.heads, self.tails]), torch.cat([self.tails, self.heads])
-        by = torch.cat([self.relations, self.relations + self.num_relations])
-        # what an edge says depends on its relation and tail alone, and many edges have both alike
-        said, place = torch.unique(by * self.num_nodes + both[1], return_inverse=True)
-        self.known = Edges(both[0], by, place, self.num_nodes, len(said))
-        for name, value in (("by", said // self.num_nodes), ("about", said % self.num_nodes)):
-            self.register_buffer(name, value, persistent=False)  # the data makes it anew
-        users, nodes = facts.train_users.long(), self.item_node[facts.train_items.long()]
-        pairs = torch.unique(torch.stack([users, nodes]), dim=1)
-        none = torch.zeros_like(pairs[0])
-        self.taken = Edges(pairs[0], none, pairs[1], facts.num_users, self.num_nodes)
+        self.known = self.both_ways(back=self.num_relations)
+        users, nodes = self.taken_nodes()
+        self.taken = Edges(users, torch.zeros_like(users), nodes, facts.num_users)
         size, relations = options.embedding_size, 2 * self.num_relations
         self.by_relation = nn.Parameter(1.0 + torch.randn(relations, size) * 0.1)
         self.mixtures = nn.Parameter(torch.randn(options.n_factors, relations))
@@ -62,18 +50,15 @@ class KGIN(Spread):
     def _intents(self) -> Tensor:
         return self.mixtures.softmax(1) @ self.by_relation
 
-    def propagate(self, users: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+    def spread(self, users: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         intents = self._intents()
-        minded = (users @ intents.T).softmax(1) @ intents  # [num_users, d]
+        wanted = (users @ intents.T).softmax(1) @ intents  # [num_users, d]
         total_users, total_nodes = users, nodes
         for _ in range(self.options.context_hops):
-            heard = self._mean(self.taken, nodes)
-            messages = F.embedding(self.by, self.by_relation) * F.embedding(self.about, nodes)
-            nodes = F.normalize(self._mean(self.known, messages), dim=1)
-            users = F.normalize(minded * heard, dim=1)
+            heard = self.taken.mixed(nodes) / self.taken.degrees()
+            relations = F.embedding(self.known.relations, self.by_relation)
+            messages = relations * F.embedding(self.known.tails, nodes)
+            nodes = F.normalize(self.known.total(messages) / self.known.degrees(), dim=1)
+            users = F.normalize(wanted * heard, dim=1)
             total_users, total_nodes = total_users + users, total_nodes + nodes
         return total_users, total_nodes
-
-    def _mean(self, edges: Edges, messages: Tensor) -> Tensor:
-        degrees = (edges.starts[1:] - edges.starts[:-1]).clamp(min=1)
-        return edges.mixed(messages) / degrees.unsqueeze(1)

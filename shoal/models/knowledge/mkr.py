@@ -15,12 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval
-from shoal.models.knowledge.base import KnowledgeModel, pointwise
-from shoal.models.nn.mlp import MLP, begin_by_width
+from shoal.models.base import Batch, Facts, Output, Retrieval
+from shoal.models.knowledge.base import KnowledgeModel
+from shoal.models.nn.losses import pointwise_loss
+from shoal.models.nn.mlp import MLP, begin_normal
 
 
 class CrossCompress(nn.Module):
@@ -53,13 +51,8 @@ class MKR(KnowledgeModel, Retrieval):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        size, xavier = options.embedding_size, Init("xavier")
-        tables = {
-            facts.user_field: Table("user", size, facts.num_users, xavier),
-            facts.item_field: Table("item", size, facts.num_items, xavier),
-            "node": Table("node", size, self.num_nodes, xavier),
-        }
-        self.embed = Embeddings(tables)
+        size = options.embedding_size
+        self.make_tables(size, items=True)
         node_item = torch.zeros(self.num_nodes, dtype=torch.int64)
         node_item[self.item_node[1:]] = torch.arange(1, facts.num_items)
         self.register_buffer("node_item", node_item, persistent=False)
@@ -73,23 +66,21 @@ class MKR(KnowledgeModel, Retrieval):
         self.user_layers = MLP([size] * (number + 1))
         self.relation_layers = MLP([size] * (number + 1))
         self.tail = nn.Sequential(MLP([2 * size, size]), nn.Linear(size, size))
-        begin_by_width(self)
+        begin_normal(self)
         self.by_relation = nn.Parameter(torch.randn(self.num_relations, size) * 0.1)
 
     def forward(self, batch: Batch) -> Output:
-        _, items, negatives = self.samples_of(batch)
         users = self.encode_query(batch).unsqueeze(1)
-        every = self.encode_item(torch.cat([items.unsqueeze(1), negatives], 1))
-        scores = (users * every).sum(2)
-        output = pointwise(scores[:, 0], scores[:, 1:])
+        scores = (users * self.encode_item(self.candidates(batch))).sum(2)
         drawn = self.draw(batch.size)
         _, heads = self._together(self.node_item[drawn.heads], drawn.heads)
         relations = self.relation_layers(self.by_relation[drawn.relations])
-        told = self.tail(torch.cat([heads, relations], 1))
+        expected = self.tail(torch.cat([heads, relations], 1))
         ends = self.embed.rows("node", torch.stack([drawn.tails, drawn.others], 1))
-        margins = (told * (ends[:, 0] - ends[:, 1])).sum(1)
+        margins = (expected * (ends[:, 0] - ends[:, 1])).sum(1)
         of_graph = -F.logsigmoid(margins).sum()
-        return Output(output.loss + self.options.kg_weight * of_graph, output.count)
+        loss = pointwise_loss(scores) + self.options.kg_weight * of_graph
+        return Output(loss, scores.numel())
 
     def _together(self, items: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Items and the nodes that they are, after all units."""

@@ -7,7 +7,7 @@ Whether a value is dropped is a pure function of (seed, step, layer, sample, pla
     position   number of the sample in the global batch * values of a sample + place in the sample
 
 A rank's slice of the global batch is so many positions in a row, and a rank needs to know no more
-than where its slice begins. Who trains says so:
+than where its slice begins. Strategies call:
 
     begin_step(seed, step, device)    once a step
     begin_slice(first)                before each forward pass
@@ -37,13 +37,17 @@ class _Draws:
 
     def __init__(self) -> None:
         self.begun = False  # whether in a step
-        self.key = 0  # of the step; compiled code must not look at it, or is made anew every step
+        self.key = 0  # of the step; compiled code must not read it, or is compiled in every step
         # The same by type of device, int64 [1]. Always the same memory: a CUDA graph reads from
         # where it read when it was recorded.
         self.on_device: dict[str, Tensor] = {}
-        self.on_host: Any = None  # the memory of the one on the host
         self.first = 0  # number of the slice's first sample in the global batch
         self.layer = 0  # masks drawn in this pass
+
+    def next_layer(self) -> int:
+        """The number of the next mask."""
+        self.layer += 1
+        return self.layer - 1
 
 
 _draws = _Draws()
@@ -55,12 +59,7 @@ def begin_step(seed: int, step: int, device: torch.device) -> None:
     _draws.begun, _draws.key = True, key
     if device.type not in _draws.on_device:
         _draws.on_device[device.type] = torch.empty(1, dtype=torch.int64, device=device)
-        if device.type == "cpu":
-            _draws.on_host = _draws.on_device["cpu"].numpy()
-    if device.type == "cpu":  # as quick as it can be: it is done in every step
-        _draws.on_host[0] = signed(key)
-    else:
-        _draws.on_device[device.type].fill_(signed(key))
+    _draws.on_device[device.type].fill_(signed(key))
     begin_slice(0)
 
 
@@ -78,55 +77,36 @@ def end_steps() -> None:
 def dropout(x: Tensor, p: float, rows: Tensor | None = None, each: int = 1) -> Tensor:
     """Zeros with probability p, the other values divided by 1 - p; shaped as x, [b, ...].
 
-    Where x is not a row for each sample but some rows of [b * each, ...], `rows` [n] says which:
+    Where x is not a row for each sample but some rows of [b * each, ...], `rows` [n] names them:
     they are dropped as they would be among all.
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"a dropout rate is between 0 and 1, and this one is {p}")
-    layer = _draws.layer
-    _draws.layer = layer + 1
+    layer = _draws.next_layer()
     if p == 0.0:
         return x
     if p == 1.0 or x.numel() == 0:
         return x * 0.0
-    if rows is None:
-        first = _draws.first * x.shape[1:].numel()
-    else:
-        first = _draws.first * each
-    key = _key(layer) if takes_int_key(x.device) else _key_on(x.device, layer)
-    return drop(x, p, key, first, rows)
+    values = x.shape[1:].numel() if rows is None else each
+    return drop(x, p, _key(layer, x.device), _draws.first * values, rows)
 
 
 def draw_mask(shape: torch.Size, p: float) -> Tensor | None:
     """The next mask, on a CPU: 0 or 1 / (1 - p) for every value of [b, ...]; None: p is 0."""
-    layer = _draws.layer
-    _draws.layer = layer + 1
+    layer = _draws.next_layer()
     if p == 0.0:
         return None
     if p == 1.0 or shape.numel() == 0:
         return torch.zeros(shape)
     first = _draws.first * shape[1:].numel()
-    device = torch.device("cpu")
-    key = _key(layer) if takes_int_key(device) else _key_on(device, layer)
-    return mask_of(shape, p, key, first)
+    return mask_of(shape, p, _key(layer, torch.device("cpu")), first)
 
 
-def draw_key(values: int) -> tuple[int, int]:
-    """The next mask for the native core, which makes it where it is needed: its key, int64,
+def draw_key(device: torch.device, values: int) -> tuple[Any, int]:
+    """The next mask for a kernel that computes it where it needs it: its key (see `takes_int_key`)
     and the position of the slice's first value, where a sample has so many `values`.
     """
-    layer = _draws.layer
-    _draws.layer = layer + 1
-    return signed(_key(layer)), _draws.first * values
-
-
-def draw_on(device: torch.device, values: int) -> tuple[Tensor, int]:
-    """The next mask for a kernel that makes it where it is needed: its key, int64 [1], and the
-    position of the slice's first value, where a sample has so many `values`.
-    """
-    layer = _draws.layer
-    _draws.layer = layer + 1
-    return _key_on(device, layer), _draws.first * values
+    return _key(_draws.next_layer(), device), _draws.first * values
 
 
 def uniform_like(x: Tensor, shared: bool = False) -> Tensor:
@@ -134,10 +114,9 @@ def uniform_like(x: Tensor, shared: bool = False) -> Tensor:
 
     shared: x is no slice of samples but something that all processes have alike.
     """
-    layer = _draws.layer
-    _draws.layer = layer + 1
     first = 0 if shared else _draws.first * x.shape[1:].numel()
-    return (words(_key_on(x.device, layer), x.shape, first, None) + 0.5) * 2.0**-32
+    key = _key_on(x.device, _draws.next_layer())
+    return (words(key, x.shape, first, None) + 0.5) * 2.0**-32
 
 
 def normal_like(x: Tensor, shared: bool = False) -> Tensor:
@@ -151,7 +130,7 @@ def shared_dropout(x: Tensor, p: float) -> Tensor:
 
 
 def recomputed(compute: Callable[..., Any], *given: Any) -> Any:
-    """compute(*given), of which backward makes anew what is between, instead of keeping it.
+    """compute(*given); backward computes it again instead of keeping what lies between.
 
     The second time masks are those of the first.
     """
@@ -170,8 +149,10 @@ def recomputed(compute: Callable[..., Any], *given: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(replayed, *given, use_reentrant=False)
 
 
-def _key(layer: int) -> int:
-    """The key of a layer's mask: 64 bits."""
+def _key(layer: int, device: torch.device) -> int | Tensor:
+    """The key of a layer's mask: 64 bits, as an integer where kernels take one."""
+    if not takes_int_key(device):
+        return _key_on(device, layer)
     if not _draws.begun:
         return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
     return (_draws.key + layer * INCREMENT) % 2**64

@@ -2,31 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from shoal.kernels.bags import sum_bags
-
-
-class _Mixed(torch.autograd.Function):
-    """Sums of tails' vectors by head; backward sums heads' gradients by tail. Both are bags."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weights: Tensor | None, tails: Tensor, starts: Tensor, *back: Tensor
-    ) -> Tensor:
-        order, heads, starts_back = back
-        turned = None if weights is None else weights[order]
-        ctx.save_for_backward(turned, heads, starts_back)
-        return sum_bags(x, starts, tails, weights)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        weights, heads, starts = ctx.saved_tensors
-        return sum_bags(grads[0].contiguous(), starts, heads, weights), *[None] * 6
 
 
 class Edges(nn.Module):
@@ -36,26 +14,23 @@ class Edges(nn.Module):
     heads: Tensor  # [edges]
     relations: Tensor
     tails: Tensor
-    back: Tensor  # [edges]: their order by tail
-    starts_back: Tensor  # likewise
 
-    def __init__(
-        self, heads: Tensor, relations: Tensor, tails: Tensor, nodes: int, ends: int | None = None
-    ):
-        """nodes: heads are below it; ends: tails are below it, where those are others."""
+    def __init__(self, heads: Tensor, relations: Tensor, tails: Tensor, nodes: int):
+        """nodes: heads are below it."""
         super().__init__()
         self.nodes = nodes
         order = torch.argsort(heads, stable=True)
         made = {"heads": heads[order], "relations": relations[order], "tails": tails[order]}
         made["starts"] = F.pad(torch.bincount(heads, minlength=nodes).cumsum(0), (1, 0))
-        made["back"] = torch.argsort(made["tails"], stable=True)
-        met = torch.bincount(tails, minlength=nodes if ends is None else ends)
-        made["starts_back"] = F.pad(met.cumsum(0), (1, 0))
         for name, value in made.items():
-            self.register_buffer(name, value, persistent=False)  # the data makes it anew
+            self.register_buffer(name, value, persistent=False)  # rebuilt from the data
 
     def __len__(self) -> int:
         return len(self.heads)
+
+    def degrees(self) -> Tensor:
+        """How many edges every head has, at least 1: [nodes, 1]."""
+        return self.starts.diff().clamp(min=1).unsqueeze(1)
 
     def random(self, nodes: Tensor) -> Tensor:
         """An edge of each node, drawn by torch's generator; -1 where it has none."""
@@ -78,10 +53,13 @@ class Edges(nn.Module):
     def mixed(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Sums over the edges of every head of its tails' vectors: [ends, d] -> [nodes, d].
 
-        weights [edges] learn nothing. On a CPU no vector is made for each edge.
+        weights [edges] learn nothing. No vector is made for each edge.
         """
-        if x.is_cpu:
-            back = self.back, self.heads[self.back], self.starts_back
-            return _Mixed.apply(x, weights, self.tails, self.starts, *back)
-        near = F.embedding(self.tails, x)
-        return self.total(near if weights is None else near * weights.unsqueeze(1))
+        return F.embedding_bag(
+            self.tails,
+            x,
+            self.starts,
+            mode="sum",
+            per_sample_weights=weights,
+            include_last_offset=True,
+        )

@@ -33,7 +33,7 @@ class Graph(nn.Module):
         starts = F.pad(torch.bincount(ends, minlength=nodes).cumsum(0), (1, 0))
         made = {"starts": starts, "neighbours": neighbours, "ends": ends, "edges": edges}
         for name, value in made.items():
-            self.register_buffer(name, value, persistent=False)  # the data makes it anew
+            self.register_buffer(name, value, persistent=False)  # rebuilt from the data
         ones = torch.ones(len(ends), dtype=torch.float64)
         self.register_buffer("weights", self.normalised(ones).float(), persistent=False)
         shares = self._shares(ones).float()
@@ -63,13 +63,13 @@ class Graph(nn.Module):
         weights = self.weights if weights is None else weights
         return spread(x, self.starts, self.neighbours, weights, self._pieces(x))
 
-    def mean(self, x: Tensor, layers: int, weights: Tensor | None = None) -> Tensor:
+    def mean(self, x: Tensor, layers: int) -> Tensor:
         """The mean of x and of what `layers` steps make of it: [nodes, d] -> [nodes, d]."""
-        if weights is None and takes_graph(x):
+        if takes_graph(x):
             return spread_layers(x, self.as_edges(), layers, True)
         layer = total = x
         for _ in range(layers):
-            layer = self(layer, weights)
+            layer = self(layer)
             total = total + layer
         return total / (layers + 1)
 

@@ -1,14 +1,110 @@
-"""Losses, each summed over its samples: whoever knows the global count divides."""
+"""Losses of a state that is asked for an item: against negatives, the batch, or the catalogue.
+
+CE        -ln softmax over all items
+sampled   -ln softmax over the item and its negatives, each logit less ln of how often its item
+          is drawn, so that the loss tends to CE's (Bengio and Senécal, 2008)
+gBCE      -β ln σ(s+) - sum of ln(1 - σ(s-)), β = α (t (1 - 1/α) + 1/α), where α is the share of
+          items that are negatives: the scores of items are those of CE for t = 1, those of
+          plain cross entropy for t = 0 (Petrov and Macdonald, RecSys 2023)
+BPR       -ln σ(s+ - s-), for every negative
+in_batch  -ln softmax over the items of the global batch, with the same correction; a term does not
+          depend on how the batch is sliced, and every process must call it equally often
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.kernels.pairs import loss_of_pairs, loss_of_places
+
+Gather = Callable[[Tensor], Tensor]  # Model.gather_global: [b, ...] -> [global b, ...]
+LossType = Literal["CE", "sampled", "in_batch", "gBCE", "BPR"]
+
+
+def against_negatives(
+    kind: str,
+    states: Tensor,
+    targets: Tensor,
+    negatives: Tensor,
+    rows_of: Callable[[Tensor], Tensor],
+    logq: tuple[Tensor, Tensor] | None,
+    num_items: int,
+    t: float,
+    owner: Tensor | None = None,
+) -> tuple[Tensor, int]:
+    """The summed loss and the count of its terms: states [n, d], targets [n], negatives [n, k].
+
+    rows_of    item vectors of ids
+    logq       ln of how often items are drawn, of the targets [n] and of the negatives; None: all
+               equally often
+    num_items  those that may be drawn
+    owner      [n]: negatives, and their logq, are [b, k], those of state i in line owner[i]
+    """
+    rows = rows_of(negatives)
+    if owner is not None:
+        rows, negatives = rows[owner], negatives[owner]
+    positives = rows_of(targets)
+    if kind == "BPR":
+        return bpr_loss(states, positives, rows), negatives.numel()
+    right = (states * positives).sum(-1, keepdim=True)  # [n, 1]
+    wrong = torch.bmm(rows, states.unsqueeze(2)).squeeze(2)  # [n, k]
+    if kind == "gBCE":
+        share = negatives.shape[1] / (num_items - 1)
+        weight = share * (t * (1.0 - 1.0 / share) + 1.0 / share)
+        loss = -weight * F.logsigmoid(right).sum() - F.logsigmoid(-wrong).sum()
+        return loss, right.numel() + wrong.numel()
+    if logq is not None:
+        right = right - logq[0].unsqueeze(1)
+        wrong = wrong - (logq[1] if owner is None else logq[1][owner])
+    wrong = wrong.masked_fill(negatives == targets.unsqueeze(1), -torch.inf)
+    logits = torch.cat([right, wrong], 1)
+    return (logits.logsumexp(1) - logits[:, 0]).sum(), len(states)
+
+
+def pointwise_loss(scores: Tensor) -> Tensor:
+    """Cross entropy of scores [b, 1 + k], of items against 1 and of their negatives against 0."""
+    return -F.logsigmoid(scores[:, 0]).sum() - F.logsigmoid(-scores[:, 1:]).sum()
+
+
+def in_batch_softmax(
+    queries: Tensor, items: Tensor, ids: Tensor, gather: Gather, logq: Tensor | None
+) -> Tensor:
+    """Sum of -ln softmax(<q, i> - ln q(i)) at each query's own item, over the items of the batch.
+
+    queries  [n, d]
+    items    [n, d], what the queries are asked for
+    ids      [n], theirs: the same item of another sample is no negative
+    logq     ln of how often items occur in training [num_items]; None: no correction
+    """
+    every, numbers = gather(items), gather(ids)  # [global n, ...]
+    right, wrong = (queries * items).sum(-1, keepdim=True), queries @ every.T
+    if logq is not None:
+        right, wrong = right - logq[ids].unsqueeze(1), wrong - logq[numbers]
+    wrong = wrong.masked_fill(ids.unsqueeze(1) == numbers, -torch.inf)
+    return (torch.cat([right, wrong], 1).logsumexp(1) - right.squeeze(1)).sum()
+
+
+def over_vectors(states: Tensor, vectors: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """Summed cross entropy over given item vectors [items, d], whose first is padding -> scalar.
+
+    smoothing: this share of the probability that is asked for is spread over all items.
+    """
+    logits = states @ vectors[1:].T  # [n, items - 1]
+    return F.cross_entropy(logits, targets - 1, reduction="sum", label_smoothing=smoothing)
+
+
+def missing_negatives(model: str, kind: str) -> ValueError:
+    """The error of a loss that needs negatives and has none."""
+    number = 1 if kind == "BPR" else 128
+    return ValueError(
+        f"{model} with loss_type {kind} learns from negatives and has none; "
+        f"set train.negatives.num to {number}, or model.loss_type to CE"
+    )
 
 
 def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
@@ -26,46 +122,6 @@ def placed_bpr_loss(rows: Tensor, places: Tensor) -> Tensor:
         return loss_of_places(rows, places)
     queries, positives, negatives = F.embedding(places, rows).split([1, 1, places.shape[0] - 2])
     return bpr_loss(queries.squeeze(0), positives.squeeze(0), negatives.transpose(0, 1))
-
-
-def length_sum(x: Tensor, often: Tensor, power: bool) -> Tensor:
-    """Sum of often * the length of x, or of half its square: [n, d], [n] -> scalar.
-
-    Nothing but zeros has no length, and no gradient.
-    """
-    return _LengthSum.apply(x, often, power)
-
-
-class _LengthSum(torch.autograd.Function):
-    """length_sum, whose gradient is x times a number for each row."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, often: Tensor, power: bool) -> Tensor:
-        lengths = torch.linalg.vector_norm(x, dim=1)
-        shares = often if power else (often / lengths).masked_fill_(lengths == 0, 0.0)
-        ctx.save_for_backward(x, shares)
-        return 0.5 * (often @ lengths.square_()) if power else often @ lengths
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        x, shares = ctx.saved_tensors
-        return x * (shares * grads[0]).unsqueeze(1), None, None
-
-
-def mean_distance(
-    hidden: Tensor, items: Tensor, bias: Tensor | None, targets: Tensor, stop: int
-) -> Tensor:
-    """Sum of (logit of the target - mean logit of items 1 to stop - 1): what smooths labels.
-
-    Cross entropy + s * this is the cross entropy with labels smoothed by s. hidden [n, d], items
-    [rows, d], bias [rows], targets [n] (0 does not count) -> scalar. The mean is that of the rows,
-    taken before the product: no logits of all items are made.
-    """
-    mean = items[1:stop].mean(0)
-    distances = (hidden * (items[targets] - mean)).sum(-1)
-    if bias is not None:
-        distances = distances + bias[targets] - bias[1:stop].mean()
-    return distances.where(targets > 0, 0.0).sum()
 
 
 class BPRLoss(nn.Module):

@@ -12,7 +12,6 @@ from torch.nn.functional import linear, pad
 from shoal.kernels.linear_relu import Mask, linear_relu, takes_mask_key
 from shoal.models.nn.dropout import Dropout, draw_key, draw_mask
 
-ALIGN = 8  # columns; products of other widths take slower kernels on a GPU
 SMALL = 1 << 18  # values of a layer below which, on a CPU, calls cost more than passes over memory
 
 
@@ -27,7 +26,7 @@ class Linear(nn.Linear):
 
     def aligned(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weights, as wide as a GPU wants them."""
-        more = -self.in_features % ALIGN
+        more = -self.in_features % 8  # products of other widths take slower kernels on a GPU
         if not more or not x.is_cuda:
             return x, self.weight
         if x.shape[-1] == self.in_features:
@@ -46,16 +45,14 @@ class MLP(nn.Sequential):
         self.widest = max(sizes[1:], default=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or (x.is_cpu and autocast(x)):
-            return super().forward(x)
-        if x.is_cpu and self._is_small(x):
+        if torch.compiler.is_compiling() or (x.is_cpu and (autocast(x) or self._is_small(x))):
             return super().forward(x)
         dropped = False  # on a CPU a layer drops what the next one would: see `linear_relu`
-        for k in range(0, len(self), 3):
-            x = x if dropped else self[k](x)
-            dropped = x.is_cpu and self.training and k + 3 < len(self)
-            after: Any = self[k + 3].p if dropped else None
-            x = activated(x, self[k + 1], after)  # type: ignore[arg-type]
+        layers: list[Any] = list(self)
+        for k in range(0, len(layers), 3):
+            x = x if dropped else layers[k](x)
+            dropped = x.is_cpu and self.training and k + 3 < len(layers)
+            x = activated(x, layers[k + 1], layers[k + 3].p if dropped else None)
         return x
 
     def _is_small(self, x: Tensor) -> bool:
@@ -80,7 +77,7 @@ def activated(x: Tensor, layer: Linear, drop: float | None = None) -> Tensor:
     shape = torch.Size((*x.shape[:-1], layer.out_features))
     mask: Mask = None
     if drop is not None and drop < 1.0 and takes_mask_key(*parts):
-        mask = draw_key(shape[1:].numel())
+        mask = draw_key(x.device, shape[1:].numel())
     elif drop is not None:
         mask = draw_mask(shape, drop)
     given, weights, bias = parts
@@ -97,17 +94,25 @@ class Tower(nn.Module):
         super().__init__()
         self.hidden = MLP(sizes, dropout)
         self.out = nn.Linear(sizes[-1], outputs)
-        begin_by_width(self)
+        begin_normal(self)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.out(self.hidden(x))
         return out.squeeze(1) if out.shape[1] == 1 else out
 
 
-def begin_by_width(module: nn.Module) -> None:
-    """Weights of linear layers begin normal with deviation 1 / sqrt(inputs), biases at 0."""
+def begin_normal(module: nn.Module, std: float | None = None) -> None:
+    """Weights of linear layers begin normal, biases at 0; no std: 1 / sqrt(inputs) of a layer."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+            nn.init.normal_(layer.weight, std=std or layer.in_features**-0.5)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+def begin_xavier(module: nn.Module) -> None:
+    """Weights of linear layers begin as Glorot and Bengio have them, normal; biases at 0."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)

@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BETA = 0.25
-
 
 class RQVAE(nn.Module):
     """Vectors [n, width] to codes [n, levels]."""
@@ -41,7 +39,7 @@ class RQVAE(nn.Module):
         for book in self.books:
             code = nearest(rest.detach(), book)
             row = book[code]
-            loss = loss + F.mse_loss(row, rest.detach()) + BETA * F.mse_loss(rest, row.detach())
+            loss = loss + F.mse_loss(row, rest.detach()) + 0.25 * F.mse_loss(rest, row.detach())
             codes.append(code)
             total, rest = total + row, rest - row.detach()
         return torch.stack(codes, 1), total, loss
@@ -55,10 +53,10 @@ class RQVAE(nn.Module):
 
 
 def semantic_ids(vectors: Tensor, levels: int, size: int, steps: int = 300) -> Tensor:
-    """Codes of vectors [n, width], the last of which tells apart those that share the others.
+    """Codes of vectors [n, width], the last of which distinguishes those that share the others.
 
-    Returns [n, levels + 1], each below `size`. Learned with torch's generator as it stands, in
-    batches of all.
+    Returns [n, levels + 1], each below `size`. Learned with torch's present generator, from
+    all vectors at once.
     """
     width = vectors.shape[1]
     vectors = (vectors - vectors.mean(0)) / vectors.std().clamp(min=1e-6)
@@ -81,7 +79,7 @@ def semantic_ids(vectors: Tensor, levels: int, size: int, steps: int = 300) -> T
     last[order] = torch.arange(len(group)) - first
     if int(counts.max()) > size:
         raise ValueError(
-            f"{int(counts.max())} items have the same semantic id, and a code tells {size} apart; "
+            f"{int(counts.max())} items have the same semantic id, and a code has {size} values; "
             "raise model.code_size or model.code_levels"
         )
     return torch.cat([codes, last.unsqueeze(1)], 1)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from shoal.kernels.products import products_of
 from shoal.kernels.transformer import add_and_norm, attend, takes_attention, takes_norm
-from shoal.models.nn.dropout import Dropout, draw_on, dropout, recomputed
+from shoal.models.nn.dropout import Dropout, draw_key, dropout, recomputed
+from shoal.models.nn.mlp import begin_normal
 
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -23,6 +24,18 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 assert tuple(ACTIVATIONS) == get_args(Activation)
 HIDDEN = -1e9  # not -inf: a row of pads alone has no position to see, and must not become NaN
+
+
+def feed_forward(width: int, inner: int, activation: Activation = "relu") -> nn.Sequential:
+    """Two layers, which look at one position: [..., width] -> [..., width]."""
+    return nn.Sequential(
+        nn.Linear(width, inner), ACTIVATIONS[activation](), nn.Linear(inner, width)
+    )
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[b, l, d] -> [b, heads, l, d / heads]."""
+    return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
 
 
 class Transformer(nn.Module):
@@ -53,20 +66,29 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList()
         for _ in range(layers):
             attention = Attention(heads, width, attention_dropout, causal=causal)
-            feed_forward = nn.Sequential(
-                nn.Linear(width, inner_width),
-                ACTIVATIONS[activation](),
-                nn.Linear(inner_width, width),
-            )
+            feed = feed_forward(width, inner_width, activation)
             self.blocks += [
                 Residual(attention, width, dropout, norm_eps),
-                Residual(feed_forward, width, dropout, norm_eps),
+                Residual(feed, width, dropout, norm_eps),
             ]
         self.norm = nn.LayerNorm(width, eps=norm_eps)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=init_std)
-                nn.init.zeros_(module.bias)
+        begin_normal(self, init_std)
+
+    @classmethod
+    def of(cls, options: Any, width: int, std: float = 0.02, *, causal: bool) -> Transformer:
+        """One as a model's options (sequential.base.AttentionOptions) describe it."""
+        return cls(
+            options.n_layers,
+            options.n_heads,
+            width,
+            options.inner_size or 4 * width,
+            options.hidden_dropout_prob,
+            options.attn_dropout_prob,
+            options.hidden_act,
+            options.layer_norm_eps,
+            std,
+            causal=causal,
+        )
 
     def forward(
         self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
@@ -81,7 +103,7 @@ class Transformer(nn.Module):
             attention, feed_forward = blocks[number : number + 2]
             last = number + 2 == len(blocks)
             after = self.norm if last else blocks[number + 2].norm
-            # After the last look at others positions go their own ways: those not asked for stop.
+            # After the last attention positions are independent: only those asked for continue.
             rows = wanted if last else None
             layer = partial(_layer, attention, feed_forward, after, pads, rows)
             if self.recompute and self.training:  # of what lies between layers x alone is kept
@@ -102,8 +124,8 @@ def _layer(
 ) -> tuple[Tensor, Tensor]:
     """x after both, and its norm for what comes after.
 
-    With `rows` [n], counted in [b * l], only those go on from attention, [n, width]. Their dropout
-    is what it would be among all.
+    With `rows` [n], counted in [b * l], only those leave attention, [n, width]. Their dropout is
+    what it would be among all.
     """
     length = x.shape[1]
     change = attention.layer(attention.norm(x) if normed is None else normed, pads, rows)
@@ -117,7 +139,7 @@ def _join(
 ) -> tuple[Tensor, Tensor]:
     """x + dropout(change), and its norm: as x each."""
     if dropout.training and takes_norm(x, change, norm.weight, dropout.p):
-        masks = draw_on(x.device, x.shape[1:].numel() if rows is None else each)
+        masks = draw_key(x.device, x.shape[1:].numel() if rows is None else each)
         return add_and_norm(x, change, norm, dropout.p, *masks, rows)
     x = x + dropout(change, rows, each)
     return x, norm(x)
@@ -157,24 +179,22 @@ class Attention(nn.Module):
         split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
         dropout = self.dropout if self.training else 0.0
         if takes_attention(split, dropout):
-            masks = draw_on(x.device, self.heads * length * length)
+            masks = draw_key(x.device, self.heads * length * length)
             mixed = attend(split, pads, dropout, *masks, self.causal, HIDDEN)
         else:
-            hidden = self._hidden(pads, length, x)
-            mixed = self._mixed(split, pads, hidden, dropout)
-            mixed = mixed.transpose(1, 2).reshape(size, length, width)
+            mixed = self._attend(split, pads, dropout).transpose(1, 2).reshape(size, length, width)
         return self.out(mixed if wanted is None else mixed.flatten(0, 1).index_select(0, wanted))
 
-    def _mixed(
-        self, split: Tensor, pads: Tensor | None, hidden: Tensor | None, dropout: float
-    ) -> Tensor:
+    def _attend(self, split: Tensor, pads: Tensor | None, dropout: float) -> Tensor:
         """By torch's functions: [b, l, 3, heads, d] -> [b, heads, l, d]."""
         query, key, value = split.permute(2, 0, 3, 1, 4)
         if dropout:
+            hidden = self._hidden(pads, split.shape[1], split)
             return _attend_with_dropout(query, key, value, dropout, hidden)
-        causal = self.causal and pads is None  # known to the fused one without a mask
-        mask = None if causal or hidden is None else hidden
-        return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
+        if self.causal and pads is None:  # known to the fused one without a mask
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden = self._hidden(pads, split.shape[1], split)
+        return F.scaled_dot_product_attention(query, key, value, hidden)
 
     def _hidden(self, pads: Tensor | None, length: int, like: Tensor) -> Tensor | None:
         """What is added to the scores of pairs that may not see each other; None: all may."""
@@ -191,7 +211,7 @@ class Attention(nn.Module):
 def _attend_with_dropout(
     query: Tensor, key: Tensor, value: Tensor, rate: float, hidden: Tensor | None
 ) -> Tensor:
-    """Attention, written out: torch's fused one draws masks of its own, which no slice agrees on.
+    """Attention, written out: torch's fused one draws other masks, which no slice agrees on.
 
     On CPUs it falls back where there is dropout, and takes about five times as long as this on ARM,
     where products with transposed ones are slow.
@@ -217,7 +237,3 @@ class _Product(torch.autograd.Function):
         grad = grads[0].contiguous()
         left = products_of(grad, b.transpose(-1, -2).contiguous())
         return left, products_of(a.transpose(-1, -2), grad)
-
-
-CausalTransformer = partial(Transformer, causal=True)
-CausalAttention = partial(Attention, causal=True)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.batch import Jagged
-from shoal.kernels.bags import sum_bags
-from shoal.kernels.machine import on_arm
 
 
 class Taken(nn.Module):
@@ -99,69 +96,9 @@ def owners(lists: Jagged) -> Tensor:
     return numbers.repeat_interleave(lists.lengths)
 
 
-def even(lists: Jagged, owner: Tensor) -> Tensor:
+def even(lists: Jagged) -> Tensor:
     """Weights of a list's values, equal and of length 1 together: [total]."""
-    return lists.lengths.clamp(min=1).float().rsqrt()[owner]
-
-
-def summed(
-    rows_of: Callable[[Tensor], Tensor], lists: Jagged, owner: Tensor, weights: Tensor
-) -> Tensor:
-    """Sums of the rows of lists, each value times its weight [total]: [lists, d]. owner: `owners`.
-
-    No list has a value twice. Lists of a batch have most of their values in common, so a row is
-    read, and its gradient given back, once. Where rows learn, the sums and their gradients are
-    products of matrices; on ARM, where that takes six times as long, and on any CPU where they do
-    not learn, only what the lists name is read.
-    """
-    ids, place = distinct(lists.values)
-    rows = rows_of(ids)
-    if rows.requires_grad and on_arm(rows, weights) and not weights.requires_grad:
-        return _Summed.apply(rows, place, lists.offsets, owner, weights)
-    if rows.is_cpu and not rows.requires_grad:
-        return F.embedding_bag(
-            place,
-            rows,
-            lists.offsets,
-            mode="sum",
-            per_sample_weights=weights,
-            include_last_offset=True,
-        )
-    matrix = weights.new_zeros(len(lists), len(ids))
-    matrix[owner, place] = weights
-    return matrix @ rows
-
-
-class _Summed(torch.autograd.Function):
-    """Sums of the rows that lists name; a row's gradient is that of the lists that name it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, place: Tensor, offsets: Tensor, owner: Tensor, weights: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(place, owner, weights)
-        ctx.rows = len(rows)
-        return sum_bags(rows, offsets.contiguous(), place, weights)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        place, owner, weights = ctx.saved_tensors
-        order = place.argsort(stable=True)
-        starts = F.pad(torch.bincount(place, minlength=ctx.rows).cumsum(0), (1, 0))
-        back = sum_bags(grads[0].contiguous(), starts, owner[order], weights[order])
-        return back, None, None, None, None
-
-
-def distinct(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Different values, ascending [n], and the place of each one given [total]."""
-    if values.is_cpu and not torch.compiler.is_compiling() and len(values):
-        top = int(values.max())
-        if top < 16 * len(values):  # no sorting then
-            there = torch.zeros(top + 1, dtype=torch.bool)
-            there[values] = True
-            return there.nonzero().squeeze(1), there.cumsum(0)[values] - 1
-    ids, place = torch.unique(values, return_inverse=True)
-    return ids, place
+    return lists.lengths.clamp(min=1).float().rsqrt()[owners(lists)]
 
 
 def multi_hot(lists: Jagged, width: int) -> Tensor:

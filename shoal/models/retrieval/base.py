@@ -9,17 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.models.base import Facts, Output, Retrieval
-from shoal.models.nn.in_batch import in_batch_softmax
+from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval
+from shoal.models.nn.losses import in_batch_softmax
+from shoal.models.options import check_positive
 
 
 class InBatch(Retrieval):
-    """A query and an item of each sample; the items of all other samples are its negatives."""
+    """A query and an item of each sample; the items of all other samples are its negatives.
+
+    queries [b, d]    items of the global batch [n, d]    logits [b, n], the own item right
+    """
 
     embed: Embeddings
     logq: Tensor
+    target: str  # the field of a batch that is asked for
 
     @dataclass
     class Options(Retrieval.Options):
@@ -31,11 +34,11 @@ class InBatch(Retrieval):
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
 
         def __post_init__(self) -> None:
-            if not self.temperature > 0.0:
-                raise ValueError(f"temperature is {self.temperature}; it must be above 0")
+            check_positive(self, "temperature")
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
+        self.target = facts.item_field if self.kind == "general" else "target"
         counts = torch.bincount(facts.train_items, minlength=facts.num_items)
         self.register_buffer("logq", counts.clamp(min=1).float().log(), persistent=False)
 
@@ -53,11 +56,6 @@ class InBatch(Retrieval):
     def encode_item(self, ids: Tensor) -> Tensor:
         return self._compared(self.item(self.embed.rows(self.target, ids)))
 
-    @property
-    def target(self) -> str:
-        """The field of a batch that is asked for."""
-        return self.facts.item_field
-
     def _compared(self, vectors: Tensor) -> Tensor:
         return F.normalize(vectors, dim=-1) if self.options.cosine else vectors
 
@@ -66,5 +64,5 @@ class InBatch(Retrieval):
         items = self._compared(self.item(self.embed.field(self.target, batch)))
         logq = self.logq if self.options.correct else None
         queries = self.encode_query(batch)
-        loss = in_batch_softmax(queries, items, ids, self.across, logq)
+        loss = in_batch_softmax(queries, items, ids, self.gather_global, logq)
         return Output(loss, batch.size)

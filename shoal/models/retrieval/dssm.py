@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Embeddings, Facts, Init, Table
 from shoal.models.nn.mlp import MLP
 from shoal.models.retrieval.base import InBatch
 

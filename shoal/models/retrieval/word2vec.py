@@ -2,7 +2,7 @@
 2016, after Distributed Representations of Words and Phrases, Mikolov et al., NIPS 2013.
 
 Items that are taken near each other have like vectors: every item of the last `window` ones
-predicts the next by vectors of its own.
+predicts the next by separate vectors.
 
     loss = -sum over the window of ln sigmoid(<c, target>) + sum of ln sigmoid(-<c, negative>)
     score(item) = <mean of the window, item>
@@ -17,10 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval, Samples
+from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Samples, Table
+from shoal.models.sequential.base import BY_TIME, lengths
 
 
 class Word2Vec(Retrieval):
@@ -34,41 +32,29 @@ class Word2Vec(Retrieval):
         embedding_size: int = 64
         window: int = 10  # items back that predict the next
 
-        DEFAULTS: ClassVar[dict[str, Any]] = {
-            "data.split.by": "leave_one_out",
-            "data.split.order": "time",
-            "train.negatives.num": 5,
-            "eval.repeatable": True,
-        }
+        DEFAULTS: ClassVar[dict[str, Any]] = {**BY_TIME, "train.negatives.num": 5}
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         width = options.embedding_size
         read = Table("item", width, facts.num_items, Init("normal", width**-0.5), padding=0)
-        said = Table("output", width, facts.num_items, Init("constant", 0.0), padding=0)
-        self.embed = Embeddings(history=read, target=said, neg_item=said)
+        output = Table("output", width, facts.num_items, Init("constant", 0.0), padding=0)
+        self.embed = Embeddings(history=read, target=output, neg_item=output)
 
     def _window(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Rows of the history, and 1 where an item is in the window: [b, l, d], [b, l]."""
         history = batch.tensor("history")
-        count = (history > 0).sum(1, keepdim=True)
+        count = lengths(history).unsqueeze(1)
         place = torch.arange(history.shape[1], device=history.device)
         inside = (place < count) & (place >= count - self.options.window)
         return self.embed.field("history", batch), inside.float()
 
     def forward(self, batch: Batch) -> Output:
-        if "neg_item" not in batch.ids:
-            raise ValueError(
-                "Word2Vec learns from negatives and has none; set train.negatives.num to 5"
-            )
+        self.negatives(batch, 5)
         rows, inside = self._window(batch)
-        targets = torch.cat(
-            [
-                self.embed.field("target", batch).unsqueeze(1),
-                -self.embed.field("neg_item", batch),
-            ],
-            1,
-        )  # [b, 1 + k, d]: a negative turned round is to be near
+        asked = self.embed(batch, ["target", "neg_item"])
+        # [b, 1 + k, d]: a negative turned round is to be near
+        targets = torch.cat([asked["target"].unsqueeze(1), -asked["neg_item"]], 1)
         terms = F.logsigmoid(rows @ targets.transpose(1, 2))  # [b, l, 1 + k]
         return Output(-(terms * inside.unsqueeze(2)).sum(), inside.sum())
 

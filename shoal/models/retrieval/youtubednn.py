@@ -12,12 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Samples
+from shoal.models.base import Batch, Embeddings, Facts, Init, Samples, Table
 from shoal.models.nn.mlp import MLP
 from shoal.models.retrieval.base import InBatch
+from shoal.models.sequential.base import SEQUENCE_DEFAULTS, lengths
 
 
 class YoutubeDNN(InBatch):
@@ -31,12 +29,7 @@ class YoutubeDNN(InBatch):
         mlp_hidden_size: list[int] = field(default_factory=lambda: [128, 64])
         dropout_prob: float = 0.0
 
-        DEFAULTS: ClassVar[dict[str, Any]] = {
-            "data.split.by": "leave_one_out",
-            "data.split.order": "time",
-            "train.negatives": None,
-            "eval.repeatable": True,
-        }
+        DEFAULTS: ClassVar[dict[str, Any]] = SEQUENCE_DEFAULTS
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -48,12 +41,8 @@ class YoutubeDNN(InBatch):
         layers = MLP(sizes, options.dropout_prob)
         self.tower = nn.Sequential(layers, nn.Linear(sizes[-1], width))
 
-    @property
-    def target(self) -> str:
-        return "target"
-
     def query(self, batch: Batch) -> Tensor:
         rows = self.embed(batch, [self.facts.user_field, "history"])
-        count = (batch.tensor("history") > 0).sum(1, keepdim=True).clamp(min=1)
-        mean = rows["history"].sum(1) / count
+        count = lengths(batch.tensor("history")).clamp(min=1)
+        mean = rows["history"].sum(1) / count.unsqueeze(1)
         return self.tower(torch.cat([rows[self.facts.user_field], mean], 1))

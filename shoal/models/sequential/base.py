@@ -9,16 +9,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Model, Output, Retrieval, Samples
-from shoal.models.nn.in_batch import in_batch_softmax
-from shoal.models.nn.item_loss import LossType, against_negatives, missing_negatives, over_vectors
+from shoal.models.base import (
+    Batch,
+    Embeddings,
+    Facts,
+    Init,
+    Model,
+    Output,
+    Retrieval,
+    Samples,
+    Table,
+)
+from shoal.models.nn.losses import (
+    LossType,
+    against_negatives,
+    in_batch_softmax,
+    missing_negatives,
+    over_vectors,
+)
+from shoal.models.nn.transformer import Activation
+from shoal.models.options import check_positive, check_range
+
+BY_TIME: dict[str, Any] = {
+    "data.split.by": "leave_one_out",
+    "data.split.order": "time",
+    "eval.repeatable": True,  # people watch and buy again, and a sequence may show it
+}
+SEQUENCE_DEFAULTS: dict[str, Any] = {**BY_TIME, "train.negatives": None}
+
+
+@dataclass
+class AttentionOptions:
+    """Options of models with self-attention; `Transformer.of` reads them."""
+
+    n_layers: int = 2
+    n_heads: int = 2
+    inner_size: int | None = 256  # width inside the feed-forward layers; null: 4 × the width
+    hidden_dropout_prob: float = 0.5
+    attn_dropout_prob: float = 0.5
+    hidden_act: Activation = "gelu"
+    layer_norm_eps: float = 1e-12
 
 
 class Sequential(Model):
-    """Reads a history; its loss is one of several, see shoal.models.nn.item_loss.
+    """Reads a history; its loss is one of several, see shoal.models.nn.losses.
 
     Item vectors are one table: those that a history reads are those that are recommended.
     """
@@ -36,20 +70,11 @@ class Sequential(Model):
         cosine: bool = False  # states and items are compared by angle
         temperature: float = 1.0  # scores are divided by it
 
-        DEFAULTS: ClassVar[dict[str, Any]] = {
-            "data.split.by": "leave_one_out",
-            "data.split.order": "time",
-            "train.negatives": None,
-            "eval.repeatable": True,  # people watch and buy again, and a sequence may say so
-        }
+        DEFAULTS: ClassVar[dict[str, Any]] = SEQUENCE_DEFAULTS
 
         def __post_init__(self) -> None:
-            if not 0.0 <= self.label_smoothing < 1.0:
-                raise ValueError(f"label_smoothing is {self.label_smoothing}; from 0 to below 1")
-            if not 0.0 <= self.gbce_t <= 1.0:
-                raise ValueError(f"gbce_t is {self.gbce_t}; it must be from 0 to 1")
-            if not self.temperature > 0.0:
-                raise ValueError(f"temperature is {self.temperature}; it must be above 0")
+            check_range(self, "label_smoothing gbce_t", 0, 1)
+            check_positive(self, "temperature")
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
@@ -89,34 +114,26 @@ class Sequential(Model):
             return Output(total, len(targets))
         if options.loss_type == "in_batch":
             items = self.encode_item(targets)
-            total = in_batch_softmax(states, items, targets, self.across, self.logq)
+            total = in_batch_softmax(states, items, targets, self.gather_global, self.logq)
             return Output(total, len(targets))
         if negatives is None:
             raise missing_negatives(type(self).__name__, options.loss_type)
         logq = (self.logq[targets], self.logq[negatives]) if len(self.logq) else None
-        num_items = self.facts.num_items - 1
+        rows_of, num_items = self.encode_item, self.facts.num_items - 1
         kind, t = options.loss_type, options.gbce_t
         return Output(
-            *against_negatives(
-                kind, states, targets, negatives, self.encode_item, logq, num_items, t
-            )
+            *against_negatives(kind, states, targets, negatives, rows_of, logq, num_items, t)
         )
-
-    def position_ids(self, history: Tensor) -> Tensor:
-        """Numbers of the places of a history [b, l]: [l]; refuses more than the model has."""
-        if history.shape[1] > self.facts.max_len:
-            raise ValueError(
-                f"a history of {history.shape[1]} items is longer than the {self.facts.max_len} "
-                "positions the model was built with; cut it, or raise data.max_len and train again"
-            )
-        return torch.arange(history.shape[1], device=history.device)
 
 
 class NextItem(Sequential, Retrieval):
     """A sequential model whose score is <state, item>.
 
-    `states` says what the model makes of a history: for samples `windows` a state at each position,
-    which may see no later one; for `prefixes` one state of the whole history.
+    `states` is what the model makes of a history: for samples `windows` a state at each position,
+    which may see no later one; for `prefixes` one state of the whole history. With b histories of l
+    items and states of d numbers:
+
+        history [b, l]    target [b, l]    states [b, l, d]    scores of n items [b, n]
     """
 
     def states(self, batch: Batch) -> Tensor:
@@ -141,6 +158,16 @@ class NextItem(Sequential, Retrieval):
         return self.asked(states)
 
 
+def num_places(history: Tensor, facts: Facts) -> int:
+    """The places of histories [b, l]: l; refuses more than the model was built for."""
+    if history.shape[1] > facts.max_len:
+        raise ValueError(
+            f"a history of {history.shape[1]} items is longer than the {facts.max_len} positions "
+            "the model was built with; cut it, or raise data.max_len and train again"
+        )
+    return history.shape[1]
+
+
 def lengths(history: Tensor) -> Tensor:
     """How many items each history [b, l] has: [b]."""
     return (history > 0).sum(1)
@@ -150,3 +177,32 @@ def at_last(states: Tensor, history: Tensor) -> Tensor:
     """States [b, l, d] at the last item of each history; an empty one is its first position."""
     last = (lengths(history) - 1).clamp(min=0)
     return states[torch.arange(last.shape[0], device=last.device), last]
+
+
+class MultiInterest(Sequential):
+    """A sequential model: history [b, l] -> interests [b, k, d] -> scores of n items [b, n]."""
+
+    samples = "prefixes"
+
+    def interests(self, batch: Batch) -> Tensor:
+        """[b, k, d]"""
+        raise NotImplementedError  # every such model writes its own
+
+    def chosen(self, interests: Tensor, target: Tensor) -> Tensor:
+        """The state that is trained: interests [b, k, d], target vectors [b, d] -> [b, d]."""
+        raise NotImplementedError  # every such model writes its own
+
+    def forward(self, batch: Batch) -> Output:
+        target = batch.tensor("target")
+        negatives = batch.tensor("neg_item") if "neg_item" in batch.ids else None
+        wanted = self.embed.rows("target", target)
+        return self.loss(self.chosen(self.interests(batch), wanted), target, negatives)
+
+    def score(self, batch: Batch, items: Tensor) -> Tensor:
+        interests, vectors = self.asked(self.interests(batch)), self.encode_item(items)
+        if items.dim() == 1:
+            vectors = vectors.unsqueeze(0)
+        best = torch.full((batch.size, items.shape[-1]), -torch.inf, device=items.device)
+        for interest in interests.unbind(1):  # [b, k, n] is never held
+            best = torch.maximum(best, (vectors @ interest.unsqueeze(2)).squeeze(2))
+        return best

@@ -12,43 +12,45 @@ recommend, a mask token is set behind the history: what item is there?
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch, Jagged
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.base import Batch, Embeddings, Facts, Init, Jagged, Output, Retrieval, Table
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.in_batch import in_batch_softmax
-from shoal.models.nn.item_loss import LossType, against_negatives, missing_negatives
-from shoal.models.nn.losses import mean_distance
+from shoal.models.nn.losses import (
+    LossType,
+    against_negatives,
+    in_batch_softmax,
+    missing_negatives,
+)
 from shoal.models.nn.transformer import Activation, Transformer
+from shoal.models.options import check_range
+from shoal.models.sequential.base import SEQUENCE_DEFAULTS, AttentionOptions, lengths, num_places
 
 
 class BERT4Rec(Retrieval):
     """Bidirectional self-attention over a sequence with masks.
 
     The item table has one row more than there are items, for the mask token. Output rows and their
-    bias are tables of their own, so that they shard; `tied` reads the item table instead.
+    bias are separate tables, so that they shard; `tied` reads the item table instead. With b
+    sequences of l places, n of them hidden, and states of d numbers:
+
+        history, target [b, l]    states [n, d]    query [b, d + 1]    scores of k items [b, k]
     """
 
-    kind: ClassVar[Literal["general", "sequential"]] = "sequential"
+    kind = "sequential"
     popularity: Tensor
 
     @dataclass
-    class Options(Retrieval.Options):
-        n_layers: int = 2
-        n_heads: int = 2
+    class Options(AttentionOptions, Retrieval.Options):
         hidden_size: int = 64
         inner_size: int | None = None  # of the feed-forward layers; null: 4 × hidden_size
         hidden_dropout_prob: float = 0.1
         attn_dropout_prob: float = 0.1
         hidden_act: Activation = "relu"
-        layer_norm_eps: float = 1e-12
         initializer_range: float = 0.02
         tied: bool = False  # the items' own vectors as output layer
         loss_type: LossType = "CE"  # sampled, gBCE and BPR also need train.negatives
@@ -63,34 +65,20 @@ class BERT4Rec(Retrieval):
         label_smoothing: float = 0.0  # CE: this share of the truth is spread over all items
         debias: float = 0.0  # ranked by score - debias · ln(times an item occurs in training)
 
-        DEFAULTS: ClassVar[dict[str, Any]] = {
-            "data.split.by": "leave_one_out",
-            "data.split.order": "time",
-            "train.negatives": None,
-            "eval.repeatable": True,
-        }
+        DEFAULTS: ClassVar[dict[str, Any]] = SEQUENCE_DEFAULTS
         RANKING: ClassVar[tuple[str, ...]] = ("debias",)
 
         def __post_init__(self) -> None:
-            for name in ("mask_ratio", "random_ratio", "ft_ratio"):
-                if not 0.0 <= getattr(self, name) <= 1.0:
-                    raise ValueError(f"{name} is {getattr(self, name)}; it must be from 0 to 1")
+            check_range(self, "mask_ratio random_ratio ft_ratio gbce_t label_smoothing", 0, 1)
+            check_range(self, "debias", 0)
+            check_range(self, "dupe_factor window_stride inner_size", 1)
             if self.mask_ratio == 0.0 and self.ft_ratio == 0.0:
                 raise ValueError("mask_ratio is 0: nothing would be asked for; give it more")
-            if not 0.0 <= self.label_smoothing < 1.0:
-                raise ValueError(
-                    f"label_smoothing is {self.label_smoothing}; it must be from 0 to below 1"
-                )
             if self.label_smoothing and self.loss_type != "CE":
                 raise ValueError(
                     "label_smoothing spreads the truth over all items, and loss_type sampled sees "
                     "some of them; set loss_type to CE, or label_smoothing to 0"
                 )
-            if not self.debias >= 0.0:
-                raise ValueError(f"debias is {self.debias}; it must be 0 or more")
-            for name in ("dupe_factor", "window_stride", "inner_size"):
-                if getattr(self, name) is not None and getattr(self, name) < 1:
-                    raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -105,35 +93,21 @@ class BERT4Rec(Retrieval):
             "from_start": options.windows_from_start,
             "hide_last": options.mask_last,
         }
-        width, init = options.hidden_size, Init("normal", options.initializer_range)
+        width, std = options.hidden_size, options.initializer_range
+        init, zeros = Init("normal", std), Init("constant", 0.0)
         items = Table("item", width, facts.num_items + 1, init, padding=0)
         outputs = Table("output", width, facts.num_items, init, padding=0, whole=True)
         outputs = items if options.tied else outputs
-        zeros = Init("constant", 0.0)
         bias = Table("output_bias", 1, outputs.rows, zeros, padding=0, whole=True)
-        self.embed = Embeddings(history=items, output=outputs, output_bias=bias)
-        if options.label_smoothing:  # their mean is read beside the softmax
-            self.embed = Embeddings(
-                history=items, output=outputs, output_bias=bias, every=outputs, every_bias=bias
-            )
+        # label smoothing reads the mean of all beside the softmax
+        whole = {"every": outputs, "every_bias": bias} if options.label_smoothing else {}
+        self.embed = Embeddings(whole, history=items, output=outputs, output_bias=bias)
         counts = torch.bincount(facts.train_items, minlength=facts.num_items)
         self.register_buffer("popularity", counts.clamp(min=1).log(), persistent=False)
-        self.positions = nn.Parameter(torch.empty(facts.max_len, width))
-        nn.init.normal_(self.positions, std=options.initializer_range)
+        self.positions = nn.Parameter(torch.randn(facts.max_len, width) * std)
         self.norm = nn.LayerNorm(width, eps=options.layer_norm_eps)
         self.dropout = Dropout(options.hidden_dropout_prob)
-        self.transformer = Transformer(
-            layers=options.n_layers,
-            heads=options.n_heads,
-            width=width,
-            inner_width=options.inner_size or 4 * width,
-            dropout=options.hidden_dropout_prob,
-            attention_dropout=options.attn_dropout_prob,
-            activation=options.hidden_act,
-            norm_eps=options.layer_norm_eps,
-            init_std=options.initializer_range,
-            causal=False,
-        )
+        self.transformer = Transformer.of(options, width, std, causal=False)
 
     def encode(self, history: Tensor, wanted: Tensor, vectors: Tensor | None = None) -> Tensor:
         """States of wanted places ([n], counted in [b * l]) of sequences [b, l] with masks: [n, d].
@@ -143,12 +117,7 @@ class BERT4Rec(Retrieval):
         Positions are counted from the end of a sequence: its last item is at position max_len - 1
         however long it is, as if pads came first.
         """
-        length = history.shape[1]
-        if length > self.facts.max_len:
-            raise ValueError(
-                f"a history of {length} items is longer than the {self.facts.max_len} positions "
-                "the model was built with; cut it, or raise data.max_len and train again"
-            )
+        length = num_places(history, self.facts)
         if vectors is None:
             vectors = self.embed.rows("history", history)
         pads = history == 0
@@ -164,24 +133,23 @@ class BERT4Rec(Retrieval):
         vectors = self.embed.field("history", batch)
         states, targets = self.encode(history, wanted, vectors), target.view(-1)[wanted]
         if self.options.loss_type == "CE":
-            loss = self.embed.full_softmax(
-                "output", states, targets, "output_bias", stop=self.mask_token
-            )
+            stop = self.mask_token
+            loss = self.embed.full_softmax("output", states, targets, "output_bias", stop)
             if self.options.label_smoothing:
                 every, bias = self.embed.whole("every"), self.embed.whole("every_bias").squeeze(-1)
-                distance = mean_distance(states, every, bias, targets, self.mask_token)
+                distance = mean_distance(states, every, bias, targets, stop)
                 loss = loss + self.options.label_smoothing * distance
             return Output(loss, torch.count_nonzero(targets))
-
+        states = F.pad(states, (0, 1), value=1.0)  # meets the bias
         if self.options.loss_type == "in_batch":
-            asked, items = F.pad(states, (0, 1), value=1.0), self._output(targets)
-            loss = in_batch_softmax(asked, items, targets, self.across, self.popularity)
+            items, gather = self._output(targets), self.gather_global
+            loss = in_batch_softmax(states, items, targets, gather, self.popularity)
             return Output(loss, len(targets))
         if "neg_item" not in batch.ids:
             raise missing_negatives("BERT4Rec", self.options.loss_type)
         loss, count = against_negatives(
             self.options.loss_type,
-            F.pad(states, (0, 1), value=1.0),  # meets the bias
+            states,
             targets,
             batch.tensor("neg_item"),  # [b, k], shared by the positions of a sequence
             self._output,
@@ -204,7 +172,7 @@ class BERT4Rec(Retrieval):
 
     def encode_item(self, ids: Tensor) -> Tensor:
         # The softmax learns how likely an item comes next, and what is popular always is. Less all
-        # of ln(popularity), the score says how much likelier than ever the history makes it.
+        # of ln(popularity), the score is how much likelier than usual the history makes it.
         vectors = self._output(ids)
         if not self.options.debias:
             return vectors
@@ -225,10 +193,24 @@ def ask(history: Tensor, mask_token: int, max_len: int) -> tuple[Tensor, Tensor]
 
     Returns sequences [b, w], w = min(l + 1, max_len), and the places of their masks [b] in [b * w].
     """
-    lengths = (history > 0).sum(1, keepdim=True)
-    longer = F.pad(history, (0, 1)).scatter(1, lengths, mask_token)
+    count = lengths(history).unsqueeze(1)
+    longer = F.pad(history, (0, 1)).scatter(1, count, mask_token)
     width = min(longer.shape[1], max_len)
-    first = (lengths + 1 - width).clamp(min=0)
+    first = (count + 1 - width).clamp(min=0)
     column = torch.arange(width, device=history.device)
     rows = width * torch.arange(history.shape[0], device=history.device)
-    return longer.gather(1, first + column), rows + (lengths - first).view(-1)
+    return longer.gather(1, first + column), rows + (count - first).view(-1)
+
+
+def mean_distance(
+    hidden: Tensor, items: Tensor, bias: Tensor, targets: Tensor, stop: int
+) -> Tensor:
+    """Sum of (logit of the target - mean logit of items 1 to stop - 1): what smooths labels.
+
+    Cross entropy + s * this is the cross entropy with labels smoothed by s. hidden [n, d], items
+    [rows, d], bias [rows], targets [n] (0 does not count) -> scalar. The mean is that of the rows,
+    taken before the product: no logits of all items are made.
+    """
+    distances = (hidden * (items[targets] - items[1:stop].mean(0))).sum(-1)
+    distances = distances + bias[targets] - bias[1:stop].mean()
+    return distances.where(targets > 0, 0.0).sum()

@@ -15,9 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts, Init, Table
 from shoal.models.nn.dropout import Dropout
 from shoal.models.sequential.base import NextItem
 

@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts, Output
+from shoal.models.base import Batch, Facts, Output
 from shoal.models.nn.dropout import uniform_like
-from shoal.models.nn.in_batch import alike
+from shoal.models.nn.losses import Gather
 from shoal.models.sequential.base import at_last, lengths
 from shoal.models.sequential.sasrec import SASRec
 
@@ -47,10 +46,10 @@ class CL4SRec(SASRec):
         output = super().forward(batch)
         history = batch.tensor("history")
         one, other = (self._copy(history) for _ in range(2))
-        term = alike(one, other, batch.first, self.across, self.options.cl_temperature)
+        term = alike(one, other, batch.first, self.gather_global, self.options.cl_temperature)
         # a sum over histories beside one over positions: each is divided by its own count
-        positions = self.across((batch.tensor("target") > 0).sum(1)).sum()
-        per_history = positions / max(1, len(self.across(lengths(history)))) / 2
+        positions = self.gather_global((batch.tensor("target") > 0).sum(1)).sum()
+        per_history = positions / max(1, len(self.gather_global(lengths(history)))) / 2
         loss = output.loss + self.options.cl_weight * term * per_history
         return Output(loss, output.count)
 
@@ -73,7 +72,24 @@ class CL4SRec(SASRec):
         index = order.argsort(dim=1, stable=True)
         changed = history.gather(1, index)
         changed = torch.where((kind == 0) & (place >= run), 0, changed)
-        gone = (kind == 1) & (keys < self.options.mask) & (changed > 0)
-        vectors = self.embed.rows("history", changed.masked_fill(gone, 0))
-        vectors = torch.where(gone.unsqueeze(-1), self.mask, vectors)
+        masked = (kind == 1) & (keys < self.options.mask) & (changed > 0)
+        vectors = self.embed.rows("history", changed.masked_fill(masked, 0))
+        vectors = torch.where(masked.unsqueeze(-1), self.mask, vectors)
         return F.normalize(at_last(self.encode(vectors), changed), dim=-1)
+
+
+def alike(one: Tensor, other: Tensor, first: int, gather: Gather, temperature: float) -> Tensor:
+    """Sum of -ln softmax at a sample's other view, over all other views of the global batch.
+
+    one, other: two views of the samples [b, d]. As in SimCLR: views of one kind are compared with
+    those of both, but not with themselves.
+    """
+    views = torch.cat([gather(one), gather(other)])  # [2 * global b, d]
+    total, count = len(views) // 2, len(one)
+    place = first + torch.arange(count, device=one.device)
+    loss = one.new_zeros(())
+    for mine, own, wanted in ((one, place, place + total), (other, place + total, place)):
+        logits = mine @ views.T / temperature
+        logits = logits.scatter(1, own.unsqueeze(1), -torch.inf)
+        loss = loss + (logits.logsumexp(1) - logits.gather(1, wanted.unsqueeze(1)).squeeze(1)).sum()
+    return loss

@@ -1,6 +1,6 @@
 """ComiRec: Controllable Multi-Interest Framework for Recommendation, Cen et al., KDD 2020.
 
-ComiRec-SA: each interest is an attention of its own over the history.
+ComiRec-SA: each interest is its own attention over the history.
 
     A = softmax over places(W2 tanh(W1 (x + p)))        interests = A^T x
     train    state = the interest that is nearest to the target
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.nn.transformer import HIDDEN
-from shoal.models.sequential.multi_interest import MultiInterest
+from shoal.models.sequential.base import MultiInterest, num_places
 
 
 class ComiRec(MultiInterest):
@@ -37,7 +36,7 @@ class ComiRec(MultiInterest):
 
     def interests(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")
-        length = len(self.position_ids(history))
+        length = num_places(history, self.facts)
         items = self.embed.field("history", batch)
         scores = self.weigh(torch.tanh(self.hidden(items + self.positions[:length])))
         pads = (history == 0).unsqueeze(-1)

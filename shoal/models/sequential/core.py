@@ -15,32 +15,24 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.transformer import HIDDEN, Activation, Transformer
-from shoal.models.sequential.base import NextItem
+from shoal.models.nn.transformer import HIDDEN, Transformer
+from shoal.models.sequential.base import AttentionOptions, NextItem, num_places
 
 
 class CORE(NextItem):
-    """A mean of the items of a session; the transformer only says how much each counts."""
+    """A mean of the items of a session; the transformer only decides how much each counts."""
 
     samples = "prefixes"
 
     @dataclass
-    class Options(NextItem.Options):
-        dnn_type: Literal["trm", "ave"] = "trm"  # who weighs: a transformer, or nobody
+    class Options(AttentionOptions, NextItem.Options):
+        dnn_type: Literal["trm", "ave"] = "trm"  # what weighs items: a transformer, or nothing
         embedding_size: int = 64
         sess_dropout: float = 0.2  # of the items' vectors
         cosine: bool = True
         temperature: float = 0.07
-        n_layers: int = 2
-        n_heads: int = 2
-        inner_size: int = 256
-        hidden_dropout_prob: float = 0.5
-        attn_dropout_prob: float = 0.5
-        hidden_act: Activation = "gelu"
-        layer_norm_eps: float = 1e-12
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -48,20 +40,9 @@ class CORE(NextItem):
         self.make_items(width, width**-0.5)
         self.session_dropout = Dropout(options.sess_dropout)
         if options.dnn_type == "trm":
-            self.positions = nn.Parameter(torch.empty(facts.max_len, width))
-            nn.init.normal_(self.positions, std=0.02)
+            self.positions = nn.Parameter(torch.randn(facts.max_len, width) * 0.02)
             self.dropout = Dropout(options.hidden_dropout_prob)
-            self.transformer = Transformer(
-                layers=options.n_layers,
-                heads=options.n_heads,
-                width=width,
-                inner_width=options.inner_size,
-                dropout=options.hidden_dropout_prob,
-                attention_dropout=options.attn_dropout_prob,
-                activation=options.hidden_act,
-                norm_eps=options.layer_norm_eps,
-                causal=False,
-            )
+            self.transformer = Transformer.of(options, width, causal=False)
             self.weight = nn.Linear(width, 1)
 
     def states(self, batch: Batch) -> Tensor:
@@ -70,8 +51,7 @@ class CORE(NextItem):
         pads = history == 0
         scores = torch.zeros(history.shape, device=history.device)
         if self.options.dnn_type == "trm":
-            length = len(self.position_ids(history))
-            x = self.dropout(items + self.positions[:length])
+            x = self.dropout(items + self.positions[: num_places(history, self.facts)])
             scores = self.weight(self.transformer(x, pads)).squeeze(-1)
         weights = scores.masked_fill(pads, HIDDEN).softmax(1)
         return (weights.unsqueeze(-1) * items).sum(1)

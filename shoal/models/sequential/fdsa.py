@@ -8,15 +8,12 @@ Zhang et al., IJCAI 2019. One transformer reads the items, a second one what the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.nn.item_features import ItemFeatures
-from shoal.models.nn.transformer import CausalTransformer
+from shoal.models.nn.transformer import Transformer
 from shoal.models.sequential.sasrec import SASRec
 
 
@@ -25,28 +22,14 @@ class FDSA(SASRec):
 
     reads_features = True
 
-    @dataclass
-    class Options(SASRec.Options):
-        pass
-
-    def __init__(self, options: Options, facts: Facts):
+    def __init__(self, options: SASRec.Options, facts: Facts):
         super().__init__(options, facts)
         self.cuda_graph_safe = False
         size, std = options.hidden_size, options.initializer_range
         self.features = ItemFeatures(type(self).__name__, facts, size, std)
         self.weigh = nn.Linear(size, 1)
         self.feature_positions = nn.Parameter(torch.randn(facts.max_len, size) * std)
-        self.feature_transformer = CausalTransformer(
-            layers=options.n_layers,
-            heads=options.n_heads,
-            width=size,
-            inner_width=options.inner_size,
-            dropout=options.hidden_dropout_prob,
-            attention_dropout=options.attn_dropout_prob,
-            activation=options.hidden_act,
-            norm_eps=options.layer_norm_eps,
-            init_std=std,
-        )
+        self.feature_transformer = Transformer.of(options, size, std, causal=True)
         self.join = nn.Linear(2 * size, size)
 
     def states(self, batch: Batch) -> Tensor:

@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.transformer import ACTIVATIONS, Activation
-from shoal.models.sequential.base import NextItem, lengths
+from shoal.models.nn.transformer import Activation, feed_forward
+from shoal.models.sequential.base import NextItem, lengths, num_places
 
 
 class FMLP(NextItem):
@@ -39,15 +38,14 @@ class FMLP(NextItem):
         super().__init__(options, facts)
         width = options.hidden_size
         self.make_items(width)
-        self.positions = nn.Parameter(torch.empty(facts.max_len, width))
-        nn.init.normal_(self.positions, std=0.02)
+        self.positions = nn.Parameter(torch.randn(facts.max_len, width) * 0.02)
         self.norm = nn.LayerNorm(width, eps=options.layer_norm_eps)
         self.dropout = Dropout(options.hidden_dropout_prob)
         self.blocks = nn.ModuleList(Block(options, facts.max_len) for _ in range(options.n_layers))
 
     def states(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")
-        self.position_ids(history)
+        num_places(history, self.facts)
         items = to_the_end(self.embed.field("history", batch), history, self.facts.max_len)
         x = self.dropout(self.norm(items + self.positions))
         for block in self.blocks:
@@ -62,14 +60,8 @@ class Block(nn.Module):
         super().__init__()
         width = options.hidden_size
         self.filter = nn.Parameter(torch.randn(length // 2 + 1, width, 2) * 0.02)
-        self.feed = nn.Sequential(
-            nn.Linear(width, 4 * width),
-            ACTIVATIONS[options.hidden_act](),
-            nn.Linear(4 * width, width),
-        )
-        self.norms = nn.ModuleList(
-            nn.LayerNorm(width, eps=options.layer_norm_eps) for _ in range(2)
-        )
+        self.feed = feed_forward(width, 4 * width, options.hidden_act)
+        self.norms = nn.ModuleList(nn.LayerNorm(width, options.layer_norm_eps) for _ in range(2))
         self.dropouts = nn.ModuleList(Dropout(options.hidden_dropout_prob) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,12 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts
-from shoal.models.nn.item_loss import LossType
-from shoal.models.sequential.base import NextItem
+from shoal.models.base import Batch, Embeddings, Facts, Init, Table
+from shoal.models.nn.losses import LossType
+from shoal.models.sequential.base import BY_TIME, NextItem
 
 
 class FPMC(NextItem):
@@ -33,9 +30,7 @@ class FPMC(NextItem):
         embedding_size: int = 64
         loss_type: LossType = "BPR"
 
-        DEFAULTS: ClassVar[dict[str, Any]] = {
-            key: value for key, value in NextItem.Options.DEFAULTS.items() if key[:6] != "train."
-        }
+        DEFAULTS: ClassVar[dict[str, Any]] = BY_TIME
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

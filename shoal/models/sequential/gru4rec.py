@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.recurrent import GRU
 from shoal.models.sequential.base import NextItem

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout, recomputed
-from shoal.models.sequential.base import NextItem
+from shoal.models.nn.transformer import split_heads
+from shoal.models.sequential.base import NextItem, num_places
 
 BUCKETS = 128  # of times; log2 of seconds reaches 64 at most
 
@@ -54,24 +53,13 @@ class HSTU(NextItem):
         self.positions = nn.Parameter(torch.empty(facts.max_len, width))
         nn.init.trunc_normal_(self.positions, std=width**-0.5)
         self.dropout = Dropout(options.hidden_dropout_prob)
-        head = width // options.n_heads
         self.layers = nn.ModuleList(
-            HSTULayer(
-                width,
-                options.n_heads,
-                options.attention_size or head,
-                options.linear_size or head,
-                facts.max_len,
-                options.linear_dropout_prob,
-                options.layer_norm_eps,
-                options.use_times,
-            )
-            for _ in range(options.n_layers)
+            HSTULayer(options, facts.max_len) for _ in range(options.n_layers)
         )
 
     def states(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")
-        length = len(self.position_ids(history))
+        length = num_places(history, self.facts)
         vectors = self.embed.field("history", batch) * math.sqrt(self.options.hidden_size)
         x = self.dropout(vectors + self.positions[:length])
         x = x * (history > 0).unsqueeze(-1)
@@ -86,79 +74,39 @@ class HSTU(NextItem):
 
 def time_buckets(times: Tensor) -> Tensor:
     """Buckets of t_i+1 - t_j: times [b, l + 1], of items and of what is asked -> [b, l, l]."""
-    apart = (times[:, 1:].unsqueeze(2) - times[:, :-1].unsqueeze(1)).abs().clamp(min=1)
-    return (apart.float().log() / 0.301).long().clamp(max=BUCKETS)
-
-
-def bias_of(bias: Tensor, buckets: Tensor) -> Tensor:
-    """bias[buckets], of any shape; training adds up gradients of few buckets and many places."""
-    if bias.requires_grad and torch.is_grad_enabled():
-        return Bucketed.apply(bias, buckets)
-    return bias[buckets]
-
-
-class Bucketed(torch.autograd.Function):
-    """bias[buckets] whose gradient is added up in lines first.
-
-    Millions of gradients that meet in a hundred places wait for each other on a GPU; those of one
-    line of a bucket matrix are few, and lines have places of their own.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, bias: Tensor, buckets: Tensor) -> Tensor:
-        ctx.save_for_backward(buckets)
-        ctx.size = len(bias)
-        return bias[buckets]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (buckets,) = ctx.saved_tensors
-        lines = buckets.reshape(-1, buckets.shape[-1])
-        sums = grads[0].new_zeros(len(lines), ctx.size)
-        return sums.scatter_add_(1, lines, grads[0].reshape(lines.shape)).sum(0), None
+    between = (times[:, 1:].unsqueeze(2) - times[:, :-1].unsqueeze(1)).abs().clamp(min=1)
+    return (between.float().log() / 0.301).long().clamp(max=BUCKETS)
 
 
 class HSTULayer(nn.Module):
     """One block: [b, l, width], buckets [b, l, l] -> [b, l, width]."""
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        attention: int,
-        linear: int,
-        max_len: int,
-        dropout: float,
-        eps: float,
-        timed: bool,
-    ):
+    def __init__(self, options: HSTU.Options, max_len: int):
         super().__init__()
-        self.heads, self.max_len, self.eps = heads, max_len, eps
-        self.sizes = [heads * linear, heads * linear, heads * attention, heads * attention]
-        self.project = nn.Parameter(torch.empty(width, sum(self.sizes)))
-        nn.init.normal_(self.project, std=0.02)
-        self.position_bias = nn.Parameter(torch.empty(max_len))  # by how far an item is back
-        nn.init.normal_(self.position_bias, std=0.02)
-        if timed:
-            self.time_bias = nn.Parameter(torch.empty(BUCKETS + 1))
-            nn.init.normal_(self.time_bias, std=0.02)
-        self.dropout = Dropout(dropout)
-        self.out = nn.Linear(heads * linear, width)
+        width, heads = options.hidden_size, options.n_heads
+        attention = heads * (options.attention_size or width // heads)
+        linear = heads * (options.linear_size or width // heads)
+        self.heads, self.max_len, self.eps = heads, max_len, options.layer_norm_eps
+        self.sizes = [linear, linear, attention, attention]
+        self.project = nn.Parameter(torch.randn(width, sum(self.sizes)) * 0.02)
+        self.position_bias = nn.Parameter(torch.randn(max_len) * 0.02)  # by how far an item is back
+        if options.use_times:
+            self.time_bias = nn.Parameter(torch.randn(BUCKETS + 1) * 0.02)
+        self.dropout = Dropout(options.linear_dropout_prob)
+        self.out = nn.Linear(linear, width)
         nn.init.xavier_uniform_(self.out.weight)
 
     def forward(self, x: Tensor, buckets: Tensor | None) -> Tensor:
         size, length, width = x.shape
         projected = F.silu(F.layer_norm(x, [width], eps=self.eps) @ self.project)
         gate, value, query, key = projected.split(self.sizes, -1)
-        value, query, key = (
-            part.reshape(size, length, self.heads, part.shape[-1] // self.heads).transpose(1, 2)
-            for part in (value, query, key)
-        )  # [b, heads, l, ...]
+        parts = value, query, key
+        value, query, key = (split_heads(part, self.heads) for part in parts)  # [b, heads, l, ...]
         place = torch.arange(length, device=x.device)
         back = place.unsqueeze(1) - place  # [l, l]; below 0: a later item, which is not seen
         bias = self.position_bias[back.clamp(min=0)]
         if buckets is not None:
-            bias = (bias + bias_of(self.time_bias, buckets)).unsqueeze(1)  # [b, 1, l, l]
+            bias = (bias + self.time_bias[buckets]).unsqueeze(1)  # [b, 1, l, l]
         weights = F.silu(query @ key.transpose(-1, -2) + bias) / self.max_len
         mixed = weights.masked_fill(back < 0, 0.0) @ value
         mixed = mixed.transpose(1, 2).reshape(size, length, self.sizes[1])

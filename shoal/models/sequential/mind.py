@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.nn.transformer import HIDDEN
-from shoal.models.sequential.multi_interest import MultiInterest
+from shoal.models.base import Batch, Facts
+from shoal.models.nn.transformer import HIDDEN, feed_forward
+from shoal.models.sequential.base import MultiInterest, num_places
 
 
 class MIND(MultiInterest):
@@ -38,14 +37,12 @@ class MIND(MultiInterest):
         width = options.embedding_size
         self.make_items(width, width**-0.5)
         self.bilinear = nn.Linear(width, width, bias=False)
-        self.feed = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
-        )
+        self.feed = feed_forward(width, 4 * width)
         self.register_buffer("first", torch.randn(facts.max_len, options.interests))
 
     def interests(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")
-        length = len(self.position_ids(history))
+        length = num_places(history, self.facts)
         mapped = self.bilinear(self.embed.field("history", batch))  # [b, l, d]
         pads = (history == 0).unsqueeze(-1)
         logits = self.first[:length].expand(*history.shape, -1)

@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.recurrent import GRU
 from shoal.models.sequential.base import NextItem, at_last
 
 
 class NARM(NextItem):
-    """What a session is about, and where it stands."""
+    """What a session is about, and its present state."""
 
     samples = "prefixes"
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.sequential.base import NextItem
 
 
@@ -25,7 +24,7 @@ class NextItNet(NextItem):
     class Options(NextItem.Options):
         embedding_size: int = 64
         kernel_size: int = 3  # positions that a convolution looks at
-        block_num: int = 5  # times that the dilations are gone through
+        block_num: int = 5  # times that the dilations are repeated
         # positions between those of a convolution, layer by layer
         dilations: list[int] = field(default_factory=lambda: [1, 4])
 

@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts, Output
+from shoal.models.base import Batch, Facts, Output
 from shoal.models.nn.dropout import uniform_like
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.models.nn.transformer import Attention
@@ -63,8 +62,8 @@ class S3Rec(SASRec):
         wrong = self.embed.rows("target", others)
         margins = (self.to_item(states) * (items - wrong)).sum(2)
         of_items = -(F.logsigmoid(margins) * hidden).sum()
-        told = self.features(history) - self.features(others)  # [b, l, features, d]
-        margins = (self.to_features(states).unsqueeze(2) * told).sum(3)
+        features = self.features(history) - self.features(others)  # [b, l, features, d]
+        margins = (self.to_features(states).unsqueeze(2) * features).sum(3)
         of_features = -(F.logsigmoid(margins).mean(2) * real).sum()
         return of_items + of_features
 
@@ -74,8 +73,8 @@ class S3Rec(SASRec):
         for one in layers:
             one.causal = False
         try:
-            places = self.position_ids(vectors)
-            return self.transformer(self.dropout(vectors + self.positions[: len(places)]), pads)
+            places = self.positions[: vectors.shape[1]]
+            return self.transformer(self.dropout(vectors + places), pads)
         finally:
             for one in layers:
                 one.causal = True

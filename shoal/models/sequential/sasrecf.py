@@ -9,13 +9,10 @@ after Self-Attentive Sequential Recommendation, Kang and McAuley, ICDM 2018.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.models.sequential.sasrec import SASRec
 
@@ -25,11 +22,7 @@ class SASRecF(SASRec):
 
     reads_features = True
 
-    @dataclass
-    class Options(SASRec.Options):
-        pass
-
-    def __init__(self, options: Options, facts: Facts):
+    def __init__(self, options: SASRec.Options, facts: Facts):
         super().__init__(options, facts)
         self.cuda_graph_safe = False
         size, std = options.hidden_size, options.initializer_range

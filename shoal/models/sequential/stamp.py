@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.sequential.base import NextItem, at_last, lengths
 
 

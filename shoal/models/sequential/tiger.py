@@ -21,15 +21,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch, Jagged
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Model, Output, Samples
-from shoal.models.nn.decoder import Decoder
+from shoal.models.base import Batch, Embeddings, Facts, Init, Jagged, Model, Output, Samples, Table
 from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.mlp import begin_normal
 from shoal.models.nn.semantic_ids import semantic_ids, taken_vectors
-from shoal.models.nn.transformer import Transformer
+from shoal.models.nn.transformer import (
+    HIDDEN,
+    Attention,
+    Residual,
+    Transformer,
+    feed_forward,
+    split_heads,
+)
 from shoal.models.nn.user_items import owners
+from shoal.models.options import check_range
+from shoal.models.sequential.base import SEQUENCE_DEFAULTS, num_places
 
 DROPPED = -1e3  # of ln p, for every code behind a beginning that did not go on
 
@@ -37,7 +43,7 @@ DROPPED = -1e3  # of ln p, for every code behind a beginning that did not go on
 class TIGER(Model):
     """Writes the semantic id of the next item. One table holds the vectors of all codes."""
 
-    kind: ClassVar[Literal["general", "sequential"]] = "sequential"
+    kind = "sequential"
     samples: ClassVar[Samples] = "prefixes"
     reads_features = True
     codes: Tensor  # [num_items, levels + 1], of item 0 zeros
@@ -49,7 +55,7 @@ class TIGER(Model):
         n_layers: int = 2  # of the encoder, and of the decoder
         n_heads: int = 4
         dropout_prob: float = 0.1
-        code_levels: int = 3  # beside the last one, which tells apart items that share the others
+        code_levels: int = 3  # beside the last one, which distinguishes items
         code_size: int = 256  # different codes of a level
         code_steps: int = 300  # steps of the RQ-VAE
         # what items' codes are made of
@@ -57,18 +63,11 @@ class TIGER(Model):
         vector_size: int = 64  # of the vectors that codes are made of
         beam_size: int = 50  # codes that are written side by side
 
-        DEFAULTS: ClassVar[dict[str, Any]] = {
-            "data.split.by": "leave_one_out",
-            "data.split.order": "time",
-            "train.negatives": None,
-            "eval.repeatable": True,
-        }
+        DEFAULTS: ClassVar[dict[str, Any]] = SEQUENCE_DEFAULTS
         RANKING: ClassVar[tuple[str, ...]] = ("beam_size",)
 
         def __post_init__(self) -> None:
-            for name in ("code_levels", "code_size", "beam_size"):
-                if getattr(self, name) < 1:
-                    raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+            check_range(self, "code_levels code_size beam_size", 1)
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -90,18 +89,13 @@ class TIGER(Model):
         self._words: list[Tensor] | None = None
 
     def train(self, mode: bool = True) -> TIGER:
-        """As in torch; either way, the tree of codes is made anew: a checkpoint may have others."""
+        """As in torch; it also drops the tree of codes: a checkpoint may have others."""
         self._words = None
         return super().train(mode)
 
     def read(self, history: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """What the encoder makes of histories [b, l]: [b, l * levels, d], and which are pads."""
-        size, length = history.shape
-        if length > self.facts.max_len:
-            raise ValueError(
-                f"a history of {length} items is longer than the {self.facts.max_len} positions "
-                "the model was built with; cut it, or raise data.max_len and train again"
-            )
+        size, length = history.shape[0], num_places(history, self.facts)
         tokens = self.tokens(history) * (history > 0).unsqueeze(2)
         pads = (tokens == 0).view(size, length * self.levels)
         x = F.embedding(tokens, rows) + self.positions[:length].unsqueeze(1)
@@ -173,6 +167,61 @@ class TIGER(Model):
                 self._words.append(torch.unique(key))
                 node = torch.searchsorted(self._words[-1], key)
         return self._words
+
+
+class Decoder(nn.Module):
+    """Pre-norm blocks of causal attention, attention to the memory and a feed-forward layer."""
+
+    def __init__(self, layers: int, heads: int, width: int, inner: int, dropout: float):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(heads, width, inner, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        begin_normal(self, 0.02)
+
+    def forward(self, x: Tensor, memory: Tensor, pads: Tensor) -> Tensor:
+        """States of w texts of t places for each of b memories.
+
+        x [b, w, t, d], memory [b, m, d], pads bool [b, m]: places to ignore -> as x
+        """
+        hidden = pads[:, None, None, :].to(memory.dtype) * HIDDEN  # [b, 1, 1, m]
+        for block in self.blocks:
+            x = block(x, memory, hidden)
+        return self.norm(x)
+
+
+class Block(nn.Module):
+    """One of them: [b, w, t, d] -> the same."""
+
+    def __init__(self, heads: int, width: int, inner: int, dropout: float):
+        super().__init__()
+        self.own = Residual(Attention(heads, width, 0.0, causal=True), width, dropout, 1e-6)
+        self.cross = Cross(heads, width, dropout)
+        self.feed = Residual(feed_forward(width, inner), width, dropout, 1e-6)
+
+    def forward(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
+        size, texts, length, width = x.shape
+        x = self.own(x.reshape(size * texts, length, width))
+        x = self.cross(x.view(size, texts * length, width), memory, hidden)
+        x = self.feed(x.view(size * texts, length, width))
+        return x.view(size, texts, length, width)
+
+
+class Cross(nn.Module):
+    """x + dropout(attention of norm(x) to a memory): [b, n, d], [b, m, d] -> [b, n, d]."""
+
+    def __init__(self, heads: int, width: int, dropout: float):
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.query, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
+        parts = self.query(self.norm(x)), *self.key_value(memory).chunk(2, -1)
+        query, key, value = (split_heads(part, self.heads) for part in parts)
+        mixed = F.scaled_dot_product_attention(query, key, value, hidden)
+        return x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
 
 @dataclass

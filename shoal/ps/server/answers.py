@@ -80,7 +80,7 @@ class Answers:
         return answer is not None
 
     def refuse(self, address: bytes, header: Header, why: str, lost: bool = False) -> None:
-        """Why it was not done; lost: the run cannot go on."""
+        """Why it was not done; lost: the run cannot continue."""
         self._send(address, header.answer(Kind.ERROR), [json_frame({"message": why, "lost": lost})])
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ A segment is records:
 A request is written before it is answered. What a process has written survives its end, however
 that comes; a host that goes down may lose the last seconds, of pushes alone (the rest is synced).
 
-A record is a head with checksums and some frames. Its checksum goes on from that of the record
+A record is a head with checksums and some frames. Its checksum continues from that of the record
 before, and the first one's from the name of the segment, so that none can be left out or change
 places. A record that was being written when its process was killed is shorter than its head says:
 it was never answered, and is cut off. Anything else that does not fit its checksum is an error.
@@ -58,7 +58,7 @@ class Journal:
         self._replaced = False  # whether it may take the place of those before it
         self.rows: Rows | None = []  # the rows of the last save whose files are known
         self.written: dict[str, Any] = {}  # save -> files, of a journal that is read
-        # What an earlier process of this server has left, and whom it tells of: worker and session.
+        # What an earlier process of this server has left, and whose it is: workers and sessions.
         self.found = bool(self._numbers())
         self.sessions = {one for number in self._numbers() for one in self._sessions_in(number)}
 
@@ -162,7 +162,7 @@ class Journal:
     def replay(self) -> Iterator[tuple[int, list[memoryview]]]:
         """Kind and frames of every record that counts, from the save on whose files `rows` names.
 
-        After the last one, writing goes on behind it.
+        After the last one, writing continues behind it.
         """
         self.found = False
         numbers = self._numbers()
@@ -205,7 +205,7 @@ class Journal:
         return begin
 
     def _is_committed(self, rows: Rows | None) -> bool:
-        return bool(rows) and (self.root / committed(rows[-1][0])).is_dir()  # type: ignore[index]
+        return bool(rows and (self.root / committed(rows[-1][0])).is_dir())
 
     def _sessions_in(self, number: int) -> Iterator[tuple[int, int]]:
         with suppress(WireError, OSError):  # it is told when it is replayed, and forgotten else

@@ -23,8 +23,6 @@ from shoal.config.section import Section
 from shoal.ps.wire import WireError
 
 MOST = 1 << 53  # batches, steps: whole numbers that JSON keeps
-MOST_LENT = 64  # batches at a time, or a window of geo
-SHARES = 4  # leases of each worker that are left, about: short ones towards the end
 MOST_RANGES = 1 << 16  # apart from each other, of batches that were applied
 
 
@@ -73,7 +71,7 @@ class Ledger:
         self._lent = 0  # leases so far
         self._back: list[tuple[int, int]] = []  # batches that were given back
         self._next = self._last = 0  # batches that nobody has had
-        self._stops = False  # the whole run was told to stop
+        self._stops = False  # the whole run got a signal to stop
         self._loss, self._losses, self._begun = 0.0, 0, time.monotonic()
 
     @property
@@ -149,7 +147,9 @@ class Ledger:
             first, last = self._back.pop(0)
         else:
             grain = self.turn.grain
-            size = min(MOST_LENT, -(-(self._last - self._next) // (SHARES * workers)))
+            # At most 64 batches at a time, or a window of geo; about four leases of each worker
+            # are left: short ones towards the end.
+            size = min(64, -(-(self._last - self._next) // (4 * workers)))
             size = grain * max(1, -(-size // grain))
             first, last = self._next, min(self._last, self._next + size)
             self._next = last

@@ -2,7 +2,7 @@
 
 One that goes silent ends the run. Where workers come and go it is given up: what it says later is
 refused, and its batches, of which server 0 keeps a ledger, go to others; such a run ends when the
-chief says so, and fails when nobody is left.
+chief ends it, and fails when nobody is left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Worker:
     step: int = 0  # pushes that came
     answer: list[Any] | None = None  # to its last push, once it is given
     done: bool = False
-    lost: str = ""  # why it was given up, while others go on
+    lost: str = ""  # why it was given up, while others continue
     orders: dict[int, bool] = field(default_factory=dict)  # number of the last ones -> carried out
     ring: Any = None  # memory that its rows may go through: shared.py
 
@@ -79,7 +79,7 @@ class Members(dict[int, Worker]):
         return [number for number, one in self.items() if not one.done and not one.lost]
 
     def silent(self) -> Iterator[tuple[int, str]]:
-        """Those who went silent since the last look, and what is told of it."""
+        """Those who went silent since the last look, and the message about each."""
         now = time.monotonic()
         busy, self.looked = now - self.looked > self.timeout / 2, now
         if busy:  # what came meanwhile may not have been handed over yet

@@ -1,4 +1,4 @@
-"""Process: a server that is a process of its own, from its start to its end."""
+"""Process: a server that is its own process, from its start to its end."""
 
 from __future__ import annotations
 

@@ -43,12 +43,9 @@ from shoal.ps.wire import (
 from shoal.world.liveness import BEAT
 
 log = logging.getLogger("shoal")
-LOOK_SECONDS = 0.5  # between looks for workers that went silent
-PARTING_SECONDS = 3.0  # how long a server that gave up goes on telling workers why
 OF_FIRST = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD, Kind.SAVED)  # what worker 0 alone may ask
 # Carried out once, however often they come.
 ORDERS = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD, Kind.TURN)
-MOST_ORDERS = 1000  # that are remembered of a worker
 OVER = object()  # after the last part of long work
 
 
@@ -72,7 +69,7 @@ class Server:
         patience: seconds without any word after which the first worker is not waited for
         folder: where it writes and reads checkpoints; without one it does neither
         plain: listen beyond this host without keys
-        journal: write down what changes it; started again, it goes on where it was
+        journal: write down what changes it; started again, it continues where it was
         tiers: what rows may take of host memory, and the folder of the others; None: no limit
         """
         self.index, self.tiers = index, tiers
@@ -97,7 +94,7 @@ class Server:
     # ---- the loop -------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Until all workers said goodbye, or a signal says so; the exit status."""
+        """Until all workers said goodbye, or a signal comes; the exit status."""
         try:
             while True:
                 self._take_one()
@@ -105,11 +102,12 @@ class Server:
                     return 128 + self.told
                 if self._jobs:
                     self._go_on()
-                if time.monotonic() - self.members.looked > LOOK_SECONDS:
+                if time.monotonic() - self.members.looked > 0.5:
                     self._look_after_workers()
                 if self._ending and self._all_done():
                     break
-                if self.failure and time.monotonic() - self._failed_at > PARTING_SECONDS:
+                # A server that gave up tells workers why for a while.
+                if self.failure and time.monotonic() - self._failed_at > 3.0:
                     log.error("server %d ends: %s", self.index, self.failure)
                     break
             self.recovery.journal.end()
@@ -222,7 +220,7 @@ class Server:
             # worker that asks again would wait for ever); it is raised again, and answered there.
             orders.pop(number, None)
             raise
-        while len(orders) > MOST_ORDERS:
+        while len(orders) > 1000:  # of each worker
             del orders[next(iter(orders))]
 
     def _orders(self, request: Request) -> dict[int, bool]:
@@ -346,7 +344,7 @@ class Server:
             if next(job, OVER) is None:
                 return
             self._carried_out(request)
-        except Exception as error:  # of a file that may hold anything; the server goes on
+        except Exception as error:  # of a file that may hold anything; the server continues
             self._orders(request).pop(request.header.sequence, None)
             self._refuse(request.address, request.header, str(error))
         self._jobs.pop(0)

@@ -1,4 +1,4 @@
-"""Shards: a server's rows as files of a checkpoint, written while training goes on.
+"""Shards: a server's rows as files of a checkpoint, written while training continues.
 
 A save forks: the child has the rows of that moment and writes them at its leisure, while the server
 answers on. Files are keyed by id, so any number of servers can load what any number has written.
@@ -28,20 +28,18 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
-from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.ps.server.folder import Folder, opened
 from shoal.ps.server.state import State
 from shoal.ps.spec import Load, Save
 from shoal.ps.wire import WireError, json_frame
 
-CHUNK_ROWS = 1 << 18
 LIBC = ctypes.CDLL(None)
-PARENT_DEATH_SIGNAL = 1  # of prctl
 _forking = threading.Lock()
 
 
 class ShardWriter:
-    """One save of one server, in a process of its own."""
+    """One save of one server, in its own process."""
 
     def __init__(self, state: State, root: Path | None, save: Save, again: bool = False):
         """root: this server's folder, in which the save names another.
@@ -165,7 +163,7 @@ def _follow(server: int) -> None:
 
     Another process of it may be started, which needs its port and writes the same files.
     """
-    LIBC.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != server:
         os._exit(1)
 
@@ -175,7 +173,7 @@ def write_shards(state: State, folder: Folder, marks: list[int] | None) -> dict[
     files: dict[str, Any] = {}
     for number, (table, store) in enumerate(zip(state.spec.tables, state.stores)):
         since = {} if marks is None else {"since": marks[number]}
-        for part, tensors in enumerate(chunks(store, CHUNK_ROWS, **since)):
+        for part, tensors in enumerate(chunks(store, 1 << 18, **since)):
             name = f"rows-{table.name}-{state.index:03d}{part:05d}.safetensors"
             files[name] = folder.write(name, format_tensors(tensors))
     return files
@@ -222,7 +220,7 @@ def load_shards(state: State, root: Path | None, load: Load) -> Iterator[None]:
             step = max(step, taken[table].last_step, 0 if load.fresh else store.step)
         store.step = step
     if load.fresh:
-        state.stores, state.marks = stores, None  # a delta cannot tell of rows that are forgotten
+        state.stores, state.marks = stores, None  # a delta cannot name rows that are forgotten
         if state.index == 0:  # it is the same on all servers, and with the deltas that follow
             for table, number in numbers.items():
                 tell_lost(stores[number], taken[table])
@@ -230,5 +228,5 @@ def load_shards(state: State, root: Path | None, load: Load) -> Iterator[None]:
 
 def _chosen(state: State, number: int, ids: Tensor) -> Tensor:
     """Which of a table's ids belong to this server."""
-    layout = Layout(state.spec.tables[number].table(), Placement("row"), state.spec.servers)
-    return (layout.owners(ids) == state.index).nonzero().squeeze(1)
+    sharding = Sharding(state.spec.tables[number].table(), Placement("row"), state.spec.servers)
+    return (sharding.owners(ids) == state.index).nonzero().squeeze(1)

@@ -3,7 +3,7 @@
 sync     a step's gradients wait until every worker's are here, and are applied as one
 async    gradients are applied as they come; a worker far ahead of the slowest one waits, unless
          workers come and go
-geo      workers update copies of their own; what comes is added
+geo      workers update their own copies; what comes is added
 
 A push that is sent twice is applied once; where workers come and go, so are the batches of a push
 that two of them computed.
@@ -42,8 +42,6 @@ from shoal.ps.wire import (
 )
 
 log = logging.getLogger("shoal")
-MOST_AHEAD = 1000  # pushes that a worker may have under way
-MOST_WAITING = 1000  # pulls that may wait for their time, of each worker
 
 
 class Steps:
@@ -82,9 +80,11 @@ class Steps:
         if its_time:
             self._answer_pull(request)
             return
-        if header.step > self.members[header.worker].step + MOST_AHEAD:
+        # A worker may have so many pushes under way.
+        if header.step > self.members[header.worker].step + 1000:
             raise WireError(f"rows of step {header.step}, far ahead of all others")
-        if len(self._waiting) >= MOST_WAITING * self.spec.workers:
+        # So many pulls of each worker may wait for their time.
+        if len(self._waiting) >= 1000 * self.spec.workers:
             raise WireError(f"{len(self._waiting)} requests for rows wait already")
         self._waiting[request.address, header.sequence] = request
 
@@ -194,7 +194,7 @@ class Steps:
     def _apply(self, everyone: list[tuple[Request, Push]]) -> None:
         try:
             self.state.apply([push for _, push in everyone])
-        except Exception as error:  # a part may be applied: nobody may go on with that
+        except Exception as error:  # a part may be applied: nobody may continue with that
             why = f"server {self.state.index} could not apply gradients: {error!r}"
             log.exception("server %d could not apply gradients", self.state.index)
             self.fail(why)
@@ -206,7 +206,7 @@ class Steps:
         self.release()
 
     def _answer_pushes(self, everyone: list[tuple[Request, Push]]) -> None:
-        """Tell the workers of a step that it is done, and what the dense parameters are now."""
+        """Answer the workers of a step that it is done, and what the dense parameters are now."""
         loss = sum(push.loss for _, push in everyone)
         count = sum(push.count for _, push in everyone)
         told = numbers_frame(loss, count)

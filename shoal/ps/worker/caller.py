@@ -27,7 +27,7 @@ class Caller:
     timeout: float = 10.0
     session: int = 0  # drawn where none is given
     plain: bool = False  # go to other hosts without keys
-    recovery: float = 0.0  # seconds that a server may take to come back; 0: one gone is lost
+    recovery: float = 0.0  # seconds that a server may take to recover; 0: one gone is lost
     shared_memory: bool = True  # whether rows of servers on this host may come through it
     replicas: int = 1  # servers that hold the same rows
     joins: bool = False  # a run that is under way: its servers are there, or gone
@@ -39,12 +39,12 @@ class Caller:
                 "does without"
             )
             check_private(self.addresses, "strategy.ps.addresses: the server", remedy)
-        # What one server was told of memory, another would have to be told when the first is lost.
+        # Memory is offered to one server, and not again to its replica when that is lost.
         self.shared_memory = self.shared_memory and self.replicas == 1
         self.session = self.session or secrets.randbits(63) | 1
         self.context = Context()
         self.bytes_sent = 0
-        self.quiet = False  # another connection of this worker tells of servers that are lost
+        self.quiet = False  # another connection of this worker reports servers that are lost
         self.greeted = False  # whether all servers know the worker: from then on silence counts
         self.pushed = 0  # pushes that were answered: no process of a server may know of fewer
         self.failure = ""  # what a server said while nothing was asked

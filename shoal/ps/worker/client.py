@@ -89,7 +89,7 @@ class Client(Caller):
         return self.tell_each(kind, repeat(frames))
 
     def tell_each(self, kind: Kind, frames: Iterable[Sequence[Any]]) -> list[list[memoryview]]:
-        """A request to every server, of frames of its own, and all answers."""
+        """A request to every server, with its own frames, and all answers."""
         numbers = [link.ask(self.header(kind), some) for link, some in zip(self.links, frames)]
         return [link.wait(number) for link, number in zip(self.links, numbers)]
 
@@ -137,7 +137,7 @@ class Client(Caller):
             link.offer_memory()
 
     def bye(self) -> None:
-        """Tell every server that this worker is done.
+        """Let every server know that this worker is done.
 
         A server ends with the last goodbye. If its answer to that is lost nobody is there to give
         it again, and nothing is missing: all else that this worker asked was answered before.
@@ -167,16 +167,16 @@ class Client(Caller):
             link.life = mine.life
         other.pushed, other.quiet = self.pushed, True
         other.leave_out(self.left_out)
-        other._number = secrets.randbits(40) << 20  # requests of its own
+        other._number = secrets.randbits(40) << 20  # its own requests
         return other
 
     @property
     def left_out(self) -> list[bool]:
-        """Of every server: whether it is lost, and its replica goes on."""
+        """Of every server: whether it is lost, and its replica continues."""
         return [link.left_out for link in self.servers]
 
     def leave_out(self, which: Sequence[bool]) -> None:
-        """Go on without some servers, which this worker or another one has lost."""
+        """Continue without some servers, which this worker or another one has lost."""
         for link, lost in zip(self.servers, which):
             replicas = self.links[link.index]
             if lost and not link.left_out and isinstance(replicas, Replicas):
@@ -283,7 +283,7 @@ class Client(Caller):
         return parse_json(self.tell(self.links[0], Kind.LEASE, json_frame(values))[0])
 
     def set_turn(self, values: dict[str, Any]) -> None:
-        """Tell server 0 what comes next."""
+        """Set at server 0 what comes next."""
         self.tell(self.links[0], Kind.TURN, json_frame(values))
 
     # ---- checkpoints ----------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Client(Caller):
     def save(self, folder: str | Path, delta: bool = False) -> None:
         """Let the servers write their rows of this moment; `saved` has the files.
 
-        A server has a folder of its own for what it writes and reads, the checkpoints of the run,
+        A server has its own folder for what it writes and reads, the checkpoints of the run,
         and is told no more than a name in there: the last part of `folder`.
         """
         self.tell_all(Kind.SAVE, json_frame({"name": Path(folder).name, "delta": delta}))

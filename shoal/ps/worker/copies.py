@@ -28,7 +28,7 @@ class Copy:
     """This worker's own rows of one table, and how those of this window came."""
 
     def __init__(self, remote: RemoteTable, optimizer: RowOptimizer, seed: int):
-        kept = remote.layout.table
+        kept = remote.sharding.table
         self.remote = remote
         self.engine: RowEngine = make_local(kept, optimizer, seed)
         # A column more than the rows have: 1 where a row came in this window.

@@ -15,7 +15,7 @@ from shoal.ps.worker.link import Link
 
 
 class Heartbeat:
-    """A thread with connections of its own: sockets must not be shared."""
+    """A thread with its own connections: sockets must not be shared."""
 
     def __init__(self, caller: Caller, shards: Sequence[Sequence[Link]]):
         """shards: of each the links to the servers that hold its rows."""
@@ -29,7 +29,7 @@ class Heartbeat:
         self._thread.join()
 
     def _beat(self) -> None:
-        """Tell the servers that this worker lives, and notice when they do not."""
+        """Let the servers know that this worker lives, and notice when they do not."""
         caller = self.caller
         links = [(one, caller.connect(one.address)) for shard in self.shards for one in shard]
         header = Header(Kind.PING, caller.worker, session=caller.session).pack()

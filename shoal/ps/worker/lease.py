@@ -36,7 +36,7 @@ class Lease:
         return cls(told.pop("lease"), **told)
 
     def take_place(self) -> bytes:
-        """Of which batches the next push is; the one after it goes on from there."""
+        """Of which batches the next push is; the one after it continues from there."""
         place = PLACE.pack(self.epoch, self.pushed, self.computed, self.number, self.done)
         self.pushed = self.computed
         return place

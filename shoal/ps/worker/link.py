@@ -55,7 +55,7 @@ class Link:
         self.rows: dict[int, ArrivingRows] = {}  # of requests that are due
         self._ping = 0  # number of the last request for a sign of life
         self.failure = ""  # why it is lost, as the heartbeat found
-        self.left_out = False  # it is lost, and its replica goes on
+        self.left_out = False  # it is lost, and its replica continues
         self.life = b""  # which process of the server it is that answers
         self.inlet, self.outlet = native_inlet(self.socket), native_outlet(self.socket)
         self.offering = Offering(self.name, address, caller.shared_memory)
@@ -75,7 +75,7 @@ class Link:
         self.rows[number] = rows
 
     def ask(self, header: Header, frames: Sequence[Any]) -> int:
-        """Send a request; its number, by which `wait` has what comes back."""
+        """Send a request; its number, by which `wait` finds the answer."""
         self._post(header, partial(self._send, in_pieces(header, frames)))
         return header.sequence
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.embedding.placements.route import TableTrip, Trip
 from shoal.embedding.placements.routed import RoutedRows
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
@@ -28,7 +28,7 @@ class RemoteTable:
         assert client.spec is not None
         self.table, self.number = table, number
         kept = client.spec.tables[number].table()  # as a server keeps it: it grows
-        self.layout = Layout(kept, Placement("row"), len(client.links))
+        self.sharding = Sharding(kept, Placement("row"), len(client.links))
         self.counted = client.spec.counted[number]
         self.step = 0  # how many steps its rows have had
 

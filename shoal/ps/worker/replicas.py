@@ -112,7 +112,7 @@ class Replicas:
             try:
                 found.append(link.wait(number, patience))
             except PeerLost as error:
-                if link.caller.failure:  # the run cannot go on, whatever this one does
+                if link.caller.failure:  # the run cannot continue, whatever this one does
                     raise
                 self.lose(link, str(error))
         return found
@@ -120,7 +120,7 @@ class Replicas:
     # ---- a server that is lost ------------------------------------------------------------------
 
     def lose(self, link: Link, why: str) -> None:
-        """Go on without a server; PeerLost where it was the last."""
+        """Continue without a server; PeerLost where it was the last."""
         if self.live == [link]:
             before = "; ".join(one.failure for one in self.links if one is not link)
             raise PeerLost(f"{why} (its replica before it: {before})")

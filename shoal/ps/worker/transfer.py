@@ -19,7 +19,6 @@ from shoal.ps.worker.replicas import Replicas
 # Values of rows in one request, about. A server answers others in between; it sends such an answer
 # in parts by itself, but rows that it has to pack travel as one message each.
 REQUEST_VALUES, PACKED_VALUES = 1 << 21, 5 << 16
-LEAST_DIM = 8  # narrower rows count as wide as this, so that the ids of a request stay few
 UNDER_WAY = 16  # requests of a pull that a server has at a time: it drops answers of who reads none
 Pieces = list[tuple[int, int, int]]  # number of a share, first and last of its ids
 
@@ -55,7 +54,8 @@ def cut(shares: list[Share], dims: list[int], server: int, most: int) -> list[Pi
     requests: list[Pieces] = [[]]
     room = most
     for k, share in enumerate(shares):
-        dim, piece = max(dims[k], LEAST_DIM), share.of(server)
+        # Narrower rows count as wide as this, so that the ids of a request stay few.
+        dim, piece = max(dims[k], 8), share.of(server)
         first = piece.start
         while True:
             last = min(piece.stop, first + max(1, room // dim))

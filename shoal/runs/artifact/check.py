@@ -72,7 +72,8 @@ def _spread(expected: Tensor) -> float:
 
 def _scores(artifact: Artifact, asked: dict[str, Tensor]) -> Tensor:
     query = {name[4:]: one for name, one in asked.items() if name.startswith("ids.")}
-    return artifact._scores(query, asked["items"].numpy())
+    size = len(query[artifact.user_field])
+    return artifact.recommender.scores(query, size, asked["items"])
 
 
 def _lists(
@@ -84,10 +85,10 @@ def _lists(
         if not (name.startswith("list.") and name.endswith(".items")):
             continue
         user = int(name.split(".")[1])
-        best = artifact.recommend(artifact.users.words[user], topk=10)
-        numbers = artifact.items.find([item for item, _ in best])
+        best, own = artifact.recommender.rank_users(np.array([user]), 10)
+        numbers = best[best > 0]
         total, kept = total + len(items), kept + len(np.intersect1d(numbers, items.numpy()))
-        scores = torch.tensor([score for _, score in best])
+        scores = torch.from_numpy(own[best > 0])
         expected = asked[f"list.{user}.scores"]
         if len(scores) != len(expected) or not bool(((scores - expected).abs() <= allowed).all()):
             wrong.append(user)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,8 +26,13 @@ from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken
 from shoal.data.features import Feature
 from shoal.data.ids import Ids
 from shoal.data.raw import gather
-from shoal.runs.artifact.files import ArtifactError, read_json, read_tensors
-from shoal.runs.artifact.vocabulary import read_words, write_words
+from shoal.runs.artifact.files import (
+    ArtifactError,
+    read_json,
+    read_tensors,
+    read_words,
+    write_words,
+)
 from shoal.world.durable import write_durably
 
 FILE, SIDES_FILE = "features.json", "sides.safetensors"
@@ -47,9 +52,14 @@ def write_encoder(folder: Path, encoder: FeatureEncoder) -> None:
     for file, ids in words.items():
         write_words(folder, file, ids.words)
     sides: dict[str, Tensor] = {}
+    features: list[Feature] = []
     for number, column in enumerate(table.columns.values()):
-        if column.feature.side in SIDES and not column.feature.cross:
-            count = len(encoder.ids[encoder.fields[column.feature.side]])
+        feature = column.feature
+        if column.of_users is not None:  # a history: what a user took is known of the user
+            feature, column = replace(feature, side="user"), FeatureColumn(feature, column.of_users)
+        features.append(feature)
+        if feature.side in SIDES and not feature.cross:
+            count = len(encoder.ids[encoder.fields[feature.side]])
             values = column.take(np.arange(count))
             if isinstance(values, Tensor):
                 sides[f"{number}.values"] = values.clone()
@@ -60,7 +70,7 @@ def write_encoder(folder: Path, encoder: FeatureEncoder) -> None:
         save_file({name: one.contiguous() for name, one in sides.items()}, folder / SIDES_FILE)
     config = encoder.config
     document = {
-        "features": [asdict(feature) for feature in table.features],
+        "features": [asdict(feature) for feature in features],
         "numbers": {name: asdict(one) for name, one in encoder.encoding.numbers.items()},
         "fills": dict(encoder.fills),
         "types": dict(encoder.types),

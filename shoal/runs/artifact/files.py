@@ -26,12 +26,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from shoal.data.ids import Ids, pack_words, unpack_words
 from shoal.training.checkpoint.reading import digest
 from shoal.world.durable import count, is_plain_name, open_regular, sync_folder, write_durably
 
 FORMAT = 1
+ID_TYPES = {"int": int, "float": float, "str": str}  # that users and items come back in
 MANIFEST, SIGNATURE = "manifest.json", "signature.json"
 JSON_BYTES = 1 << 26  # of a manifest, a signature or a graph
 HEADER_BYTES = 512  # of a file that holds one tensor: room is left before its size is known
@@ -180,6 +183,20 @@ def read_tensors(
             return {one: file.get_tensor(one) for one in names}
     except (SafetensorError, OSError) as error:
         raise ArtifactError(f"artifact {folder} is damaged: {name}: {error}") from error
+
+
+def write_words(folder: Path, field: str, words: Iterable[str]) -> None:
+    """The words of users, of items or of a table, by number."""
+    save_file(pack_words(words), folder / f"words-{field}.safetensors")
+
+
+def read_words(folder: Path, manifest: dict[str, Any], field: str, kind: str = "str") -> Ids:
+    """The same back; kind: the type that they come back in."""
+    found = read_tensors(folder, f"words-{field}.safetensors", manifest, ["bytes", "offsets"])
+    try:
+        return Ids(unpack_words(found), ID_TYPES[kind])
+    except (ValueError, LookupError) as error:
+        raise ArtifactError(f"artifact {folder} is damaged: {field!r}: {error}") from error
 
 
 _PRIVATE: ContextVar[bool] = ContextVar("private", default=False)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shoal.runs.artifact.files import ArtifactError, read_tensors
+from shoal.runs.recommender import History, asked_at
 
 FILE = "histories.safetensors"
 
 
-class History(NamedTuple):
-    """Items, oldest first; and their times in seconds, with that of the request behind them."""
-
-    items: np.ndarray  # int64 [n]
-    times: np.ndarray | None = None  # int64 [n + 1]
-
-
-class Told:
+class StoredHistories:
     """The histories of all users."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], num_users: int, num_items: int):
@@ -59,35 +52,3 @@ class Told:
         flat = np.repeat(self.offsets[users] - (ends - lengths), lengths)
         flat = flat + np.arange(lengths.sum())
         return np.repeat(np.arange(len(users)), lengths), self.items[flat].astype(np.int64)
-
-
-def asked_at(times: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
-    """Times of `count` items and of the request, now where it is not given: [count + 1]."""
-    given = np.asarray(times, dtype=np.int64)
-    if given.shape not in ((count,), (count + 1,)):
-        raise ValueError(
-            f"there are {len(given)} times for {count} items; give one for each, and behind them, "
-            "if you like, that of the request"
-        )
-    if len(given) == count:
-        given = np.append(given, given[-1] if count else 0)
-    return given
-
-
-def padded(histories: Sequence[History], length: int) -> np.ndarray:
-    """The last `length` items of each: [n, length], left-aligned, 0 pads."""
-    found = np.zeros((len(histories), length), np.int64)
-    for row, one in zip(found, histories):
-        last = one.items[-length:]
-        row[: len(last)] = last
-    return found
-
-
-def padded_times(histories: Sequence[History], length: int) -> np.ndarray:
-    """Their times and, behind the last item, that of the request: [n, length + 1]."""
-    found = np.zeros((len(histories), length + 1), np.int64)
-    for row, one in zip(found, histories):
-        assert one.times is not None
-        last = one.times[-length - 1 :]
-        row[: len(last)] = last
-    return found

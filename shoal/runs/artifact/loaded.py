@@ -2,6 +2,7 @@
 
 model = shoal.load("exported/BPR")
 model.recommend("196", topk=10), model.recommend(history=["50", "181"])  # [(item, score), ...]
+clicks = shoal.load("exported/DeepFM").predict(frame)  # probabilities
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ from shoal.config.errors import did_you_mean
 from shoal.data.batch import Jagged
 from shoal.data.clicks import Layout
 from shoal.data.encoder import FeatureEncoder, LogEncoder
-from shoal.kernels.topk import DotProducts, Fill, Pairs, plain, rank
+from shoal.kernels.topk import DotProducts, Fill, Pairs
 from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import FILE as FEATURES
 from shoal.runs.artifact.encoding import read_encoder
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph
-from shoal.runs.artifact.histories import FILE, History, Told, asked_at, padded, padded_times
+from shoal.runs.artifact.histories import FILE as HISTORIES
+from shoal.runs.artifact.histories import StoredHistories
 from shoal.runs.artifact.running import Running
 from shoal.runs.artifact.tables import RowTable
-from shoal.runs.artifact.vocabulary import read_words
 from shoal.runs.predictions import Predictor
+from shoal.runs.recommender import NOBODY, Asked, History, Ranking, Recommender, padded
 from shoal.training.evaluation import predicted
 
 DELTAS = 64  # that may lie upon each other
 MOST_LEN = 1 << 16  # items of a history that a model may read
 GRAPHS = {"clicks": "predict", "module": "answer"}  # kinds without a catalogue, and their use
-Ranking = list[tuple[str, float]]
+POPULARITY = "popularity.safetensors"
+Fields = Mapping[str, Tensor]
 
 
 class Artifact:
@@ -80,8 +83,8 @@ class Artifact:
         if not 0 <= self.max_len <= MOST_LEN:
             raise ArtifactError(f"artifact {self.folder} is damaged: max_len {self.max_len}")
         kinds = signature.get("id_types", ["str", "str"])
-        self.users = read_words(self.folder, self.manifest, "users", kinds[0])
-        self.items = read_words(self.folder, self.manifest, "items", kinds[1])
+        self.users = files.read_words(self.folder, self.manifest, "users", kinds[0])
+        self.items = files.read_words(self.folder, self.manifest, "items", kinds[1])
         if self.kind == "retrieval" and self.tables["item_vectors"].size != len(self.items):
             raise ArtifactError(f"artifact {self.folder} is damaged: vectors and words of items")
         for name in {"item_vectors", "query_vectors"} & self.tables.keys():
@@ -104,158 +107,59 @@ class Artifact:
 
     # ---- what the model is asked ----------------------------------------------------------------
 
-    @property
-    def reads_histories(self) -> bool:
-        """Whether it recommends for a history, of anybody."""
-        if self.kind in GRAPHS:
-            return False
-        if self.graph is None:
-            return self.signature["query"] == "constant"
-        used = {name for name, facts in self.graph.inputs.items() if facts["used"]}
-        return self.user_field not in used
-
-    @property
-    def reads_times(self) -> bool:
-        """Whether it reads when the items of a history were taken."""
-        return self._reads("history_time")
-
     def recommend(
         self,
-        user: object = None,
-        history: Sequence[object] | None = None,
+        user: Any = None,
+        history: Sequence[Any] | None = None,
         topk: int = 10,
-        exclude: Iterable[object] = (),
-        only: Iterable[object] | None = None,
+        exclude: Iterable[Any] = (),
+        only: Iterable[Any] | None = None,
         seen: bool | None = None,
         times: Sequence[int] | None = None,
-    ) -> Ranking:
+    ) -> Any:
         """The best items for a user, or for a history (oldest first): [(item, score), ...].
+
+        Of several users (a list, an array, a column) a dict of them, made in one pass. Unknown
+        users and items do not fail: `by` and `unknown` of a ranking report how they were answered.
 
         times: of the history's items, in seconds, for models that read them; one more is when the
         model is asked.
         seen: whether what was taken before may come again; by default as the model was trained.
         exclude, only: items that may not come; the items that alone may come.
         """
+        some = None if only is None else list(only)
+        more = {"topk": topk, "exclude": list(exclude), "only": some, "seen": seen, "times": times}
+        return self.recommender.recommend(user, history=history, **more)
+
+    @cached_property
+    def recommender(self) -> Recommender:
+        """Ranks the catalogue."""
         self.needs_catalogue()
-        if (user is None) == (history is None):
-            raise ValueError("give a user or a history, one of them")
-        if topk < 1:
-            raise ValueError(f"topk is {topk}; it must be 1 or more")
-        if history is None:
-            numbers = self.users.need([user], "user")
-            taken = self.history_of(int(numbers[0]))
-        else:
-            numbers, taken = np.zeros(1, np.int64), self.typed(history, times)
-        again = self.repeatable if seen is None else seen
-        out = [self.items.need(list(exclude), "item"), *([] if again else [taken.items])]
-        pairs = np.concatenate(out)
-        allowed = None if only is None else np.unique(self.items.need(list(only), "item"))
-        found, scores = self.rank(
-            self.query(numbers, [taken]), topk, (np.zeros_like(pairs), pairs), allowed
-        )
-        return self.named(found[0], scores[0])
+        return Recommender(self)
 
-    def named(self, items: np.ndarray, scores: np.ndarray) -> Ranking:
-        """Numbers of items and their scores, as words; places without an item are left out."""
-        kept = items > 0
-        return list(zip(self.items.values[items[kept]].tolist(), scores[kept].tolist()))
-
-    def score(self, user: object, items: Sequence[object]) -> list[float]:
+    def score(self, user: Any, items: Sequence[Any]) -> list[float]:
         """Scores of items for one user."""
-        self.needs_catalogue()
-        numbers, wanted = self.users.need([user], "user"), self.items.need(items, "item")
-        query = self.query(numbers, [self.history_of(int(numbers[0]))])
-        return self._scores(query, wanted)[0].tolist()
+        return self.recommender.score(Asked(user), items)
 
     def score_history(
-        self,
-        history: Sequence[object],
-        items: Sequence[object],
-        times: Sequence[int] | None = None,
+        self, history: Sequence[Any], items: Sequence[Any], times: Sequence[int] | None = None
     ) -> list[float]:
         """Scores of items for a history, oldest first."""
-        self.needs_catalogue()
-        query = self.query(np.zeros(1, np.int64), [self.typed(history, times)])
-        return self._scores(query, self.items.need(items, "item"))[0].tolist()
+        return self.recommender.score(Asked(history=history, times=times), items)
 
-    def vectors(self, what: str, words: Sequence[object]) -> Tensor:
+    def similar_items(self, item: Any, topk: int = 10) -> Ranking:
+        """Items whose vectors point the same way: [(item, cosine), ...], without itself."""
+        return self.recommender.similar_items(item, topk)
+
+    def vectors(self, what: str, words: Sequence[Any]) -> Tensor:
         """Vectors of users or items: [n, dim]. Their dot product is the score."""
         self.needs_catalogue()
-        if self.kind != "retrieval":
-            raise ValueError(f"{self.model} scores pairs: its users and items have no vectors")
+        vectors = self.item_vectors()
         if what == "item":
-            return self.tables["item_vectors"].rows(
-                torch.from_numpy(self.items.need(words, "item"))
-            )
+            return vectors[torch.from_numpy(self.items.need(words, "item"))]
         if what != "user":
             raise ValueError(f"vectors of {what!r}; there are user and item")
-        numbers = self.users.need(words, "user")
-        return self.queries(self.query(numbers, [self.history_of(int(n)) for n in numbers]))
-
-    def similar_items(self, item: object, topk: int = 10) -> Ranking:
-        """Items whose vectors point the same way: [(item, cosine), ...], without itself."""
-        own = self.vectors("item", [item])
-        number = self.items.need([item], "item")
-        units = self._units
-        fill = DotProducts(own / own.norm(dim=1, keepdim=True).clamp(min=1e-12), units)
-        without = (np.zeros(2, np.int64), np.array([0, number[0]]))
-        found, scores = rank(fill, 1, len(units), topk, without)
-        return self.named(*(one[0] for one in plain(found, scores, None)))
-
-    @cached_property
-    def _units(self) -> Tensor:
-        vectors = self.catalogue
-        return vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
-
-    @cached_property
-    def catalogue(self) -> Tensor:
-        """The vectors of all items [num_items, dim], padding included."""
-        return self.tables["item_vectors"].whole()
-
-    @cached_property
-    def _histories(self) -> Told | None:
-        if FILE not in self.manifest["files"]:
-            return None
-        return Told(self.folder, self.manifest, len(self.users), len(self.items))
-
-    def history_of(self, user: int) -> History:
-        """What a known user took, oldest first: numbers of items."""
-        if self._histories is None:
-            if self.reads_histories or not self.repeatable:
-                raise ValueError(
-                    f"{self.folder} was exported without histories (--no-histories): give the "
-                    "history yourself, or export again with them"
-                )
-            return History(np.zeros(0, np.int64))
-        return self._histories.of(user)
-
-    def seen_pairs(self, users: np.ndarray) -> Pairs:
-        """What each of these users took, as pairs: place in `users` [m], item [m]."""
-        if self._histories is None:
-            self.history_of(0)
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        return self._histories.pairs(users)
-
-    def prepare(self) -> None:
-        """Read now what would else be read when it is first needed."""
-        _ = self.catalogue, self._histories, self.users.find([])
-
-    def typed(self, history: Sequence[object], times: Sequence[int] | None = None) -> History:
-        """Numbers of a history's items; refused by a model that does not read histories."""
-        if not self.reads_histories:
-            raise ValueError(
-                f"{self.model} learned a vector for each user of its data, and a history has none: "
-                "it cannot recommend for somebody new. Go on training with these interactions "
-                "(shoal train --from), take a model that reads histories such as SASRec, or ask "
-                "for similar_items"
-            )
-        items = self.items.need(list(history), "item")
-        if times is None and self.reads_times:
-            raise ValueError(
-                f"{self.model} reads when items were taken: give times, in seconds, one for each "
-                "item, and behind them, if you like, that of the request"
-            )
-        return History(items, None if times is None else asked_at(times, len(items)))
+        return self.queries(self.of_users(self.users.need(words, "user")))
 
     def needs_clicks(self) -> None:
         """Refuse what only a click model answers."""
@@ -270,66 +174,117 @@ class Artifact:
                 f"of items; use {GRAPHS[self.kind]}"
             )
 
-    # ---- by numbers, many at a time -------------------------------------------------------------
+    # ---- its catalogue, as a recommender asks for it (runs/recommender.py) ----------------------
 
-    def query(self, users: np.ndarray, histories: Sequence[History] | None) -> dict[str, Tensor]:
-        """What the model is given to ask for users [b] with these histories, oldest first."""
-        found = {self.user_field: torch.from_numpy(users)}
-        if self._reads("history"):
-            assert histories is not None
-            found["history"] = torch.from_numpy(padded(histories, self.max_len))
-            if self.reads_times:
-                found["history_time"] = torch.from_numpy(padded_times(histories, self.max_len))
-        return found
+    @property
+    def reads_histories(self) -> bool:
+        """Whether it recommends for a history, of anybody."""
+        if self.kind in GRAPHS:
+            return False
+        if self.graph is None:
+            return self.signature["query"] == "constant"
+        return not self._reads(self.user_field)
 
-    def query_of_known(self, users: np.ndarray) -> dict[str, Tensor]:
-        """The same for users that the model knows, with the histories that it has of them."""
-        reads = self._reads("history")
-        return self.query(users, [self.history_of(int(user)) for user in users] if reads else None)
+    def need_histories(self, timed: bool) -> None:
+        """Refuse histories that the model cannot read."""
+        if not self.reads_histories:
+            raise ValueError(
+                f"{self.model} learned a vector for each user of its data, and a history has none: "
+                "it cannot recommend for somebody new. Go on training with these interactions "
+                "(shoal train --from), take a model that reads histories such as SASRec, or ask "
+                "for similar_items"
+            )
+        if not timed and self._reads("history_time"):
+            raise ValueError(
+                f"{self.model} reads when items were taken: give times, in seconds, one for each "
+                "item, and behind them, if you like, that of the request"
+            )
 
     def _reads(self, field: str) -> bool:
-        return self.graph is not None and field in self.graph.inputs
+        return self.graph is not None and self.graph.inputs.get(field, {}).get("used", False)
 
-    def rank(
-        self,
-        query: Mapping[str, Tensor],
-        topk: int,
-        without: Pairs | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The best items of each query [b, k] (0: none left) and their scores [b, k].
+    def of_users(self, users: np.ndarray) -> Fields:
+        """What the model is given for known users: with what they took, where it reads that."""
+        if not self._reads("history"):
+            return {self.user_field: torch.from_numpy(users)}
+        return self._query(users, [self.history_of(int(user)) for user in users])
 
-        allowed: the items that alone may come, ascending; `without`: pairs that may not.
-        """
-        size = len(query[self.user_field])
-        num_items = len(self.items) if allowed is None else len(allowed)
-        pads = np.zeros(size, np.int64)
-        rows, banned = without if without is not None else (pads[:0], pads[:0])
-        if allowed is None:
-            rows = np.concatenate([rows, np.arange(size)])
-            banned = np.concatenate([banned, pads])
-        else:
-            place = np.searchsorted(allowed, banned).clip(max=max(0, num_items - 1))
-            inside = allowed[place] == banned if num_items else np.zeros(len(banned), bool)
-            rows, banned = rows[inside], place[inside]
-        with torch.inference_mode():
-            found, scores = rank(self._fill(query, allowed), size, num_items, topk, (rows, banned))
-        return plain(found, scores, allowed)
+    def of_histories(self, histories: Sequence[History]) -> Fields:
+        """The same for anybody."""
+        return self._query(np.zeros(len(histories), np.int64), histories)
 
-    def _fill(self, query: Mapping[str, Tensor], allowed: np.ndarray | None) -> Fill:
-        ids = None if allowed is None else torch.from_numpy(allowed)
+    def _query(self, users: np.ndarray, histories: Sequence[History]) -> Fields:
+        found = {self.user_field: users, **padded(histories, self.max_len)}
+        return {name: torch.from_numpy(one) for name, one in found.items()}
+
+    def history_of(self, user: int) -> History:
+        """What a known user took, oldest first: numbers of items."""
+        self._need_stored()
+        return History(NOBODY) if self._stored is None else self._stored.of(user)
+
+    def seen(self, users: np.ndarray) -> Pairs:
+        """What each of these users took, as pairs: place in `users` [m], item [m]."""
+        self._need_stored()
+        return (NOBODY, NOBODY) if self._stored is None else self._stored.pairs(users)
+
+    def _need_stored(self) -> None:
+        if self._stored is None and (self.reads_histories or not self.repeatable):
+            raise ValueError(
+                f"{self.folder} was exported without histories (--no-histories): give the history "
+                "yourself, or export again with them"
+            )
+
+    @cached_property
+    def _stored(self) -> StoredHistories | None:
+        if HISTORIES not in self.manifest["files"]:
+            return None
+        return StoredHistories(self.folder, self.manifest, len(self.users), len(self.items))
+
+    @cached_property
+    def popularity(self) -> np.ndarray:
+        """How often each item was taken: [num_items]."""
+        if POPULARITY in self.manifest["files"]:
+            found = files.read_tensors(self.folder, POPULARITY, self.manifest, ["counts"])["counts"]
+            if found.shape != (len(self.items),) or found.dtype != torch.int64:
+                raise ArtifactError(f"artifact {self.folder} is damaged: {POPULARITY}")
+            return found.numpy()
+        stored = self._stored
+        taken = NOBODY if stored is None else stored.items
+        return np.bincount(taken, minlength=len(self.items))
+
+    def item_vectors(self) -> Tensor:
+        """The vectors of all items [num_items, dim], padding included."""
+        if self.kind != "retrieval":
+            raise ValueError(f"{self.model} scores pairs: its users and items have no vectors")
+        return self._catalogue
+
+    @cached_property
+    def _catalogue(self) -> Tensor:
+        return self.tables["item_vectors"].whole()
+
+    def prepare(self) -> None:
+        """Read now what would else be read when it is first needed."""
         if self.kind == "retrieval":
-            vectors = self.catalogue if ids is None else self.catalogue[ids]
-            return DotProducts(self.queries(query), vectors)
+            _ = self._catalogue
+        if self.kind not in GRAPHS:
+            _ = self._stored, self.users.find([]), self.items.values
+
+    def fill(self, query: Fields, items: Tensor | None) -> Fill:
+        """What writes the scores of a query for these items; None: for all."""
+        if self.kind == "retrieval":
+            vectors = self.item_vectors()
+            return DotProducts(self.queries(query), vectors if items is None else vectors[items])
 
         def fill(a: int, b: int, first: int, last: int, out: Tensor) -> None:
             part = {name: value[a:b] for name, value in query.items()}
-            wanted = torch.arange(first, last) if ids is None else ids[first:last]
-            out.copy_(self._pair_scores(part, wanted))
+            wanted = torch.arange(first, last) if items is None else items[first:last]
+            found = self.running.pairs(part, b - a, wanted)
+            self._check(found, (b - a, last - first))
+            out.copy_(found)
 
         return fill
 
-    def queries(self, query: Mapping[str, Tensor]) -> Tensor:
+    def queries(self, query: Fields) -> Tensor:
         """Query vectors [b, dim] of a model that has such."""
         users = query[self.user_field]
         if self.graph is not None:
@@ -346,21 +301,6 @@ class Artifact:
         if found.shape != shape or not found.is_floating_point():
             told = f"{found.dtype} {list(found.shape)}, not floats {list(shape)}"
             raise ArtifactError(f"artifact {self.folder} is damaged: its graph gives {told}")
-
-    def _pair_scores(self, query: Mapping[str, Tensor], items: Tensor) -> Tensor:
-        """Scores of items [n] for every query: [b, n]."""
-        size = len(query[self.user_field])
-        found = self.running.pairs(query, size, items)
-        self._check(found, (size, len(items)))
-        return found
-
-    def _scores(self, query: Mapping[str, Tensor], items: np.ndarray) -> Tensor:
-        """Scores of items [n] for every query: [b, n]."""
-        with torch.inference_mode():
-            if self.kind == "scorer":
-                return self._pair_scores(query, torch.from_numpy(items))
-            vectors = self.tables["item_vectors"].rows(torch.from_numpy(items))
-            return self.queries(query) @ vectors.T
 
     # ---- click models ---------------------------------------------------------------------------
 

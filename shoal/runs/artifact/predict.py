@@ -5,7 +5,6 @@ The file has the format of the data that the model was trained on; labels are no
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from itertools import chain
@@ -18,8 +17,9 @@ from shoal.data.clicks import ClickLog
 from shoal.data.clicks.per_feature import per_feature
 from shoal.data.encoder import LogEncoder
 from shoal.data.packed import open_text, plain_name
-from shoal.data.sources.tables import read_frame
-from shoal.runs.artifact.bulk import SUFFIXES, join_parts, write_part
+from shoal.data.prepared.inputs import form_of
+from shoal.data.sources.table import read_frame
+from shoal.runs.artifact.bulk import parts_of
 from shoal.runs.artifact.loaded import Artifact
 
 CHUNK = 1 << 16
@@ -27,29 +27,19 @@ CHUNK = 1 << 16
 
 def predict_file(folder: str | Path, source: str | Path, output: str | Path) -> int:
     """Write a probability for each sample of a file, in order; how many there were."""
-    artifact, path = Artifact(folder), Path(output)
+    artifact = Artifact(folder)
     artifact.needs_clicks()
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"--output {path} must end in {', '.join(SUFFIXES)}")
     if not Path(source).is_file():
         raise ValueError(f"--input: there is no file {source}")
     names = [name for name, _ in artifact.labels]
     names = ["click"] if len(names) == 1 else names
-    parts = path.with_name(f".{path.name}.parts")
-    shutil.rmtree(parts, ignore_errors=True)
-    parts.mkdir()
-    try:
-        with tempfile.TemporaryDirectory(prefix="shoal-predict-") as scratch:
-            count = 0
-            for number, chances in enumerate(_chances(artifact, Path(source), Path(scratch))):
-                columns = dict(zip(names, chances.reshape(len(chances), -1).T))
-                write_part(columns, parts / f"{number:08d}{path.suffix}")
-                count += len(chances)
+    count = 0
+    with tempfile.TemporaryDirectory(prefix="shoal-predict-") as scratch, parts_of(output) as write:
+        for chances in _chances(artifact, Path(source), Path(scratch)):
+            write(dict(zip(names, chances.reshape(len(chances), -1).T)))
+            count += len(chances)
         if not count:
             raise ValueError(f"--input: {source} has no samples")
-        join_parts(parts, path)
-    finally:
-        shutil.rmtree(parts, ignore_errors=True)
     return count
 
 
@@ -60,7 +50,7 @@ def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.nda
             spelling = DataSection(separator=artifact.signature["separator"], quote=None)
         else:
             spelling = encoder.config
-        frame = read_frame(source, spelling)
+        frame = read_frame(source, spelling, form_of(source, spelling))
         for first in range(0, len(frame), CHUNK):
             yield artifact.predictor.predict(frame[first : first + CHUNK])
         return

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from shoal.data.batch import Jagged
 from shoal.runs.artifact.files import ArtifactError
-from shoal.runs.artifact.histories import History
 from shoal.runs.artifact.loaded import GRAPHS, Artifact
+from shoal.runs.recommender import History
 
 SECONDS = 60  # of CPU time
 MEMORY = 8 << 30  # bytes of addresses, beyond those of the opened artifact
@@ -93,8 +93,9 @@ def _ask(artifact: Artifact, size: int, rng: np.random.Generator) -> None:
     some = [rng.integers(0, min(count, 1 + artifact.max_len)) for _ in users]
     taken = [rng.integers(min(1, count - 1), count, length) for length in some]
     times = [np.sort(rng.integers(0, 1 << 31, len(one) + 1)) for one in taken]
-    query = artifact.query(users, [History(*one) for one in zip(taken, times)])
-    artifact._scores(query, rng.integers(0, count, min(count, ITEMS)))
+    query = artifact._query(users, [History(*one) for one in zip(taken, times)])
+    items = torch.from_numpy(rng.integers(0, count, min(count, ITEMS)))
+    artifact.recommender.scores(query, size, items)
 
 
 def _samples(

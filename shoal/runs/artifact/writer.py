@@ -28,10 +28,11 @@ from shoal.models.base import ClickModel, Model, Retrieval
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import write_encoder
-from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.loaded import POPULARITY, Artifact
 from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.runs.artifact.trace import Traced, item_features, trace
-from shoal.runs.artifact.vocabulary import write_words
+from shoal.runs.catalogue import RunCatalogue
+from shoal.runs.recommender import Recommender
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.world.durable import write_durably
@@ -99,8 +100,9 @@ class Writer:
             "item_field": dataset.item_field,
             "id_types": [one.__name__ for one in self.trained.types],
         }
-        write_words(self.folder, "users", dataset.vocab[dataset.user_field])
-        write_words(self.folder, "items", dataset.vocab[dataset.item_field])
+        files.write_words(self.folder, "users", dataset.vocab[dataset.user_field])
+        files.write_words(self.folder, "items", dataset.vocab[dataset.item_field])
+        save_file({"counts": evaluator.popularity}, self.folder / POPULARITY)
         if self.histories:
             taken = {
                 "items": torch.from_numpy(told.items.astype(np.int32)),
@@ -212,15 +214,11 @@ class Writer:
         asked = {f"ids.{name}": batch.tensor(name).cpu() for name in batch.ids}
         asked |= {"items": items, "scores": scores.contiguous()}
         if self.histories:
-            some = users[:ASKED_LISTS].tolist()
-            lists = {user: evaluator.recommend(self.model, user, 10) for user in some}
-            wanted = {item for best in lists.values() for item, _ in best}
-            words = dataset.vocab[dataset.item_field]
-            index = {word: k for k, word in enumerate(words) if word in wanted}
-            for user, best in lists.items():
-                found = [index[item] for item, _ in best]
-                asked[f"list.{user}.items"] = torch.tensor(found, dtype=torch.int64)
-                asked[f"list.{user}.scores"] = torch.tensor([score for _, score in best])
+            some = users[:ASKED_LISTS]
+            lists = Recommender(RunCatalogue(self.model, evaluator)).rank_users(some, 10)
+            for user, best, own in zip(some.tolist(), *lists):
+                asked[f"list.{user}.items"] = torch.from_numpy(best[best > 0])
+                asked[f"list.{user}.scores"] = torch.from_numpy(own[best > 0])
         return asked
 
     # ---- click models ---------------------------------------------------------------------------
@@ -263,7 +261,7 @@ class Writer:
             raise ValueError(
                 "there is no sample to check the artifact with; name data that has some"
             )
-        known = {one.name for one in facts.sparse} if facts.apart else set()
+        known = {one.name for one in facts.sparse} if facts.per_feature else set()
         lists = {
             name
             for name, one in example.ids.items()
@@ -277,7 +275,7 @@ class Writer:
         """Of a click log with a field for each feature: the column that each is."""
         facts = self.model.facts
         used = {one["name"] for one in document["inputs"] if one["used"]}
-        return {f.name: f.column for f in facts.features if facts.apart and f.name in used}
+        return {f.name: f.column for f in facts.features if facts.per_feature and f.name in used}
 
     # ---- what both write ------------------------------------------------------------------------
 

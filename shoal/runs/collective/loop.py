@@ -210,8 +210,8 @@ class Loop:
         groups = [] if dense is None else dense.param_groups
         parameters = [p for group in groups for p in group["params"] if p.numel()]
         self._inner.dense = parameters
-        if dense is not None:
-            self._inner.dense_optimizer = SteppedByUser(dense)  # type: ignore[assignment]
+        stepped: Any = None if dense is None else SteppedByUser(dense)
+        self._inner.dense_optimizer = stepped
         self._dense, self._ready = dense, True
         self._begin_alike(parameters)
         for module in self._spread:

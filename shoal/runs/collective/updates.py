@@ -60,7 +60,7 @@ class SteppedByUser:
 def optimizer_section(
     dense: torch.optim.Optimizer | None, rows: str | None, lr: float | None, options: dict[str, Any]
 ) -> OptimizerSection:
-    """What updates rows: as told, or as the dense optimizer does."""
+    """What updates rows: as named, or as the dense optimizer does."""
     base = lr if dense is None else float(dense.param_groups[0]["lr"])
     if rows is None and dense is None:
         raise ValueError("name what updates the rows: strategy.optimizer(rows='adagrad', lr=0.1)")
@@ -77,7 +77,7 @@ def optimizer_section(
     section = OptimizerSection.model_validate(
         {"name": name, "lr": base, "rows": {"name": rows, **options}}
     )
-    row_optimizer_of(section)  # tells what this optimizer does not have
+    row_optimizer_of(section)  # refuses what this optimizer does not have
     return section
 
 

@@ -55,7 +55,7 @@ class Ledger:
         if self.file.exists():
             try:
                 self.entries = [Entry(**one) for one in json.loads(self.file.read_text())]
-            except (OSError, ValueError, TypeError) as error:
+            except (OSError, ValueError, TypeError, RecursionError) as error:
                 raise ValueError(f"cannot read {self.file}: {error}") from error
         self._told: set[str] = set()
 

@@ -7,15 +7,14 @@ numbers its data by them, so that rows, which are keyed by number, stay those of
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from shoal.data.dataset import Column, Columns, Dataset, Ragged
+from shoal.data.ids import pack_words, unpack_words
 from shoal.world.durable import open_regular, replace_durably
 
 FILE = "vocabulary.safetensors"
@@ -23,14 +22,8 @@ FILE = "vocabulary.safetensors"
 
 def save_vocabularies(folder: Path, dataset: Dataset) -> None:
     """Leave the words of every field in a run's folder."""
-    tensors = {}
-    for field, words in dataset.vocab.items():
-        parts = [str(word).encode() for word in words]
-        offsets = np.zeros(len(parts) + 1, np.int64)
-        np.cumsum([len(part) for part in parts], out=offsets[1:])
-        text = np.frombuffer(b"".join(parts), np.uint8).copy()
-        tensors[f"{field}/bytes"] = torch.from_numpy(text)
-        tensors[f"{field}/offsets"] = torch.from_numpy(offsets)
+    packed = {field: pack_words(words) for field, words in dataset.vocab.items()}
+    tensors = {f"{field}/{k}": one for field, parts in packed.items() for k, one in parts.items()}
     replace_durably(folder / FILE, save(tensors))
 
 
@@ -38,21 +31,18 @@ def read_vocabularies(file: Path) -> dict[str, list[str]]:
     """Field -> words, by number."""
     try:
         open_regular(file, links=False).close()
-        with safe_open(file, "pt") as tensors:
-            names = set(tensors.keys())
-            found = {}
-            for name in sorted(names):
-                field, _, what = name.rpartition("/")
-                if what != "offsets" or f"{field}/bytes" not in names:
-                    continue
-                offsets = tensors.get_tensor(name).tolist()
-                text = tensors.get_tensor(f"{field}/bytes").numpy().tobytes()
-                if offsets[:1] != [0] or offsets[-1] != len(text) or sorted(offsets) != offsets:
-                    raise ValueError(f"{file} is damaged: the words of {field!r}")
-                found[field] = [text[a:b].decode("utf-8", "replace") for a, b in pairwise(offsets)]
-            return found
+        with safe_open(file, "pt") as stored:
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot read {file}: {error}") from error
+    found = {}
+    for field in sorted({name.rpartition("/")[0] for name in tensors}):
+        try:
+            parts = {key: tensors[f"{field}/{key}"] for key in ("bytes", "offsets")}
+            found[field] = unpack_words(parts).tolist()
+        except (LookupError, ValueError) as error:
+            raise ValueError(f"{file} is damaged: the words of {field!r}") from error
+    return found
 
 
 def grow(dataset: Dataset, known: dict[str, list[str]]) -> Dataset:

@@ -7,7 +7,9 @@ rows of new ids begin as rows do. The learning rate begins anew, and so does the
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,15 @@ from shoal.runs.daily.decay import ages_after, fade
 from shoal.runs.daily.growth import FILE, read_vocabularies
 from shoal.training.checkpoint.snapshot import table_of
 from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give
+from shoal.training.evaluation import Evaluator
 from shoal.training.run_folder import RunFolder
 from shoal.training.strategy.base import Strategy
+from shoal.training.trainer import Trainer
+from shoal.world.durable import replace_durably
 from shoal.world.world import World
 
 log = logging.getLogger("shoal")
+BEFORE = "before.json"  # in a run's folder: a run that is resumed cannot find it out again
 
 
 def begin(config: Config, strategy: Strategy, dataset: Any, world: World) -> None:
@@ -243,3 +249,37 @@ def known_words(folder: Path) -> dict[str, list[str]]:
             "more, then go on from it"
         )
     return read_vocabularies(file)
+
+
+# ---- progressive validation: how well what was known foretells new data, before it is seen -----
+
+
+def validate_first(trainer: Trainer, dataset: Any) -> dict[str, float]:
+    """Metrics of a model that goes on, on the new data's valid split; or on all of the new data."""
+    config, evaluator = trainer.config, trainer.evaluator
+    if config.start.run is None or not (config.train.eval_every or config.start.test_first):
+        return {}
+    # (With start.test_first the valid files of a click log are those that it trains on.)
+    if config.start.test_first and isinstance(evaluator, Evaluator):
+        none = np.zeros(0, np.int64)
+        assert isinstance(dataset, Dataset)
+        every = np.sort(np.concatenate(list(dataset.splits.values())))
+        unseen = replace(dataset, splits={"train": none, "valid": every, "test": none})
+        how = (config.eval, trainer.world, config.run.seed, config.data.max_len)
+        evaluator = Evaluator(unseen, *how, evaluator.sequential, evaluator.timed)
+    evaluator.check(["valid"])
+    values = evaluator.evaluate(trainer.model, "valid")
+    log.info("before training: %s", values)
+    return values
+
+
+def keep_before(folder: Path, before: dict[str, float]) -> dict[str, float]:
+    """Leave the metrics in a run's folder; where there are none, those that it has."""
+    if before:
+        replace_durably(folder / BEFORE, json.dumps(before).encode())
+        return before
+    try:
+        found = json.loads((folder / BEFORE).read_text())
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -20,11 +19,12 @@ from pydantic_core import from_json
 from shoal.config.errors import did_you_mean
 from shoal.data.batch import Batch
 from shoal.data.encoder import check_names, together
-from shoal.runs.artifact.histories import History
 from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.recommender import Asked, Ranking
 
 MOST_ITEMS = 10_000  # in a list of a request
 MOST_TOPK = 1_000
+MOST_USERS = 1_000
 MOST_SAMPLES = 10_000
 MOST_IDS = 1_000  # in one cell
 MOST_TEXT = 1 << 16  # characters of one cell
@@ -50,13 +50,18 @@ class Who(Question):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Who:
-        if (self.user is None) == (self.history is None):
-            raise ValueError("give user or history, one of them")
+        named = [name for name in ("user", "users", "history") if name in type(self).model_fields]
+        if sum(getattr(self, name) is not None for name in named) != 1:
+            raise ValueError(f"give {' or '.join(named)}, one of them")
         return self
 
 
 class Recommend(Who):
-    """The best items."""
+    """The best items, of a user, of several users or for a history."""
+
+    users: Annotated[list[Word], Field(min_length=1, max_length=MOST_USERS)] | None = Field(
+        None, description="several users, answered in one pass"
+    )
 
     topk: int = Field(10, ge=1, le=MOST_TOPK)
     exclude: Words = Field([], description="items that may not come")
@@ -117,75 +122,39 @@ def _first_of(error: ValidationError, *place: object) -> str:
 
 
 def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
-    """[{item, score}, ...] for each, or the error that it gets."""
-    answers: list[Any] = [None] * len(asked)
-    together: list[int] = []
-    users, histories, rows, banned = [], [], [], []
-    for number, one in enumerate(asked):
-        try:
-            model.needs_catalogue()
-            if one.only is not None:  # another catalogue than the others'
-                found = model.recommend(
-                    one.user, one.history, one.topk, one.exclude, one.only, one.seen, one.times
-                )
-                answers[number] = _listed(found)
-                continue
-            user, taken = whose(model, one)
-            out = model.items.need(one.exclude, "item")
-            if not (model.repeatable if one.seen is None else one.seen):
-                out = np.concatenate([out, taken.items])
-            rows.append(np.full(len(out), len(together)))
-            banned.append(out)
-            together.append(number)
-            users.append(user)
-            histories.append(taken)
-        except ValueError as error:
-            answers[number] = error
-    if together:
-        query = model.query(np.array(users, dtype=np.int64), histories)
-        most = max(asked[number].topk for number in together)
-        items, scores = model.rank(query, most, (np.concatenate(rows), np.concatenate(banned)))
-        for place, number in enumerate(together):
-            topk = asked[number].topk
-            answers[number] = _listed(model.named(items[place, :topk], scores[place, :topk]))
+    """The items of each; all that ask for the whole catalogue are ranked together."""
+    whose = [[one.user] if one.users is None else one.users for one in asked]
+    flat = [
+        Asked(user, one.history, one.times, one.topk, one.exclude, one.only, one.seen)
+        for one, users in zip(asked, whose)
+        for user in users
+    ]
+    found = iter(model.recommender.answer(flat))
+    answers: list[Any] = []
+    for one, users in zip(asked, whose):
+        if one.users is None:
+            answers.append(_listed(next(found)))
+        else:
+            answers.append({"users": [{"user": user, **_listed(next(found))} for user in users]})
     return answers
 
 
-def whose(model: Artifact, one: Who) -> tuple[int, History]:
-    """The number of a user (0: somebody) and the history."""
-    if one.history is not None:
-        return 0, model.typed(one.history, one.times)
-    user = int(model.users.need([one.user], "user")[0])
-    return user, model.history_of(user)
-
-
-def _listed(found: list[tuple[str, float]]) -> dict[str, Any]:
-    return {"items": [{"item": item, "score": score} for item, score in found]}
+def _listed(found: Ranking) -> dict[str, Any]:
+    items = [{"item": item, "score": score} for item, score in found]
+    return {"items": items, "by": found.by, "unknown": list(found.unknown)}
 
 
 def answer_score(model: Artifact, asked: Sequence[Score]) -> list[Any]:
     """Scores of each."""
-    answers: list[Any] = []
-    for one in asked:
-        try:
-            if one.history is not None:
-                answers.append({"scores": model.score_history(one.history, one.items, one.times)})
-            else:
-                answers.append({"scores": model.score(one.user, one.items)})
-        except ValueError as error:
-            answers.append(error)
-    return answers
+    return [
+        {"scores": model.recommender.score(Asked(one.user, one.history, one.times), one.items)}
+        for one in asked
+    ]
 
 
 def answer_similar(model: Artifact, asked: Sequence[Similar]) -> list[Any]:
     """Similar items of each."""
-    answers: list[Any] = []
-    for one in asked:
-        try:
-            answers.append(_listed(model.similar_items(one.item, one.topk)))
-        except ValueError as error:
-            answers.append(error)
-    return answers
+    return [_listed(model.similar_items(one.item, one.topk)) for one in asked]
 
 
 def answer_predict(model: Artifact, asked: Sequence[Predict]) -> list[Any]:

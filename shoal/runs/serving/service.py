@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from shoal.runs.artifact import files
 from shoal.runs.artifact.loaded import DELTAS, Artifact
 from shoal.runs.artifact.trial import try_apart
@@ -146,11 +144,7 @@ def load(folder: Path, state: State) -> Artifact:
     with files.private():
         model = Artifact(folder)
         try_apart(model)
-        if model.kind == "retrieval":  # before the first request, not at its cost
-            model.prepare()
-        elif model.kind == "scorer":
-            with suppress(ValueError):  # exported without histories
-                model.seen_pairs(np.zeros(0, np.int64))
+        model.prepare()  # before the first request, not at its cost
     if state_of(folder) != state:
         raise ValueError(f"{folder} changed while it was loaded")
     return model

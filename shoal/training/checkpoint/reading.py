@@ -1,4 +1,4 @@
-"""Committed: a checkpoint read back. Nothing of it is believed before it was checked.
+"""Reading: a checkpoint read back. Nothing of it is believed before it was checked.
 
 Its author may be anybody: a manifest can name only regular files of its own folder, and numbers
 that no training leaves behind are refused even where every checksum is right.
@@ -16,13 +16,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shoal.data.fingerprint import as_saved, mismatch
 from shoal.training.checkpoint.snapshot import CheckpointError, Snapshot, table_of
 from shoal.world.durable import count, is_plain_name, open_regular
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 1 << 26  # of a manifest: a million files, or a large state
-HASHERS = 4  # threads that make checksums
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -41,7 +41,7 @@ def read(path: Path, rows: bool = True, alone: bool = False) -> Snapshot:
         for name in files:
             if not is_plain_name(name):
                 raise CheckpointError(f"checkpoint {path} is damaged: {name!r} is no plain name")
-        with ThreadPoolExecutor(HASHERS) as pool:  # checksums are made without Python's lock
+        with ThreadPoolExecutor(4) as pool:  # checksums are made without Python's lock
             counts = pool.map(lambda name: count(path / name, files[name]["bytes"]), files)
             for (name, facts), found in zip(files.items(), counts):
                 if found["bytes"] != facts["bytes"]:
@@ -82,6 +82,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest["state"], dict):
         raise CheckpointError(f"checkpoint {path} is damaged: its state is no mapping")
     return manifest
+
+
+def check_fingerprint(saved: dict[str, Any], now: dict[str, Any], run: Path, options: Any) -> None:
+    """A run continues only with the model and the data that its checkpoints were made with."""
+    if (what := mismatch(saved, as_saved(saved, now, options))) is not None:
+        raise CheckpointError(f"the checkpoints in {run} {what}")
 
 
 def _read_base(path: Path, base: str, snapshot: Snapshot, rows: bool) -> None:

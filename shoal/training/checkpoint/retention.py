@@ -60,7 +60,7 @@ def prune(run: Path, keep: int) -> list[Path]:
 
 
 def copy(run: Path, target: Path) -> list[Path]:
-    """Copy the newest checkpoint that is whole, with what it needs, as a run of its own.
+    """Copy the newest checkpoint that is whole, with what it needs, as a separate run.
 
     It can be resumed, evaluated and used like the first one.
     """

@@ -89,7 +89,7 @@ def rows_per_file(store: Store) -> int:
 def give(strategy: Strategy, snapshot: Snapshot) -> None:
     """Put a snapshot back into a model that was set up."""
     model = strategy.model
-    dense = parse_tensors(snapshot.files["dense.safetensors"])  # type: ignore[arg-type]
+    dense = parse_tensors(_bytes_of(snapshot, "dense.safetensors"))
     missing, unexpected = (
         model.state_dict().keys() - dense.keys(),
         dense.keys() - model.state_dict().keys(),
@@ -100,7 +100,7 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
             f"{sorted(unexpected)} besides"
         )
     model.load_state_dict(dense)
-    optimizer = parse_tensors(snapshot.files["optimizer.safetensors"])  # type: ignore[arg-type]
+    optimizer = parse_tensors(_bytes_of(snapshot, "optimizer.safetensors"))
     strategy.restore_dense(optimizer)
     steps = dict(snapshot.state["steps"])
     for number, (folder, files) in enumerate(snapshot.rows):
@@ -123,6 +123,12 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
         if strategy.world.is_main:
             tell_lost(strategy.stores[name], found)
     strategy.rows.steps = steps
+
+
+def _bytes_of(snapshot: Snapshot, name: str) -> bytes:
+    data = snapshot.files[name]
+    assert isinstance(data, bytes)
+    return data
 
 
 def row_files(snapshot: Snapshot, world: World) -> Iterator[tuple[str, bytes]]:

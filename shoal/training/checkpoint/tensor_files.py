@@ -24,7 +24,7 @@ DTYPES = {torch.float32: "F32", torch.int64: "I64", torch.uint8: "U8"}  # that r
 
 class Files:
     """Files of a checkpoint that is being taken: a few are held, to be written in the background,
-    the others are written as they come. After a failure they come in vain.
+    the others are written as they come. After a failure they are dropped.
     """
 
     def __init__(self, folder: Path):

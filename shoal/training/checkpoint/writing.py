@@ -21,13 +21,11 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from shoal.training.checkpoint.merging import merge
 from shoal.training.checkpoint.reading import FORMAT, MANIFEST, digest, manifest_value, read
 from shoal.training.checkpoint.remote import Copies
 from shoal.training.checkpoint.snapshot import (
-    DELTA,
     CheckpointError,
     Snapshot,
     give,
@@ -42,15 +40,7 @@ from shoal.world.world import PeerLost, World
 
 __all__ = ["CheckpointError", "Checkpoints", "Snapshot", "give", "read", "take", "write"]
 WRITER = "checkpoint writer"
-WHOLE, SKIPPED = "whole", "skipped"
 log = logging.getLogger("shoal")
-
-
-class Saving(Protocol):
-    """Rows that are being written where they live."""
-
-    def wait(self) -> dict[str, Any]:
-        """Until they are: file -> bytes and checksum."""
 
 
 class Checkpoints:
@@ -74,27 +64,16 @@ class Checkpoints:
         self._base: str | None = None  # what a delta may build upon
         self._deltas = 0
         self._marks: dict[str, int] = {}  # of this rank's rows at the last save
-        self._merging = False  # the writer makes a whole checkpoint of deltas
         self._writer: threading.Thread | None = None
         self._swept = False
         self._failure: BaseException | None = None
 
-    def save(
-        self,
-        strategy: Strategy,
-        state: dict[str, Any],
-        then: Callable[[], None] | None = None,
-        may_skip: bool = False,
-    ) -> None:
-        """Snapshot now, write in the background; a failed write surfaces at the next call.
-
-        may_skip: do nothing where it would have to wait for deltas being made whole.
-        """
+    def save(self, strategy: Strategy, state: dict[str, Any]) -> None:
+        """Snapshot now, write in the background; a failed write surfaces at the next call."""
+        self.wait()
         path = self.folder / step_name(state["step"])
-        plan = self._plan(strategy, path.name, may_skip)
-        if plan == SKIPPED:
-            return
-        marks = self._marks if plan == DELTA and not strategy.saves_rows else None
+        delta = self._is_delta(strategy, path.name)
+        marks = self._marks if delta and not strategy.saves_rows else None
         if not self.world.is_main:
             take(strategy, state, None, marks)
             self._mark(strategy)
@@ -102,7 +81,7 @@ class Checkpoints:
                 self.world.barrier()
             return
         files = Files(hidden_of(path))
-        base, rows = self._base if plan == DELTA else None, None
+        base, rows_written = self._base if delta else None, files.write_held
         try:
             self._prepare(path, files)
             snapshot = take(strategy, state, files.put, marks)
@@ -110,8 +89,8 @@ class Checkpoints:
             if files.failure is not None:
                 raise files.failure
             if strategy.saves_rows:
-                rows = strategy.start_saving(files.folder, base is not None)
-                self.world.barrier()  # nobody goes on before every server has begun
+                rows_written = strategy.start_saving(files.folder, delta).wait
+                self.world.barrier()  # nobody continues before every server has begun
         except OSError as error:
             self._failure = error
             shutil.rmtree(files.folder, ignore_errors=True)
@@ -121,7 +100,7 @@ class Checkpoints:
         except BaseException:  # stopped by a signal: what has only begun is not left behind
             shutil.rmtree(files.folder, ignore_errors=True)
             raise
-        arguments = (path, files, snapshot, base, rows, then)
+        arguments = (path, files.folder, snapshot, base, rows_written)
         self._writer = threading.Thread(target=self._write, args=arguments, name=WRITER)
         try:
             self._writer.start()
@@ -135,22 +114,13 @@ class Checkpoints:
         if self.copies is not None and self.world.is_main:
             self.copies.claim(self.committed())
 
-    def _plan(self, strategy: Strategy, name: str, may_skip: bool) -> str:
-        """Whole, a delta, or skipped: rank 0 decides, for all."""
-        plan = WHOLE
-        if self.world.is_main and may_skip and self._merging:
-            plan = SKIPPED
-        else:
-            self.wait()
-            # Servers write a whole one when it is time; elsewhere a delta is made whole then.
-            most = self.whole_every - 1 if strategy.saves_rows else self.whole_every
-            follows = self._base is not None and self._base < name  # not the same step again
-            delta = self.whole_every > 1 and follows and self._deltas < most
-            if delta and strategy.can_save_delta():
-                plan = DELTA
+    def _is_delta(self, strategy: Strategy, name: str) -> bool:
+        """Whether only changed rows are saved: rank 0 decides, for all."""
+        follows = self._base is not None and self._base < name  # not the same step again
+        delta = follows and self._deltas < self.whole_every - 1 and strategy.can_save_delta()
         if self.whole_every == 1 or self.world.size == 1 or strategy.saves_rows:
-            return plan  # rows that live apart are no business of other ranks
-        return self.world.broadcast_bytes(plan.encode() if self.world.is_main else None).decode()
+            return delta  # servers' rows are no business of other ranks
+        return self.world.broadcast_bytes(bytes([delta]) if self.world.is_main else None) == b"\1"
 
     def _mark(self, strategy: Strategy) -> None:
         """The next delta begins here."""
@@ -158,7 +128,7 @@ class Checkpoints:
             self._marks = {name: store.mark() for name, store in strategy.rows.saved()}
 
     def _prepare(self, path: Path, files: Files) -> None:
-        """An empty folder to write into; others must not wait in vain where that fails."""
+        """An empty folder to write into; a failure is kept, since others wait."""
         try:
             self._sweep()
             begin(path)
@@ -188,43 +158,23 @@ class Checkpoints:
     def _write(
         self,
         path: Path,
-        files: Files,
+        hidden: Path,
         snapshot: Snapshot,
         base: str | None,
-        rows: Saving | None,
-        then: Callable[[], None] | None,
+        rows_written: Callable[[], dict[str, Any]],
     ) -> None:
+        """In a thread: commit what was taken; rows_written: waits for files with rows."""
         last, self._base = self._base, None  # a save that fails is followed by a whole one
         try:
-            written = files.write_held() if rows is None else rows.wait()
-            if base is not None and self._deltas + 1 >= self.whole_every:
-                written, base = self._make_whole(base, files), None
-            write(path, snapshot, files.folder, written, base)
+            write(path, snapshot, hidden, rows_written(), base)
             self._deltas = self._deltas + 1 if base is not None and base == last else 0
             self._base = path.name
-            if then is not None:
-                then()
             self._prune(path)
             if self.copies is not None:
                 self.copies.update(self.committed())
-        except CheckpointError as error:
-            shutil.rmtree(files.folder, ignore_errors=True)
-            log.warning("%s; this checkpoint is left out, and the next one is whole", error)
         except BaseException as error:
-            shutil.rmtree(files.folder, ignore_errors=True)
+            shutil.rmtree(hidden, ignore_errors=True)
             self._failure = error
-
-    def _make_whole(self, base: str, files: Files) -> dict[str, Any]:
-        """The rows of a delta and of all it builds upon in new files; their bytes and checksums."""
-        self._merging = True
-        try:
-            own = [files.folder / name for name in sorted(files.written)]
-            written = merge(self.folder / base, own, files.folder)
-            for path in own:
-                path.unlink()
-            return written
-        finally:
-            self._merging = False
 
     def _prune(self, newest: Path) -> None:
         """Keep the last K and what each of them calls the best: any may be gone back to."""
@@ -375,7 +325,7 @@ def write(
     written: dict[str, Any] | None = None,
     base: str | None = None,
 ) -> None:
-    """Write and commit one checkpoint; `written` tells of files that are there already."""
+    """Write and commit one checkpoint; `written`: files that are there already."""
     hidden = hidden or begin(path)
     old = path.parent / f".{path.name}.old"
     try:

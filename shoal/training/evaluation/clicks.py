@@ -95,7 +95,7 @@ class ClickEvaluator:
                 self._update(metrics, self._groups(batch, reader), values, batch)
         model.train(was_training)
         for one in metrics:
-            one.reduce(self._sum, self._gather)
+            one.reduce(self.world)
         if metrics[0].num_rows == 0:  # what a program or a reader of the user's gives: known now
             raise self._empty(phase)
         source = self.sources.get(phase, f"the {phase} log")
@@ -138,9 +138,3 @@ class ClickEvaluator:
         if isinstance(ids, Jagged):
             return ids.values[ids.offsets[self.group : -1 : num_slots]]
         return ids[:, self.group]
-
-    def _sum(self, state: Tensor) -> Tensor:
-        return self.world.all_reduce(state.to(self.world.device)).cpu()
-
-    def _gather(self, state: Tensor) -> Tensor:
-        return self.world.all_gather(state.to(self.world.device)).cpu()

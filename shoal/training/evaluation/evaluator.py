@@ -8,7 +8,6 @@ before they are summed. Memory holds a tile of users × a block of items, never 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -16,16 +15,16 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import EvalSection
-from shoal.data.batch import Batch, Jagged
+from shoal.data.batch import Batch
 from shoal.data.dataset import Dataset, Phase
 from shoal.data.history import Histories
+from shoal.kernels.topk import TopK
 from shoal.models.base import Model, Retrieval
-from shoal.training.evaluation.phases import EARLIER, Lists, PhaseData
-from shoal.training.evaluation.ranking import PairCounts, TopK, auc_pairs, mask
+from shoal.training.evaluation.phases import EARLIER, PhaseData
+from shoal.training.evaluation.ranking import PairCounts, auc_pairs, mask
 from shoal.training.metrics import MetricSet, Ranked, Valued
 from shoal.world.world import World
 
-ALL: tuple[Phase, ...] = ("train", "valid", "test")
 Scorer = Callable[[Tensor, Tensor | None], Tensor]  # items [n], their vectors -> scores [b, n]
 TILE_USERS = 256
 BLOCK_ITEMS = 1 << 14
@@ -77,7 +76,7 @@ class Evaluator:
         with torch.inference_mode():
             run(model, data, histories, metrics, progress)
         model.train(was_training)
-        metrics.reduce(self._sum, self._gather)
+        metrics.reduce(self.world)
         return metrics.compute(f"the {phase} split of {self.dataset.name!r}")
 
     def has(self, phase: Phase) -> bool:
@@ -92,12 +91,6 @@ class Evaluator:
                     f"the {phase} split of {self.dataset.name!r} is empty, so there is nothing to "
                     "evaluate; change data.split or set train.eval_every=0"
                 )
-
-    def _sum(self, state: Tensor) -> Tensor:
-        return self.world.all_reduce(state.to(self.world.device)).cpu()
-
-    def _gather(self, state: Tensor) -> Tensor:
-        return self.world.all_gather(state.to(self.world.device)).cpu()
 
     def _prepared(self, phase: Phase) -> tuple[PhaseData, Histories | None]:
         if phase not in self._phases:
@@ -138,64 +131,6 @@ class Evaluator:
             if histories.times is not None:
                 ids["history_time"] = torch.from_numpy(histories.latest_times(users))
         return Batch(len(users), ids).to(self.world.device)  # type: ignore[arg-type]
-
-    # ---- the best items -------------------------------------------------------------------------
-
-    def best(
-        self,
-        model: Model,
-        ask: Callable[[int, int], Batch | Jagged],
-        count: int,
-        without: Lists,
-        topk: int,
-        encoded: dict[int, Tensor] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The best items of `count` queries: ids [count, k], 0 where none is left, and scores.
-
-        ask: what the model is given for queries a..b-1: a batch, or what each took, to fold in.
-        without: for each query the items that may not come. encoded: item vectors, kept between
-        calls where they are few.
-        """
-        encoded = {} if encoded is None else encoded
-        keep = min(topk, self.dataset.num_items - 1)
-        tiles = [(a, min(a + TILE_USERS, count)) for a in range(0, count, TILE_USERS)]
-        together = max(1, self.section.batch_size // TILE_USERS)
-        items, scores = [np.zeros((0, keep), np.int64)], [np.zeros((0, keep), np.float32)]
-        with torch.inference_mode():
-            for first in range(0, len(tiles), together):
-                bounds = tiles[first : first + together]
-                found = [TopK(keep) for _ in bounds]
-                scorers = [self._scorer(model, ask(a, b)) for a, b in bounds]
-                for tile, start, values in self._scored(model, scorers, encoded):
-                    mask(values, without, *bounds[tile], start)
-                    found[tile].add(values, start)
-                items += [one.items().numpy() for one in found]
-                scores += [one.value.float().cpu().numpy() for one in found]  # type: ignore[union-attr]
-        return np.concatenate(items), np.concatenate(scores)
-
-    def recommend(self, model: Model, user: int, topk: int) -> list[tuple[str, float]]:
-        """The best items for one user of the data: (original id, score)."""
-        asked = np.array([user])
-        histories, without = self.histories(ALL), self.taken.chosen(asked)
-        items, scores = self.best(
-            model, lambda a, b: self.query(asked, histories), 1, without, topk
-        )
-        names = self.dataset.vocab[self.dataset.item_field]
-        pairs = zip(items[0].tolist(), scores[0].tolist())
-        return [(str(names[item]), score) for item, score in pairs if item]
-
-    @cached_property
-    def taken(self) -> Lists:
-        """Items not to recommend to each user, by number: all that the user took.
-
-        None with eval.repeatable.
-        """
-        if self.section.repeatable:
-            return Lists.none(self.dataset.num_users)
-        users = np.concatenate([self.dataset.user_ids(phase) for phase in ALL])
-        items = np.concatenate([self.dataset.item_ids(phase) for phase in ALL])
-        everyone = np.arange(self.dataset.num_users)
-        return Lists.of(users, items, everyone, self.dataset.num_users)
 
     # ---- full ranking -------------------------------------------------------------------------
 
@@ -249,12 +184,10 @@ class Evaluator:
             for tile, scorer in enumerate(scorers):
                 yield tile, start, scorer(block, vectors)
 
-    def _scorer(self, model: Model, asked: Batch | Jagged) -> Scorer:
+    def _scorer(self, model: Model, asked: Batch) -> Scorer:
         if isinstance(model, Retrieval):
-            folded = isinstance(asked, Jagged)
-            queries = model.fold_in(asked) if folded else model.encode_query(asked)  # type: ignore[arg-type]
+            queries = model.encode_query(asked)
             return lambda block, vectors: queries @ vectors.T  # type: ignore[union-attr]
-        assert isinstance(asked, Batch), "who is folded in has a vector"
         return lambda block, _: model.score(asked, block)
 
     # ---- ranking of given candidates, and labeled rows ------------------------------------------

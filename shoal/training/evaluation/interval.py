@@ -55,18 +55,13 @@ class Interval:
         self.losses.add(loss, size)
         if number % self.every:
             return
-        samples = self._sum(torch.tensor([self.samples], dtype=torch.float64))
+        mine = torch.tensor([self.samples], dtype=torch.float64, device=self.world.device)
+        samples = self.world.all_reduce(mine)
         total, batches = self.losses.sums()
         line = f"loss: {total / max(1, batches):z.{self.decimals}f}"
         line += f", samples/s: {float(samples) / (time.perf_counter() - self.begun):.0f}"
         if self.scored:
-            self.metrics.reduce(self._sum, self._gather)
+            self.metrics.reduce(self.world)
             line += f", auc: {self.metrics.compute()['auc']:.{self.decimals}f}"
         log.info("epoch %d step %d [%s]", epoch, number, line)
         self.begin()
-
-    def _sum(self, state: Tensor) -> Tensor:
-        return self.world.all_reduce(state.to(self.world.device)).cpu()
-
-    def _gather(self, state: Tensor) -> Tensor:
-        return self.world.all_gather(state.to(self.world.device)).cpu()

@@ -8,29 +8,6 @@ from torch import Tensor
 from shoal.training.evaluation.phases import Lists, PhaseData
 
 
-class TopK:
-    """The best items of a tile, over blocks of items."""
-
-    def __init__(self, keep: int):
-        self.keep = keep
-        self.value: Tensor | None = None
-
-    def add(self, scores: Tensor, start: int) -> None:
-        value, index = torch.topk(scores, min(self.keep, scores.shape[1]), dim=1)
-        index = index + start if start else index
-        if self.value is None:
-            self.value, self.index = value, index
-            return
-        value, index = torch.cat([self.value, value], 1), torch.cat([self.index, index], 1)
-        self.value, column = torch.topk(value, min(self.keep, value.shape[1]), dim=1)
-        self.index = index.gather(1, column)
-
-    def items(self) -> Tensor:
-        """[b, keep] item ids, 0 where a user has fewer candidates."""
-        assert self.value is not None
-        return torch.where(self.value > -torch.inf, self.index, 0).cpu()
-
-
 class PairCounts:
     """For GAUC: how many negatives each positive of a tile beats. First pass finds the scores of
     the positives, second pass counts against every block."""

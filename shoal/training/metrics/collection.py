@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from shoal.training.metrics.definitions import (
     Valued,
     canonical,
 )
+from shoal.world.world import World
 
 FLUSH_ENTRIES = 2**20  # entries that may wait to be measured: a few tens of MiB
 
@@ -73,28 +74,21 @@ class MetricSet:
         if self._waiting >= FLUSH_ENTRIES:
             self._flush()
 
-    def reduce(
-        self, sum_reduce: Callable[[Tensor], Tensor], gather: Callable[[Tensor], Tensor]
-    ) -> None:
-        """Merge the states of all ranks; every rank calls this once, also one that had no block.
-
-        sum_reduce  [n] -> [n], the sum over ranks; called once for float64 and once for int64
-        gather      [n of this rank] -> [sum of n], the ranks' tensors one after the other
-
-        Both are given tensors in host memory.
-        """
+    def reduce(self, world: World) -> None:
+        """Merge the states of all ranks; every rank calls this once, also one that had no block."""
         state = self._finished()
         odd = {n: v.dtype for n, v in state.items() if v.dtype not in (torch.float64, torch.int64)}
         assert not odd, f"states are float64 or int64, these are not: {odd}"
         for dtype in (torch.float64, torch.int64):
             names = sorted(n for n in state if n not in CONCATENATED and state[n].dtype == dtype)
             if names:
-                flat = sum_reduce(torch.cat([state[name].reshape(-1) for name in names])).cpu()
+                flat = torch.cat([state[name].reshape(-1) for name in names])
+                flat = world.all_reduce(flat.to(world.device)).cpu()
                 for name, part in zip(names, flat.split([state[name].numel() for name in names])):
                     state[name] = part.reshape(state[name].shape)
         for name in CONCATENATED:
             if name in state:
-                state[name] = gather(state[name]).cpu()
+                state[name] = world.all_gather(state[name].to(world.device)).cpu()
 
     def compute(self, data: str = "what was given") -> dict[str, float]:
         """Values by key: `recall@10`, `gauc`, …, in the order of the names and of topk.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.world.world import Arriving, World
 
-BUCKET = 4 << 20  # bytes of gradients from which on a trip of their own pays
+BUCKET = 4 << 20  # bytes of gradients from which on a separate trip pays
 
 
 class Buckets:

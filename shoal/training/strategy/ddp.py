@@ -31,7 +31,9 @@ class DDP(Collective):
             self.buckets = Buckets(self.dense, self.world)
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
-        return ReplicatedRows(self.make_engines(tables, self.fused), self.rules, self.world)
+        engines = self.make_engines(tables, self.fused)
+        self.prefetches = any(engine.offloaded for engine in engines.values())
+        return ReplicatedRows(engines, self.rules, self.world)
 
     def before_last_backward(self) -> None:
         # A model that looks across the batch talks during backward, and not in a known order.

@@ -11,7 +11,7 @@ from shoal.world.world import World
 
 
 class Gathered:
-    """Gathers a tensor of every rank; what `Model.across` calls. Every rank must call it."""
+    """Gathers a tensor of every rank; what `Model.gather_global` calls. Every rank must call it."""
 
     def __init__(self, world: World):
         self.world = world

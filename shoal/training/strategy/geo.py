@@ -1,4 +1,4 @@
-"""geo: a worker updates copies of its own, and every `geo_step` batches all copies meet.
+"""geo: a worker updates its own copies, and every `geo_step` batches all copies are merged.
 
 Rows: shoal.ps.worker.copies. Dense parameters likewise: the servers add up what they changed by.
 """
@@ -101,7 +101,7 @@ class Geo(ParameterServers):
         self._begun = [p.detach().clone() for p in self.dense]
 
     def dense_state(self) -> dict[str, Tensor]:
-        """Nothing: every worker's optimizer has a state of its own, which a resumed run forgets."""
+        """Nothing: every worker's optimizer has its own state, which a resumed run forgets."""
         return {}
 
     def restore_dense(self, tensors: dict[str, Tensor]) -> None:

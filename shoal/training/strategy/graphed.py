@@ -32,7 +32,7 @@ from shoal.world.world import World
 AHEAD = 8  # batches that may wait on their way to the GPU
 STAGED = 2  # of them in its memory
 ALIGN = 16  # bytes
-SHAPES = 64  # of batches that are recorded; others have memory of their own no more
+SHAPES = 64  # shapes of batches that are recorded; later ones run plainly
 
 log = logging.getLogger("shoal")
 Step = Callable[[Sequence[Batch], float | None], Tensor]

@@ -3,10 +3,10 @@
 sync    every step is one step of the global batch, as on one process
 async   a worker's gradients are applied when they arrive; it goes on meanwhile with parameters that
         lack its own last push or two, and is at most `staleness` steps ahead of the slowest worker
-geo     a worker updates a copy of its own and tells the servers every `geo_step` batches what
+geo     a worker updates its own copy and sends the servers every `geo_step` batches what
         changed (shoal.training.strategy.geo)
 
-Where workers come and go (`elastic`) each is a world of its own: what they are to do, server 0 says
+Where workers come and go (`elastic`) each is a separate world: server 0 gives them batches to train
 (shoal.training.leased).
 """
 
@@ -56,7 +56,7 @@ class ParameterServers(Strategy):
 
     @property
     def shares_batches(self) -> bool:
-        return self.section.mode == "sync"  # else every worker has batches of its own
+        return self.section.mode == "sync"  # else every worker has its own batches
 
     # ---- setting up -----------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class ParameterServers(Strategy):
         )
 
     def _say_hello(self, tables: dict[str, Table]) -> Client:
-        """Connect to the servers and tell them what they are to keep."""
+        """Connect to the servers and describe what they are to keep."""
         section = self.section
         self.spec = Spec(
             seed=self.seed,
@@ -227,7 +227,7 @@ class ParameterServers(Strategy):
     def _agree(self) -> None:
         """Wait for all workers; a server that one of them has lost is left out by all.
 
-        It may live, and lack what worker 0 has just told the others.
+        It may live, and lack what worker 0 has just sent the others.
         """
         if self.section.replicas == 1:
             self.world.barrier()
@@ -245,7 +245,7 @@ class ParameterServers(Strategy):
 
 
 class Saving:
-    """Rows that the servers are writing; waited for in a thread, with sockets of its own."""
+    """Rows that the servers are writing; waited for in a thread, with its own sockets."""
 
     def __init__(self, client: Client):
         self.client = client

@@ -38,14 +38,14 @@ class Sharded(Collective):
         self.plan = self.make_plan(tables, self.section)
         if tables:
             log.info("tables over %d processes:\n%s", self.world.size, self.plan)
-        layouts, rank = self.plan.layouts, self.world.rank
+        shardings, rank = self.plan.shardings, self.world.rank
         admissions = {
-            name: admission_of(self.rules.get(name), layout.share(rank))
-            for name, layout in layouts.items()
+            name: admission_of(self.rules.get(name), sharding.share(rank))
+            for name, sharding in shardings.items()
         }
         fused = self.section.fused and self.world.device.type == "cpu"
         engines = make_shard_engines(
-            layouts,
+            shardings,
             rank,
             self.row_optimizers,
             self.seed,
@@ -56,9 +56,9 @@ class Sharded(Collective):
         )
         placed = {
             name: ShardedTable(
-                layout, self.world, self.row_optimizers[name], engines.get(name), admissions[name]
+                sharding, self.world, self.row_optimizers[name], engines.get(name), admissions[name]
             )
-            for name, layout in layouts.items()
+            for name, sharding in shardings.items()
         }
         return ShardedRows(self.world, placed, self.rules)
 

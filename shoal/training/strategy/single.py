@@ -26,6 +26,7 @@ class Single(Strategy):
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         self.engines = self.make_engines(tables, self.fused)
+        self.prefetches = any(engine.offloaded for engine in self.engines.values())
         return LocalRows(self.engines, self.rules, self.world.device)
 
     def forward_backward(self, parts: Sequence[Batch]) -> Sums:

@@ -1,7 +1,8 @@
 """HistoryModel: click models that read a history in the light of the candidate.
 
 A history is a feature of kind sequence that shares its table with a feature of one id, the
-candidate's: `watched: {kind: sequence, table: item_id}` beside `item_id`.
+candidate's: `watched: {kind: sequence, table: item_id}` beside `item_id`. With interactions it may
+be made of them: what the user took before, `{kind: sequence, column: item_id, table: item_id}`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature
-from shoal.embedding.table import Init
-from shoal.models.base import ClickModel, Facts
-from shoal.models.nn.mlp import Tower
+from shoal.models.base import Batch, ClickModel, Facts, Init, Jagged
+from shoal.models.nn.mlp import Tower, begin_normal
+from shoal.models.nn.transformer import HIDDEN
 
-LENGTH = 50  # of a history whose feature does not say
+LENGTH = 50  # of a history whose feature has none
 
 
 class HistoryReader(nn.Module):
@@ -30,8 +30,10 @@ class HistoryReader(nn.Module):
 class HistoryModel(ClickModel):
     """logit = tower of [vectors of the other features, interest of each history, dense].
 
-    `reader` says what a history becomes.
+    `reader` makes the module that reads a history.
     """
+
+    reads_history = True
 
     @dataclass
     class Options(ClickModel.Options):
@@ -78,13 +80,27 @@ class HistoryModel(ClickModel):
 def _pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
     """Every history with the feature of the candidate."""
     found = []
-    for history in facts.sparse if facts.apart else ():
+    for history in facts.sparse if facts.per_feature else ():
         same = [f for f in facts.sparse if f.table == history.table and not f.is_list]
         if history.kind == "sequence" and same:
             found.append((history, same[0]))
     if not found:
         raise ValueError(
             f"{model} reads a history beside a candidate, and data.features has none: describe a "
-            "list as {kind: sequence, table: item_id} beside item_id: {kind: id}, or choose DeepFM"
+            "list as {kind: sequence, table: item_id} beside item_id: {kind: id} (of interactions, "
+            "column: item_id makes it what the user took before), or choose DeepFM"
         )
     return found
+
+
+class Bilinear(nn.Module):
+    """Shares softmax of <h, W c> over what is there: [b, c], [b, l, d], bool [b, l] -> [b, l]."""
+
+    def __init__(self, candidate: int, dim: int):
+        super().__init__()
+        self.linear = nn.Linear(candidate, dim, bias=False)
+        begin_normal(self)
+
+    def forward(self, candidate: Tensor, vectors: Tensor, there: Tensor) -> Tensor:
+        scores = torch.bmm(vectors, self.linear(candidate).unsqueeze(2)).squeeze(2)
+        return scores.masked_fill(~there, HIDDEN).softmax(1) * there

@@ -18,13 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Output
-from shoal.models.clicks.history.base import LENGTH, HistoryModel, HistoryReader
+from shoal.models.base import Batch, Output
+from shoal.models.clicks.history.base import LENGTH, Bilinear, HistoryModel, HistoryReader
 from shoal.models.nn.dropout import uniform_like
-from shoal.models.nn.mlp import begin_by_width
+from shoal.models.nn.mlp import begin_normal
 from shoal.models.nn.recurrent import GRU
-from shoal.models.nn.target_attention import Bilinear
 
 
 class Evolution(HistoryReader):
@@ -37,8 +35,8 @@ class Evolution(HistoryReader):
         self.attention = Bilinear(dim, dim)
         self.inputs = nn.Linear(dim, 3 * dim)
         self.states = nn.Linear(dim, 3 * dim, bias=False)
-        begin_by_width(self.inputs)
-        begin_by_width(self.states)
+        begin_normal(self.inputs)
+        begin_normal(self.states)
         self.seen: tuple[Tensor, Tensor, Tensor] | None = None
 
     def forward(self, candidate: Tensor, vectors: Tensor, there: Tensor) -> Tensor:
@@ -78,7 +76,7 @@ class DIEN(HistoryModel):
         return replace(output, loss=loss)
 
     def _auxiliary(self, number: int, batch: Batch) -> Tensor:
-        """How badly interests tell the next item, summed over samples: scalar."""
+        """How badly interests predict the next item, summed over samples: scalar."""
         history = self.pairs[number][0]
         reader = self.readers[number]
         assert isinstance(reader, Evolution) and reader.seen and history.rows

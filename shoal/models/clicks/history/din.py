@@ -12,10 +12,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.models.clicks.history.base import HistoryModel, HistoryReader
-from shoal.models.nn.target_attention import ActivationUnit
+from shoal.models.nn.mlp import MLP, begin_normal
+
+
+class ActivationUnit(nn.Module):
+    """A perceptron of [h, c, h - c, h * c]: candidate [b, d], vectors [b, l, d] -> [b, l]."""
+
+    def __init__(self, dim: int, layers: list[int]):
+        super().__init__()
+        sizes = [4 * dim, *layers]
+        self.hidden = MLP(sizes)
+        self.out = nn.Linear(sizes[-1], 1)
+        begin_normal(self)
+
+    def forward(self, candidate: Tensor, vectors: Tensor) -> Tensor:
+        asked = candidate.unsqueeze(1).expand_as(vectors)
+        read = torch.cat([vectors, asked, vectors - asked, vectors * asked], 2)
+        return self.out(self.hidden(read)).squeeze(2)
 
 
 class Interest(HistoryReader):

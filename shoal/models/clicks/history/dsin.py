@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.models.clicks.history.base import HistoryModel, HistoryReader
-from shoal.models.nn.target_attention import Bilinear
+from shoal.models.clicks.history.base import Bilinear, HistoryModel, HistoryReader
 from shoal.models.nn.transformer import Transformer
 
 

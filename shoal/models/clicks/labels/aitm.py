@@ -1,6 +1,6 @@
 """AITM: Adaptive Information Transfer Multi-task framework, Xi et al., KDD 2021.
 
-Labels are steps; what a step has learned goes on to the next, which weighs it against its own:
+Labels are steps; what a step has learned is passed to the next, which weighs it against its own:
 
     p = relu(W z of the step before)        q = tower_k of x
     z = attention over {p, q}: sum of softmax(<key, query> / sqrt(d)) value
@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.clicks.labels.base import SeveralLabels
-from shoal.models.nn.mlp import MLP, begin_by_width
+from shoal.models.nn.mlp import MLP, begin_normal
 
 
 class AITM(SeveralLabels):
@@ -40,7 +39,7 @@ class AITM(SeveralLabels):
         self.transfer = nn.ModuleList(MLP([width, width]) for _ in later)
         self.attention = nn.ModuleList(nn.Linear(width, 3 * width, bias=False) for _ in later)
         self.out = nn.ModuleList(nn.Linear(width, 1) for _ in range(self.outputs))
-        begin_by_width(self)
+        begin_normal(self)
 
     def logits(self, batch: Batch) -> Tensor:
         x = self.features(batch)

@@ -1,4 +1,4 @@
-"""SeveralLabels: what models with a logit for each label share."""
+"""What models with a logit for each label share; experts and the gates that weigh them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.models.base import Facts
-from shoal.models.clicks.flat import Flat
+from shoal.models.clicks.base import Flat
+from shoal.models.nn.mlp import MLP, begin_normal
 
 
 class SeveralLabels(Flat):
-    """Reads x = [v_1, v_2, ..., dense]; answers [b, labels], or [b] where there is one label."""
+    """Reads x = [v_1, v_2, ..., dense] [b, width]; logits [b, labels], or [b] of one label."""
 
     several_labels = True
 
@@ -38,3 +39,27 @@ class SeveralLabels(Flat):
                 "purchase, each 0 or 1; name two labels or more in data.labels, the first step "
                 "first, with loss logistic, or choose MMoE"
             )
+
+
+class Experts(nn.Module):
+    """Perceptrons of the same input: [b, width] -> [b, experts, sizes[-1]]."""
+
+    def __init__(self, number: int, sizes: list[int], dropout: float = 0.0):
+        super().__init__()
+        self.each = nn.ModuleList(MLP(sizes, dropout) for _ in range(number))
+        begin_normal(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([expert(x) for expert in self.each], 1)
+
+
+class Gate(nn.Module):
+    """The mean of experts [b, n, d], weighed by softmax(W x): -> [b, d]."""
+
+    def __init__(self, width: int, number: int):
+        super().__init__()
+        self.linear = nn.Linear(width, number, bias=False)
+        begin_normal(self)
+
+    def forward(self, x: Tensor, experts: Tensor) -> Tensor:
+        return torch.bmm(self.linear(x).softmax(1).unsqueeze(1), experts).squeeze(1)

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.clicks.labels.base import SeveralLabels
 from shoal.models.nn.mlp import Tower
 

@@ -1,6 +1,6 @@
 """MMoE: Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts.
 
-Ma et al., KDD 2018. Every label weighs the same experts by a gate of its own:
+Ma et al., KDD 2018. Every label weighs the same experts by its own gate:
 
     e_i = relu layers of x        g_k = softmax(W_k x)        logit_k = tower_k of sum g_ki e_i
 """
@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.labels.base import SeveralLabels
-from shoal.models.nn.experts import Experts, Gate
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.labels.base import Experts, Gate, SeveralLabels
 from shoal.models.nn.mlp import Tower
 
 

@@ -1,6 +1,6 @@
 """PLE: Progressive Layered Extraction, Tang et al., RecSys 2020.
 
-Every label has experts of its own beside shared ones, in several layers:
+Every label has its own experts beside shared ones, in several layers:
 
     own_k  <- gate_k(own_k) over the experts of label k and the shared ones
     shared <- gate(shared) over the experts of all labels and the shared ones
@@ -14,17 +14,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.labels.base import SeveralLabels
-from shoal.models.nn.experts import Experts, Gate
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.labels.base import Experts, Gate, SeveralLabels
 from shoal.models.nn.mlp import Tower
 
 
 class Extraction(nn.Module):
     """One layer: what every label reads, and last what all do, [b, width] each -> [b, size] each.
 
-    The last layer of all makes nothing shared: nobody would read it.
+    The last layer of all makes nothing shared, as nothing would read it.
     """
 
     def __init__(

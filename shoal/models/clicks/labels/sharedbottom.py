@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
+from shoal.models.base import Batch, Facts
 from shoal.models.clicks.labels.base import SeveralLabels
-from shoal.models.nn.mlp import MLP, Tower, begin_by_width
+from shoal.models.nn.mlp import MLP, Tower, begin_normal
 
 
 class SharedBottom(SeveralLabels):
@@ -28,7 +27,7 @@ class SharedBottom(SeveralLabels):
         super().__init__(options, facts)
         sizes = [self.flat_width, *options.layers]
         self.bottom = MLP(sizes, options.dropout)
-        begin_by_width(self.bottom)
+        begin_normal(self.bottom)
         self.towers = nn.ModuleList(
             Tower([sizes[-1], *options.tower_layers], options.dropout) for _ in range(self.outputs)
         )

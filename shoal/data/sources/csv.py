@@ -1,0 +1,25 @@
+"""csv with a header, any separator, quotes and encoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.config.schema import DataSection
+from shoal.data.sources.quotes import Cells
+from shoal.data.sources.table import Header
+from shoal.data.sources.text import TextFormat, first_line
+
+SEPARATORS = (",", "\t", ";", "|")
+
+
+class Csv(TextFormat):
+    """Cells are told apart by data.separator if the header has it, else by the most frequent."""
+
+    name = "csv"
+    endings = (".csv", ".tsv", ".txt")
+
+    def header(self, path: Path, config: DataSection) -> Header:
+        head, said = first_line(path, config.encoding), config.separator
+        separator = said if said in head else max(SEPARATORS, key=head.count)
+        cells = Cells(separator, config.quote, config.escape)
+        return Header(cells.header(head, path), cells=cells)
