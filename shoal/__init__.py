@@ -40,12 +40,12 @@ _ROOMS = {
     **dict.fromkeys(("ModeKeys", "RunConfig", "TrainSpec"), "compat.estimator.specs"),
 }
 # Dialects of configs, as module:class, that are registered from the start (shoal.config.dialect).
-DIALECTS = (
-    "shoal.compat.dialects.tdfo:Tdfo",
-    "shoal.compat.dialects.paddlerec:PaddleRec",
-    "shoal.compat.dialects.torchrec:TorchRec",
-    "shoal.compat.dialects.recbole:RecBole",
-)
+DIALECTS = {
+    "tdfo": "shoal.compat.dialects.tdfo:Tdfo",
+    "paddlerec": "shoal.compat.dialects.paddlerec:PaddleRec",
+    "torchrec": "shoal.compat.dialects.torchrec:TorchRec",
+    "recbole": "shoal.compat.dialects.recbole:RecBole",
+}
 __all__ = sorted([*_ROOMS, "Interrupted", "__version__", "ray"])
 
 

@@ -11,18 +11,18 @@ from shoal.config.schema import Config
 TOPK_METRICS = ["Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "ItemCoverage"]
 TOPK_METRICS += ["AveragePopularity", "GiniIndex", "ShannonEntropy", "TailPercentage"]
 LABEL_METRICS = ["AUC", "LogLoss", "Calibration", "MAE", "RMSE"]  # of values against labels
-METRICS = [*TOPK_METRICS, "GAUC", *LABEL_METRICS]
+METRICS = [*TOPK_METRICS, "GAUC", *LABEL_METRICS]  # shoal.training.metrics.register adds to these
 CLICK_METRICS = [*LABEL_METRICS, "GAUC"]
-CANONICAL = {name.lower(): name for name in METRICS}
 
 Problem = tuple[str, str]  # the dotted key to blame, what is wrong
 
 
 def canonical(values: dict[str, Any]) -> None:
     """Writes names of metrics, which may come in any case, in one form."""
-    values["eval.metrics"] = [CANONICAL.get(m.lower(), m) for m in values["eval.metrics"]]
+    spelled = {name.lower(): name for name in METRICS}
+    values["eval.metrics"] = [spelled.get(m.lower(), m) for m in values["eval.metrics"]]
     name, at, k = values["eval.valid_metric"].partition("@")
-    values["eval.valid_metric"] = CANONICAL.get(name.lower(), name) + at + k
+    values["eval.valid_metric"] = spelled.get(name.lower(), name) + at + k
 
 
 def problems(config: Config, origins: Mapping[str, str], clicks: bool = False) -> list[str]:
@@ -226,7 +226,7 @@ def click_metrics(config: Config) -> Iterator[Problem]:
         yield (
             "eval.metrics",
             f"{', '.join(ranking)} rank items for a user, and {config.model.title} predicts clicks "
-            f"of single samples; choose among {', '.join(CLICK_METRICS)}",
+            f"of single samples; choose among {', '.join([*LABEL_METRICS, 'GAUC'])}",
         )
     modes = {chosen.mode} if isinstance(chosen.mode, str) else set(chosen.mode.values())
     if modes != {"labeled"}:

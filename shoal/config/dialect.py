@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 import shoal
 from shoal.config.sources import Layer, Origin
@@ -126,22 +126,21 @@ class Dialect:
 
 # The registry ------------------------------------------------------------------------------------
 
-D = TypeVar("D", bound=type[Dialect])
-# A class, or `module:class`, which is imported when a config is read. Of two dialects that know a
-# key the first one reads it.
-registered: list[type[Dialect] | str] = [*shoal.DIALECTS]
+# By name: a class, or `module:class`, which is imported when a config is read. Of two dialects that
+# know a key the first one reads it.
+registered: dict[str, type[Dialect] | str] = {**shoal.DIALECTS}
 
 
-def register(dialect: D) -> D:
-    """Add a dialect, ahead of those that are registered; a class may be decorated with it."""
-    if dialect not in registered:
-        registered.insert(0, dialect)
-    return dialect
+def register(name: str, dialect: type[Dialect]) -> None:
+    """Add a dialect, ahead of those that are registered."""
+    others = {one: kept for one, kept in registered.items() if one != name}
+    registered.clear()
+    registered.update({name: dialect, **others})
 
 
 def listen(sources: Sequence[Layer]) -> list[Dialect]:
     """Every registered dialect, given every source of a config."""
-    return [_class_of(one)(sources) for one in registered]
+    return [_class_of(one)(sources) for one in registered.values()]
 
 
 def _class_of(dialect: type[Dialect] | str) -> type[Dialect]:

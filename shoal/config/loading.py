@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shoal.config import plugins
 from shoal.config.checks import canonical, problems
 from shoal.config.dialect import Dialect, Named, listen
 from shoal.config.errors import ConfigError
@@ -32,8 +33,8 @@ ModelLookup = Callable[[str], tuple[str, type]]
 # What the model is for, by its canonical name: general, sequential or clicks.
 KindLookup = Callable[[str], str]
 
-# Called with the model's name as written and its place, before it is looked up; may refuse.
-ModelCheck = Callable[[str, Origin], None]
+# Given model.name or run.plugins, the name as written and where; may refuse to run its code.
+CodeCheck = Callable[[str, str, Origin], None]
 
 CLICK_DEFAULTS: dict[str, Any] = {
     "data.split.group_by": "none",
@@ -108,7 +109,7 @@ def load(
     kinds: KindLookup = lambda name: "general",
     source: str = "python",
     command: Command | None = None,
-    allow_model: ModelCheck = lambda name, origin: None,
+    allow_code: CodeCheck = lambda key, name, origin: None,
 ) -> Resolved:
     """Reads, translates, merges and checks a config; ConfigError lists all that is wrong.
 
@@ -117,8 +118,9 @@ def load(
     layers = _read_sources([files] if isinstance(files, str | Path) else files, overrides)
     layers.insert(-1, from_python(values or {}, source))
     errors: list[str] = []
+    plugged = _run_plugins(layers, allow_code)
     dialects = listen(layers)
-    name, options_type = _choose_model(layers, models, allow_model, dialects, errors)
+    name, options_type = _choose_model(layers, models, allow_code, dialects, errors)
     options = options_of(options_type) if options_type else None
     for dialect in dialects:
         dialect.meet(name, options)
@@ -140,6 +142,7 @@ def load(
     errors += _check_merged(state, reader.keys)
     if command is not None:
         errors += _decide(state, command)
+    state[plugins.KEY] = Value(plugged, state[plugins.KEY].origin)
     for key in options or {}:
         if state[key].value is MISSING:
             errors.append(f"{key} must be given: {name} has no default for it")
@@ -186,10 +189,25 @@ def _read_sources(files: Sequence[str | Path], overrides: Sequence[str]) -> list
     return layers
 
 
+def _run_plugins(layers: list[Layer], allow: CodeCheck) -> list[str]:
+    """Runs the plugins that are named, before any key is read; their full names."""
+    found = plugins.named(layers)
+    if found is None:
+        return []
+    names, origin = plugins.full_names(found[0]), found[1]
+    for name in names:
+        allow(plugins.KEY, name, origin)
+        try:
+            plugins.load_code(name, f"{plugins.KEY} {name}", "FILE.py or package.module")
+        except ValueError as error:
+            raise ConfigError(f"{origin}: {error}") from error
+    return names
+
+
 def _choose_model(
     layers: list[Layer],
     models: ModelLookup,
-    allow: ModelCheck,
+    allow: CodeCheck,
     dialects: Sequence[Dialect],
     errors: list[str],
 ) -> tuple[str, type | None]:
@@ -204,7 +222,7 @@ def _choose_model(
         name, origin = named or (KEYS["model.name"].default, DEFAULT)
         if not isinstance(name, str):
             return str(name), None  # its type is reported with all others
-        allow(name, origin)
+        allow("model.name", name, origin)
         return models(name)
     except ConfigError:
         raise

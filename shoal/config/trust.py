@@ -36,12 +36,10 @@ def check_trusted(resolved: Resolved, file: str | Path) -> None:
         raise ConfigError(f"{'; '.join(refused)}. {REMEDY}")
 
 
-def check_model_trusted(name: str, origin: Origin, file: str | Path) -> None:
-    """The same of a custom model, before its file is run for its options."""
+def check_code_trusted(key: str, name: str, origin: Origin, file: str | Path) -> None:
+    """The same of a custom model and of a plugin, before its file is run."""
     if origin.source == str(file):
-        raise ConfigError(
-            f"{_line(str(origin), 'model.name', name, 'which would be run')}. {REMEDY}"
-        )
+        raise ConfigError(f"{_line(str(origin), key, name, 'which would be run')}. {REMEDY}")
 
 
 def _asking(config: Config) -> Iterator[tuple[str, object, str]]:

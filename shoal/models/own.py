@@ -10,24 +10,16 @@ The file is run when the class is looked up. For a run folder that needs trust f
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import importlib
-import importlib.util
 import os
 import sys
-import traceback
 import typing
-from contextlib import contextmanager
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
 
 from shoal.config.errors import did_you_mean
+from shoal.config.plugins import load_code
 from shoal.models.base import Model
 
 _given: dict[str, type[Model]] = {}  # classes that were handed over in Python, by name
-_modules: dict[tuple[str, str], ModuleType] = {}  # files that were run, by path and hash
-_running: list[str] = []  # files that are being run now
 
 
 def is_own(name: str) -> bool:
@@ -81,7 +73,7 @@ def find_own(name: str) -> type[Model]:
     if name in _given:
         return _given[name]
     place, _, wanted = name.rpartition(":")
-    module = _run(place, name) if is_file(name) else _import(place, name)
+    module = load_code(place, f"model {name}", "FILE.py:Class or package.module:Class")
     found: object = module
     for part in wanted.split("."):
         found = getattr(found, part, None)
@@ -111,73 +103,6 @@ def code_of(name: str) -> tuple[str, bytes] | None:
     if file is None or not file.endswith(".py") or not os.path.isfile(file):
         return None
     return os.path.basename(file), Path(file).read_bytes()
-
-
-def refuse_while_running(what: str) -> None:
-    """Refuse what a file of models does when it is run for its classes alone."""
-    if _running:
-        raise ValueError(
-            f"{_running[-1]} calls {what} where it is run for its model; put that part of it under "
-            'if __name__ == "__main__":'
-        )
-
-
-class _Loader(SourceFileLoader):
-    """Runs the text of a file, never a compiled form of it."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
-def _run(path: str, name: str) -> ModuleType:
-    """The module that a file makes."""
-    path = os.path.abspath(path)
-    try:
-        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError as error:
-        raise ValueError(
-            f"model {name}: cannot read {path}: {error.strerror}; give FILE.py:Class or "
-            "package.module:Class"
-        ) from None
-    if (path, digest) not in _modules:
-        label = f"shoal_own_{Path(path).stem}_{digest[:12]}"
-        spec = importlib.util.spec_from_loader(label, _Loader(label, path))
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[label] = module  # where the types of its options are looked up
-        with _loading(path, name):
-            try:
-                spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[label]
-                raise
-        _modules[path, digest] = module
-    return _modules[path, digest]
-
-
-def _import(place: str, name: str) -> ModuleType:
-    """A module that Python finds, in the present folder too."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    with _loading(place, name):
-        return importlib.import_module(place)
-
-
-@contextmanager
-def _loading(place: str, name: str) -> typing.Iterator[None]:
-    """One message where the user's code fails, with the line."""
-    _running.append(place)
-    try:
-        yield
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [f"line {frame.lineno}: " for frame in frames if frame.filename == place]
-        line = lines[-1] if lines else ""
-        raise ValueError(
-            f"model {name}: {place} cannot be loaded: {line}{type(error).__name__}: {error}"
-        ) from error
-    finally:
-        _running.pop()
 
 
 def _check(model: type[Model], name: str) -> None:

@@ -23,9 +23,10 @@ import shoal
 from shoal import config as config_room
 from shoal.config import Command, ConfigError, Resolved
 from shoal.config.output import flat
+from shoal.config.plugins import refuse_while_running
 from shoal.config.schema import Config
 from shoal.config.sources import Origin, from_file
-from shoal.config.trust import check_model_trusted, check_trusted
+from shoal.config.trust import check_code_trusted, check_trusted
 from shoal.data.dataset import Dataset
 from shoal.data.named import named_data
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
@@ -42,7 +43,6 @@ from shoal.models.own import (
     is_file,
     is_given,
     is_own,
-    refuse_while_running,
 )
 from shoal.runs.build import announce, build
 from shoal.runs.daily.decay import ages_after, save_ages
@@ -79,11 +79,12 @@ def resolve(
     if config_file is not None and trust:
         values = {**_kept_model(config_file), **(values or {})}
 
-    def allow_model(name: str, origin: Origin) -> None:
+    def allow_code(key: str, name: str, origin: Origin) -> None:
         # The config of a run folder is somebody's, also where it is named as a file.
         theirs = config_file is not None or is_run_config(origin.source)
-        if theirs and not trust and is_own(name) and not is_given(name):
-            check_model_trusted(name, origin, config_file or origin.source)
+        runs = key != "model.name" or (is_own(name) and not is_given(name))
+        if theirs and not trust and runs:
+            check_code_trusted(key, name, origin, config_file or origin.source)
 
     resolved = config_room.load(
         files,
@@ -93,7 +94,7 @@ def resolve(
         kinds=lambda name: find(name).kind,
         source=source,
         command=command,
-        allow_model=allow_model,
+        allow_code=allow_code,
     )
     if config_file is not None and not trust:
         check_trusted(resolved, config_file)

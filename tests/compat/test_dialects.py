@@ -57,8 +57,8 @@ class Tables(Dialect):
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialect, "registered", [*dialect.registered])
-    assert dialect.register(Tables) is Tables
+    monkeypatch.setattr(dialect, "registered", {**dialect.registered})
+    dialect.register("tables", Tables)
 
 
 @pytest.mark.usefixtures("tables")
@@ -85,9 +85,8 @@ def test_its_errors_and_hints() -> None:
 
 
 def test_the_first_that_knows_a_key_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialect, "registered", [*dialect.registered])
+    monkeypatch.setattr(dialect, "registered", {**dialect.registered})
 
-    @dialect.register
     class Hurried(Dialect):
         tool = "Hurried"
 
@@ -97,8 +96,9 @@ def test_the_first_that_knows_a_key_reads_it(monkeypatch: pytest.MonkeyPatch) ->
         def row(self, name: str) -> Row:
             return read_as(name, "train.epochs", lambda value: value // 2, "half as many")
 
-    dialect.register(Hurried)
-    assert dialect.registered.count(Hurried) == 1
+    dialect.register("hurried", Hurried)
+    dialect.register("hurried", Hurried)
+    assert [*dialect.registered.values()].count(Hurried) == 1
     assert resolve("--epochs=6").config.train.epochs == 3
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Required
 
-from pydantic import Field, with_config
+from pydantic import BeforeValidator, Field, with_config
 from typing_extensions import TypedDict
 
-from shoal.config.section import STRICT, WRITTEN, ReadBy, Section
+from shoal.config.section import RUN, STRICT, WRITTEN, ReadBy, Section
 
 EVERY_GPU = -1  # as launch.nproc
 
@@ -97,6 +97,11 @@ class RunSection(Section):
         None, description="folder of the run; null: a new one under root"
     )
     root: Annotated[str, WRITTEN] = Field("runs", description="where new runs get their folders")
+    plugins: Annotated[
+        list[str],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        RUN,
+    ] = Field([], description="Python files or modules that register things, run before all else")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: a GPU where there is one"
     )

@@ -14,10 +14,13 @@ from shoal.training.metrics.collection import MetricSet
 from shoal.training.metrics.definitions import (
     METRICS,
     Metric,
+    PerRow,
+    PerUser,
     Ranked,
     Valued,
     canonical,
     higher_is_better,
+    register,
 )
 from shoal.training.metrics.pairs import pair_counts
 
@@ -25,9 +28,12 @@ __all__ = [
     "METRICS",
     "Metric",
     "MetricSet",
+    "PerRow",
+    "PerUser",
     "Ranked",
     "Valued",
     "canonical",
     "higher_is_better",
     "pair_counts",
+    "register",
 ]

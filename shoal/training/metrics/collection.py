@@ -56,7 +56,7 @@ class MetricSet:
         needs = {metric.needs for metric in self.metrics.values()}
         self.wants_ranked = bool(needs & {"ranked", "either"})
         self.wants_valued = "valued" in needs
-        self.wants_auc_pairs = "GAUC" in self.metrics
+        self.wants_auc_pairs = any(metric.wants_pairs for metric in self.metrics.values())
         self._ranked: list[Ranked] = []
         self._valued: list[Valued] = []
         self._waiting = 0

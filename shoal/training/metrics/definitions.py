@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from shoal.config import checks
 from shoal.config.errors import did_you_mean
 from shoal.training.metrics.pairs import pair_counts, pairs_in_order
 
@@ -122,9 +123,11 @@ class Metric:
     needs: ClassVar[Literal["ranked", "valued", "either"]]
     higher_is_better: ClassVar[bool] = True
     has_topk: ClassVar[bool] = False
+    wants_pairs: ClassVar[bool] = False  # True: of a ranking's `auc_numerator`, `num_negatives`
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
+        self.part = f"{type(self).__module__}.{type(self).__qualname__}"  # its part of a state
 
     def measure(self, block: Any) -> State:
         raise NotImplementedError  # every metric writes its own
@@ -143,10 +146,10 @@ class PerUser(Metric):
         raise NotImplementedError  # every metric writes its own
 
     def measure(self, block: Ranking) -> State:
-        return {type(self).__name__: self.value(block).sum(dim=0)}
+        return {self.part: self.value(block).sum(dim=0)}
 
     def compute(self, state: State) -> Tensor:
-        return state[type(self).__name__] / state["users"]
+        return state[self.part] / state["users"]
 
 
 class Recall(PerUser):
@@ -263,10 +266,10 @@ class PerRow(Metric):
         raise NotImplementedError  # every metric writes its own
 
     def measure(self, block: Valued) -> State:
-        return {type(self).__name__: self.value(block).sum()}
+        return {self.part: self.value(block).sum()}
 
     def compute(self, state: State) -> Tensor:
-        return state[type(self).__name__] / state["rows"]
+        return state[self.part] / state["rows"]
 
 
 class MAE(PerRow):
@@ -335,6 +338,7 @@ class GAUC(Metric):
     """
 
     needs = "either"
+    wants_pairs = True
 
     def measure(self, block: Ranking | Valued) -> State:
         if isinstance(block, Valued):
@@ -365,6 +369,23 @@ METRICS: dict[str, type[Metric]] = {
         *(GiniIndex, ShannonEntropy, TailPercentage, AUC, LogLoss, Calibration, MAE, RMSE),
     )
 }
+
+
+def register(name: str, metric: type[Metric]) -> None:
+    """Let configs choose a metric by this name: `eval.metrics: [NAME]`.
+
+    >>> class SecondHit(PerUser):
+    ...     def value(self, ranking):  # [b, T]: a value of each user's list at each k
+    ...         return (ranking.hits_at > 1).double()
+    >>> register("SecondHit", SecondHit)
+    """
+    METRICS[name] = metric
+    if name not in checks.METRICS:
+        checks.METRICS.append(name)
+        if metric.has_topk:
+            checks.TOPK_METRICS.append(name)
+        if metric.needs == "valued":
+            checks.LABEL_METRICS.append(name)
 
 
 def canonical(name: str) -> str:

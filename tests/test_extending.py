@@ -1,0 +1,141 @@
+"""What docs/architecture.md promises under "To add": things from outside the package, registered by
+a plugin, are chosen by a config and used in real runs of the command, on one process and on two.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.config import ConfigError
+from shoal.runs.run import resolve
+
+PLUGIN = '''
+from pathlib import Path
+
+from shoal.config import dialect
+from shoal.embedding.optim.registry import row_optimizer
+from shoal.training import metrics, strategy
+from shoal.training.strategy.single import Single
+
+ROWS = {"n_epochs": dialect.same("n_epochs", "train.epochs")}
+
+
+class Ours(dialect.Dialect):
+    tool = "Ours"
+
+    def knows(self, key, source):
+        return key in ROWS
+
+    def row(self, name):
+        return ROWS[name]
+
+
+class Recall(metrics.PerUser):
+    """The name of a class may be one of the package's: states are not mixed up."""
+
+    def value(self, ranking):
+        return ranking.hits_at / ranking.num_positives / 2
+
+
+class Counting(Single):
+    name = "counting"
+    updates = 0
+
+    def update(self, sums, lr):
+        Counting.updates += 1
+        Path(__file__).with_name("updates.txt").write_text(str(Counting.updates))
+        return super().update(sums, lr)
+
+
+@row_optimizer("sign_sgd", {})
+def sign_sgd(o, now, values, state, grads):
+    values.sub_(now.size * grads.sign())
+
+
+dialect.register("ours", Ours)
+metrics.register("HalfRecall", Recall)
+strategy.register_strategy("counting", lambda section, world, timeout: Counting(world))
+'''
+SMALL = [
+    *("--model=BPR", "--data.name=planted", "--data.planted.users=60", "--data.planted.items=40"),
+    *("--data.planted.interactions=1000", "--train.batch_size=64", "--model.embedding_size=8"),
+    *("--eval.topk=[5]", "--run.progress=false", "--run.tensorboard=false"),
+]
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    (tmp_path / "ours.py").write_text(PLUGIN)
+    return tmp_path / "ours.py"
+
+
+def train(folder: Path, name: str, *words: str) -> dict[str, Any]:
+    """`shoal train`, in a process that has never heard of the plugin; what the run found."""
+    command = [sys.executable, "-m", "shoal", "train", *SMALL, *words, f"--run.output={name}"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / name / "result.json").read_text())
+
+
+def test_a_plugin_adds_a_metric_a_dialect_a_strategy_and_a_row_optimizer(plugin: Path) -> None:
+    found = train(
+        plugin.parent,
+        "run",
+        "--run.plugins=ours.py",
+        "--n_epochs=2",
+        "--eval.metrics=[Recall, halfrecall]",
+        "--eval.valid_metric=HalfRecall@5",
+        "--strategy.name=counting",
+        "--train.optimizer.rows.name=sign_sgd",
+    )
+    assert set(found["test"]) == {"recall@5", "halfrecall@5"}
+    recall = found["test"]["recall@5"]
+    assert recall > 0.0 and found["test"]["halfrecall@5"] == pytest.approx(recall / 2)
+    config = (plugin.parent / "run" / "config.yaml").read_text()
+    assert "epochs: 2" in config and str(plugin) in config
+    updates = int((plugin.parent / "updates.txt").read_text())
+    assert updates > 2 and updates % 2 == 0  # of two epochs, each through our strategy
+
+
+def test_a_metric_from_outside_does_not_depend_on_the_number_of_processes(plugin: Path) -> None:
+    words = ["--run.plugins=ours.py", "--n_epochs=1", "--eval.metrics=[HalfRecall]"]
+    words.append("--eval.valid_metric=HalfRecall@5")
+    one = train(plugin.parent, "one", *words)
+    two = train(plugin.parent, "two", *words, "--nproc=2")
+    assert two["test"] == pytest.approx(one["test"], abs=1e-9)
+
+
+def test_a_run_folder_runs_no_plugin_without_trust(plugin: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "ran.txt"
+    plugin.write_text(f"open({str(mark)!r}, 'w').close()\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(
+        f"model: BPR\ndata.name: planted\nrun:\n  plugins: [{plugin}]\n"
+    )
+    with pytest.raises(ConfigError, match=r"run.plugins is .*ours.py, which would be run.*--trust"):
+        resolve([run / "config.yaml"], folder=run)
+    assert not mark.exists()
+    resolve([run / "config.yaml"], folder=run, trust=True)
+    assert mark.exists()
+
+
+def test_a_plugin_that_fails_is_named_with_its_line(plugin: Path) -> None:
+    plugin.write_text("x = 1\nraise KeyError('lost')\n")
+    with pytest.raises(ConfigError, match=r"ours.py cannot be loaded: line 2: KeyError: 'lost'"):
+        resolve([], [f"--run.plugins=[{plugin}]"])
+    with pytest.raises(ConfigError, match=r"cannot read .*gone.py: No such file"):
+        resolve([], ["--run.plugins=gone.py"])
+
+
+def test_an_own_metric_that_is_not_registered_is_unknown() -> None:
+    with pytest.raises(ConfigError, match="there is no metric HalfRecall"):
+        resolve([], ["--eval.metrics=[HalfRecall]", "--data.name=planted"])
