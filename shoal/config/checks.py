@@ -12,7 +12,6 @@ TOPK_METRICS = ["Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "ItemCoverag
 TOPK_METRICS += ["AveragePopularity", "GiniIndex", "ShannonEntropy", "TailPercentage"]
 LABEL_METRICS = ["AUC", "LogLoss", "Calibration", "MAE", "RMSE"]  # of values against labels
 METRICS = [*TOPK_METRICS, "GAUC", *LABEL_METRICS]  # shoal.training.metrics.register adds to these
-CLICK_METRICS = [*LABEL_METRICS, "GAUC"]
 
 Problem = tuple[str, str]  # the dotted key to blame, what is wrong
 

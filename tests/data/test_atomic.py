@@ -57,7 +57,7 @@ def test_harmless_variations_read_the_same(tmp_path, change):
     assert data.inter["timestamp"].tolist() == [10.0, 11.0]
 
 
-@pytest.mark.parametrize("separator", [",", "::", "§", "|"])
+@pytest.mark.parametrize("separator", [",", "§", "|"])
 def test_any_separator(tmp_path, separator):
     text = (INTER + "a\tx\t3\t10\nb\ty\t4\t11\n").replace("\t", separator)
     # the types keep their single colon whatever the separator is

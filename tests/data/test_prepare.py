@@ -186,7 +186,7 @@ def test_filtered_side_rows_take_their_interactions_along(toy):
         ({"item_inter_num": "[0,0]"}, r"data\.filter\.item_inter_num leaves no interactions"),
         ({"values": {"ratings": "[1,2]"}}, r"not a loaded field; .*; did you mean rating\?"),
         ({"values": {"user_id": "[1,2]"}}, r"'user_id' is a token field.*rating, timestamp"),
-        ({"values": {"rating": "1-2"}}, r"data\.filter\.values\.rating: '1-2' is not an interval"),
+        ({"values": {"rating": "1-2"}}, "'1-2' is not an interval"),
     ],
 )
 def test_filters_that_cannot_be(toy, options, named):

@@ -148,7 +148,7 @@ def test_random_order_is_uniform():
 
 @pytest.mark.parametrize("ratio", [[0.8, -0.1, 0.3], [0.0, 0.0, 0.0], [1.0, float("inf"), 0.0]])
 def test_impossible_ratio(ratio):
-    with pytest.raises(ValueError, match=r"data\.split\.ratio"):
+    with pytest.raises(ValueError, match="ratio"):
         split([1, 1], ratio=ratio)
 
 

@@ -75,7 +75,7 @@ def test_known_users_are_recommended_what_the_run_recommends(
     model: str, runs: dict[str, Path], artifacts: dict[str, Path]
 ) -> None:
     trained, loaded = Trained(runs[model]), shoal.load(artifacts[model])
-    for user in loaded.users.words[[1, 7, 40]]:
+    for user in [loaded.users.words[k] for k in (1, 7, 40)]:
         expected, found = trained.recommend(user, 10), loaded.recommend(user, topk=10)
         assert [item for item, _ in found] == [item for item, _ in expected]
         np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], rtol=1e-5)
@@ -284,7 +284,7 @@ def test_all_users_into_a_file(artifacts: dict[str, Path], tmp_path: Path) -> No
         job = Job(str(artifacts["BPR"]), str(tmp_path / f"top{suffix}"), topk=7)
         assert recommend_many(job) == len(loaded.users) - 1
         table = read(tmp_path / f"top{suffix}")
-        for user in loaded.users.words[[2, 77]]:
+        for user in [loaded.users.words[k] for k in (2, 77)]:
             mine = table.filter(pl.col("user").cast(pl.String) == user)
             assert mine["item"].cast(pl.String).to_list() == [
                 item for item, _ in loaded.recommend(user, topk=7)

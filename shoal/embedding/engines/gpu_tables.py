@@ -91,7 +91,7 @@ class GpuTables:
         if self.device.type == "cuda":
             # Sorting is many small kernels: behind those that read rows they would wait for all.
             self._beside = torch.cuda.Stream(self.device, priority=-1)
-            self._seen = torch.zeros(2, dtype=torch.int64, pin_memory=True)
+            self._seen = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=True)
             self._seen_at = torch.cuda.Event()
         self._starts: dict[tuple[int, ...], Tensor] = {}
         self._make_rows()
