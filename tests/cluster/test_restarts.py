@@ -114,7 +114,7 @@ def test_what_several_hosts_cannot_do_is_refused(short: Path) -> None:
     resolve([short], words)
     with pytest.raises(ConfigError, match="is for runs that one host launches"):
         resolve([short], [*words, "--launch.min_nproc=1"])
-    with pytest.raises(ConfigError, match="brings back servers and workers of one host"):
+    with pytest.raises(ConfigError, match="restarts servers and workers of one host"):
         resolve([short], [*words, "--strategy.name=ps", "--strategy.ps.addresses=[a:1]"])
 
 

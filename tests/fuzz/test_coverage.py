@@ -112,8 +112,7 @@ EXEMPT = {
     "runs/artifact/card.py": OWN,
     "compat/estimator/export.py": OWN,
     "command/serving.py": OWN,
-    "launch/workers.py": OWN,
-    "launch/servers.py": OWN,
+    "launch/children.py": OWN,
     "training/leased.py": OWN,
     "world/tunnel.py": OWN,
     "world/shm_group.py": OWN,
@@ -122,14 +121,12 @@ EXEMPT = {
     "embedding/engines/row_log.py": OWN,
     "embedding/engines/gpu_cache.py": OWN,
     "data/fingerprint.py": OWN,
-    "data/prepared/partition.py": OWN,
     "data/prepared/views.py": OWN,
     "ps/server/shards.py:ShardWriter.report": OWN,
     "ps/shared.py": "frames.py sends offers to a live server",
     "ps/wire.py:parse_place": "frames.py sends pushes of lent batches to a live server",
     "ps/wire.py:parse_pull": "frames.py sends requests for rows to a live server",
     "ps/wire.py:join_pieces": "frames.py sends pieces to a live server",
-    "runs/artifact/predict.py:_with_labels": "the rows themselves are read by the click logs",
 }
 
 

@@ -141,7 +141,7 @@ class Copies:
                 found = json.loads(file.read(MANIFEST_BYTES))
             sent = found["sent"] if found["url"] == self.url else {}
             return {str(name): str(digest) for name, digest in sent.items() if STEP.fullmatch(name)}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return {}  # then nothing there is ours
 
     def _write_sent(self, sent: dict[str, str]) -> None:
