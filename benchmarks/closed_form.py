@@ -1,7 +1,7 @@
 """Models in closed form: IALS beside implicit's ALS, EASE's inverse beside LAPACK's.
 
-    python -m venv /tmp/implicit && /tmp/implicit/bin/pip install implicit
-    python benchmarks/closed_form.py --peer /tmp/implicit/bin/python [--threads 1] [--rounds 3]
+    python -m venv PEER && PEER/bin/pip install implicit
+    python benchmarks/closed_form.py --peer PEER/bin/python [--threads 1] [--rounds 3]
 
 Both sides take turns, so that they share what else runs on the machine. implicit minimises the same
 loss: with confidence c = (1 + alpha) / alpha for what was taken and nu = 0 it is IALS's, up to a

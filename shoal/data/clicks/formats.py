@@ -65,11 +65,11 @@ class ClickFormat:
 
     def count(self, file: Path) -> int:
         """Samples of a file."""
-        raise NotImplementedError
+        raise NotImplementedError  # every format writes its own
 
     def blocks(self, file: Path, layout: Layout, separator: str) -> Iterator[Block]:
         """The samples of a file, in order."""
-        raise NotImplementedError
+        raise NotImplementedError  # every format writes its own
 
 
 class LineFormat(ClickFormat):
@@ -81,7 +81,7 @@ class LineFormat(ClickFormat):
 
     def parser(self, layout: Layout, first: bytes, separator: str, name: str) -> Parser:
         """What turns lines into samples; first: the first line of the file."""
-        raise NotImplementedError
+        raise NotImplementedError  # every format writes its own
 
     def count(self, file: Path) -> int:
         with open_text(file) as source:
@@ -163,7 +163,7 @@ def checked(layout: Layout) -> Layout:
 
 
 def _named(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """The chunks; what is wrong with them is told with the file's name."""
+    """The chunks; errors in them name the file."""
     try:
         yield from chunks
     except LongLine as error:

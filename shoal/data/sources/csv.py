@@ -13,7 +13,7 @@ SEPARATORS = (",", "\t", ";", "|")
 
 
 class Csv(TextFormat):
-    """Cells are told apart by data.separator if the header has it, else by the most frequent."""
+    """Cells are separated by data.separator if the header has it, else by the most frequent."""
 
     name = "csv"
     endings = (".csv", ".tsv", ".txt")

@@ -34,7 +34,7 @@ class Source:
 
     def read(self, config: DataSection) -> Raw:
         """Interactions, and the tables beside them."""
-        raise NotImplementedError
+        raise NotImplementedError  # every source writes its own
 
 
 SOURCES: dict[str, Source] = {}

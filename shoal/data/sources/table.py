@@ -66,11 +66,11 @@ class TableFormat:
 
     def header(self, path: Path, config: DataSection) -> Header:
         """The columns of a file."""
-        raise NotImplementedError
+        raise NotImplementedError  # every format writes its own
 
     def sample(self, path: Path, header: Header, config: DataSection) -> pl.DataFrame:
         """Some rows of a file, or none where columns have types, to guess those of columns."""
-        raise NotImplementedError
+        raise NotImplementedError  # every format writes its own
 
     def parts(self, path: Path, header: Header, memory: int) -> Iterator[Part]:
         """A file in parts, each of which can be read by itself: here the whole of it."""
@@ -81,7 +81,7 @@ class TableFormat:
         self, part: Part, header: Header, config: DataSection, first: int, wanted: list[str]
     ) -> Piece:
         """Columns `wanted` (or more) of a part; first: the number of its first line, or row."""
-        raise NotImplementedError
+        raise NotImplementedError  # every format writes its own
 
 
 FORMATS: dict[str, TableFormat] = {}
