@@ -119,7 +119,6 @@ EXEMPT = {
     "world/liveness.py": OWN,
     "kernels/tables.py": OWN,
     "embedding/engines/row_log.py": OWN,
-    "embedding/engines/gpu_cache.py": OWN,
     "data/fingerprint.py": OWN,
     "data/prepared/views.py": OWN,
     "ps/server/shards.py:ShardWriter.report": OWN,

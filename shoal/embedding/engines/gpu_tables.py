@@ -48,7 +48,6 @@ class GpuTables:
     """Fixed tables of one width that learn by one optimizer."""
 
     grows = False
-    cached = False  # whether rows may be in host memory, see gpu_cache
     sorts_ahead = True  # whether ids can be sorted before their gradients are there
     admission: Admission | None = None
 

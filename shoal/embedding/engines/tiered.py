@@ -23,7 +23,6 @@ from torch import Tensor
 
 from shoal.embedding.engines.admission import Shrink
 from shoal.embedding.engines.native import Native
-from shoal.embedding.engines.row_below import RowsBelow
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.engines.row_log import RowLog, distinct
 from shoal.embedding.engines.traffic import Traffic
@@ -40,7 +39,7 @@ class Tiered(RowEngine):
     """Rows of one table, `slots` of them in host memory and the others in a folder.
 
     With a device, slots are in its memory (kernels of GpuEngine); without a folder, the other
-    rows are in host memory. `below`: they are those of another Tiered engine.
+    rows are in host memory.
     """
 
     offloaded = True
@@ -55,7 +54,6 @@ class Tiered(RowEngine):
         *,
         device: torch.device | str | None = None,
         segment_rows: int | None = None,
-        below: Tiered | None = None,
     ):
         super().__init__(table, optimizer, seed)
         self.slots = slots
@@ -73,11 +71,7 @@ class Tiered(RowEngine):
         self._index_table, self._plain = Table(table.name, 2, table.rows, zeros), plain
         self._pieces = optimizer.widths(table.dim)
         self._floats = table.dim + sum(self._pieces.values())  # of a record, after its id
-        self.log: RowLog | RowsBelow
-        if below is None:
-            self.log = RowLog(folder, table.name, 1 + -(-self._floats // 2), segment_rows)
-        else:
-            self.log = RowsBelow(below)
+        self.log = RowLog(folder, table.name, 1 + -(-self._floats // 2), segment_rows)
         self._pool = ThreadPoolExecutor(1, f"rows of {table.name}")
         self.traffic = Traffic()
         self._clear()
@@ -234,7 +228,7 @@ class Tiered(RowEngine):
                     moved = self.log.append(records)
                     self._set_codes(records[:, 0].contiguous(), moved + self.slots + 1)
                     self.log.kill(some)
-            self.log.drop(number)  # type: ignore[union-attr]  # the other has none
+            self.log.drop(number)
 
     # ---- rows on their way -----------------------------------------------------------------------
 
