@@ -12,7 +12,6 @@ from triton_there import DEVICE, ask_for_interpreter, import_kernels
 from shoal.embedding.engines.admission import Admission, Shrink
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
-from shoal.embedding.pooling import pool_rows
 from shoal.embedding.store import EVERY
 from shoal.embedding.table import Init, Numbering, Table
 
@@ -150,37 +149,6 @@ def test_the_first_values_have_the_same_bits():
         got = both.ours.pull(both.look_up(ids)).cpu()
         want = torch.cat([engine.pull(part) for engine, part in zip(both.theirs, ids)])
         assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize(
-    ("mode", "weighted", "grows"),
-    [("sum", False, False), ("sum", True, True), ("mean", False, True), ("mean", True, False)],
-)
-def test_bags_are_pooled_and_learn(mode, weighted, grows):
-    both = Both(RowOptimizer("adagrad"), grows)
-    lengths = [[3, 0, 2, 1], [0], [4, 1, 0, 1] + [1] * 40]  # of the bags of each table
-    counts = [sum(length) for length in lengths]
-    ids = [part[:n] for part, n in zip(both.draw(), counts)]
-    ids[2][4:] = ids[2][1]  # more than a window of them
-    weights = torch.rand(sum(counts)) if weighted else None
-    rows, want = [], []
-    parts = [None] * 3 if weights is None else weights.split(counts)
-    for engine, part, some, length in zip(both.theirs, ids, parts, lengths):
-        offsets = torch.tensor([0, *length]).cumsum(0)
-        rows.append(engine.pull(part).requires_grad_())
-        want.append(pool_rows(rows[-1], part, offsets, mode, some, engine.table.padding))
-    every = [one for length in lengths for one in length]
-    offsets = torch.tensor([0, *every]).cumsum(0).to(DEVICE)
-    lookup = both.look_up(ids)
-    given = None if weights is None else weights.to(DEVICE)
-    got, pooling = both.ours.pull_bags(lookup, offsets, mode, given)
-    both.close(got, torch.cat(want).detach())
-    grads = torch.randn(sum(map(len, lengths)), DIM)
-    torch.cat(want).backward(grads)
-    both.ours.push(lookup, grads.to(DEVICE), 0.05, pooling)
-    for engine, part, some in zip(both.theirs, ids, rows):
-        engine.push(part, some.grad, 0.05)
-    both.compare_exports()
 
 
 def test_ids_earn_their_rows_and_lose_them():

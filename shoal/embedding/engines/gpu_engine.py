@@ -185,7 +185,7 @@ class GpuEngine(RowEngine):
         segments = self.group.sort(lookup)
         if isinstance(self.group, GrowingGpuTables) and counts is not None:
             shows, clicks = (one.contiguous() for one in counts.unbind(1))
-            self.group.apply(segments, grads, None, clicks, shows)
+            self.group.apply(segments, grads, clicks, shows)
         else:
             self.group.apply(segments, grads)
 

@@ -23,7 +23,7 @@ from shoal.kernels.gpu import index as gpu_index
 from shoal.kernels.gpu import segments as gpu_segments
 from shoal.kernels.gpu import update as gpu_update
 from shoal.kernels.gpu.index import Index
-from shoal.kernels.gpu.lookup import Lookup, Pooling
+from shoal.kernels.gpu.lookup import Lookup
 from shoal.kernels.gpu.segments import Segments
 from shoal.kernels.gpu.update import Arena
 
@@ -95,7 +95,6 @@ class GrowingGpuTables(GpuTables):
         self,
         segments: Segments,
         grads: Tensor,
-        pooling: Pooling | None = None,
         clicks: Tensor | None = None,
         shows: Tensor | None = None,
     ) -> None:
@@ -108,25 +107,11 @@ class GrowingGpuTables(GpuTables):
             self.index, segments, self.steps, self.free, self.used, rule, clicks, shows
         )
         gpu_update.update(
-            *(segments, grads, pooling, self.arena, self.optimizer),
+            *(segments, grads, self.arena, self.optimizer),
             index_ids=self.index.ids,
             found=found,
             beside=self._beside,
         )
-
-    def push(
-        self,
-        lookup: Lookup,
-        grads: Tensor,
-        lr: float,
-        pooling: Pooling | None = None,
-        clicks: Tensor | None = None,
-    ) -> None:
-        """One optimizer step; clicks [n] float32 come with an admission that counts them."""
-        self.begin(lr, lookup)
-        self.forget_sorted()
-        if len(lookup.ids):
-            self.apply(self.sort(lookup), grads.contiguous(), pooling, clicks)
 
     def _outside(self, table: Table, id_: int) -> ValueError:
         return ValueError(

@@ -26,7 +26,7 @@ from shoal.kernels.gpu import lookup as gpu_lookup
 from shoal.kernels.gpu import optim as gpu_optim
 from shoal.kernels.gpu import segments as gpu_segments
 from shoal.kernels.gpu import update as gpu_update
-from shoal.kernels.gpu.lookup import Lookup, Pooling
+from shoal.kernels.gpu.lookup import Lookup
 from shoal.kernels.gpu.random import Recipes, write_initial
 from shoal.kernels.gpu.segments import Segments
 from shoal.kernels.gpu.update import Arena
@@ -142,22 +142,6 @@ class GpuTables:
             self._sort_beside(lookup, rows)
         return gpu_lookup.gather(self.arena.values, rows, lookup, self.recipes, self.grows)
 
-    def pull_bags(
-        self,
-        lookup: Lookup,
-        offsets: Tensor,
-        mode: str = "sum",
-        weights: Tensor | None = None,
-    ) -> tuple[Tensor, Pooling]:
-        """Pooled rows of bags that lie one after the other over all tables, and how for `push`.
-
-        offsets [bags + 1] int64, weights [n] float32 -> [bags, dim].
-        """
-        rows = self.locate(lookup)
-        pooling = gpu_lookup.describe_bags(rows, offsets, mode, weights)
-        values = self.arena.values
-        return gpu_lookup.pool(values, rows, lookup, self.recipes, self.grows, pooling), pooling
-
     def begin(self, lr: float, lookup: Lookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before with ids as many."""
         self._watch()
@@ -201,19 +185,16 @@ class GpuTables:
             torch.cuda.current_stream(self.device).wait_stream(self._beside)
             self._sorting = None
 
-    def apply(self, segments: Segments, grads: Tensor, pooling: Pooling | None = None) -> None:
-        """Update every row once by the sum of its gradients, [n, dim] or of bags [bags, dim]."""
-        beside = self._beside
-        gpu_update.update(segments, grads, pooling, self.arena, self.optimizer, beside=beside)
+    def apply(self, segments: Segments, grads: Tensor) -> None:
+        """Update every row once by the sum of its gradients [n, dim]."""
+        gpu_update.update(segments, grads, self.arena, self.optimizer, beside=self._beside)
 
-    def push(
-        self, lookup: Lookup, grads: Tensor, lr: float, pooling: Pooling | None = None
-    ) -> None:
-        """One optimizer step by gradients [n, dim] of ids, or [bags, dim] of pooled ones."""
+    def push(self, lookup: Lookup, grads: Tensor, lr: float) -> None:
+        """One optimizer step by gradients [n, dim] of ids."""
         self.begin(lr, lookup)
         self.forget_sorted()
         if len(lookup.ids):
-            self.apply(self.sort(lookup), grads.contiguous(), pooling)
+            self.apply(self.sort(lookup), grads.contiguous())
 
     def _watch(self) -> None:
         """Refuse ids that a table cannot have; on a GPU those of steps whose news has come."""
