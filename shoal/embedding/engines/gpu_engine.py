@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Admission, Pending, Shrink
+from shoal.embedding.engines.admission import Shrink
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.engines.row_engine import AdamRows, RowEngine
@@ -29,25 +29,20 @@ def make_gpu_engines(
     optimizer: RowOptimizer,
     seed: int,
     device: torch.device | str,
-    admissions: Sequence[Admission | None] = (),
     fused: bool = False,
 ) -> list[GpuEngine]:
-    """An engine for each table; those of one width, type and admission lie side by side.
+    """An engine for each table; those of one width and type lie side by side.
 
     fused: rows that a softmax alone reads may be updated by it.
     """
-    admissions = admissions or [None] * len(tables)
-    groups: dict[tuple[int, bool, bool, bool, Admission | None], list[int]] = {}
-    for k, (table, admission) in enumerate(zip(tables, admissions)):
-        alike = table.dim, table.half, table.rows is None, table.whole, admission
+    groups: dict[tuple[int, bool, bool, bool], list[int]] = {}
+    for k, table in enumerate(tables):
+        alike = table.dim, table.half, table.rows is None, table.whole
         groups.setdefault(alike, []).append(k)
     engines: dict[int, GpuEngine] = {}
-    for (_, _, grows, _, admission), members in groups.items():
-        some = [tables[k] for k in members]
-        if grows:
-            group: GpuTables = GrowingGpuTables(some, optimizer, seed, device, admission)
-        else:
-            group = GpuTables(some, optimizer, seed, device)
+    for (_, _, grows, _), members in groups.items():
+        kind = GrowingGpuTables if grows else GpuTables
+        group = kind([tables[k] for k in members], optimizer, seed, device)
         engines.update({k: GpuEngine(group, number, fused) for number, k in enumerate(members)})
     return [engines[k] for k in range(len(tables))]
 
@@ -57,7 +52,7 @@ class GpuEngine(RowEngine):
 
     def __init__(self, group: GpuTables, number: int, fused: bool = False):
         table = group.tables[number]
-        super().__init__(table, group.optimizer, group.seed, group.admission)
+        super().__init__(table, group.optimizer, group.seed)
         self.group, self.number, self.device, self.fused = group, number, group.device, fused
 
     def __len__(self) -> int:
@@ -169,8 +164,8 @@ class GpuEngine(RowEngine):
             self._begin_unless_recorded(lr, self._look_up(flat))
             self.group.apply(self._every_segments, grads)
             return
-        counts = self.flat_counts(counts, len(flat))
-        self._push(self._look_up(flat), grads, lr, counts)
+        self.flat_counts(counts, len(flat))  # none: its ids are not counted
+        self._push(self._look_up(flat), grads, lr)
 
     def begin(self, lr: float, lookup: Lookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
@@ -178,16 +173,10 @@ class GpuEngine(RowEngine):
         self.group.begin(lr, lookup)
         self._step = self.group.step
 
-    def _push(self, lookup: Lookup, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
+    def _push(self, lookup: Lookup, grads: Tensor, lr: float) -> None:
         self._begin_unless_recorded(lr, lookup)
-        if not len(lookup.ids):
-            return
-        segments = self.group.sort(lookup)
-        if isinstance(self.group, GrowingGpuTables) and counts is not None:
-            shows, clicks = (one.contiguous() for one in counts.unbind(1))
-            self.group.apply(segments, grads, clicks, shows)
-        else:
-            self.group.apply(segments, grads)
+        if len(lookup.ids):
+            self.group.apply(self.group.sort(lookup), grads)
 
     def _begin_unless_recorded(self, lr: float, lookup: Lookup | None = None) -> None:
         if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
@@ -223,32 +212,11 @@ class GpuEngine(RowEngine):
     def _assign(self, ids: Tensor, values: Tensor) -> None:
         self.group.assign(self.number, ids, values)
 
-    def decay(self, factor: float) -> None:
-        """Multiply all counters, of rows and of ids without one."""
-        self.check_counted("decay")
-        self._growing.decay(self.number, factor)
-
     def shrink(self, rule: Shrink) -> int:
         """Drop rows; returns how many went."""
         self.check_shrink(rule)
-        self.group.step = self._step
-        return self._growing.shrink(self.number, rule)
-
-    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
-        """Counters of the ids without a row, in chunks of ascending id."""
-        if self.admission is None:
-            return iter(())
-        return self._growing.export_pending(self.number, chunk_rows)
-
-    def restore_pending(self, pending: Pending) -> None:
-        """Take over counters of ids without a row."""
-        self.check_pending(pending)
-        self._growing.restore_pending(self.number, pending)
-
-    @property
-    def _growing(self) -> GrowingGpuTables:
-        assert isinstance(self.group, GrowingGpuTables)  # others were refused
-        return self.group
+        assert isinstance(self.group, GrowingGpuTables)
+        return self.group.shrink(self.number, rule.min_norm)
 
 
 def _by_group(engines: Sequence[GpuEngine]) -> dict[GpuTables, list[int]]:

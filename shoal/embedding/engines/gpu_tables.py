@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,9 +30,6 @@ from shoal.kernels.gpu.random import Recipes, write_initial
 from shoal.kernels.gpu.segments import Segments
 from shoal.kernels.gpu.update import Arena
 
-if TYPE_CHECKING:  # it reads configs, which kernels need not
-    from shoal.embedding.engines.admission import Admission
-
 
 @dataclass(frozen=True)
 class Sorted:
@@ -48,8 +44,6 @@ class GpuTables:
     """Fixed tables of one width that learn by one optimizer."""
 
     grows = False
-    sorts_ahead = True  # whether ids can be sorted before their gradients are there
-    admission: Admission | None = None
 
     def __init__(
         self,
@@ -138,7 +132,7 @@ class GpuTables:
     def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
         """Rows of all ids: [n, dim] float32; `learn`: a push of the same ids may come next."""
         rows = self.locate(lookup)
-        if learn and self.sorts_ahead and len(rows):
+        if learn and len(rows):
             self._sort_beside(lookup, rows)
         return gpu_lookup.gather(self.arena.values, rows, lookup, self.recipes, self.grows)
 

@@ -95,11 +95,11 @@ def _warn_once() -> None:
 def lives_on_gpu(table: Table, admission: Admission | None, device: torch.device | str) -> bool:
     """Whether rows are kept by the kernels of GpuEngine: on a GPU, where Triton is installed.
 
-    Not those that a Bloom filter admits, which counts in host memory.
+    Not those whose ids are counted, which is done in host memory.
     """
     if torch.device(device).type != "cuda" or not has_triton():
         return False
-    return admission is None or not admission.bloom_counters
+    return admission is None
 
 
 def make_engines(
@@ -139,8 +139,7 @@ def make_engines(
         from shoal.embedding.engines import gpu_engine
 
         some = [tables[name] for name in names]
-        rules = [admissions.get(name) for name in names]
-        engines = gpu_engine.make_gpu_engines(some, optimizer, seed, device, rules, fused)
+        engines = gpu_engine.make_gpu_engines(some, optimizer, seed, device, fused)
         made.update(zip(names, engines))
     return {name: made[name] for name in tables}
 

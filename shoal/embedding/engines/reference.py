@@ -27,16 +27,18 @@ class Reference(RowEngine):
         optimizer: RowOptimizer,
         seed: int,
         admission: Admission | None = None,
+        device: torch.device | str = "cpu",
     ):
         super().__init__(table, optimizer, seed, admission)
+        self.device = torch.device(device)  # fixed tables only: those that grow are on the CPU
         size = table.rows or 0
         self.positions: dict[int, int] = {}  # growing tables only
         self.free: list[int] = []
         self.pending: dict[int, Counters] = {}
         self.marks = 0
         self.changed: dict[int, int] = {}  # id -> marks given before its last change
-        self.values = self._initial(torch.arange(size))
-        self.state = self.begun_state(size)
+        self.values = self._initial(torch.arange(size, device=self.device))
+        self.state = self.begun_state(size, self.device)
 
     def __len__(self) -> int:
         """Rows held: all of a fixed table, those that learned of a growing one."""
@@ -97,17 +99,18 @@ class Reference(RowEngine):
         for start in range(0, len(ids), chunk_rows):
             part = ids[start : start + chunk_rows].clone()
             at = part if self.table.rows is not None else self._insert(part)
-            yield Rows(part, self.values[at], {key: s[at] for key, s in self.state.items()})
+            state = {key: piece[at].cpu() for key, piece in self.state.items()}
+            yield Rows(part, self.values[at].cpu(), state)
 
     def restore(self, rows: Rows) -> None:
         """Take over rows, values and state; a chunk that does not fit changes nothing."""
         self.check_rows(rows)
         rows = self.real_rows(rows)
         positions = rows.ids if self.table.rows is not None else self._insert(rows.ids)
-        half = self.table.half
-        self.values[positions] = round_bfloat16(rows.values) if half else rows.values
+        values = round_bfloat16(rows.values) if self.table.half else rows.values
+        self.values[positions] = values.to(self.device)
         for key, part in rows.state.items():
-            self.state[key][positions] = part
+            self.state[key][positions] = part.to(self.device)
         for id_ in rows.ids.tolist() if self.pending else ():
             self.pending.pop(id_, None)
         self._note_changes(rows.ids)
@@ -178,7 +181,7 @@ class Reference(RowEngine):
         rows = self.table.rows
         backward = torch.ops.aten.embedding_dense_backward
         if rows is not None and rows <= DENSE_FACTOR * len(ids):
-            touched = torch.zeros(rows, dtype=torch.bool)
+            touched = torch.zeros(rows, dtype=torch.bool, device=ids.device)
             touched[ids] = True
             distinct = touched.nonzero().squeeze(1)
             summed = backward(grads, ids, rows, -1, False)

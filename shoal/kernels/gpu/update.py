@@ -221,7 +221,7 @@ def update(
     beside: where long segments are taken, whose rows are no others'.
 
     Keys are rows of the arena. Of growing tables they are places of the index: index_ids [places]
-    has their ids, found [segments] their rows (see gpu_index.admit).
+    has their ids, found [segments] their rows (see gpu_index.give_rows).
     """
     n, dim = len(segments.keys), grads.shape[1]
     width = triton.next_power_of_2(dim)
