@@ -118,7 +118,7 @@ EXEMPT = {
     "world/shm_group.py": OWN,
     "world/liveness.py": OWN,
     "kernels/tables.py": OWN,
-    "embedding/engines/row_log.py": OWN,
+    "embedding/engines/row_records.py": OWN,
     "data/fingerprint.py": OWN,
     "data/prepared/views.py": OWN,
     "ps/server/shards.py:ShardWriter.report": OWN,

@@ -194,7 +194,7 @@ def test_rows_in_gpu_memory_over_host_memory(rows):
         grads = torch.randn(40, 5)
         ours.push(ids, grads.to(DEVICE), 0.05)
         theirs.push(ids, grads, 0.05)
-    assert ours.traffic.evicted > 0 and ours.log.folder is None and len(ours.log)
+    assert ours.traffic.evicted > 0 and ours.cold.folder is None and len(ours.cold)
     for one, other in zip(ours.export(64), theirs.export(64), strict=True):
         assert torch.equal(one.ids, other.ids)
         torch.testing.assert_close(one.values, other.values, rtol=1e-5, atol=1e-6)

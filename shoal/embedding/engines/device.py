@@ -40,7 +40,6 @@ class Device(Reference):
         self.spare = torch.empty(0)  # memory that a softmax over the rows left for the next one
 
     def lend(self) -> Tensor:
-        """The rows themselves, [rows, dim], to be read until the next push."""
         return self.values
 
     def mark(self) -> int:
@@ -48,7 +47,6 @@ class Device(Reference):
         return 0
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
-        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         if not isinstance(ids, Every):
             super().push(ids, grads, lr, counts)
             return

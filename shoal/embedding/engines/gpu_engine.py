@@ -56,7 +56,6 @@ class GpuEngine(RowEngine):
         self.group, self.number, self.device, self.fused = group, number, group.device, fused
 
     def __len__(self) -> int:
-        """Rows held: all of a fixed table, those that were updated of a growing one."""
         return self.group.count(self.number)
 
     @cached_property
@@ -70,7 +69,6 @@ class GpuEngine(RowEngine):
         return not self.group.grows
 
     def lend(self) -> Tensor | None:
-        """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         whole = self.table.rows is not None and not self.table.half
         return self.group.whole(self.number) if whole else None
 
@@ -86,7 +84,6 @@ class GpuEngine(RowEngine):
         return AdamRows(values, *moments, self.group.numbers)
 
     def pull(self, ids: Ids) -> Tensor:
-        """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         whole = self.lend() if isinstance(ids, Every) else None
         return self.pull_many([self], [ids])[0] if whole is None else whole.clone()
 
@@ -94,7 +91,6 @@ class GpuEngine(RowEngine):
     def pull_many(
         cls, engines: Sequence[GpuEngine], ids: Sequence[Ids], learn: bool = False
     ) -> list[Tensor]:
-        """As RowEngine.pull_many; the engines of a group in one launch."""
         result: dict[int, Tensor] = {}
         for group, members in _by_group(engines).items():
             alike = not any(isinstance(ids[k], Every) for k in members)  # pushed in one launch, too
@@ -121,7 +117,6 @@ class GpuEngine(RowEngine):
         lr: float,
         pulled: bool = False,
     ) -> None:
-        """As RowEngine.push_many; the engines of a group in one launch."""
         for group, members in _by_group(engines).items():
             whole = any(isinstance(ids[k], Every) for k in members)
             if whole or len({engines[k].step for k in members}) > 1:  # each has its own numbers
@@ -156,7 +151,6 @@ class GpuEngine(RowEngine):
                 engine.step = together[0].step
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
-        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         self.group.forget_sorted()
         flat = self.ids_inside(ids)
         grads = self.flat_grads(grads, len(flat))
@@ -195,7 +189,6 @@ class GpuEngine(RowEngine):
     # ---- to the host and back --------------------------------------------------------------------
 
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
-        """Every row held, in chunks of ascending id, in host memory."""
         self.group.check()
         return self.group.export(self.number, chunk_rows)
 
@@ -205,7 +198,6 @@ class GpuEngine(RowEngine):
         return self.group._rows(ids, at)
 
     def restore(self, rows: Rows) -> None:
-        """Take over rows, values and state; a chunk that does not fit changes nothing."""
         self.check_rows(rows)
         self.group.restore(self.number, rows)
 
@@ -213,7 +205,6 @@ class GpuEngine(RowEngine):
         self.group.assign(self.number, ids, values)
 
     def shrink(self, rule: Shrink) -> int:
-        """Drop rows; returns how many went."""
         self.check_shrink(rule)
         assert isinstance(self.group, GrowingGpuTables)
         return self.group.shrink(self.number, rule.min_norm)
