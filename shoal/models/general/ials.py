@@ -166,13 +166,13 @@ def _descend(x: Tensor, rows: Tensor, diagonal: Tensor, steps: int) -> Tensor:
         return torch.linalg.vecdot(a, b).unsqueeze(1)
 
     tiny = 1e-30  # what is solved already stays: 0 / tiny
-    rest = summed(1.0 - scores(x)) - diagonal * x  # rows of zeros may have any weight
+    rest = summed(1.0 - scores(x)).addcmul_(diagonal, x, value=-1)  # rows of zeros: any weight
     direction, size = rest, dot(rest, rest)
     for _ in range(steps):
-        product = summed(scores(direction)) + diagonal * direction
+        product = summed(scores(direction)).addcmul_(diagonal, direction)
         stride = size / dot(direction, product).clamp(min=tiny)
-        x = x + stride * direction
-        rest = rest - stride * product
+        x = torch.addcmul(x, stride, direction)
+        rest = torch.addcmul(rest, stride, product, value=-1)
         before, size = size, dot(rest, rest)
-        direction = rest + size / before.clamp(min=tiny) * direction
+        direction = torch.addcmul(rest, size / before.clamp(min=tiny), direction)
     return x
