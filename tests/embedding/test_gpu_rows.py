@@ -187,12 +187,6 @@ def test_an_id_outside_its_table_is_refused():
     both.ours.check()  # said once
 
 
-def test_tables_of_two_widths_are_refused():
-    tables = [Table("a", 4, 10), Table("b", 8, 10)]
-    with pytest.raises(ValueError, match=r"widths \[4, 8\]: one GpuTables holds one width"):
-        gpu_tables.GpuTables(tables, RowOptimizer("sgd"), 0, DEVICE)
-
-
 # ---- as engines ---------------------------------------------------------------------------------
 
 

@@ -18,19 +18,20 @@ from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.config.tiers import read_size
 from shoal.embedding.engines import tiered
 from shoal.embedding.engines.budgets import Share, share_out
-from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.row_records import RowRecords
 from shoal.embedding.engines.tiered import Tiered
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.store import EVERY, Rows
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 from shoal.runs.run import resolve
 from shoal.runs.run import train as train_run
 from shoal.training.strategy import make_strategy
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
-pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 ROWS, SLOTS, SPREAD = 400, 60, 0x5DEECE66D12345
 
 

@@ -52,17 +52,7 @@ class GpuTables:
         seed: int,
         device: torch.device | str,
     ):
-        if len({table.dim for table in tables}) != 1:
-            widths = sorted({table.dim for table in tables})
-            raise ValueError(f"tables of widths {widths}: one GpuTables holds one width")
-        for table in tables:
-            if (table.rows is None) != self.grows:
-                other = "fixed" if self.grows else "growing"
-                raise ValueError(
-                    f"table {table.name!r} is {other}: keep it with tables of its kind"
-                )
-        if len({table.dtype for table in tables}) != 1:
-            raise ValueError("tables of float32 and bfloat16: one GpuTables holds one kind")
+        assert len({(table.dim, table.dtype, table.rows is None) for table in tables}) == 1
         self.tables, self.optimizer = list(tables), optimizer
         self.seed, self.device, self.half = seed, torch.device(device), tables[0].half
         self.dim, self.step = tables[0].dim, 0

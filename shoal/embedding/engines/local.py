@@ -54,21 +54,16 @@ def make_local(
         return Device(table, optimizer, seed, device, fused)
     if backend == "native" or (backend == "auto" and _in_core(optimizer)):
         return native.Native(table, optimizer, seed, admission, threads=threads)
-    if backend == "auto" and not native_is_built():
+    if backend == "auto" and not has_core():
         _warn_once()
     return Reference(table, optimizer, seed, admission)
 
 
-def native_is_built() -> bool:
-    """Whether the C++ core was built with this installation."""
-    return has_core()
-
-
 def _in_core(optimizer: RowOptimizer) -> bool:
     """Whether the core can update rows so; logged where it is there and cannot."""
-    if optimizer.core_form is None and native_is_built():
+    if optimizer.core_form is None and has_core():
         _log_plain_form(optimizer.name, "the native core")
-    return optimizer.core_form is not None and native_is_built()
+    return optimizer.core_form is not None and has_core()
 
 
 @cache
@@ -217,9 +212,6 @@ def pull_all(stores: Sequence[RowEngine], ids: Sequence[Ids], learn: bool = Fals
 
     learn: a hint, the next `push_all` may be of these ids.
     """
-    kinds = {type(store) for store in stores}
-    if len(kinds) == 1:  # as nearly always
-        return kinds.pop().pull_many(stores, ids, learn)
     rows: dict[int, Tensor] = {}
     for kind, members in _by_kind(stores).items():
         pulled = kind.pull_many([stores[k] for k in members], [ids[k] for k in members], learn)
@@ -245,12 +237,6 @@ def push_all(
     counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
     pulled[k]: the ids are those that the last pull that learns had of it, in that order.
     """
-    kinds = {type(store) for store in stores}
-    if len(kinds) == 1 and all(one is None for one in counts):  # as nearly always
-        every_id, every_grad = [ids for ids, _ in parts], [grads for _, grads in parts]
-        together = bool(pulled) and all(pulled)
-        kinds.pop().push_many(stores, every_id, every_grad, lr, together)
-        return
     counts, pulled = counts or [None] * len(stores), pulled or [False] * len(stores)
     uncounted = [k for k in range(len(stores)) if counts[k] is None]
     for kind, members in _by_kind([stores[k] for k in uncounted]).items():
