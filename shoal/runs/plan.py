@@ -20,8 +20,10 @@ from shoal.config.schema import Config, StrategySection
 from shoal.config.tiers import show_size
 from shoal.embedding.engines.budgets import (
     INDEX_FIXED,
+    INDEX_GPU,
     INDEX_GROWING,
     SLOT,
+    SLOT_GPU,
     Share,
     row_bytes,
     share_out,
@@ -184,8 +186,9 @@ def _line(
         total["host"] += (rows or 0) * each
     else:
         where = f"{share.slots:,} rows in {'gpu, host' if on_gpu else 'host, ssd'}"
-        index = INDEX_GROWING if rows is None else INDEX_FIXED
-        total["host"] += share.slots * (each + SLOT) + (rows or share.slots) * index
+        of_row, of_slot = (INDEX_GPU, SLOT_GPU) if on_gpu else (INDEX_FIXED, SLOT)
+        index = INDEX_GROWING if rows is None else of_row
+        total["host"] += share.slots * (each + of_slot) + (rows or share.slots) * index
         total["ssd"] += DISK_FACTOR * max(0, (rows or 0) - share.slots) * (each + 16)
     sizes = [values, state, index]
     shown = [f"{n} B a row" if rows is None else show_size(n * rows) for n in sizes]

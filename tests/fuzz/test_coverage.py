@@ -119,6 +119,7 @@ EXEMPT = {
     "world/liveness.py": OWN,
     "kernels/tables.py": OWN,
     "embedding/engines/row_records.py": OWN,
+    "embedding/engines/gpu_cache.py": OWN,
     "data/fingerprint.py": OWN,
     "data/prepared/views.py": OWN,
     "ps/server/shards.py:ShardWriter.report": OWN,

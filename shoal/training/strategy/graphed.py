@@ -24,11 +24,13 @@ from torch import Tensor
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.engines.local import begin_all
+from shoal.embedding.store import Every, Ids
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
 AHEAD = 8  # batches that may wait on their way to the GPU
+STAGED = 2  # of them in its memory
 ALIGN = 16  # bytes
 SHAPES = 64  # shapes of batches that are recorded; later ones run plainly
 
@@ -84,6 +86,9 @@ class Graphed(Single):
         """As it is where steps are recorded: it goes to the GPU when its step does, or before."""
         return batch if self.recorder is not None else super().receive(batch)
 
+    def prefetch(self, batch: Batch) -> None:
+        super().prefetch(batch if self.recorder is None else self.recorder.send_ahead(batch))
+
     def step(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         if self.recorder is None:
             return super().step(parts, lr)
@@ -96,6 +101,7 @@ class Recorder:
     def __init__(self, strategy: Graphed):
         self.strategy, self.device = strategy, strategy.world.device
         self.engines = list(strategy.engines.values())
+        self.offloaded = {one.table.name: one for one in self.engines if one.offloaded}
         self._lr = torch.zeros((), device=self.device)
         self._loss = torch.zeros((), device=self.device)
         self._known_lr: float | None = None
@@ -107,6 +113,15 @@ class Recorder:
         if strategy.dense_optimizer is not None:
             strategy.dense_optimizer.recorded_lr = self._lr
 
+    def send_ahead(self, batch: Batch) -> Batch:
+        """Where rows come ahead the batch does, too, and its ids are looked up there."""
+        if self.offloaded and not self._asks and pad(batch) is batch:
+            found = self._recorded.get(shape_of(batch))
+            if found is not None:
+                batch = found.send(batch)
+                torch.cuda.current_stream().wait_stream(self._copies)
+        return batch
+
     def step(self, plain: Step, parts: Sequence[Batch], lr: float) -> Tensor:
         """The step `plain` of these parts, recorded where its shape came before."""
         if lr != self._known_lr:
@@ -116,6 +131,8 @@ class Recorder:
         if len(parts) > 1 or self._needs_host(parts[0]):
             return plain([part.to(self.device) for part in parts], lr)
         batch = pad(ask(parts[0]) if self._asks else parts[0])
+        if any(isinstance(ids, Every) for ids in self._offloaded_ids(batch)):  # too many to stage
+            return plain([batch.to(self.device)], lr)
         shape = shape_of(batch)
         found = self._recorded.get(shape)
         if found is None and (shape not in self._seen or len(self._recorded) == SHAPES):
@@ -130,6 +147,10 @@ class Recorder:
         else:
             found.take(batch)
         begin_all(self.engines, lr)
+        for name, engine in self.offloaded.items():
+            ids = self._offloaded_ids(found.batch, name)
+            engine.stage([one for one in ids if isinstance(one, Tensor)])
+        found.release()
         found.graph.replay()
         return self._loss.clone()
 
@@ -143,6 +164,13 @@ class Recorder:
         """Whether a batch gets a list of the places that are asked for."""
         model = self.strategy.model
         return model.kind == "sequential" and model.cuda_graph_safe
+
+    def _offloaded_ids(self, batch: Batch, name: str | None = None) -> list[Ids]:
+        """Ids of a table whose rows may be in host memory, or of all those tables."""
+        names = self.offloaded if name is None else {name}
+        if not names:
+            return []
+        return [one.ids for one in self.strategy.lookups(batch) if one.table in names]
 
     def _check_memory(self) -> None:
         """Forget what was recorded before a checkpoint brought other tensors."""
@@ -177,16 +205,17 @@ class Recorded:
             size += -(-self.places[key][1] // ALIGN) * ALIGN
         self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self.batch = with_tensors(batch, self._views(self.memory, batch))
-        self._waiting = []
+        self._waiting, self._staged = [], []
         for _ in range(AHEAD):
             host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             self._waiting.append((host, self._views(host, batch), torch.cuda.Event()))
-        self._staged = torch.empty(size, dtype=torch.uint8, device=device)
-        self._staged_views = self._views(self._staged, batch)
-        self._taken = torch.cuda.Event()  # what was staged before is in the graph's memory
+        for _ in range(STAGED):
+            there = torch.empty(size, dtype=torch.uint8, device=device)
+            self._staged.append((there, self._views(there, batch), torch.cuda.Event()))
         # Memory comes from those who had it before on this stream, and they may still be at work.
         copies.wait_stream(torch.cuda.current_stream(device))
-        self._turn = 0
+        self._turn, self._now = 0, 0
+        self._held: list[Batch | None] = [None] * STAGED  # which batch is there, or comes
 
     def _views(self, memory: Tensor, like: Batch) -> dict[str, Tensor]:
         views = {}
@@ -195,26 +224,44 @@ class Recorded:
             views[key] = memory[start : start + length].view(x.dtype).view(x.shape)
         return views
 
-    def take(self, batch: Batch) -> None:
-        """Into the graph's memory, by copies which the host does not wait for: one, or of pinned
-        tensors as they are."""
+    def send(self, batch: Batch) -> Batch:
+        """Let it go to the device, by copies which nobody waits for: one, or of pinned tensors as
+        they are. The batch there, until it is released; whoever reads it waits for the copies.
+        """
+        free = (k for k, one in enumerate(self._held) if one is None)
+        place = next(free, self._turn % STAGED)
+        staged, views, taken = self._staged[place]
         parts = tensors(batch)
+        if self._held[place] is not None:  # sent, and never trained on: somebody may read its ids
+            torch.cuda.synchronize(staged.device)
         with torch.cuda.stream(self.copies):
-            self._taken.wait()
+            taken.wait()  # the batch that was there before
             if all(x.is_pinned() for x in parts.values()):
-                for key, view in self._staged_views.items():
-                    view.copy_(parts[key], non_blocking=True)
+                for key, x in parts.items():
+                    views[key].copy_(x, non_blocking=True)
             else:
                 host, on_host, gone = self._waiting[self._turn % AHEAD]
                 gone.synchronize()  # its last copy left long ago, unless the GPU is far behind
                 for key, x in parts.items():
                     on_host[key].copy_(x)
-                self._staged.copy_(host, non_blocking=True)
+                staged.copy_(host, non_blocking=True)
                 gone.record()
-                self._turn += 1
+        self._held[place] = batch
+        self._turn += 1
+        return with_tensors(batch, views)
+
+    def take(self, batch: Batch) -> None:
+        """Into the graph's memory; it is sent unless it was."""
+        if not any(one is batch for one in self._held):
+            self.send(batch)
+        self._now = next(k for k, one in enumerate(self._held) if one is batch)
         torch.cuda.current_stream().wait_stream(self.copies)
-        self.memory.copy_(self._staged)
-        self._taken.record()
+        self.memory.copy_(self._staged[self._now][0])
+
+    def release(self) -> None:
+        """The source buffers are free from here on."""
+        self._staged[self._now][2].record()
+        self._held[self._now] = None
 
 
 def shape_of(batch: Batch) -> tuple:
