@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from torch import Tensor
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.clicks import criteo
-from shoal.data.clicks.parquet import decode
+from shoal.data.clicks.decode import decode
+from shoal.data.clicks.lines import BadLine
 from shoal.data.clicks.per_feature import per_feature
 from shoal.data.clicks.samples import Layout
 from shoal.data.dataset import Column, Dataset, FieldType, Ragged
@@ -388,7 +387,8 @@ class LogEncoder:
             if frame[name].dtype == pl.String:
                 raise ValueError(f"{name}: ids of this log are whole numbers, not text")
         frame = frame.with_columns(pl.lit(0).alias(self.layout.label))
-        samples = decode(frame, Path(ROWS), 0, self.layout, keep_integers=not raw)
-        if raw:
-            samples.dense[:] = criteo.changed(samples.dense.astype(np.float64))
+        try:
+            samples = decode(frame, self.layout, raw)
+        except BadLine as error:
+            raise ValueError(f"row {error.index + 1} of {ROWS}: {error}") from None
         return per_feature(samples.batch(), self.layout, self.features)

@@ -11,7 +11,8 @@ from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks import pipe
 from shoal.data.clicks.criteo import Criteo
 from shoal.data.clicks.delimited import Csv
-from shoal.data.clicks.formats import FORMATS, Block, looks_like, register
+from shoal.data.clicks.formats import FORMATS, looks_like, register
+from shoal.data.clicks.lines import Block
 from shoal.data.clicks.parquet import Parquet
 from shoal.data.clicks.samples import Layout
 from shoal.data.clicks.slots import SLOTS

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from shoal.config.schema import DataSection
-from shoal.data.clicks.formats import Block, looks_like
+from shoal.data.clicks.formats import looks_like
+from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog, make_layout
 from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples
@@ -91,9 +92,9 @@ class LogSteps:
         skipped: Counter[str] = Counter()
 
         def parse(block: Block) -> tuple[Samples, int, int]:
-            size = block.num_bytes(0, len(block))
+            size = block.num_bytes(slice(None))
             if config.bad_rows != "skip":
-                return block.samples(0, len(block)), 0, size
+                return block.samples(slice(None)), 0, size
             samples, bad = block.sound()
             skipped[block.name] += bad
             return samples or Samples.none(layout), bad, size

@@ -52,7 +52,7 @@ def piped(command: str, path: Path) -> Iterator[bytes]:
         assert process.stdout is not None
         _running.add(process)
         try:
-            yield from line_chunks(process.stdout.read)
+            yield from line_chunks(process.stdout.read, f"{path}, piped")
             status = process.wait()
         finally:  # also when the reader stops early
             if process.poll() is None:

@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
 from shoal.data.batch import Batch
-from shoal.data.clicks.formats import Block
+from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples, join
@@ -42,10 +44,14 @@ class Speed:
     def parse(self, spans: list[Span], layout: Layout) -> Samples:
         """The samples of the spans, on the clock."""
         begun = time.thread_time()
-        parts = [block.samples(start, stop) for block, start, stop in spans if stop > start]
+        parts, size = [], 0
+        for block, some in groupby(spans, key=itemgetter(0)):
+            rows = np.concatenate([np.arange(start, stop) for _, start, stop in some])
+            if len(rows):
+                parts.append(block.samples(rows))
+                size += block.num_bytes(rows)
         result = join(parts) if parts else Samples.none(layout)
         seconds = time.thread_time() - begun
-        size = sum(block.num_bytes(start, stop) for block, start, stop in spans)
         with self.lock:
             self.samples += len(result)
             self.bytes += size
@@ -186,11 +192,21 @@ class Stream(ClickReader):
     ) -> Iterator[Batch]:
         """This rank's slices of the global batches start, start + 1, ...; the same every epoch."""
 
-        def parse(part: tuple[int, list[Span]]) -> Batch:
-            first, spans = part
-            return self.speed.parse(spans, self.layout).batch(first)
+        def parse(parts: list[tuple[int, list[Span]]]) -> list[Batch]:
+            samples = self.speed.parse([one for _, spans in parts for one in spans], self.layout)
+            stops = np.cumsum([sum(b - a for _, a, b in spans) for _, spans in parts]).tolist()
+            begins = [0, *stops]
+            return [
+                samples.slice(*place).batch(first)
+                for (first, _), *place in zip(parts, begins, stops)
+            ]
 
-        yield from ahead(parse, self._slices(rank, size, start, skip), self.threads)
+        # Several batches are parsed at once: many small calls would cost more than the work.
+        slices = self._slices(rank, size, start, skip)
+        together = max(1, (1 << 14) * size // self.global_size(size))
+        parts = iter(lambda: list(islice(slices, together)), [])
+        for batches in ahead(parse, parts, self.threads):
+            yield from batches
         if self.profile:
             self.speed.report(f"reader in epoch {epoch}")
 
