@@ -22,8 +22,6 @@ from shoal.data.sources.movielens import UNREADABLE
 
 OFFICIAL = "https://files.grouplens.org/datasets/movielens"
 MIRROR_VARIABLE = "SHOAL_MIRROR"
-_CHUNK = 1 << 18
-_TIMEOUT = 60  # seconds without a byte before a transfer counts as broken
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def _transfer(address: str, part: Path, name: str, progress: bool) -> None:
     if have and not address.startswith("file:"):
         request.add_header("Range", f"bytes={have}-")
     try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+        response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
         if error.code != 416:  # 416: nothing is left to send, or the part is longer than the file
             raise
@@ -151,7 +149,7 @@ def _transfer(address: str, part: Path, name: str, progress: bool) -> None:
         length = response.headers.get("Content-Length")
         total = None if length is None else have + int(length)
         with part.open("ab" if resumed else "wb") as out, _bar(name, total, have, progress) as bar:
-            while chunk := response.read(_CHUNK):
+            while chunk := response.read(1 << 18):
                 out.write(chunk)
                 have += len(chunk)
                 bar(len(chunk))

@@ -28,7 +28,7 @@ from shoal.data.random import below, hash64, uniform, uniform_below
 from shoal.data.reader import Reader, draws_per_sample, make_sampler
 from shoal.data.sampler import log_weights
 
-_MASKS, _ITEMS, _LAST, _ENDS = 1, 2, 3, 4  # streams of random numbers
+_MASKS, _ITEMS, _LAST, _ENDS = range(1, 5)  # streams of random numbers
 
 
 @dataclass(frozen=True)

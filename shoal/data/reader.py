@@ -155,9 +155,6 @@ class Interactions(Reader):
         return batch if self.table is None else self.table.onto(batch)
 
 
-BUCKET_BATCHES = 50  # batches whose samples are sorted by length together
-
-
 class Windows(Reader):
     """A sample is a window of one user's training sequence; each position predicts the next item.
 
@@ -207,7 +204,7 @@ class Windows(Reader):
         if not self.bucket:
             return super().order(epoch)
         order = super().order(epoch)[0 : self.num_samples]
-        span = BUCKET_BATCHES * self.batch_size
+        span = 50 * self.batch_size  # samples that are sorted by length together
         spans = [order[start : start + span] for start in range(0, len(order), span)]
         order = np.concatenate([one[np.argsort(self.lengths(one), kind="stable")] for one in spans])
         # Batches of all lengths in turn; the last one, which may be smaller, stays the last.

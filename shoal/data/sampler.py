@@ -16,7 +16,6 @@ from shoal.kernels.sampling import KnownPairs, draw_negatives
 BITMAP_BYTES = 64 * 2**20
 MAX_ATTEMPTS = 100  # then the choice is made from the list of unseen items
 _COLUMN_BITS = 20  # columns below a million, samples of an epoch below 2^43
-_WORK = 2048  # entries that are almost as cheap to draw at once as a handful
 
 
 def _begins(ordered: np.ndarray) -> np.ndarray:
@@ -253,7 +252,7 @@ class NegativeSampler:
         """
         attempt = 1
         while places.size and attempt < MAX_ATTEMPTS:
-            width = min(max(_WORK // places.size, 1), 16, MAX_ATTEMPTS - attempt)
+            width = min(max(2048 // places.size, 1), 16, MAX_ATTEMPTS - attempt)
             attempts = np.arange(attempt, attempt + width, dtype=np.uint64)[:, None]
             items = self._choose(hash64(bits + attempts))  # [width, places]
             seen = self.seen.contains(users, items)

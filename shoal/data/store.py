@@ -20,9 +20,7 @@ import numpy as np
 
 from shoal.world.durable import is_plain_name, open_regular, replace_durably
 
-READ_BYTES = 1 << 24  # at a time
 DOCUMENT_BYTES = 1 << 26  # of a document
-CHECKED_BYTES = 1 << 30  # more than that is not compared whenever a run starts
 
 
 class DamagedFolder(ValueError):
@@ -153,7 +151,7 @@ def check_arrays(folder: Path, arrays: list[Stored], whole: bool = False) -> boo
     for one in arrays:
         map_array(folder, one)  # whether it is there and long enough
     total = sum(len(one) * np.dtype(one.dtype).itemsize for one in arrays)
-    if total > CHECKED_BYTES and not whole:
+    if total > 1 << 30 and not whole:
         return False
     for one in arrays:
         _check(folder, one)
@@ -165,7 +163,7 @@ def _check(folder: Path, stored: Stored) -> None:
     with open_regular(folder / stored.file, links=False) as file:
         for length, wanted in stored.segments:
             digest, left = hashlib.sha256(), length * itemsize
-            while left and (data := file.read(min(left, READ_BYTES))):
+            while left and (data := file.read(min(left, 1 << 24))):
                 digest.update(data)
                 left -= len(data)
             if left or digest.hexdigest() != wanted:

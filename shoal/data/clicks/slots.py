@@ -25,7 +25,6 @@ from shoal.kernels.core import has_core
 from shoal.kernels.slots import parse_slots, slot_keys
 
 LABEL, DENSE = "click", "dense_feature"
-NUM_SLOTS, NUM_DENSE = 26, 13  # of the Criteo data in this format
 INTEGER = re.compile(rb"-?[0-9]+")
 NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -37,8 +36,9 @@ class Slots(LineFormat):
     is_log = True
 
     def layout(self, section: ClicksSection) -> Layout:
-        slots = NUM_SLOTS if section.slots is None else section.slots
-        width = NUM_DENSE if section.dense is None else section.dense
+        """By default that of the Criteo data in this format."""
+        slots = 26 if section.slots is None else section.slots
+        width = 13 if section.dense is None else section.dense
         dense = (DENSE,) * width if isinstance(width, int) else tuple(width)
         others = isinstance(slots, list)
         label = section.label or LABEL

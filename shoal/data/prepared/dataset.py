@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 VERSION = 2
 MANIFEST = PREPARED
-VIEW_MEMORY = 1 << 31  # bytes that making a view may take when a run makes it
 # What preparation decides: a run has it as the folder was made, or refuses to start.
 DECIDED = ("fields", "filter", "threshold", "load", "unload")
 REMEDY = "prepare it again, into another folder: shoal prepare INPUT... --to DIR"
@@ -158,7 +157,7 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
         logger.info("%s is split for the first time as data.split says; it is kept", folder)
         chosen = for_view(manifest, columns, config.split.order)
         try:
-            views.make_view(place, chosen, fields["user"], sizes, config.split, seed, VIEW_MEMORY)
+            views.make_view(place, chosen, fields["user"], sizes, config.split, seed, 1 << 31)
         except OSError as error:
             raise ValueError(
                 f"{place} cannot be written ({error.strerror}), and the split of a prepared folder "

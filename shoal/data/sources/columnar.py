@@ -15,7 +15,6 @@ from shoal.data.sources.typed import Piece
 if TYPE_CHECKING:
     import polars as pl
 
-ROWS = 1 << 20  # of Parquet at a time, where memory is bounded
 Made = TypeVar("Made")
 
 
@@ -50,7 +49,7 @@ class Parquet(TableFormat):
 
         scan = pl.scan_parquet(path, hive_partitioning=False).select(pl.len())
         rows = read_by_polars(path, "Parquet", lambda: int(scan.collect().item()))
-        step = rows if memory >= EVERYTHING else ROWS
+        step = rows if memory >= EVERYTHING else 1 << 20
         bytes_of_row = path.stat().st_size / max(1, rows)
         for start in range(0, max(rows, 1), max(step, 1)):
             stop = min(start + step, rows)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 LARGEST = float(np.finfo(np.float32).max)
-MIXED = 0.9  # share of numbers from which other text in a column is taken for a mistake
 TYPE_OF: dict[str, FieldType] = {
     "id": "token",
     "text": "token",
@@ -112,7 +111,7 @@ def guess_type(name: str, series: pl.Series) -> FieldType:
         given = series.drop_nulls()
         given = given.filter(given != "")
         found = given.str.strip_chars().cast(pl.Float64, strict=False).count()
-        numbers = found > 0 and found >= MIXED * len(given)
+        numbers = found > 0 and found >= 0.9 * len(given)
         return "float" if numbers and not IS_ID.search(name) else "token"
     return "token" if dtype.is_integer() and IS_ID.search(name) else "float"
 
