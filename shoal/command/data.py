@@ -13,7 +13,7 @@ from shoal.command.arguments import resolve_words, split_arguments
 from shoal.world.durable import written
 
 if TYPE_CHECKING:  # `shoal --help` is quick
-    from shoal.data.prepared.engine import Engine
+    from shoal.data.prepared.engine import Here
 
 
 def fetch(
@@ -106,7 +106,7 @@ def prepare(
     worker = engine_of(engine, ray_address)
     is_log = holds_log(resolved.config.data)
     if is_log:
-        found = mapped.log_files(resolved.config.data, given)
+        found = mapped.log_files(given)
     else:
         found = inputs.expand(given)
         if inputs.is_table(found[0]):
@@ -147,7 +147,7 @@ def prepare(
     )
 
 
-def engine_of(name: str, address: str | None) -> Engine:
+def engine_of(name: str, address: str | None) -> Here:
     """The engine of that name."""
     from shoal.data.prepared.engine import Here, OnRay
 

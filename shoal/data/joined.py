@@ -16,7 +16,7 @@ from shoal.data.random import hash64
 
 
 class Joined:
-    """The samples of some interactions (their row numbers); what is taken of them is a Made.
+    """The samples of some interactions (their row numbers).
 
     packed: ids of all features lie in one field, `slots`, numbered one feature after the other.
     """
@@ -54,15 +54,9 @@ class Joined:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def slice(self, start: int, stop: int) -> Made:
-        """Samples start to stop - 1."""
-        return self._made(np.asarray(self.rows[start:stop]))
-
-    def take(self, numbers: np.ndarray) -> Made:
-        """The given samples, in the given order."""
-        return self._made(self.rows[numbers])
-
-    def _made(self, rows: np.ndarray) -> Made:
+    def batch_of(self, numbers: slice | np.ndarray) -> Batch:
+        """The batch of the given samples, in the given order."""
+        rows = np.asarray(self.rows[numbers])
         users = self.users[rows].astype(np.int64, copy=False)  # on disk ids are shorter
         items = self.items[rows].astype(np.int64, copy=False)
         ids, dense = self.table.join(rows, users, items)
@@ -72,7 +66,7 @@ class Joined:
         every = [torch.from_numpy(column[rows]) for column in self.labels]
         labels = every[0] if len(every) == 1 else torch.stack(every, 1)
         weights = None if self.weights is None else torch.from_numpy(self.weights[rows])
-        return Made(Batch(len(rows), ids, dense, labels, weights=weights))
+        return Batch(len(rows), ids, dense, labels, weights=weights)
 
 
 def candidates(
@@ -86,7 +80,7 @@ def candidates(
 
 
 class Made:
-    """Samples that are joined: a batch that can still be cut."""
+    """Samples that are a batch already; they are not shuffled."""
 
     def __init__(self, made: Batch):
         self.made = made
@@ -94,13 +88,10 @@ class Made:
     def __len__(self) -> int:
         return self.made.size
 
-    def slice(self, start: int, stop: int) -> Made:
-        """Samples start to stop - 1."""
-        return Made(self.made.rows(start, stop))
-
-    def batch(self, first: int = 0) -> Batch:
-        """The batch; first: the number of its first sample in the global batch."""
-        return replace(self.made, first=first)
+    def batch_of(self, numbers: slice | np.ndarray) -> Batch:
+        """Some of them, as views."""
+        assert isinstance(numbers, slice)
+        return self.made.rows(numbers.start, numbers.stop)
 
 
 def packed_rows(features: tuple[Feature, ...]) -> int | None:

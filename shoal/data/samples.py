@@ -41,7 +41,7 @@ class Prefixes(Windows):
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         users, stops = self.place(samples)
         history, _ = self.histories.gather(users, stops)
-        ids: dict[str, Tensor] = {
+        ids: dict[str, Tensor | Jagged] = {
             self.user_field: torch.from_numpy(users),
             "history": torch.from_numpy(history),
             "target": torch.from_numpy(self.histories.items[stops - 1].astype(np.int64)),
@@ -51,7 +51,7 @@ class Prefixes(Windows):
             ids["neg_item"] = torch.from_numpy(drawn)
         if self.histories.times is not None:
             ids["history_time"] = torch.from_numpy(self.histories.window_times(users, stops))
-        return Batch(len(samples), ids)  # type: ignore[arg-type]
+        return Batch(len(samples), ids)
 
 
 class Users(Reader):

@@ -12,6 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,6 +172,27 @@ def _check(folder: Path, stored: Stored) -> None:
                 left -= len(data)
             if left or digest.hexdigest() != wanted:
                 raise DamagedFolder(f"{folder / stored.file} does not match its checksum")
+
+
+@contextmanager
+def filled_folder(folder: Path, is_whole: Callable[[], bool]) -> Iterator[Path]:
+    """A hidden folder to fill, which becomes `folder` at the end: in full, or not at all.
+
+    Of several writers at once the first to finish wins; is_whole: whether `folder` is not damaged.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    try:
+        yield work
+        if folder.exists() and not is_whole():
+            shutil.rmtree(folder)
+        try:
+            work.rename(folder)
+        except OSError:
+            if not is_whole():
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def write_document(path: Path, body: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def test_white_space_at_the_end_of_a_line_is_passed_over(parser, end: str) -> No
     found = parse(parser, text.encode())
     assert found.labels.tolist() == [1, 0, 1]
     assert found.dense.tolist() == [[1, 2], [1, 2.5], [3, 4]]
-    assert found.first_ids(2).tolist() == [4, 5, 0] and found.first_ids(0).tolist() == [0, 0, 6]
+    assert found.ids.tolist() == [0, 0, 4, 0, 0, 5, 6, 7, 0, 0]
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -79,7 +79,6 @@ def test_a_slot_with_several_ids_becomes_lists(parser) -> None:
     assert isinstance(slots, Jagged)
     assert slots.values.tolist() == [7, 8, 7, 0, 4, 0, 5, 0]
     assert slots.offsets.tolist() == [0, 3, 4, 5, 6, 7, 8]
-    assert found.first_ids(0).tolist() == [7, 0] and found.first_ids(2).tolist() == [4, 0]
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -312,9 +311,9 @@ def test_taking_slicing_and_joining_lists() -> None:
 
     assert as_lists(found) == lists
     assert as_lists(found.take(np.array([2, 0, 1, 0]))) == [lists[k] for k in (2, 0, 1, 0)]
-    assert as_lists(found.slice(1, 3)) == lists[1:]
+    assert as_lists(found.cut(1, 3)) == lists[1:]
     plain = parse(PlainParser, b"click:1 d:7 d:8 1:9\n")
-    both = join([plain, found.slice(0, 1)])
+    both = join([plain, found.cut(0, 1)])
     assert as_lists(both) == [[[9], [0], [0]], lists[0]]
     assert both.dense.tolist() == [[7, 8], [1, 2]] and both.labels.tolist() == [1, 0]
 

@@ -202,7 +202,7 @@ def test_candidates_are_scored_as_samples_are(folder: Path) -> None:
     batch = next(parts.reader.batches(0))
     model, items = parts.model.eval(), torch.from_numpy(parts.reader.samples.items)  # type: ignore
     rows = parts.reader.samples.rows[:5]  # type: ignore[attr-defined]
-    samples = parts.reader.samples.slice(0, 5).batch()  # type: ignore[attr-defined]
+    samples = parts.reader.samples.batch_of(slice(0, 5))  # type: ignore[attr-defined]
     with torch.no_grad():
         expected = model.logits(samples)  # type: ignore[operator]
         found = model.score(samples, items[rows][:, None])

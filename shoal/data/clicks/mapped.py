@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shoal.config.schema import DataSection
 from shoal.data.clicks.formats import looks_like
 from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog, make_layout
 from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.prepared.dataset import MANIFEST, REMEDY, VERSION
-from shoal.data.prepared.folder import Job, Manifest, carry_out
+from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
 from shoal.data.sources.files import find_files
 from shoal.data.store import (
     Appender,
@@ -45,7 +43,7 @@ TYPES = {"labels": "<f4", "dense": "<f4", "ids": "<i8", "offsets": "<i8"}
 DECIDED = ("slots", "dense", "label", "rows", "pipe_command")
 
 
-def log_files(config: DataSection, inputs: list[str]) -> list[Path]:
+def log_files(inputs: list[str]) -> list[Path]:
     """The files of a log, in order."""
     found = [path for name in inputs for path in find_files(name, ".", "INPUT")]
     twice = [path for path, count in Counter(found).items() if count > 1]
@@ -59,14 +57,14 @@ def prepare_log(job: Job) -> Manifest:
     return carry_out(job, LogSteps())
 
 
-class LogSteps:
+class LogSteps(Steps):
     """The steps for a click log."""
 
     def paths(self, job: Job) -> list[Path]:
         """The raw files."""
         if job.engine.width > 1:
             raise ValueError("--engine ray reads interactions; leave it out for a click log")
-        return log_files(job.config, job.inputs)
+        return log_files(job.inputs)
 
     def options(self, job: Job) -> dict[str, Any]:
         """What decides the layout."""
@@ -76,9 +74,6 @@ class LogSteps:
             "format": _form(job),
             "separator": job.config.separator,
         }
-
-    def check(self, job: Job, manifest: Manifest, new: list[Path]) -> None:
-        """Options say it all."""
 
     def add(
         self, job: Job, paths: list[Path], folder: Path, manifest: Manifest, work: Path
@@ -100,7 +95,8 @@ class LogSteps:
             return samples or Samples.none(layout), bad, size
 
         bad_rows = 0
-        for samples, bad, size in ahead(parse, _blocks(log), config.clicks.threads):
+        blocks = (block for file in log.files for block in log.blocks(file))
+        for samples, bad, size in ahead(parse, blocks, config.clicks.threads):
             writer.write(samples)
             bad_rows += bad
             job.progress(size)
@@ -117,13 +113,6 @@ class LogSteps:
             "files": [*manifest["files"], *log.fingerprint()],
         }
 
-    def finish(self, job: Job, manifest: Manifest, folder: Path) -> None:
-        """Nothing is made of samples."""
-
-    def outdated(self, job: Job, manifest: Manifest, made: Manifest) -> list[Path]:
-        """Nothing is replaced."""
-        return []
-
 
 def _form(job: Job) -> str:
     config = job.config
@@ -131,12 +120,7 @@ def _form(job: Job) -> str:
         return config.format
     if config.clicks.pipe_command is not None:
         return "slots"
-    return looks_like(log_files(config, job.inputs)[0])
-
-
-def _blocks(log: ClickLog) -> Iterator[Block]:
-    for file in log.files:
-        yield from log.blocks(file)
+    return looks_like(log_files(job.inputs)[0])
 
 
 class _Writer:

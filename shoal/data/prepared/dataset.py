@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from shoal.config.schema import PREPARED, DataSection
 from shoal.config.yaml_io import inline
-from shoal.data.dataset import Columns, Dataset, Phase
+from shoal.data.dataset import Columns, Dataset
 from shoal.data.prepared import views
 from shoal.data.sources.files import places_of
 from shoal.data.split import PHASES
@@ -36,31 +35,6 @@ MANIFEST = PREPARED
 # What preparation decides: a run has it as the folder was made, or refuses to start.
 DECIDED = ("fields", "filter", "threshold", "load", "unload")
 REMEDY = "prepare it again, into another folder: shoal prepare INPUT... --to DIR"
-
-
-@dataclass
-class Prepared(Dataset):
-    """A data set whose columns are mapped files."""
-
-    ids: dict[str, np.ndarray] = field(default_factory=dict)  # user-train, ..., seen
-    histories: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-
-    def history(self, phases: tuple[Phase, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        return self.histories.get(len(phases) if phases == PHASES[: len(phases)] else 0)
-
-    def seen(self) -> tuple[np.ndarray, np.ndarray] | None:
-        return self.ids["seen"], self.ids["seen-starts"]
-
-    def user_ids(self, phase: Phase) -> np.ndarray:
-        return self._ids("user", phase)
-
-    def item_ids(self, phase: Phase) -> np.ndarray:
-        return self._ids("item", phase)
-
-    def _ids(self, side: str, phase: Phase) -> np.ndarray:
-        """Those of training as they lie on disk, int32: they are the many."""
-        found = self.ids[f"{side}-{phase}"]
-        return found if phase == "train" else found.astype(np.int64)
 
 
 def find(config: DataSection) -> Path | None:
@@ -77,7 +51,7 @@ def find_log(pattern: str | None, root: str) -> Path | None:
     return next((folder for folder in places if (folder / MANIFEST).is_file()), None)
 
 
-def open_prepared(config: DataSection, seed: int) -> Prepared:
+def open_prepared(config: DataSection, seed: int) -> Dataset:
     """The data set of a prepared folder, split as data.split says."""
     folder = find(config)
     if folder is None:
@@ -144,7 +118,7 @@ def for_view(manifest: dict[str, Any], columns: Columns, order: str) -> dict:
     return chosen
 
 
-def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int) -> Prepared:
+def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int) -> Dataset:
     fields, vocab = manifest["options"]["fields"], words_of(folder, manifest)
     parts = parts_of(folder, manifest, config)
     columns = parts["inter"]
@@ -167,14 +141,12 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
         view = views.open_view(place, rows, sizes)
         if view is None:
             raise DamagedFolder(f"{place} is not what was written there")
-    arrays = view.arrays
-    return Prepared(
+    return Dataset(
         name=manifest["name"],
         pairs=view.pairs,
-        vocab=vocab,  # type: ignore[arg-type]
-        splits={phase: arrays[f"rows-{phase}"] for phase in PHASES},
+        vocab=cast(dict[str, np.ndarray], vocab),
+        splits={phase: view.arrays[f"rows-{phase}"] for phase in PHASES},
         digests={"interactions": manifest["interactions"], "splits": view.splits},
-        ids={name: one for name, one in arrays.items() if not name.startswith("history")},
-        histories={n: (arrays[f"history-{n}"], arrays[f"offsets-{n}"]) for n in (1, 2, 3)},
+        kept=view.arrays,
         **parts,
     )

@@ -20,7 +20,7 @@ from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.filters import SIDES
 from shoal.data.packed import plain_name
-from shoal.data.prepared.engine import Engine
+from shoal.data.prepared.engine import Here
 from shoal.data.raw import RawColumn, RawTable, choose_columns
 from shoal.data.sources.atomic import ATOMIC
 from shoal.data.sources.files import find_files
@@ -210,7 +210,7 @@ def parse_part(given: tuple[Input, Part], first: int | None = None) -> Piece | N
         raise
 
 
-def read_in_order(inputs: list[Input], memory: int, engine: Engine) -> Iterator[tuple[Piece, Part]]:
+def read_in_order(inputs: list[Input], memory: int, engine: Here) -> Iterator[tuple[Piece, Part]]:
     """Rows of all files in their order, and what they were read of; a mistake is told."""
     parts = chain.from_iterable(
         ((one, part) for part in one.form.parts(one.path, one.header, memory)) for one in inputs

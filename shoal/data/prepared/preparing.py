@@ -24,7 +24,7 @@ from shoal.data.filters import looks_at_all
 from shoal.data.passes import chunks
 from shoal.data.prepared import views
 from shoal.data.prepared.dataset import DECIDED, for_view
-from shoal.data.prepared.folder import Job, Manifest, carry_out
+from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
 from shoal.data.prepared.inputs import (
     Input,
     expand,
@@ -48,7 +48,7 @@ def prepare(job: Job) -> Manifest:
     return carry_out(job, Interactions())
 
 
-class Interactions:
+class Interactions(Steps):
     """The steps for interactions, with what is known of users and items."""
 
     def paths(self, job: Job) -> list[Path]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -30,7 +29,7 @@ import numpy as np
 from shoal.config.schema import SplitSection
 from shoal.data.pairs import Pairs, count_pairs
 from shoal.data.passes import by_user, chunks, count_ids
-from shoal.data.prepared.engine import Engine, Here
+from shoal.data.prepared.engine import Here
 from shoal.data.sampler import distinct
 from shoal.data.split import PHASES, phase_of_rows, phases_in_order
 from shoal.data.store import (
@@ -38,6 +37,7 @@ from shoal.data.store import (
     Stored,
     all_stored,
     check_arrays,
+    filled_folder,
     map_array,
     read_document,
     sync,
@@ -123,30 +123,17 @@ def make_view(
     split: SplitSection,
     seed: int,
     memory: int,
-    engine: Engine | None = None,
+    engine: Here | None = None,
 ) -> None:
     """Split the rows of mapped `columns` (user, item and, where there is one, time).
 
     sizes: numbers of user ids and of item ids.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = folder.parent / f".{folder.name}.{os.getpid()}"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    try:
+    rows = len(columns[user])
+    with filled_folder(folder, lambda: open_view(folder, rows, sizes) is not None) as work:
         body = _write(work, columns, user, sizes, split, seed, memory, engine or Here())
         sync(work, all_stored(body))
         write_document(work / DOCUMENT, {"version": VERSION, **body})
-        rows = len(columns[user])
-        if folder.exists() and open_view(folder, rows, sizes) is None:
-            shutil.rmtree(folder)  # it is damaged
-        try:
-            work.rename(folder)
-        except OSError:
-            if open_view(folder, rows, sizes) is None:  # else another process was first
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _write(
@@ -157,7 +144,7 @@ def _write(
     split: SplitSection,
     seed: int,
     memory: int,
-    engine: Engine,
+    engine: Here,
 ) -> dict[str, Any]:
     (num_users, num_items), users, rows = sizes, columns[user], len(columns[user])
     counts = count_ids(users, num_users)
