@@ -31,7 +31,7 @@ from shoal.data.feature_table import FeatureColumn, FeatureTable
 from shoal.data.features import Feature, Label
 from shoal.data.ids import Ids, word_of
 from shoal.data.joined import pack
-from shoal.data.raw import RawColumn, gather, number_defaults
+from shoal.data.raw import RawColumn, number_defaults
 from shoal.data.sources.typed import Columns, Piece, join
 from shoal.data.vocabulary import PAD
 
@@ -142,18 +142,13 @@ class FeatureEncoder:
         size = len(frame)
         reader = Columns(self.config, [Piece(ROWS, frame)], set())
         numbers = {side: self._numbers(reader, frame, field) for side, field in self.fields.items()}
-        ids: dict[str, Tensor | Jagged] = {}
-        dense: dict[str, Tensor] = {}
-        for name, column in self.table.columns.items():
-            feature = column.feature
-            if feature.cross:
-                continue
-            values = self._values(column, reader, frame, numbers)
-            if feature.is_sparse:
-                ids[name] = values
-            else:
-                assert isinstance(values, Tensor)
-                dense[name] = values
+        ids, dense = self.table.fields(
+            {
+                name: self._values(column, reader, frame, numbers)
+                for name, column in self.table.columns.items()
+                if not column.feature.cross
+            }
+        )
         self.table.cross(ids)
         if self.packed:
             ids, dense = pack(self.table.features, ids, dense, size)
@@ -297,13 +292,7 @@ def _chosen(first: Tensor | Jagged, second: Tensor | Jagged, other: np.ndarray) 
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return torch.where(mask.view(-1, *[1] * (first.dim() - 1)), second, first)
     assert isinstance(first, Jagged) and isinstance(second, Jagged)
-    both = joined([first, second])
-    rows = np.arange(len(other)) + np.where(other, len(other), 0)
-    values, offsets = gather(both.values.numpy(), both.offsets.numpy(), rows, 0)
-    weights = None
-    if both.weights is not None:
-        weights = torch.from_numpy(gather(both.weights.numpy(), both.offsets.numpy(), rows, 0)[0])
-    return Jagged(torch.from_numpy(values), torch.from_numpy(offsets), weights)
+    return Jagged.cat([first, second]).take(torch.arange(len(other)) + len(other) * mask)
 
 
 def together(batches: Sequence[Batch]) -> Batch:
@@ -315,28 +304,11 @@ def together(batches: Sequence[Batch]) -> Batch:
         parts = [one.ids[name] for one in batches]
         if all(isinstance(one, Tensor) for one in parts):
             ids[name] = torch.cat(parts)  # type: ignore[arg-type]
-        else:
-            ids[name] = joined([_as_lists(one) for one in parts])
+        else:  # an id is a list of one
+            lists = [one if isinstance(one, Jagged) else Jagged.of_single(one) for one in parts]
+            ids[name] = Jagged.cat(lists)
     dense = {name: torch.cat([one.dense[name] for one in batches]) for name in batches[0].dense}
     return Batch(sum(one.size for one in batches), ids, dense)
-
-
-def _as_lists(ids: Tensor | Jagged) -> Jagged:
-    """A list of one for each id."""
-    if isinstance(ids, Jagged):
-        return ids
-    return Jagged(ids.reshape(-1), torch.arange(ids.numel() + 1))
-
-
-def joined(parts: Sequence[Jagged]) -> Jagged:
-    """All lists, one part after the other."""
-    lengths = torch.cat([one.lengths for one in parts])
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    weights = None
-    if any(one.weights is not None for one in parts):
-        own = [torch.ones(len(p.values)) if p.weights is None else p.weights for p in parts]
-        weights = torch.cat(own)
-    return Jagged(torch.cat([one.values for one in parts]), offsets, weights)
 
 
 def _absent(name: str, frame: pl.DataFrame) -> ValueError:

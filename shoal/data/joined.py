@@ -97,7 +97,8 @@ class Made:
 def packed_rows(features: tuple[Feature, ...]) -> int | None:
     """Rows of the one table that packed ids read; None: it grows."""
     rows = [feature.rows for feature in features if feature.is_sparse]
-    return None if None in rows else sum(rows)  # type: ignore[arg-type]
+    known = [one for one in rows if one is not None]
+    return sum(known) if len(known) == len(rows) else None
 
 
 def check_packable(model: str, features: tuple[Feature, ...]) -> None:
@@ -125,42 +126,33 @@ def pack(
     """
     sparse = [feature for feature in features if feature.is_sparse]
     grows = packed_rows(features) is None
-    shifted, first = [], 0
+    shifted: list[Tensor | Jagged] = []
+    first = 0
     for number, feature in enumerate(sparse):
         one = ids[feature.name]
+        flat = one.values if isinstance(one, Jagged) else one
         if grows:
-            flat = one.values if isinstance(one, Jagged) else one
-            hashed = torch.from_numpy(fold(hash64(number, flat.numpy()), None))
-            one = replace(one, values=hashed) if isinstance(one, Jagged) else hashed
-        shifted.append((one, feature, 0 if grows else first))
+            flat = torch.from_numpy(fold(hash64(number, flat.numpy()), None))
+        else:
+            flat = flat + first
+        shifted.append(replace(one, values=flat) if isinstance(one, Jagged) else flat)
         first += feature.rows or 0
     packed: dict[str, Tensor] = {}
     numeric = [feature for feature in features if not feature.is_sparse]
     if numeric:
         packed["dense"] = torch.cat([dense[f.name].view(size, f.width) for f in numeric], 1)
-    if not any(isinstance(one, Jagged) for one, _, _ in shifted):
-        return {"slots": torch.stack([one + at for one, _, at in shifted], 1)}, packed  # type: ignore[operator, misc]
-    lengths = torch.stack(
-        [
-            one.lengths if isinstance(one, Jagged) else torch.ones(size, dtype=torch.int64)
-            for one, _, _ in shifted
-        ],
-        1,
-    )
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)])
-    values = torch.empty(int(offsets[-1]), dtype=torch.int64)
-    weights = torch.ones(len(values))
-    for k, (one, feature, at) in enumerate(shifted):
-        each = lengths[:, k]
-        starts = offsets[k : -1 : len(sparse)]
-        inner = torch.arange(int(each.sum())) - (each.cumsum(0) - each).repeat_interleave(each)
-        places = starts.repeat_interleave(each) + inner
-        flat = one.values if isinstance(one, Jagged) else one
-        values[places] = flat + at
-        if isinstance(one, Jagged):
-            given = torch.ones(len(flat)) if one.weights is None else one.weights
-            if feature.pooling == "mean":
-                given = given / each.repeat_interleave(each)
-            weights[places] = given
+    single = [one for one in shifted if isinstance(one, Tensor)]
+    if len(single) == len(shifted):
+        return {"slots": torch.stack(single, 1)}, packed
     plain = all(f.pooling == "sum" and f.weights is None for f in sparse)
-    return {"slots": Jagged(values, offsets, None if plain else weights)}, packed
+    lists = []
+    for one, feature in zip(shifted, sparse):
+        each = one if isinstance(one, Jagged) else Jagged.of_single(one)
+        if not plain:
+            weights = torch.ones(len(each.values)) if each.weights is None else each.weights
+            if feature.pooling == "mean" and isinstance(one, Jagged):
+                weights = weights / each.lengths.repeat_interleave(each.lengths)
+            each = replace(each, weights=weights)
+        lists.append(each)
+    order = torch.arange(size)[:, None] + size * torch.arange(len(lists))
+    return {"slots": Jagged.cat(lists).take(order.reshape(-1))}, packed

@@ -228,13 +228,6 @@ def test_users_who_are_not_there_are_refused(storage):
             sampler.draw(np.array([1, user]), np.arange(2), 0, 1)
 
 
-def test_several_attempts_at_once_equal_one_after_the_other(monkeypatch):
-    sampler, users, _ = make(count=3000)
-    together = sampler._draw(users, np.arange(len(users)), 0, 2)
-    monkeypatch.setattr(sampler_module, "_WORK", 1)
-    assert np.array_equal(sampler._draw(users, np.arange(len(users)), 0, 2), together)
-
-
 def test_seed_epoch_sample_and_column_all_matter():
     sampler, users, _ = make()
     index = np.arange(len(users))

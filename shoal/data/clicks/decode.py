@@ -15,6 +15,7 @@ import numpy as np
 from shoal.data.clicks.lines import BadLine, show
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.random import hash64
+from shoal.data.raw import gather
 
 if TYPE_CHECKING:
     import polars as pl
@@ -82,13 +83,10 @@ def decode(frame: pl.DataFrame, layout: Layout, raw: bool = False) -> Samples:
             ids[:, k] = column
         return Samples(slots, labels, dense, ids)
     every = [np.ones(len(frame), np.int64) if each is None else each for _, each in columns]
-    offsets = np.concatenate([[0], np.cumsum(np.stack(every, axis=1).reshape(-1))])
-    flat = np.empty(offsets[-1], np.int64)
-    for k, (ids, _) in enumerate(columns):
-        lengths = every[k]
-        inner = np.cumsum(lengths) - lengths
-        flat[np.repeat(offsets[k:-1:slots] - inner, lengths) + np.arange(len(ids))] = ids
-    return Samples(slots, labels, dense, flat, offsets)
+    ends = np.concatenate([[0], np.cumsum(np.concatenate(every))])
+    order = np.arange(len(frame))[:, None] + len(frame) * np.arange(slots)
+    flat = np.concatenate([ids for ids, _ in columns])
+    return Samples(slots, labels, dense, *gather(flat, ends, order.reshape(-1), 0))
 
 
 def _check(frame: pl.DataFrame, names: Sequence[str], odd: np.ndarray, remedy: str) -> None:

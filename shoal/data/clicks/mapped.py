@@ -26,7 +26,7 @@ from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.prepared.dataset import MANIFEST, REMEDY, VERSION
 from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
-from shoal.data.sources.files import find_files
+from shoal.data.sources.files import input_files
 from shoal.data.store import (
     Appender,
     DamagedFolder,
@@ -43,15 +43,6 @@ TYPES = {"labels": "<f4", "dense": "<f4", "ids": "<i8", "offsets": "<i8"}
 DECIDED = ("slots", "dense", "label", "rows", "pipe_command")
 
 
-def log_files(inputs: list[str]) -> list[Path]:
-    """The files of a log, in order."""
-    found = [path for name in inputs for path in find_files(name, ".", "INPUT")]
-    twice = [path for path, count in Counter(found).items() if count > 1]
-    if twice:
-        raise ValueError(f"{twice[0]} is named twice; its rows would count twice: name it once")
-    return found
-
-
 def prepare_log(job: Job) -> Manifest:
     """Prepare a folder of a click log, or add to it; its manifest."""
     return carry_out(job, LogSteps())
@@ -64,7 +55,7 @@ class LogSteps(Steps):
         """The raw files."""
         if job.engine.width > 1:
             raise ValueError("--engine ray reads interactions; leave it out for a click log")
-        return log_files(job.inputs)
+        return input_files(job.inputs)
 
     def options(self, job: Job) -> dict[str, Any]:
         """What decides the layout."""
@@ -120,7 +111,7 @@ def _form(job: Job) -> str:
         return config.format
     if config.clicks.pipe_command is not None:
         return "slots"
-    return looks_like(log_files(job.inputs)[0])
+    return looks_like(input_files(job.inputs)[0])
 
 
 class _Writer:

@@ -77,24 +77,28 @@ def _check_options(folder: Path, made: Mapping[str, Any], config: DataSection) -
     """Refuse a config that asks for what the folder was not made with; defaults ask for nothing."""
     given, unsaid = config.model_dump(), DataSection().model_dump()
     for key in DECIDED:
-        for name, value, default, was in _leaves(key, given[key], unsaid[key], made[key]):
-            if value != default and value != was:
+        nested = isinstance(unsaid[key], dict)
+        said, default, was = (
+            one[key] if nested else {"": one[key]} for one in (given, unsaid, made)
+        )
+        for name, value in said.items():
+            if value not in (default[name], was.get(name)):
                 raise ValueError(
-                    f"data.{name} is {inline(value)}, and {folder} was prepared with "
-                    f"{inline(was)}: leave it out, or {REMEDY}"
+                    f"data.{f'{key}.{name}'.rstrip('.')} is {inline(value)}, and {folder} was "
+                    f"prepared with {inline(was.get(name))}: leave it out, or {REMEDY}"
                 )
+    refuse_absent(config)
+
+
+def refuse_absent(config: DataSection) -> None:
+    """Refuse options that no prepared folder has."""
+    given, unsaid = config.model_dump(), DataSection().model_dump()
     for key in ("normalize", "presplit", "extra_suffixes"):
         if given[key] != unsaid[key]:
             raise ValueError(
                 f"data.{key} is {inline(given[key])}, which a prepared folder does not have: leave "
                 "it out, or train from the files themselves"
             )
-
-
-def _leaves(key: str, value: Any, default: Any, was: Any) -> list[tuple[str, Any, Any, Any]]:
-    if key in ("fields", "filter"):
-        return [(f"{key}.{name}", value[name], default[name], was.get(name)) for name in value]
-    return [(key, value, default, was)]
 
 
 def _check_bytes(folder: Path, manifest: dict[str, Any]) -> None:

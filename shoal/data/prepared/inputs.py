@@ -6,7 +6,6 @@ parsed. Rows come in the order of the files. Nothing else of a file is in memory
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -21,11 +20,19 @@ from shoal.data.dataset import FieldType
 from shoal.data.filters import SIDES
 from shoal.data.packed import plain_name
 from shoal.data.prepared.engine import Here
-from shoal.data.raw import RawColumn, RawTable, choose_columns
+from shoal.data.raw import RawColumn, RawTable
 from shoal.data.sources.atomic import ATOMIC
-from shoal.data.sources.files import find_files
+from shoal.data.sources.files import find_files, input_files
 from shoal.data.sources.movielens import RATINGS
-from shoal.data.sources.table import FORMATS, Header, Part, TableFormat, format_of, read_table
+from shoal.data.sources.table import (
+    FORMATS,
+    Header,
+    Part,
+    TableFormat,
+    format_of,
+    read_table,
+    wanted_columns,
+)
 from shoal.data.sources.typed import Columns, declared_types, guess_type, join
 
 # Columns of published files, by what they are here.
@@ -33,26 +40,16 @@ ALIASES = {"book_id": "item", "userId": "user", "movieId": "item"}
 
 
 def expand(names: list[str]) -> list[Path]:
-    """Files, the files of folders, and those that patterns stand for, sorted by name in each."""
+    """Files, the tables of folders, and those that patterns stand for, sorted by name in each."""
     endings = (".inter", *(ending for form in FORMATS.values() for ending in form.endings))
-    found: list[Path] = []
-    for name in names:
-        path = Path(name)
-        if path.is_dir():
-            some = [p for p in sorted(path.iterdir()) if plain_name(p).suffix in endings]
-        elif path.exists():
-            some = [path]
-        else:
-            some = [Path(one) for one in sorted(glob.glob(name))]
-        if not some:
-            raise ValueError(
-                f"{name} is no file, no folder with {', '.join(endings)} files and no pattern of "
-                "files; name the raw files to prepare"
-            )
-        found += some
-    if len(set(found)) < len(found):
-        twice = next(path for path in found if found.count(path) > 1)
-        raise ValueError(f"{twice} is named twice; its rows would count twice: name it once")
+    folders = [Path(name) for name in names if Path(name).is_dir()]
+    found = [
+        path
+        for path in input_files(names)
+        if path.parent not in folders or plain_name(path).suffix in endings
+    ]
+    if not found:
+        raise ValueError(f"{', '.join(names)}: no files that end in {', '.join(endings)}")
     return found
 
 
@@ -149,14 +146,15 @@ def open_input(
     form = form_of(path, config)
     header = form.header(path, config)
     if header.types:
-        chosen = _chosen(config, header.names, str(path))
+        chosen = wanted_columns(config, "inter", header.names, header.types, str(path))
         types = {name: header.types[name] for name in chosen}
         return Input(path, form, header, types, {name: name for name in chosen}, config)
     columns = _fields_of(path, header.names, config)
     said = (config.load or {}).get("inter") or (config.unload or {}).get("inter")
     declared, _ = declared_types(config, "inter")
     usual = [name for name in columns if name in declared]
-    chosen = _chosen(config, list(columns), str(path)) if said else usual
+    every = list(columns)
+    chosen = wanted_columns(config, "inter", every, {}, str(path)) if said else usual
     types, sample = {}, None
     for name in chosen:
         kind = declared.get(name) or known.get(name)
@@ -185,18 +183,6 @@ def _fields_of(path: Path, names: list[str], config: DataSection) -> dict[str, s
                 f"with --data.fields.user and --data.fields.item{did_you_mean(wanted, names)}"
             )
     return columns
-
-
-def _chosen(config: DataSection, available: list[str], where: str) -> list[str]:
-    """The columns to load; those of users and items must be among them."""
-    chosen = choose_columns(config, "inter", available, where)
-    for needed in (config.fields.user, config.fields.item):
-        if needed not in chosen:
-            raise ValueError(
-                f"{where}: no column {needed!r} among {', '.join(chosen)}; name the id columns in "
-                "data.fields.user and data.fields.item, and load them"
-            )
-    return chosen
 
 
 def parse_part(given: tuple[Input, Part], first: int | None = None) -> Piece | None:

@@ -23,7 +23,7 @@ from shoal.data.dataset import FieldType
 from shoal.data.filters import looks_at_all
 from shoal.data.passes import chunks
 from shoal.data.prepared import views
-from shoal.data.prepared.dataset import DECIDED, for_view
+from shoal.data.prepared.dataset import DECIDED, for_view, refuse_absent
 from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
 from shoal.data.prepared.inputs import (
     Input,
@@ -139,13 +139,7 @@ class Interactions(Steps):
 
 def refuse_unsupported(config: DataSection) -> None:
     """Options that a prepared folder cannot honour."""
-    unsaid = DataSection()
-    for key in ("normalize", "presplit", "extra_suffixes"):
-        if getattr(config, key) != getattr(unsaid, key):
-            raise ValueError(
-                f"data.{key} is {inline(getattr(config, key))}; a prepared folder holds "
-                "interactions, split by data.split, and features as they are: leave it out"
-            )
+    refuse_absent(config)
     if not is_by_line(config.encoding):
         raise ValueError(
             f"data.encoding is {config.encoding}, which cannot be read some lines at a time: "

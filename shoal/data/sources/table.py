@@ -139,9 +139,8 @@ def read_table(
                 f"{path}: its columns are not those of {paths[0]} (they differ in "
                 f"{', '.join(odd)}); files of one table have the same"
             )
-    wanted = choose_columns(config, suffix, names, where)
+    wanted = wanted_columns(config, suffix, names, given, where)
     declared, required = declared_types(config, suffix)
-    check_required(config, suffix, where, names, wanted, given, required)
     declared |= given
     filled = set(required)
     if suffix == "inter":  # a missing rating or time is an error, never an invented value
@@ -177,18 +176,14 @@ def read_table(
     return table, owner, bad
 
 
-def check_required(
-    config: DataSection,
-    suffix: str,
-    where: str,
-    names: list[str],
-    wanted: list[str],
-    types: dict[str, FieldType],
-    required: set[str],
-) -> None:
-    """Columns of ids must be there, loaded, and of words."""
+def wanted_columns(
+    config: DataSection, suffix: str, names: list[str], types: dict[str, FieldType], where: str
+) -> list[str]:
+    """The columns to load; those of ids must be there, loaded, and of words."""
+    wanted = choose_columns(config, suffix, names, where)
     if not wanted:
         raise ValueError(f"data.load.{suffix} leaves no column of {where}; name some")
+    required = declared_types(config, suffix)[1]
     for name in sorted(required, key=lambda one: one != config.fields.user):
         if name not in names:
             raise ValueError(
@@ -205,3 +200,4 @@ def check_required(
                 f"{where}, line 1: the id column {name!r} has type {types[name]}; "
                 f"write {name}:token"
             )
+    return wanted
