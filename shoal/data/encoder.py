@@ -32,7 +32,7 @@ from shoal.data.features import Feature, Label
 from shoal.data.ids import Ids, word_of
 from shoal.data.joined import pack
 from shoal.data.raw import RawColumn, number_defaults
-from shoal.data.sources.typed import Columns, Piece, join
+from shoal.data.sources.typed import Columns, Piece
 from shoal.data.vocabulary import PAD
 
 if TYPE_CHECKING:
@@ -166,10 +166,10 @@ class FeatureEncoder:
         for label in self.labels:
             source = next(iter(limits), None)
             if label.column in frame.columns:
-                values = reader.column(label.column, "float")[1].values.to_numpy()
+                values = reader.column(label.column, "float")[1].values
             elif source in frame.columns and label.column == self.config.fields.label:
                 assert source is not None
-                values = reader.column(source, "float")[1].values.to_numpy() >= limits[source]
+                values = reader.column(source, "float")[1].values >= limits[source]
             else:
                 raise ValueError(
                     f"the rows have no label {label.column!r}; they have "
@@ -191,7 +191,7 @@ class FeatureEncoder:
     def _numbers(self, reader: Columns, frame: pl.DataFrame, field: str) -> np.ndarray | None:
         if field not in frame.columns:
             return None
-        raw = join(reader.column(field, "token")[1], "token")
+        raw = reader.column(field, "token")[1]
         assert raw.words is not None
         numbers = np.append(self.ids[field].find(raw.words.tolist()), 0)  # the last: empty
         return numbers[raw.values]
@@ -231,13 +231,13 @@ class FeatureEncoder:
         return _chosen(given, known, empty)
 
     def _encoded(self, feature: Feature, reader: Columns, frame: pl.DataFrame) -> Tensor | Jagged:
-        raw = self._raw(feature.column, reader)
+        raw = reader.column(feature.column, self.types[feature.column])[1]
         beside: dict[str, Column] = {}
         for name in (feature.time, feature.weights):
             if name is not None:
                 if name not in frame.columns:
                     raise ValueError(f"the rows have {feature.column!r}, but not {name!r}")
-                beside[name] = _column(self._raw(name, reader))
+                beside[name] = _column(reader.column(name, self.types[name])[1])
         texts: list[str] = []
         ids = None
         if raw.words is not None:
@@ -256,10 +256,6 @@ class FeatureEncoder:
         learned = self.encoding.numbers.get(feature.name)
         take = take_of(feature, column, ids, learned, beside, texts)
         return FeatureColumn(feature, take).take(np.arange(len(frame)))
-
-    def _raw(self, name: str, reader: Columns) -> RawColumn:
-        kind, parsed = reader.column(name, self.types[name])
-        return join(parsed, kind)
 
 
 def _column(raw: RawColumn) -> Column:

@@ -12,8 +12,6 @@ from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
@@ -33,7 +31,7 @@ from shoal.data.sources.table import (
     read_table,
     wanted_columns,
 )
-from shoal.data.sources.typed import Columns, declared_types, guess_type, join
+from shoal.data.sources.typed import Columns, declared_types, guess_type
 
 # Columns of published files, by what they are here.
 ALIASES = {"book_id": "item", "userId": "user", "movieId": "item"}
@@ -100,6 +98,10 @@ def is_table(path: Path) -> bool:
     return not any(form.reads(path) for form in (*RATINGS, ATOMIC))
 
 
+# Columns of a part (none: it has no rows), its lines, and bad rows that were left out.
+Parsed = tuple[dict[str, RawColumn], int, int]
+
+
 @dataclass(frozen=True)
 class Input:
     """A file: what its columns are called and hold."""
@@ -111,32 +113,17 @@ class Input:
     columns: dict[str, str]  # field -> the column's own name
     config: DataSection
 
-    def parse(self, part: Part, first: int) -> Piece:
+    def parse(self, part: Part, first: int) -> Parsed:
         """The rows of a part; first: the number of its first line, or row."""
         fields, wanted = self.config.fields, list(self.columns.values())
         piece = self.form.read(part, self.header, self.config, first, wanted)
-        needed = {n for n, kind in self.types.items() if kind == "float"} | {
-            fields.user,
-            fields.item,
-        }
-        reader = Columns(self.config, [piece], {self.columns[name] for name in needed})
-        found = {}
-        for name, own in self.columns.items():
-            found[name] = join(reader.column(own, self.types[name])[1], self.types[name])
-        bad = int(reader.bad.sum())
-        if bad:
-            rows = np.flatnonzero(~reader.bad)
-            found = {name: column.take(rows) for name, column in found.items()}
-        return Piece(found if len(piece.frame) > bad else {}, piece.num_lines, piece.skipped + bad)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows of a part: numbers, and words numbered as they come in it."""
-
-    columns: dict[str, RawColumn]  # none: it has no rows
-    lines: int
-    skipped: int  # bad rows that were left out
+        floats = {name for name, kind in self.types.items() if kind == "float"}
+        needed = {self.columns[name] for name in (*floats, fields.user, fields.item)}
+        reader = Columns(self.config, [piece], needed)
+        found = reader.good({own: self.types[name] for name, own in self.columns.items()})
+        columns = {name: found[own][1] for name, own in self.columns.items()}
+        skipped = piece.skipped + int(reader.bad.sum())
+        return ({} if reader.bad.all() else columns), piece.num_lines, skipped
 
 
 def open_input(
@@ -185,7 +172,7 @@ def _fields_of(path: Path, names: list[str], config: DataSection) -> dict[str, s
     return columns
 
 
-def parse_part(given: tuple[Input, Part], first: int | None = None) -> Piece | None:
+def parse_part(given: tuple[Input, Part], first: int | None = None) -> Parsed | None:
     """Parse a part; None where that cannot be and nobody knows by which line to tell it."""
     one, part = given
     try:
@@ -196,7 +183,7 @@ def parse_part(given: tuple[Input, Part], first: int | None = None) -> Piece | N
         raise
 
 
-def read_in_order(inputs: list[Input], memory: int, engine: Here) -> Iterator[tuple[Piece, Part]]:
+def read_in_order(inputs: list[Input], memory: int, engine: Here) -> Iterator[tuple[Parsed, Part]]:
     """Rows of all files in their order, and what they were read of; a mistake is told."""
     parts = chain.from_iterable(
         ((one, part) for part in one.form.parts(one.path, one.header, memory)) for one in inputs
@@ -207,5 +194,5 @@ def read_in_order(inputs: list[Input], memory: int, engine: Here) -> Iterator[tu
             first, last = one.form.first_row, one.path
         piece = piece or parse_part((one, part), first)
         assert piece is not None
-        first += piece.lines
+        first += piece[1]
         yield piece, part

@@ -99,9 +99,9 @@ class Interactions(Steps):
         skipped: Counter[Path] = Counter()
 
         def pieces() -> Iterator[dict[str, RawColumn]]:
-            for piece, part in read_in_order(inputs, job.memory, job.engine):
-                yield piece.columns
-                skipped[part.path] += piece.skipped
+            for (columns, _, bad), part in read_in_order(inputs, job.memory, job.engine):
+                yield columns
+                skipped[part.path] += bad
                 job.progress(part.size)
             for path, count in (+skipped).items():
                 logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, count)

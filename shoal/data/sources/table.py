@@ -21,7 +21,7 @@ from shoal.data.packed import plain_name
 from shoal.data.passes import EVERYTHING
 from shoal.data.raw import RawTable, choose_columns
 from shoal.data.sources.quotes import Cells
-from shoal.data.sources.typed import Columns, Piece, declared_types, filled_numbers, join
+from shoal.data.sources.typed import Columns, Piece, declared_types, filled_numbers
 
 if TYPE_CHECKING:
     import polars as pl
@@ -154,10 +154,7 @@ def read_table(
             first += pieces[-1].num_lines
     owner = np.repeat(owners, [len(piece.frame) for piece in pieces])
     reader = Columns(config, pieces, filled)
-    columns, types = {}, {}
-    for name in wanted:
-        types[name], columns[name] = reader.column(name, declared.get(name))
-    keep = np.flatnonzero(~reader.bad)
+    found = reader.good({name: declared.get(name) for name in wanted})
     bad = 0
     for number, path in enumerate(paths):
         count = sum(piece.skipped for piece, own in zip(pieces, owners) if own == number)
@@ -165,15 +162,14 @@ def read_table(
         if count:
             logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, count)
         bad += count
-    if len(keep) == 0:
+    if reader.bad.all():
         why = "it is empty: fill or remove the file"
         if bad:
             why = f"all {bad} are bad, and data.bad_rows is skip: data.bad_rows=error says why"
         raise ValueError(f"{where} holds no rows that can be read; {why}")
-    table = RawTable(where, types, {n: join(columns[n], types[n]) for n in wanted})
-    if len(keep) < len(owner):
-        table, owner = table.take(keep), owner[keep]
-    return table, owner, bad
+    types = {name: kind for name, (kind, _) in found.items()}
+    table = RawTable(where, types, {name: column for name, (_, column) in found.items()})
+    return table, owner[~reader.bad], bad
 
 
 def wanted_columns(
