@@ -36,13 +36,7 @@ class Seen:
     def __init__(
         self, users: np.ndarray, items: np.ndarray, num_users: int, num_items: int
     ) -> None:
-        users, items = np.asarray(users, dtype=np.int64), np.asarray(items, dtype=np.int64)
-        for name, ids, count in (("user", users, num_users), ("item", items, num_items)):
-            if ids.size and (ids.min() < 0 or ids.max() >= count):
-                raise ValueError(
-                    f"{name} ids run from {ids.min()} to {ids.max()}; allowed are 0 to {count - 1}"
-                )
-        keys = distinct(users * num_items + items)
+        keys = distinct(np.asarray(users, dtype=np.int64) * num_items + items)
         starts = np.searchsorted(keys, np.arange(num_users + 1) * num_items)
         self._set(keys, starts, num_users, num_items)
 
@@ -129,21 +123,11 @@ class NegativeSampler:
         popularity: np.ndarray | None = None,
         seed: int,
     ) -> None:
-        if num_items < 2:
-            raise ValueError(f"num_items is {num_items}; at least one item beside the padding")
-        if distribution not in ("uniform", "popularity"):
-            raise ValueError(
-                f"distribution is {distribution!r}; allowed are 'uniform' and 'popularity'"
-            )
         assert seen.num_items == num_items, "what was seen is of another catalogue"
         self.seen, self.num_items, self.seed = seen, num_items, seed
         self._weights: np.ndarray | None = None
         if distribution == "popularity":
-            if popularity is None or np.shape(popularity) != (num_items,):
-                raise ValueError(
-                    f"distribution 'popularity' needs the counts of all {num_items} items, "
-                    f"got {None if popularity is None else np.shape(popularity)}"
-                )
+            assert popularity is not None and len(popularity) == num_items
             weights = np.asarray(popularity, dtype=np.float64)[1:] ** alpha
             if not np.isfinite(weights).all() or weights.min() < 0 or weights.sum() == 0:
                 raise ValueError(

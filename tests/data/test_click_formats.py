@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.batch import Jagged
-from shoal.data.clicks.lines import LineBlock, count_lines
+from shoal.data.clicks.lines import LineBlock
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import load
 from shoal.data.clicks.samples import Layout, Samples, join
@@ -316,13 +316,6 @@ def test_taking_slicing_and_joining_lists() -> None:
     both = join([plain, found.cut(0, 1)])
     assert as_lists(both) == [[[9], [0], [0]], lists[0]]
     assert both.dense.tolist() == [[7, 8], [1, 2]] and both.labels.tolist() == [1, 0]
-
-
-@pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n", b"\n\n\r\n"])
-def test_counting_lines(ending: bytes) -> None:
-    text = b"\n\r\na\nb\r\n\nc" + ending
-    assert count_lines(text) == 3
-    assert len(LineBlock(text, PlainParser(SMALL), "f", 1)) == 3
 
 
 def test_finding_files(tmp_path: Path) -> None:

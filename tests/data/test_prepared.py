@@ -235,7 +235,7 @@ def test_bad_input_is_told_once_and_leaves_nothing(tmp_path) -> None:
         (no_item, r"no column 'item_id'.*--data\.fields\.item"),
         (bad_row, r"row\.csv, line 3: 'good' in 'rating' is not a number"),
         (short, r"short\.csv, line 3: 2 cells where the header names 3"),
-        (tmp_path / "none.csv", "is no file"),
+        (tmp_path / "none.csv", "is neither a file"),
     ]:
         with pytest.raises(ValueError, match=said):
             prepare(Job([str(path)], to, config))
