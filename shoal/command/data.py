@@ -13,7 +13,7 @@ from shoal.command.arguments import resolve_words, split_arguments
 from shoal.world.durable import written
 
 if TYPE_CHECKING:  # `shoal --help` is quick
-    from shoal.data.prepared.engine import Engine
+    from shoal.data.prepared.engine import Here
 
 
 def fetch(
@@ -86,6 +86,7 @@ def prepare(
     from shoal.data.clicks import mapped
     from shoal.data.named import holds_log
     from shoal.data.prepared import folder, inputs, preparing
+    from shoal.data.sources.files import input_files
     from shoal.data.store import Stored
     from shoal.runs.given import with_columns
     from shoal.runs.run import resolve
@@ -106,7 +107,7 @@ def prepare(
     worker = engine_of(engine, ray_address)
     is_log = holds_log(resolved.config.data)
     if is_log:
-        found = mapped.log_files(resolved.config.data, given)
+        found = input_files(given)
     else:
         found = inputs.expand(given)
         if inputs.is_table(found[0]):
@@ -147,7 +148,7 @@ def prepare(
     )
 
 
-def engine_of(name: str, address: str | None) -> Engine:
+def engine_of(name: str, address: str | None) -> Here:
     """The engine of that name."""
     from shoal.data.prepared.engine import Here, OnRay
 
