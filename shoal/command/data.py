@@ -86,6 +86,7 @@ def prepare(
     from shoal.data.clicks import mapped
     from shoal.data.named import holds_log
     from shoal.data.prepared import folder, inputs, preparing
+    from shoal.data.prepared.engine import Here, OnRay
     from shoal.data.store import Stored
     from shoal.runs.given import with_columns
     from shoal.runs.run import resolve
@@ -103,7 +104,11 @@ def prepare(
     if not given:
         raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
     resolved = resolve(files, overrides)
-    worker = engine_of(engine, ray_address)
+    if engine not in ("here", "ray"):
+        raise typer.BadParameter(f"--engine is {engine}; it is here or ray")
+    if engine == "here" and ray_address is not None:
+        raise typer.BadParameter("--ray-address goes with --engine ray")
+    worker: Engine = OnRay(ray_address) if engine == "ray" else Here()
     is_log = holds_log(resolved.config.data)
     if is_log:
         found = mapped.log_files(resolved.config.data, given)
@@ -145,17 +150,6 @@ def prepare(
         f"{to}: {made['rows']} interactions of {users} users with {items} items{skipped}; train "
         f"from it with --data.path={Path(to).parent} --data.name={Path(to).name}"
     )
-
-
-def engine_of(name: str, address: str | None) -> Engine:
-    """The engine of that name."""
-    from shoal.data.prepared.engine import Here, OnRay
-
-    if name not in ("here", "ray"):
-        raise typer.BadParameter(f"--engine is {name}; it is here or ray")
-    if name == "here" and address is not None:
-        raise typer.BadParameter("--ray-address goes with --engine ray")
-    return OnRay(address) if name == "ray" else Here()
 
 
 def without_engine(words: list[str]) -> list[str]:

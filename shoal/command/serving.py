@@ -134,15 +134,15 @@ def recommend(
             f"export {run} --to DIR` first, then use DIR"
         )
     if many:
-        from shoal.runs.artifact.bulk import Job, recommend_many
+        from shoal.runs.artifact.bulk import recommend_many
 
         if output is None:
             raise ValueError("--all needs a file to write to: --output top.parquet")
         if spreadsheet and not output.endswith(".csv"):
             raise ValueError(f"--spreadsheet is about csv, and --output is {output}")
-        job = Job(run, output, topk, users, exclude, only, category, seen, approximate)
+        how = (topk, users, exclude, only, category, seen, approximate, nproc)
         with written(output):
-            count = recommend_many(job, nproc)
+            count = recommend_many(run, output, *how)
             if spreadsheet:
                 quote_formulas(Path(output))
         typer.echo(f"{count} users: {output}")
@@ -151,24 +151,19 @@ def recommend(
     from rich.table import Table
     from rich.text import Text
 
+    words = None if history is None else [one.strip() for one in history.split(",")]
     if is_run:
         with importing():
             from shoal.runs.trained import recommend
 
-        words = None if history is None else [one.strip() for one in history.split(",")]
         found: Any = recommend(run, user, topk, trust, words)
     else:
-        from shoal.runs.artifact.bulk import items_of_category, read_lines
+        from shoal.runs.artifact.bulk import allowed_items, read_lines
         from shoal.runs.artifact.loaded import load
 
-        model = load(run)
-        allowed = None if only is None else read_lines(only)
-        if category is not None:
-            chosen = items_of_category(category)
-            allowed = chosen if allowed is None else [one for one in allowed if one in chosen]
-        words = None if history is None else [one.strip() for one in history.split(",")]
         banned = [] if exclude is None else read_lines(exclude)
-        found = model.recommend(user, words, topk, banned, allowed, seen)
+        allowed = allowed_items(only, category)
+        found = load(run).recommend(user, words, topk, banned, allowed, seen)
     who = f"user {user}" if history is None else f"history {history}"
     if getattr(found, "unknown", ()):
         popular = "these are the most popular items" if found.by == "popularity" else "left out"
@@ -186,7 +181,7 @@ def predict(
     output: Annotated[str, typer.Option(help="FILE.parquet, .csv or .jsonl")],
 ) -> None:
     """Predict the clicks of samples: a line for each, in their order."""
-    from shoal.runs.artifact.predict import predict_file
+    from shoal.runs.artifact.bulk import predict_file
 
     with written(output):
         count = predict_file(artifact, input, output)

@@ -25,11 +25,11 @@ from shoal.command.new import write_model
 from shoal.config.schema import Config
 from shoal.runs.artifact import export
 from shoal.runs.build import Parts, build
-from shoal.runs.daily.decay import ages_after
 from shoal.runs.daily.follow import Ledger, is_whole, seconds_of
-from shoal.runs.daily.growth import FILE, grow, read_vocabularies
-from shoal.runs.daily.start import begin
+from shoal.runs.decay import ages_after
+from shoal.runs.growth import FILE, grow, read_vocabularies
 from shoal.runs.run import resolve
+from shoal.runs.start import begin
 from shoal.runs.trained import Trained
 from shoal.world.world import World
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from shoal.runs.artifact.files import ArtifactError, read_tensors
 from shoal.runs.recommender import History, asked_at
+from shoal.training.evaluation.phases import Lists
 
 FILE = "histories.safetensors"
 
@@ -47,8 +48,5 @@ class StoredHistories:
 
     def pairs(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What each of these users took, as pairs: place in `users` [m], item [m]."""
-        lengths = self.offsets[users + 1] - self.offsets[users]
-        ends = np.cumsum(lengths)
-        flat = np.repeat(self.offsets[users] - (ends - lengths), lengths)
-        flat = flat + np.arange(lengths.sum())
-        return np.repeat(np.arange(len(users)), lengths), self.items[flat].astype(np.int64)
+        rows, items = Lists(self.items, self.offsets).chosen(users).block(0, len(users))
+        return rows, items.astype(np.int64)

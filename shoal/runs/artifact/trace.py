@@ -20,42 +20,33 @@ from torch import Tensor, nn
 
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
-from shoal.embedding.service import Collected, Gradients, Lookup, RowService
+from shoal.embedding.service import Collected, Gradients, RowService
 from shoal.embedding.store import Every, Store
 from shoal.models.nn.item_features import ItemFeatures
-from shoal.runs.artifact.graph import LISTED, LOOKUP, PADDED, POOLED
+from shoal.runs.artifact.graph import OURS, PADDED
 from shoal.runs.artifact.operators.numbers import NUMBERS
 from shoal.runs.artifact.operators.table import DTYPES, ELSEWHERE, OPERATORS
 
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
-OURS = (LOOKUP, POOLED, LISTED, PADDED)
-MOST_ROWS = 1 << 16  # of a table that is read whole for every answer
 FEATURES = "item_features"  # the table of what a model makes of items' features
 _library = torch.library.Library("shoal", "DEF")
-_library.define("lookup(Tensor ids, str table, int dim) -> Tensor")
-_library.define("pooled(Tensor ids, str table, int dim, str how) -> Tensor")
-_library.define("listed(Tensor ids, str table, int dim, int length) -> Tensor")
-_library.define("padded(Tensor ids, int length) -> Tensor")
 
 
-@torch.library.register_fake("shoal::lookup", lib=_library)
-def _(ids: Tensor, table: str, dim: int) -> Tensor:
-    return ids.new_empty([*ids.shape, dim], dtype=torch.float32)
+def _define(name: str, arguments: str, behind: Callable[..., list[int]], rows: bool = True) -> None:
+    """An operator on ids, whose answer has their shape and these axes behind it."""
+    _library.define(f"{name}(Tensor ids, {arguments}) -> Tensor")
+
+    def fake(ids: Tensor, *rest: Any) -> Tensor:
+        kind = torch.float32 if rows else ids.dtype
+        return ids.new_empty([*ids.shape, *behind(*rest)], dtype=kind)
+
+    torch.library.register_fake(f"shoal::{name}", fake, lib=_library)
 
 
-@torch.library.register_fake("shoal::pooled", lib=_library)
-def _(ids: Tensor, table: str, dim: int, how: str) -> Tensor:
-    return ids.new_empty([*ids.shape, dim], dtype=torch.float32)
-
-
-@torch.library.register_fake("shoal::listed", lib=_library)
-def _(ids: Tensor, table: str, dim: int, length: int) -> Tensor:
-    return ids.new_empty([*ids.shape, length, dim], dtype=torch.float32)
-
-
-@torch.library.register_fake("shoal::padded", lib=_library)
-def _(ids: Tensor, length: int) -> Tensor:
-    return ids.new_empty([*ids.shape, length])
+_define("lookup", "str table, int dim", lambda table, dim: [dim])
+_define("pooled", "str table, int dim, str how", lambda table, dim, how: [dim])
+_define("listed", "str table, int dim, int length", lambda table, dim, length: [length, dim])
+_define("padded", "int length", lambda length: [length], rows=False)
 
 
 @dataclass(frozen=True)
@@ -84,15 +75,15 @@ def _listed(embed: Embeddings, field: str, batch: Batch, length: int) -> Tensor:
     return Embeddings.listed(embed, field, batch, length)
 
 
+def _of_features(name: str, features: ItemFeatures, ids: Tensor) -> Tensor:
+    rows = torch.ops.shoal.lookup(ids, name, features.number * features.dim)
+    return rows.view(*ids.shape, features.number, features.dim)
+
+
 def item_features(model: nn.Module) -> dict[str, ItemFeatures]:
     """Table of the artifact -> what makes its rows of items' features."""
     found = [one for one in model.modules() if isinstance(one, ItemFeatures)]
     return {FEATURES + (str(k) if k else ""): one for k, one in enumerate(found)}
-
-
-def _of_features(name: str, number: int, dim: int, ids: Tensor) -> Tensor:
-    rows = torch.ops.shoal.lookup(ids, name, number * dim)
-    return rows.view(*ids.shape, number, dim)
 
 
 class Cut(RowService):
@@ -103,16 +94,16 @@ class Cut(RowService):
         self.read = stores
 
     def pull(self, lookups: Any, learn: bool) -> list[Tensor]:
-        return [self._node(one) for one in lookups]
-
-    def _node(self, one: Lookup) -> Tensor:
-        table, ids = self.read[one.table].table, one.ids
-        if isinstance(ids, Every):
-            rows = table.rows or 0
-            if rows > MOST_ROWS:
-                raise ValueError(f"it reads all {rows} rows of {one.table!r} for every answer")
-            ids = torch.arange(rows)
-        return torch.ops.shoal.lookup(ids, one.table, table.dim)
+        nodes = []
+        for one in lookups:
+            table, ids = self.read[one.table].table, one.ids
+            if isinstance(ids, Every):
+                rows = table.rows or 0
+                if rows > 1 << 16:
+                    raise ValueError(f"it reads all {rows} rows of {one.table!r} for every answer")
+                ids = torch.arange(rows)
+            nodes.append(torch.ops.shoal.lookup(ids, one.table, table.dim))
+        return nodes
 
     def collect(self, dense: Any = ()) -> Collected:
         raise NotImplementedError  # nothing is trained
@@ -170,9 +161,8 @@ def trace(
             except Exception as error:
                 failures.append(str(error).split("\n\n")[0][:600])
         raise ValueError(
-            f"torch.export cannot take {type(model).__name__}: {failures[0]}. A model that is "
-            "exported takes batches of any size: x.shape[0], not len(x) nor a plain number, and no "
-            "branch on a tensor's values"
+            f"torch.export cannot take {type(model).__name__}: {failures[0]}. Batches are of any "
+            "size: write x.shape[0], not len(x), and do not branch on a tensor's values"
         )
 
 
@@ -186,7 +176,7 @@ def _cut(model: nn.Module, stack: ExitStack) -> None:
                 setattr(one, name, partial(stands_in, one))
                 stack.callback(delattr, one, name)
     for name, features in item_features(model).items():
-        features.forward = partial(_of_features, name, features.number, features.dim)  # type: ignore[method-assign]
+        features.__dict__["forward"] = partial(_of_features, name, features)
         stack.callback(delattr, features, "forward")
 
 
@@ -198,16 +188,12 @@ def _export(module: nn.Module, fields: dict[str, Tensor], lists: Collection[str]
         program = torch.export.export(module, (values,), dynamic_shapes=(dynamic,), strict=False)
         program = program.run_decompositions({})  # functional, and otherwise as the model has it
         if any(not _is_known(node) for node in program.graph.nodes):
-            program = program.run_decompositions(_simpler())
+            # Torch writes operators that a graph does not know by simpler ones.
+            table = torch.export.default_decompositions()
+            for known in [one for one in table if str(one) in OPERATORS]:
+                del table[known]
+            program = program.run_decompositions(table)
     return _write(program, fields, lists)
-
-
-def _simpler() -> Any:
-    """How torch writes operators that a graph does not know by simpler ones."""
-    table = torch.export.default_decompositions()
-    for known in [one for one in table if str(one) in OPERATORS]:
-        del table[known]
-    return table
 
 
 def _is_known(node: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.runs.artifact.operators import axes, indexing, plain, products, views
+from shoal.runs.artifact.operators import indexing, products, shapes
 from shoal.runs.artifact.operators.numbers import LARGEST
 from shoal.runs.artifact.operators.rule import Arguments, Cost, Rule, need
 
@@ -28,7 +28,7 @@ FORMATS = {
 }
 ELSEWHERE = ("device", "layout", "pin_memory")  # where a tensor lies is the machine's affair
 _ALLOWED: dict[Rule, str] = {
-    plain.elementwise: """
+    shapes.elementwise: """
         _to_copy.default abs.default add.Tensor addcmul.default alias.default bitwise_and.Tensor
         bitwise_not.default bitwise_or.Tensor ceil.default clamp.default clamp_max.default
         clamp_min.default clone.default cos.default detach.default div.Tensor elu.default eq.Scalar
@@ -42,38 +42,30 @@ _ALLOWED: dict[Rule, str] = {
         sqrt.default square.default sub.Tensor tanh.default where.Scalar where.ScalarOther
         where.ScalarSelf where.self zeros_like.default
     """,
-    plain.dividing: "div.Tensor_mode floor_divide.default remainder.Scalar",
-    plain.dropout: "dropout.default",
-    plain.prelu: "prelu.default",
-    plain.making: """
+    shapes.dividing: "div.Tensor_mode floor_divide.default remainder.Scalar",
+    shapes.making: """
         full.default new_full.default new_ones.default new_zeros.default ones.default
         scalar_tensor.default zeros.default
     """,
-    plain.arange: "arange.default arange.start arange.start_step",
-    axes.reduction: """
+    shapes.arange: "arange.default arange.start arange.start_step",
+    shapes.along_axes: """
         _log_softmax.default _softmax.default all.dim amax.default amin.default any.dim
-        argmax.default cumsum.default linalg_vector_norm.default log_softmax.int logsumexp.default
-        max.dim mean.default mean.dim min.dim softmax.int sum.default sum.dim_IntList
+        argmax.default batch_norm.default cumsum.default dropout.default layer_norm.default
+        linalg_vector_norm.default log_softmax.int logsumexp.default max.dim mean.default mean.dim
+        min.dim native_layer_norm.default softmax.int sort.default sum.default sum.dim_IntList
+        topk.default
     """,
-    axes.sorting: "sort.default topk.default",
-    axes.layer_norm: "layer_norm.default native_layer_norm.default",
-    axes.batch_norm: "batch_norm.default",
-    axes.rfft: "fft_rfft.default",
-    axes.irfft: "fft_irfft.default",
-    views.reshape: "_unsafe_view.default reshape.default view.default",
-    views.expand: "expand.default",
-    views.permute: "permute.default",
-    views.transpose: "transpose.int",
-    views.some_axes: "flip.default squeeze.dim squeeze.dims",
-    views.diagonal: "diagonal.default",
-    views.unsqueeze: "unsqueeze.default",
-    views.select: "select.int",
-    views.slices: "slice.Tensor",
-    views.splitting: "split.Tensor split_with_sizes.default unbind.int",
-    views.as_complex: "view_as_complex.default",
-    views.cat: "cat.default",
-    views.stack: "stack.default",
-    views.padding: "constant_pad_nd.default pad.default",
+    shapes.rfft: "fft_rfft.default",
+    shapes.irfft: "fft_irfft.default",
+    shapes.view: """
+        _unsafe_view.default diagonal.default flip.default permute.default prelu.default
+        reshape.default select.int slice.Tensor squeeze.dim squeeze.dims transpose.int
+        unsqueeze.default view.default view_as_complex.default
+    """,
+    shapes.expand: "expand.default",
+    shapes.splitting: "split.Tensor split_with_sizes.default unbind.int",
+    shapes.joining: "cat.default stack.default",
+    shapes.padding: "constant_pad_nd.default pad.default",
     indexing.index_select: "index_select.default",
     indexing.embedding: "embedding.default",
     indexing.gather: "gather.default",
@@ -81,13 +73,9 @@ _ALLOWED: dict[Rule, str] = {
     indexing.index: "index.Tensor",
     indexing.index_put: "index_put.default",
     indexing.searchsorted: "searchsorted.Tensor",
-    products.mm: "addmm.default mm.default",
-    products.bmm: "bmm.default",
-    products.matmul: "matmul.default",
-    products.linear: "linear.default",
+    products.product: "addmm.default bmm.default linear.default matmul.default mm.default",
     products.einsum: "einsum.default",
-    products.conv1d: "conv1d.default",
-    products.conv2d: "conv2d.default",
+    products.conv: "conv1d.default conv2d.default",
     products.attention: "scaled_dot_product_attention.default",
     products.gru: "gru.input",
 }
