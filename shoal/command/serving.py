@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 from pathlib import Path
@@ -14,8 +13,6 @@ from shoal.command.arguments import ONE_PROCESS, TRUST, split_arguments
 from shoal.command.exit import print_result
 from shoal.command.startup import importing
 from shoal.world.durable import written
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes begins so
 
 
 def evaluate(
@@ -140,11 +137,9 @@ def recommend(
             raise ValueError("--all needs a file to write to: --output top.parquet")
         if spreadsheet and not output.endswith(".csv"):
             raise ValueError(f"--spreadsheet is about csv, and --output is {output}")
-        how = (topk, users, exclude, only, category, seen, approximate, nproc)
+        how = (topk, users, exclude, only, category, seen, approximate, nproc, spreadsheet)
         with written(output):
             count = recommend_many(run, output, *how)
-            if spreadsheet:
-                quote_formulas(Path(output))
         typer.echo(f"{count} users: {output}")
         return
     from rich.console import Console
@@ -235,26 +230,3 @@ def serve(
     token = read_token(token_file)
     secured = (token, tls_cert, tls_key, plain)
     listen(artifact, host, port, limits, *secured, refresh, announce, drain)
-
-
-def quote_formulas(path: Path) -> None:
-    """Put a ' before cells of a csv file that a spreadsheet would compute, as =HYPERLINK(...)."""
-    hidden = path.with_name(f".{path.name}.quoted")
-    try:
-        with (
-            open(path, newline="", encoding="utf-8") as file,
-            open(hidden, "w", newline="", encoding="utf-8") as out,
-        ):
-            lines = csv.writer(out, lineterminator="\n")
-            lines.writerows([_quoted(cell) for cell in row] for row in csv.reader(file))
-        hidden.replace(path)
-    finally:
-        hidden.unlink(missing_ok=True)
-
-
-def _quoted(cell: str) -> str:
-    try:
-        float(cell)  # such as -0.5, which is no formula
-    except ValueError:
-        return f"'{cell}" if cell[:1] in FORMULA else cell
-    return cell

@@ -15,7 +15,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save
 from torch import Tensor
 
-from shoal.data.dataset import Column, Columns, Dataset, Ragged
+from shoal.data.dataset import Columns, Dataset, Ragged
 from shoal.data.ids import pack_words, unpack_words
 from shoal.world.durable import open_regular, replace_durably
 
@@ -60,7 +60,6 @@ def grow(dataset: Dataset, known: dict[str, list[str]]) -> Dataset:
         number_of[field] = np.array(numbers, dtype=np.int64)
         vocab[field] = np.empty(len(index), dtype=object)
         vocab[field][:] = list(index)
-    user, item = dataset.user_field, dataset.item_field
 
     def renumbered(columns: Columns) -> Columns:
         made = dict(columns)
@@ -72,30 +71,11 @@ def grow(dataset: Dataset, known: dict[str, list[str]]) -> Dataset:
                 made[name] = numbers[one]
         return made
 
-    def aligned(columns: Columns, field: str) -> Columns:
-        moved, size = number_of[field], len(vocab[field])
-        return {name: _move(one, moved, size) for name, one in renumbered(columns).items()}
-
     return replace(
         dataset,
         inter=renumbered(dataset.inter),
-        users=aligned(dataset.users, user),
-        items=aligned(dataset.items, item),
+        users={},  # models that read features do not grow (build.py)
+        items={},
         extra={suffix: renumbered(columns) for suffix, columns in dataset.extra.items()},
         vocab=vocab,
     )
-
-
-def _move(column: Column, moved: np.ndarray, size: int) -> Column:
-    """Row i of a side table becomes row moved[i] of `size`; rows in between are empty."""
-    if isinstance(column, Ragged):
-        lengths = np.zeros(size, np.int64)
-        lengths[moved] = np.diff(column.offsets)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        starts = np.zeros(size, np.int64)
-        starts[moved] = column.offsets[:-1]
-        flat = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Ragged(column.values[flat], offsets)
-    out = np.zeros((size, *column.shape[1:]), column.dtype)
-    out[moved] = column
-    return out

@@ -29,8 +29,7 @@ from shoal.embedding.table import Init, Table
 from shoal.runs.artifact import files, trial
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph
-from shoal.runs.artifact.histories import FILE, StoredHistories
-from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.loaded import HISTORIES, Artifact, StoredHistories
 from shoal.runs.artifact.operators import rule
 from shoal.runs.artifact.tables import RowTable, write_table
 
@@ -221,9 +220,9 @@ def test_sizes_are_still_computed() -> None:
 )
 def test_histories_that_are_none(change: dict[str, Any], tmp_path: Path) -> None:
     found = {"items": torch.tensor([1, 2]), "offsets": torch.tensor([0, 1, 2]), **change}
-    save_file({name: one for name, one in found.items() if one is not None}, tmp_path / FILE)
-    with pytest.raises(ArtifactError, match="is damaged: its histories"):
-        StoredHistories(tmp_path, {"files": {FILE: {}}}, num_users=2, num_items=5)
+    save_file({name: one for name, one in found.items() if one is not None}, tmp_path / HISTORIES)
+    with pytest.raises(ArtifactError, match="its histories is damaged"):
+        StoredHistories(tmp_path, {"files": {HISTORIES: {}}}, num_users=2, num_items=5)
 
 
 @pytest.mark.parametrize("ids", [torch.tensor([0.0]), torch.tensor([True]), torch.tensor([1j])])

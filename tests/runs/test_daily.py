@@ -138,7 +138,7 @@ def test_vectors_to_begin_with(root: Path, tmp_path: Path) -> None:
         begin(config, parts.strategy, parts.dataset, World())
 
 
-def test_side_columns_grow_with_their_ids(root: Path) -> None:
+def test_known_words_keep_their_numbers(root: Path) -> None:
     dataset = parts_of(values_of("BPR", root, "day-1"))[1].dataset
     assert not isinstance(dataset, dict)
     known = {"item_id": ["[PAD]", "i99", "i3"]}

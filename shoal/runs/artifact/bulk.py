@@ -49,12 +49,14 @@ def recommend_many(
     seen: bool | None = None,
     approximate: bool = False,
     nproc: int = 0,
+    spreadsheet: bool = False,
 ) -> int:
     """Write the best items of users of an artifact; how many users there are.
 
     users: a file of them, one in a line; None: all. exclude, only: files of items. category:
     FILE:COLUMN=VALUE, items of a table that have this value. seen: whether what was taken may come
     again; None: as trained. approximate: by an index. nproc: cores that compute; 0: all.
+    spreadsheet: ids that it would compute, as =HYPERLINK(...), get a ' in front.
     """
     if topk < 1 or nproc < 0:
         raise ValueError(f"topk is {topk} and nproc {nproc}; topk is 1 or more, nproc 0 or more")
@@ -69,6 +71,8 @@ def recommend_many(
         raise ValueError("no item is left to recommend: --only and --category name none of them")
     banned = _numbers(artifact, read_lines(exclude)) if exclude else NOBODY
     by, items = None, names_of(artifact.items)
+    if spreadsheet:
+        names, items = _not_computed(names), _not_computed(items)
     if approximate:
         if allowed is not None:
             raise ValueError("an index ranks the whole catalogue: leave --only and --category out")
@@ -111,6 +115,16 @@ def names_of(ids: Ids) -> Any:
 
     kind = {int: pl.Int64, float: pl.Float64, str: pl.String}[ids.kind]
     return pl.Series(ids.values.tolist(), dtype=kind)
+
+
+def _not_computed(ids: Any) -> Any:
+    """A column of ids without formulas; -0.5 is none."""
+    import polars as pl
+
+    if ids.dtype != pl.String:
+        return ids
+    formula = ids.str.contains(r"^[=+\-@\t\r]") & ids.cast(pl.Float64, strict=False).is_null()
+    return ids.zip_with(~formula, "'" + ids)
 
 
 def _numbers(artifact: Artifact, items: list[str]) -> np.ndarray:

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from shoal.data.batch import Jagged
 from shoal.runs.artifact.files import ArtifactError, damaged
-from shoal.runs.artifact.operators.numbers import NUMBERS
 from shoal.runs.artifact.operators.rule import Cost, Meter, TooLarge, cost, need
 from shoal.runs.artifact.operators.table import (
     DTYPES,
     ELSEWHERE,
     FORMATS,
     MOST_AXES,
+    NUMBERS,
     OPERATORS,
     Operator,
     operator,

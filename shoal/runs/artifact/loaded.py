@@ -26,16 +26,23 @@ from shoal.runs.artifact.encoding import FILE as FEATURES
 from shoal.runs.artifact.encoding import read_encoder
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph, Running
-from shoal.runs.artifact.histories import FILE as HISTORIES
-from shoal.runs.artifact.histories import StoredHistories
 from shoal.runs.artifact.tables import RowTable
 from shoal.runs.predictions import Predictor
-from shoal.runs.recommender import NOBODY, Asked, History, Ranking, Recommender, padded
+from shoal.runs.recommender import (
+    NOBODY,
+    Asked,
+    History,
+    Ranking,
+    Recommender,
+    asked_at,
+    padded,
+)
 from shoal.training.evaluation import predicted
+from shoal.training.evaluation.phases import Lists
 
 DELTAS = 64  # that may lie upon each other
 GRAPHS = {"clicks": "predict", "module": "answer"}  # kinds without a catalogue, and their use
-POPULARITY = "popularity.safetensors"
+POPULARITY, HISTORIES = "popularity.safetensors", "histories.safetensors"
 Fields = Mapping[str, Tensor]
 
 
@@ -95,7 +102,17 @@ class Artifact:
         base = self.signature["base"]
         if base is None:
             return own
-        below = open_base(self.folder, base, check)
+        # What a delta builds upon lies beside it, and is the very same one.
+        folder, name = self.folder, base["name"]
+        if not files.is_plain_name(name) or len(list(files.chain(folder, name, DELTAS))) > DELTAS:
+            raise ArtifactError(f"artifact {folder} is damaged: its base {name!r} cannot be")
+        if not (folder.parent / name).is_dir():
+            raise ArtifactError(
+                f"artifact {folder} is a delta of {name}, which is not beside it; bring it there"
+            )
+        below = Artifact(folder.parent / name, check)
+        if below.manifest["sha256"] != base["sha256"]:
+            raise ArtifactError(f"artifact {folder} is a delta of another {name}; export it anew")
         for name, table in own.items():
             if name in below.tables and below.tables[name].dim == table.dim:
                 table.below = below.tables[name]
@@ -123,9 +140,9 @@ class Artifact:
         seen: whether what was taken before may come again; by default as the model was trained.
         exclude, only: items that may not come; the items that alone may come.
         """
-        some = None if only is None else list(only)
-        more = {"topk": topk, "exclude": list(exclude), "only": some, "seen": seen, "times": times}
-        return self.recommender.recommend(user, history=history, **more)
+        how: dict[str, Any] = {"history": history, "times": times, "topk": topk, "seen": seen}
+        how |= {"exclude": list(exclude), "only": None if only is None else list(only)}
+        return self.recommender.recommend(user, **how)
 
     @cached_property
     def recommender(self) -> Recommender:
@@ -342,20 +359,35 @@ class Artifact:
         return self.signature["labels"]
 
 
-def open_base(folder: Path, base: Mapping[str, Any], check: bool = True) -> Artifact:
-    """The artifact that a delta builds upon: it lies beside it, and is the very same one."""
-    name = base["name"]
-    if not files.is_plain_name(name) or len(list(files.chain(folder, name, DELTAS))) > DELTAS:
-        raise ArtifactError(f"artifact {folder} is damaged: its base {name!r} cannot be")
-    path = folder.parent / name
-    if not path.is_dir():
-        raise ArtifactError(
-            f"artifact {folder} is a delta of {name}, which is not beside it; bring it there"
-        )
-    found = Artifact(path, check)
-    if found.manifest["sha256"] != base["sha256"]:
-        raise ArtifactError(f"artifact {folder} is a delta of another {name}; export it anew")
-    return found
+class StoredHistories:
+    """The histories of all users."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], num_users: int, num_items: int):
+        found = files.read_tensors(folder, HISTORIES, manifest)
+        with files.damaged(f"artifact {folder}: its histories"):
+            offsets, items = found["offsets"].numpy(), found["items"].numpy()
+            times = found["times"].numpy() if "times" in found else None
+            right = offsets.dtype == np.int64 and offsets.shape == (num_users + 1,)
+            right = right and items.ndim == 1 and items.dtype.kind == "i"
+            right = right and offsets[0] == 0 and offsets[-1] == len(items)
+            right = right and bool((np.diff(offsets) >= 0).all())
+            right = right and (not len(items) or 0 <= items.min() <= items.max() < num_items)
+            if not right or (times is not None and times.shape != items.shape):
+                raise ValueError("they are not of their shape")
+        self.items, self.offsets, self.times = items, offsets, times
+
+    def of(self, user: int) -> History:
+        """What one user took; asked now, which is as late as the last item."""
+        first, last = self.offsets[user], self.offsets[user + 1]
+        items = self.items[first:last].astype(np.int64)
+        if self.times is None:
+            return History(items)
+        return History(items, asked_at(self.times[first:last], len(items)))
+
+    def pairs(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What each of these users took, as pairs: place in `users` [m], item [m]."""
+        rows, items = Lists(self.items, self.offsets).chosen(users).block(0, len(users))
+        return rows, items.astype(np.int64)
 
 
 def load(folder: str | Path) -> Artifact:

@@ -24,8 +24,7 @@ from shoal.embedding.service import Collected, Gradients, RowService
 from shoal.embedding.store import Every, Store
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.runs.artifact.graph import OURS, PADDED
-from shoal.runs.artifact.operators.numbers import NUMBERS
-from shoal.runs.artifact.operators.table import DTYPES, ELSEWHERE, OPERATORS
+from shoal.runs.artifact.operators.table import DTYPES, ELSEWHERE, NUMBERS, OPERATORS
 
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
 FEATURES = "item_features"  # the table of what a model makes of items' features
@@ -225,8 +224,17 @@ def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> T
     tensors: dict[str, Tensor] = {}
     inputs: list[dict[str, Any]] = []
     dense, nodes, tables = {}, [], []
-    names = _Names(fields)
+    names: dict[Any, str] = {}  # of nodes: inputs have those of their fields, whatever they are
     asked = iter(fields.items())
+
+    def name_of(node: Any) -> str:
+        if node not in names:
+            name = node.name
+            while name in fields or name in names.values():
+                name += "_"
+            names[node] = name
+        return names[node]
+
     output = ""
     for node, spec in zip(graph.nodes, program.graph_signature.input_specs):
         if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT:
@@ -235,27 +243,27 @@ def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> T
             kind = str(field.dtype).removeprefix("torch.")
             facts = {"name": name, "dtype": kind, "shape": shape, "used": bool(node.users)}
             inputs.append(facts | ({"list": True} if name in lists else {}))
-            names.known[node] = name
+            names[node] = name
         elif node.users:
-            dense[names.of(node)] = spec.target
+            dense[name_of(node)] = spec.target
             tensors[spec.target] = stored[spec.target].detach().clone()
     for node in graph.nodes:
         if node.op == "call_function":
             operation = _name_of(node.target)
-            args = [_encode(one, names) for one in node.args]
+            args = [_encode(one, name_of) for one in node.args]
             if operation in OURS:
                 tables += [node.args[1]] if operation != PADDED else []
             elif not _is_known(node):
                 raise ValueError(f"it calls {operation}, which the graph of an artifact has not")
             kwargs = {
-                key: _encode(value, names)
+                key: _encode(value, name_of)
                 for key, value in node.kwargs.items()
                 if key not in ELSEWHERE
             }
-            nodes.append({"name": names.of(node), "op": operation, "args": args, "kwargs": kwargs})
+            nodes.append({"name": name_of(node), "op": operation, "args": args, "kwargs": kwargs})
         elif node.op == "output":
             found = node.args[0][-1] if isinstance(node.args[0], (list, tuple)) else node.args[0]
-            output = names.of(found)
+            output = name_of(found)
     document = {
         "inputs": inputs,
         "dense": dense,
@@ -266,28 +274,11 @@ def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> T
     return document, tensors
 
 
-class _Names:
-    """The names of nodes: inputs have those of their fields, whatever they are; others another."""
-
-    def __init__(self, fields: Collection[str]):
-        self.known: dict[Any, str] = {}
-        self._taken = set(fields)
-
-    def of(self, node: Any) -> str:
-        if node not in self.known:
-            name = node.name
-            while name in self._taken:
-                name += "_"
-            self._taken.add(name)
-            self.known[node] = name
-        return self.known[node]
-
-
-def _encode(value: Any, names: _Names) -> Any:
+def _encode(value: Any, name_of: Callable[[Any], str]) -> Any:
     if isinstance(value, torch.fx.Node):
-        return {"node": names.of(value)}
+        return {"node": name_of(value)}
     if isinstance(value, (list, tuple)):
-        return [_encode(one, names) for one in value]
+        return [_encode(one, name_of) for one in value]
     if isinstance(value, torch.dtype) and str(value).removeprefix("torch.") in DTYPES:
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, torch.memory_format):
