@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from shoal.config.sources import Layer, Origin
@@ -59,28 +57,22 @@ def refuse_while_running(what: str) -> None:
         )
 
 
-class _Loader(SourceFileLoader):
-    """Runs the text of a file, never a compiled form of it that lies somewhere."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
 def _run(path: str, what: str, expected: str) -> ModuleType:
+    """Runs the text of a file, never a compiled form of it that lies somewhere."""
     path = os.path.abspath(path)
     try:
-        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        text = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"{what}: cannot read {path}: {error.strerror}; give {expected}") from None
+    digest = hashlib.sha256(text).hexdigest()
     if (path, digest) not in _modules:
         label = f"shoal_own_{Path(path).stem}_{digest[:12]}"
-        spec = importlib.util.spec_from_loader(label, _Loader(label, path))
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
+        module = ModuleType(label)
+        module.__file__ = path
         sys.modules[label] = module  # where the types of its options are looked up
         with _reporting(path, what):
             try:
-                spec.loader.exec_module(module)
+                exec(compile(text, path, "exec", dont_inherit=True), vars(module))
             except BaseException:
                 del sys.modules[label]
                 raise

@@ -26,35 +26,28 @@ def unknown(key: str, options: Mapping[str, Key], others: Mapping[str, str]) -> 
             return f"unknown key {key}; {above} holds one value: {allowed(KEYS[above].kind)}"
         above = above.rpartition(".")[0]
     known = [*KEYS, *SECTIONS, *options]
-    beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
-    if meant := _meant(key, known, beside, others):
+    if meant := _meant(key, known, others):
         return f"unknown key {key}; did you mean {meant}?"
-    if section == "model":
-        names = ", ".join(sorted(name[6:] for name in options)) or "none"
-        return f"unknown key {key}; the model's options are: {names}"
-    if section in SECTIONS:
-        return f"unknown key {key}; keys of {section} are: {', '.join(beside)}"
-    tops = ", ".join(name for name in SECTIONS if "." not in name)
-    return f"unknown key {key}; the sections are: {tops}"
+    if section not in SECTIONS:
+        tops = ", ".join(name for name in SECTIONS if "." not in name)
+        return f"unknown key {key}; the sections are: {tops}"
+    beside = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
+    return f"unknown key {key}; keys of {section} are: {', '.join(beside)}"
 
 
-def _meant(
-    key: str, known: list[str], beside: Mapping[str, str], others: Mapping[str, str]
-) -> str | None:
-    """The nearest key of the same section, or else of all; how it is shown."""
+def _meant(key: str, known: list[str], others: Mapping[str, str]) -> str | None:
+    """How the nearest key is shown: of one section before another, of a few parts before more."""
     section, _, last = key.rpartition(".")
-    if found := nearest(last, beside, ALIKE):
-        return beside[found]
-    ends: dict[str, str] = {}
-    top = key.partition(".")[0] + "."
-    # Of several of a name, one below the same section, or else the shallowest.
-    for name in sorted(known, key=lambda name: (not name.startswith(top), name.count("."))):
-        ends.setdefault(name.rpartition(".")[2], name)
-    if not section:
-        ends |= others
-    elif section not in SECTIONS:
-        # Where the section is right, a likeness of whole keys would only be that of the section.
+    if section and section not in SECTIONS:  # else the section alone would make keys alike
         whole = {name: name for name in known} | dict(others)
         if found := nearest(key, whole, ALIKE):
             return whole[found]
+    order = {name: name.rpartition(".")[0] != section for name in known}
+    top = key.partition(".")[0] + "."
+    ends: dict[str, str] = {}
+    # Of several of a name, one of this section, one below the same top, or else the shallowest.
+    for name in sorted(known, key=lambda n: (order[n], not n.startswith(top), n.count("."))):
+        ends.setdefault(name.rpartition(".")[2], name)
+    if not section:
+        ends |= others
     return ends.get(nearest(last, ends, ALIKE) or "")

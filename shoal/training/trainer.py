@@ -30,7 +30,8 @@ from shoal.training.checkpoint.reading import check_fingerprint
 from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
-from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
+from shoal.training.evaluation import ClickEvaluator, Evaluator
+from shoal.training.interval import Interval
 from shoal.training.losses import Losses
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar

@@ -65,7 +65,8 @@ def test_options_are_checked_as_those_of_other_models(file: Path) -> None:
         resolve(values={"model": f"{file}:MyModel", "model.embedding_size": "wide"})
     with pytest.raises(ValueError, match="did you mean"):
         resolve(values={"model": f"{file}:MyModel", "model.embeding_size": 3})
-    assert "model.embedding_size: int, default 64" in "\n".join(describe(f"{file}:MyModel"))
+    described = "\n".join(describe(f"{file}:MyModel"))
+    assert "model.embedding_size: a whole number, default 64" in described
 
 
 def test_a_module_goes_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import shoal
 from shoal.runs.build import build
 from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.recommender import Recommender
-from shoal.training.evaluation import Evaluator, Interval
+from shoal.training.evaluation import Evaluator
+from shoal.training.interval import Interval
 from shoal.training.losses import Losses
 from shoal.training.trainer import Trainer
 from shoal.world.world import World

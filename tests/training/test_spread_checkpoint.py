@@ -24,7 +24,7 @@ GROWN = 53
 
 
 def on_ranks(world: World, folder: str) -> dict[str, Any]:
-    snapshot.CHUNK_BYTES, tensor_files.HELD_BYTES = 2_000, 5_000
+    snapshot.CHUNK_BYTES, tensor_files.Files.held_bytes = 2_000, 5_000
     # Everything on the wire and on disk, by the file: how much of it there was at a time.
     sent: list[int] = []
     broadcast = world.broadcast_bytes

@@ -15,6 +15,7 @@ from torch import Tensor
 from shoal.models.base import Facts
 from shoal.models.general.item_weights import ItemWeights
 from shoal.models.nn.closed_form import check_memory, negative_inverse_
+from shoal.models.options import Positive
 
 
 class EASE(ItemWeights):
@@ -24,11 +25,7 @@ class EASE(ItemWeights):
 
     @dataclass
     class Options(ItemWeights.Options):
-        reg_weight: float = 250.0
-
-        def __post_init__(self) -> None:
-            if not self.reg_weight > 0.0:
-                raise ValueError(f"reg_weight is {self.reg_weight}; it must be above 0")
+        reg_weight: Positive = 250.0
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shoal.models.general.item_weights import SparseWeights
 from shoal.models.nn.user_items import nearest
+from shoal.models.options import Count, NotNegative
 
 
 class ItemKNN(SparseWeights):
@@ -23,12 +24,8 @@ class ItemKNN(SparseWeights):
 
     @dataclass
     class Options(SparseWeights.Options):
-        k: int = 100
-        shrink: float = 0.0
-
-        def __post_init__(self) -> None:
-            if self.k < 1 or self.shrink < 0.0:
-                raise ValueError(f"k is {self.k}, shrink {self.shrink}; at least 1, and at least 0")
+        k: Count = 100
+        shrink: NotNegative = 0.0
 
     def solve(self) -> Iterator[Tensor]:
         for best, index in nearest(self.taken, self.options.k, self.options.shrink):

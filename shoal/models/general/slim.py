@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shoal.models.general.item_weights import SparseWeights
 from shoal.models.nn.closed_form import check_memory
+from shoal.models.options import Count, NotNegative, Positive
 
 
 class SLIM(SparseWeights):
@@ -23,17 +24,10 @@ class SLIM(SparseWeights):
 
     @dataclass
     class Options(SparseWeights.Options):
-        l1: float = 2.0  # times that two items must come together to be heard at all
-        l2: float = 20.0
-        sweeps: int = 30
+        l1: NotNegative = 2.0  # times that two items must come together to be heard at all
+        l2: Positive = 20.0
+        sweeps: Count = 30
         tolerance: float = 1e-4  # of the largest change in a sweep
-
-        def __post_init__(self) -> None:
-            if self.l1 < 0.0 or not self.l2 > 0.0 or self.sweeps < 1:
-                raise ValueError(
-                    f"l1 is {self.l1}, l2 {self.l2}, sweeps {self.sweeps}; l1 at least 0, l2 above "
-                    "0, sweeps at least 1"
-                )
 
     def solve(self) -> Iterator[Tensor]:
         count = self.facts.num_items

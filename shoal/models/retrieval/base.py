@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval
 from shoal.models.nn.losses import in_batch_softmax
-from shoal.models.options import check_positive
+from shoal.models.options import Positive
 
 
 class InBatch(Retrieval):
@@ -28,13 +28,10 @@ class InBatch(Retrieval):
     class Options(Retrieval.Options):
         embedding_size: int = 64
         cosine: bool = True  # vectors are compared by angle
-        temperature: float = 0.1  # scores are divided by it
+        temperature: Positive = 0.1  # scores are divided by it
         correct: bool = True  # less ln of how often an item occurs: popular ones are drawn more
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
-
-        def __post_init__(self) -> None:
-            check_positive(self, "temperature")
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.transformer import HIDDEN, Transformer
+from shoal.models.options import Positive
 from shoal.models.sequential.base import AttentionOptions, NextItem, num_places
 
 
@@ -32,7 +33,7 @@ class CORE(NextItem):
         embedding_size: int = 64
         sess_dropout: float = 0.2  # of the items' vectors
         cosine: bool = True
-        temperature: float = 0.07
+        temperature: Positive = 0.07
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -1,25 +1,16 @@
-"""Tensor files: safetensors written from the tensors themselves, without a copy in between.
-
-Large pieces are written and summed up without Python's lock, so that training is not held up.
-"""
+"""Tensor files: rows of a checkpoint as safetensors, held in memory or written as they come."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
-from shoal.world.durable import no_links, written
-
-HELD_BYTES = 1 << 28  # of rows that are kept in memory until they are written
-DTYPES = {torch.float32: "F32", torch.int64: "I64", torch.uint8: "U8"}  # that rows consist of
+from shoal.world.durable import write_counted
 
 
 class Files:
@@ -27,12 +18,14 @@ class Files:
     the others are written as they come. After a failure they are dropped.
     """
 
+    held_bytes = 1 << 28  # of rows that are kept in memory until they are written
+
     def __init__(self, folder: Path):
         self.folder = folder
         self.held: dict[str, dict[str, Tensor]] = {}
         self.written: dict[str, Any] = {}  # name -> bytes and checksum
         self.failure: OSError | None = None
-        self._room = HELD_BYTES
+        self._room = self.held_bytes
 
     def put(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Take one file. Other ranks send on whatever happens here, so nothing is raised."""
@@ -56,29 +49,6 @@ class Files:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write a safetensors file durably; its bytes and checksum."""
-    # Wide numbers first, so that each tensor begins where its kind may.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {}
-    position = 0
-    for name in names:
-        tensor = tensors[name]
-        bounds = [position, position + tensor.nbytes]
-        dtype = DTYPES[tensor.dtype]
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": bounds}
-        position = bounds[1]
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    head = struct.pack("<Q", len(text)) + text
-    digest = hashlib.sha256(head)
-    with written(path), open(path, "wb", opener=no_links) as file:
-        file.write(head)
-        for name in names:
-            flat = tensors[name].reshape(-1)
-            if flat.stride(0) != 1:  # a column, even of one number, which torch calls contiguous
-                flat = flat.clone(memory_format=torch.contiguous_format)
-            piece: Any = flat.view(torch.uint8).numpy()  # not copied
-            file.write(piece)
-            digest.update(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"bytes": len(head) + position, "sha256": digest.hexdigest()}
+    dense = torch.contiguous_format  # a column of one number has its table's stride otherwise
+    copies = {name: tensor.clone(memory_format=dense) for name, tensor in tensors.items()}
+    return write_counted(path, save(copies))

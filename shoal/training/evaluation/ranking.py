@@ -59,19 +59,6 @@ class PairCounts:
         return (wins - counts.double() ** 2 / 2).cpu(), (self.candidates - counts).cpu()
 
 
-def auc_pairs(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs won by positives over negatives [b] (ties half), negatives [b]."""
-    real = scores > -torch.inf
-    ascending = scores.sort(dim=1).values
-    excluded = (~real).sum(1, keepdim=True)
-    less = torch.searchsorted(ascending, scores, side="left")
-    upto = torch.searchsorted(ascending, scores, side="right")
-    below = (less + upto).double() / 2 - excluded
-    counts = positive.sum(1)
-    wins = (below * positive).sum(1) - counts.double() ** 2 / 2
-    return wins, (real & ~positive).sum(1)
-
-
 def mask(scores: Tensor, masked: Lists, a: int, b: int, start: int) -> None:
     """Exclude the padding item and the `masked` items of each user, in place."""
     if start == 0:

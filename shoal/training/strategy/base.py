@@ -211,26 +211,20 @@ class Strategy(ABC):
 
     def forward_backward(self, parts: Sequence[Batch]) -> Sums:
         """Leave the gradients of the summed loss on dense parameters and looked-up rows."""
-        loss: Tensor | float = 0.0
+        losses: list[Tensor] = []
         count: int | Tensor = 0
         self.gathered.parts = len(parts)
-        for number, part in enumerate(parts, 1):
+        for part in parts:
             output = self.forward(part)
-            loss = output.loss.detach() if number == 1 else loss + output.loss.detach()
+            losses.append(output.loss.detach())
             count = count + output.count
-            if number == len(parts):
-                self.before_last_backward()
             output.loss.backward()
         self.gathered.parts = 1
-        assert isinstance(loss, Tensor)  # there is one part at least
-        return Sums(loss, count)
+        return Sums(sum(losses[1:], losses[0]), count)
 
     @abstractmethod
     def update(self, sums: Sums, lr: float) -> Tensor:
         """After backward: processes agree, dense parameters and rows are updated; the mean loss."""
-
-    def before_last_backward(self) -> None:
-        """Called by `forward_backward`: gradients are complete as backward leaves them now."""
 
     def clip(self, gradients: Gradients, scale: float) -> tuple[Gradients, float]:
         """Scale all gradients so that their joint L2 norm is at most what was asked for.

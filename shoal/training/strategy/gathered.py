@@ -16,10 +16,8 @@ class Gathered:
     def __init__(self, world: World):
         self.world = world
         self.parts = 1  # that this step's batch is cut into
-        self.called = False  # in this step
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        self.called = True
         if self.parts > 1:
             raise ValueError(
                 "the model looks across the global batch, which train.accumulate trains in "
