@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from shoal.config.sources import Layer, Origin
@@ -57,22 +59,28 @@ def refuse_while_running(what: str) -> None:
         )
 
 
-def _run(path: str, what: str, expected: str) -> ModuleType:
+class _Loader(SourceFileLoader):
     """Runs the text of a file, never a compiled form of it that lies somewhere."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _run(path: str, what: str, expected: str) -> ModuleType:
     path = os.path.abspath(path)
     try:
-        text = Path(path).read_bytes()
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
         raise ValueError(f"{what}: cannot read {path}: {error.strerror}; give {expected}") from None
-    digest = hashlib.sha256(text).hexdigest()
     if (path, digest) not in _modules:
         label = f"shoal_own_{Path(path).stem}_{digest[:12]}"
-        module = ModuleType(label)
-        module.__file__ = path
+        spec = importlib.util.spec_from_loader(label, _Loader(label, path))
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
         sys.modules[label] = module  # where the types of its options are looked up
         with _reporting(path, what):
             try:
-                exec(compile(text, path, "exec", dont_inherit=True), vars(module))
+                spec.loader.exec_module(module)
             except BaseException:
                 del sys.modules[label]
                 raise

@@ -154,7 +154,7 @@ def test_options_that_are_offered_exist() -> None:
     import inspect
 
     from shoal.command.training import launch, train
-    from shoal.config.spelling import COMMANDS
+    from shoal.config.reading import COMMANDS
 
     assert set(COMMANDS) <= set(inspect.signature(launch).parameters)
     assert "resume" in COMMANDS and "resume" in inspect.signature(train).parameters

@@ -17,8 +17,8 @@ import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shoal.config.data_section import Kind, Side, Vocabulary
 from shoal.config.schema import DataSection
-from shoal.config.schema.data import Kind, Side, Vocabulary
 from shoal.data.dataset import FieldType
 from shoal.data.encode import Encoding, Numbers
 from shoal.data.encoder import SIDES, FeatureEncoder

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.config.schema import StrategySection
-from shoal.config.schema.strategy import STRATEGIES
+from shoal.config.strategy_section import STRATEGIES
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import World
 
