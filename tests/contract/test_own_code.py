@@ -49,7 +49,7 @@ def two_tower(world: World, strategy: str, addresses: list[str]) -> list[float]:
 
 def gathered(world: World) -> dict[str, Any]:
     """`gather_global`: uneven slices, one of them empty, and gradients of what others need."""
-    from shoal.training.strategy.gathered import Gathered
+    from shoal.training.strategy.base import Gathered
 
     everyone = torch.arange(6.0).view(3, 2)
     low, high = (0, 3) if world.rank == 0 else (3, 3)  # rank 0 has all of them

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.models.base import Batch, Output
 from shoal.models.general.lightgcn import LightGCN
-from shoal.models.nn.contrast import contrast
 from shoal.models.nn.dropout import shared_dropout
+from shoal.models.nn.losses import contrast
 
 
 class SGL(LightGCN):

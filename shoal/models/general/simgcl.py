@@ -20,8 +20,8 @@ from torch import Tensor
 
 from shoal.models.base import Batch, Output
 from shoal.models.general.lightgcn import LightGCN
-from shoal.models.nn.contrast import contrast_within
 from shoal.models.nn.dropout import uniform_like
+from shoal.models.nn.losses import contrast_within
 
 
 class SimGCL(LightGCN):

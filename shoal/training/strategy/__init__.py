@@ -30,7 +30,7 @@ def _single(section: StrategySection, world: World, join_timeout: float) -> Stra
 
 
 def _ddp(section: StrategySection, world: World, join_timeout: float) -> Strategy:
-    from shoal.training.strategy.ddp import DDP
+    from shoal.training.strategy.collective import DDP
 
     return DDP(world, fused=section.fused)
 
