@@ -33,8 +33,7 @@ def curve(world, strategy, model, rows):
     found = []
     for step in range(STEPS):
         batch = global_batch(step, "one", rows)
-        cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
-        found.append(float(made.train_step(made.receive(batch.rows(*cuts)))))
+        found.append(float(made.train_step(made.receive(batch.rows(*world.slice(batch.size))))))
     made.close()
     return found
 

@@ -14,7 +14,7 @@ from click_batches import global_batch
 from click_batches import make_model as make_click_model
 from ranks import run_ranks
 from services import pull, push
-from small import small_config
+from small import first_batches, small_config
 
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
@@ -54,8 +54,7 @@ def click_slices(world: World) -> list[Batch]:
     found = []
     for step in range(STEPS):
         batch = global_batch(step, "lists", "fixed")
-        cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
-        found.append(batch.rows(*cuts))
+        found.append(batch.rows(*world.slice(batch.size)))
     return found
 
 
@@ -73,12 +72,7 @@ def prepared(
     values |= {"train__optimizer__name": optimizer, "train__optimizer__lr": LRS[optimizer]}
     parts = build(small_config(**values), world)
     parts.model.train()
-    found = []
-    for batch in parts.reader.batches(0, world.rank, world.size, 0):
-        found.append(batch)
-        if len(found) == STEPS:
-            break
-    return parts.strategy, found, parts.evaluator
+    return parts.strategy, list(first_batches(parts.reader, world, STEPS)), parts.evaluator
 
 
 def rows_of(strategy: Strategy) -> dict[str, Any]:

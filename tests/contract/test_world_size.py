@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ranks import run_ranks
-from small import small_config
+from small import first_batches, small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.embedding.placements.local import LocalRows
@@ -94,14 +94,11 @@ def curve(world: World, name: str) -> list[float]:
     parts = build(config, world)
     parts.model.train()
     losses: list[float] = []
-    for epoch in range(STEPS):
-        for batch in parts.reader.batches(epoch, world.rank, world.size):
-            batch = keep_hardest(parts.model, batch, config)
-            seed_step(config.run.seed, len(losses), world.rank, world.device)
-            losses.append(float(parts.strategy.train_step(batch)))
-            if len(losses) == STEPS:
-                return losses
-    raise AssertionError("too few steps")
+    for step, batch in enumerate(first_batches(parts.reader, world, STEPS)):
+        batch = keep_hardest(parts.model, batch, config)
+        seed_step(config.run.seed, step, world.rank, world.device)
+        losses.append(float(parts.strategy.train_step(batch)))
+    return losses
 
 
 def metrics(world: World, mode: str, model: str) -> dict[str, dict[str, float]]:

@@ -80,7 +80,7 @@ def by_hand(case: str, model: ClickModel, ids: list[list[int]], dense: np.ndarra
     """The logit of one sample: the ids of each slot, and the dense values [num_dense]."""
     named = {k: v.detach().double().numpy() for k, v in model.named_parameters()}
     stores = {k: s for m in embeddings(model) for k, s in m.service.stores.items()}
-    tables = {k: s.rows.astype(np.float64) for k, s in stores.items()}  # type: ignore[attr-defined]
+    tables = {k: s.weight.double().numpy() for k, s in stores.items()}  # type: ignore[attr-defined]
     linear = (
         sum(tables["slots_linear"][i, 0] for some in ids for i in some)
         if ("slots_linear" in tables)

@@ -97,11 +97,6 @@ def test_a_class_is_taken_as_it_is(tmp_path: Path) -> None:
         ("def f(:\n", "SyntaxError"),
         ("import shoal\nshoal.run('BPR')\n", 'if __name__ == "__main__"'),
         (
-            "from shoal.models.general.bpr import BPR\nclass MyModel(BPR):\n"
-            "    class Options(BPR.Options):\n        x: int = 1\n",
-            "need @dataclass",
-        ),
-        (
             "from shoal.models.general.bpr import BPR\nclass MyModle(BPR):\n    pass\n",
             "mean MyModle",
         ),

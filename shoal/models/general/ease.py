@@ -7,8 +7,6 @@ The weights that best tell a user's items from the others, in closed form:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -23,7 +21,6 @@ class EASE(ItemWeights):
 
     weights: Tensor  # [num_items, num_items], row: the item that is scored
 
-    @dataclass
     class Options(ItemWeights.Options):
         reg_weight: Positive = 250.0
 

@@ -10,8 +10,7 @@ items' vectors, so users are never stored: a new one is folded in like any other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +26,9 @@ from shoal.models.options import Count, NotNegative, Positive
 class IALS(Retrieval):
     """Implicit alternating least squares."""
 
-    trainable: ClassVar[bool] = False
+    trainable = False
     items: Tensor  # [num_items, d]
 
-    @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
         epochs: Count = 16

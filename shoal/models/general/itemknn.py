@@ -9,7 +9,6 @@ Items are alike when the same users took them; each listens to its k nearest one
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from shoal.models.options import Count, NotNegative
 class ItemKNN(SparseWeights):
     """Neighbourhoods of items by cosine."""
 
-    @dataclass
     class Options(SparseWeights.Options):
         k: Count = 100
         shrink: NotNegative = 0.0

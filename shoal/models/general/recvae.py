@@ -15,7 +15,7 @@ of them. The authors take turns epoch by epoch; here every step has users of bot
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,6 @@ class RecVAE(Autoencoder):
     updates: Tensor
     old_rows: Tensor
 
-    @dataclass
     class Options(Autoencoder.Options):
         hidden_dimension: int = 600  # width of the encoder's layers
         latent_dimension: int = 200

@@ -8,7 +8,6 @@ more like itself than like any other:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
@@ -24,7 +23,6 @@ class SGL(LightGCN):
 
     cuda_graph_safe = False
 
-    @dataclass
     class Options(LightGCN.Options):
         type: Literal["ED", "ND", "RW"] = "ED"  # drop edges, nodes, or other edges in every layer
         n_layers: int = 3

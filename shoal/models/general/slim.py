@@ -9,7 +9,6 @@ G = X^T X, W[i, j] can be above 0 only where G[i, j] is above l1: nothing else i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from shoal.models.options import Count, NotNegative, Positive
 class SLIM(SparseWeights):
     """Few weights, none of them below 0."""
 
-    @dataclass
     class Options(SparseWeights.Options):
         l1: NotNegative = 2.0  # times that two items must come together to be heard at all
         l2: Positive = 20.0

@@ -6,9 +6,6 @@ CSCW 1994, with cosine on what was taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -21,12 +18,11 @@ from shoal.models.options import Count, NotNegative
 class UserKNN(Model):
     """Neighbourhoods of users by cosine."""
 
-    trainable: ClassVar[bool] = False
+    trainable = False
     neighbours: Tensor  # [num_users, k]
     alike: Tensor  # [num_users, k]
     pairs: Tensor  # user * num_items + item of all that was taken, ascending
 
-    @dataclass
     class Options(Model.Options):
         k: Count = 100
         shrink: NotNegative = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +23,6 @@ class InBatch(Retrieval):
     logq: Tensor
     target: str  # the field of a batch that is asked for
 
-    @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
         cosine: bool = True  # vectors are compared by angle

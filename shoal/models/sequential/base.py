@@ -62,7 +62,6 @@ class Sequential(Model):
     embed: Embeddings
     logq: Tensor
 
-    @dataclass
     class Options(Model.Options):
         loss_type: LossType = "CE"  # sampled, gBCE and BPR also need train.negatives
         gbce_t: Share = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE

@@ -11,7 +11,6 @@ recommend, a mask token is set behind the history: what item is there?
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -44,7 +43,6 @@ class BERT4Rec(Retrieval):
     kind = "sequential"
     popularity: Tensor
 
-    @dataclass
     class Options(AttentionOptions, Retrieval.Options):
         hidden_size: int = 64
         inner_size: Count | None = None  # of the feed-forward layers; null: 4 × hidden_size

@@ -9,7 +9,6 @@ A session is a weighted mean of its items' own vectors, so both live in one spac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -27,7 +26,6 @@ class CORE(NextItem):
 
     samples = "prefixes"
 
-    @dataclass
     class Options(AttentionOptions, NextItem.Options):
         dnn_type: Literal["trm", "ave"] = "trm"  # what weighs items: a transformer, or nothing
         embedding_size: int = 64

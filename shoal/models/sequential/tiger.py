@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.models.base import Batch, Embeddings, Facts, Init, Jagged, Model, Output, Samples, Table
+from shoal.models.base import Batch, Embeddings, Facts, Init, Jagged, Model, Output, Table
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.mlp import begin_normal
 from shoal.models.nn.semantic_ids import semantic_ids, taken_vectors
@@ -44,11 +44,10 @@ class TIGER(Model):
     """Writes the semantic id of the next item. One table holds the vectors of all codes."""
 
     kind = "sequential"
-    samples: ClassVar[Samples] = "prefixes"
+    samples = "prefixes"
     reads_features = True
     codes: Tensor  # [num_items, levels + 1], of item 0 zeros
 
-    @dataclass
     class Options(Model.Options):
         hidden_size: int = 128
         inner_size: int = 512

@@ -245,7 +245,8 @@ class Checkpoints:
         """Rank 0 loads and tells the others, so that only its host needs the files."""
         if self.world.size == 1:
             return load()
-        mine, head, failure = None, None, None
+        mine, failure = None, None
+        head: Any = None  # of what rank 0 has
         if self.world.is_main:
             try:
                 mine = load()
