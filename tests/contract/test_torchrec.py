@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Model, Output
 from shoal.runs.build import build
-from shoal.training.checkpoint.snapshot import give, pack, take, unpack
+from shoal.training.checkpoint.snapshot import give, take
 from shoal.training.strategy import Strategy, make_strategy
 from shoal.world.world import World
 
@@ -109,8 +110,10 @@ def relay(world: World) -> list[float]:
             give(strategy, state)
         part = slices[7 * number : 7 * number + 7]
         losses += [float(strategy.train_step(batch)) for batch in part]
-        snapshot = take(strategy, {})  # all ranks; rank 0 has the rows
-        state = unpack(world.broadcast_bytes(pack(snapshot) if world.is_main else None))
+        state = take(strategy, {})  # all ranks; rank 0 has the files
+        names = json.dumps(list(state.files)).encode() if world.is_main else None
+        names = json.loads(world.broadcast_bytes(names))
+        state.files = state.files if world.is_main else dict.fromkeys(names)
     return losses
 
 
