@@ -79,7 +79,7 @@ def prepare(
 
     from tqdm import tqdm
 
-    from shoal.config.tiers import read_size
+    from shoal.config.row_rules import read_size
     from shoal.data.clicks import mapped
     from shoal.data.named import holds_log
     from shoal.data.prepared import folder, inputs, preparing
