@@ -74,9 +74,8 @@ def run_gpu(args: argparse.Namespace) -> None:
     """DLRM whose rows have a tenth of what they need in GPU memory, beside all of it."""
     import dlrm_gpu
 
-    from shoal.config.row_rules import RowsSection
+    from shoal.config.row_rules import RowsSection, TiersSection
     from shoal.config.schema import OptimizerSection
-    from shoal.config.tiers import TiersSection
     from shoal.training.strategy.graphed import Graphed
     from shoal.training.strategy.single import Single
     from shoal.world.world import World

@@ -13,9 +13,8 @@ import torch
 from click_batches import global_batch, make_model
 from ranks import run_ranks
 
-from shoal.config.row_rules import RowsSection
+from shoal.config.row_rules import RowsSection, read_size
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.config.tiers import read_size
 from shoal.embedding.engines import tiered
 from shoal.embedding.engines.budgets import Share, share_out
 from shoal.embedding.engines.local import make_local

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from shoal.config.tiers import TiersSection
+from shoal.config.row_rules import TiersSection
 from shoal.embedding.engines import native
 from shoal.embedding.engines.admission import Admission
 from shoal.embedding.engines.budgets import Share, row_bytes, share_out
