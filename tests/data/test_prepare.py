@@ -126,7 +126,7 @@ def test_core_filter_repeats_until_stable(rows, user_k, item_k):
     how = (columns, sizes, DataSection(filter=counts), {}, {}, EVERYTHING, None)
     expected = core(rows, user_k, item_k)
     if not expected:
-        with pytest.raises(ValueError, match=r"user_inter_num.* leaves no interactions"):
+        with pytest.raises(ValueError, match=r"_inter_num leaves no interactions"):
             kept_rows(*how)
         return
     keep, _ = kept_rows(*how)
