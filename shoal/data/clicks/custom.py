@@ -104,11 +104,7 @@ class Custom(ClickReader):
                     )
                 dense[index] = values
         lists = [self._ids(s[1 + k], number + i) for i, s in enumerate(some) for k in range(slots)]
-        lengths = np.array([len(one) for one in lists], np.int64)
-        ids = layout.fold(np.concatenate(lists)) if lists else np.zeros(0, np.int64)
-        if (lengths == 1).all():
-            return Samples(slots, labels, dense, ids.reshape(len(some), slots))
-        return Samples(slots, labels, dense, ids, np.concatenate([[0], np.cumsum(lengths)]))
+        return Samples.of_lists(slots, labels, dense, layout, lists)
 
     def _ids(self, value: Any, number: int) -> np.ndarray:
         ids = np.asarray(value).reshape(-1)
