@@ -19,6 +19,7 @@ from shoal.data.clicks.mapped import open_log
 from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.dataset import Phase
+from shoal.data.doubts import DOES, FEW, few
 from shoal.data.named import named_data
 from shoal.data.prepared.dataset import find_log
 from shoal.data.sources.files import find_files
@@ -66,6 +67,17 @@ class ClickData:
                 rate = f", click rate {inner.samples.labels.mean(dtype='float64'):.4f}"
             lines.append(f"The {phase} log: {files}{count}{own}{rate}")
         return "\n".join(lines)
+
+    def doubts(self) -> list[str]:
+        """What makes its metrics tell little."""
+        told = [
+            f"{len(names):,} of the files to {DOES[phase]} on are trained on too ({names[0]}"
+            f"{', ...' if len(names) > 1 else ''}); metrics then tell what was remembered: name "
+            f"other files with data.clicks.{phase}"
+            for phase, names in self.trained_on.items()
+        ]
+        counts = {phase: reader.known_samples or 0 for phase, reader in self.readers.items()}
+        return told + [few(p, count, "sample") for p, count in counts.items() if 0 < count < FEW]
 
 
 def open_clicks(config: Config, world: World, tile: int) -> ClickData:
