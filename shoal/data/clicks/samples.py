@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shoal.config.schema.data import Vocabulary
+from shoal.config.data_section import Vocabulary
 from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature
 from shoal.data.raw import gather
