@@ -1,7 +1,7 @@
 """Features of a data set as ids and numbers: vocabularies, hashes, transforms, buckets.
 
 Columns stay where they are: what is taken of them is encoded then. What was learned from the data
-on the way (`Encoding`) encodes the same columns of other rows, see encoder.py.
+on the way (`Encoding`) encodes the same columns of other rows, see clicks/encoder.py.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Histories
+from shoal.data.prefetch import ahead
 from shoal.data.random import Shuffle, Unshuffled, permutation
 from shoal.data.sampler import NegativeSampler, Seen
 
@@ -73,8 +74,6 @@ class Reader:
             return batches
 
         if self.prefetch:
-            from shoal.data.clicks.prefetch import ahead  # its room imports this file
-
             made = ahead(make, chunks, 1)
         else:
             made = map(make, chunks)

@@ -15,7 +15,7 @@ from shoal.command.cli import app
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Dataset
 from shoal.data.knowledge import knowledge_of
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.statistics import leakage
 from shoal.runs.build import build
 from shoal.runs.describe import describe_run

@@ -18,9 +18,9 @@ from shoal.config.schema import DataSection
 from shoal.data.clicks.mapped import prepare_log
 from shoal.data.doubts import doubts
 from shoal.data.pairs import Pairs, count_pairs
-from shoal.data.prepare import load_dataset
 from shoal.data.prepared import preparing
 from shoal.data.prepared.folder import Job
+from shoal.data.prepared.prepare import load_dataset
 from shoal.runs.describe import describe_run
 from shoal.runs.fit import Fitted
 from shoal.runs.run import resolve

@@ -11,7 +11,6 @@ parquet.py      Parquet
 planted.py    the generated log, whose best possible AUC is known
 log.py        ClickLog: files of a format, in order, as blocks of samples
 pipe.py       a user's program between the files and the parser
-prefetch.py   work done ahead in threads, in order
 readers.py    batches: InMemory, Stream, Split
 mapped.py     logs in prepared folders: parsed once, mapped
 custom.py     batches of a reader that a user wrote

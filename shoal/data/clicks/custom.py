@@ -20,9 +20,9 @@ import numpy as np
 
 from shoal.config.plugins import load_code
 from shoal.data.batch import Batch
-from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.readers import ClickReader
 from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.prefetch import ahead
 
 
 def find_class(spec: str) -> type:

@@ -20,8 +20,8 @@ from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream, load
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.dataset import Phase
 from shoal.data.doubts import DOES, FEW, few
-from shoal.data.named import named_data
 from shoal.data.prepared.dataset import find_log
+from shoal.data.prepared.named import named_data
 from shoal.data.sources.files import find_files
 from shoal.world.world import World
 

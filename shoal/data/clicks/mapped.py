@@ -22,8 +22,8 @@ import numpy as np
 from shoal.data.clicks.formats import looks_like
 from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog, make_layout
-from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.prefetch import ahead
 from shoal.data.prepared.dataset import MANIFEST, REMEDY, VERSION
 from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
 from shoal.data.sources.files import input_files

@@ -22,9 +22,9 @@ import numpy as np
 from shoal.data.batch import Batch
 from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog
-from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples, join
 from shoal.data.joined import Joined, Made
+from shoal.data.prefetch import ahead
 from shoal.data.reader import Reader
 
 log = logging.getLogger("shoal")

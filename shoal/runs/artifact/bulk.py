@@ -25,8 +25,8 @@ import torch
 
 from shoal.config.schema import DataSection
 from shoal.data.clicks import ClickLog
+from shoal.data.clicks.encoder import LogEncoder
 from shoal.data.clicks.per_feature import per_feature
-from shoal.data.encoder import LogEncoder
 from shoal.data.ids import Ids
 from shoal.data.packed import open_text, plain_name
 from shoal.data.prepared.inputs import form_of
@@ -309,7 +309,7 @@ def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.nda
     file = _with_labels(source, form, layout.label, scratch)
     for block in ClickLog([file], form, layout).blocks(file):
         for first in range(0, len(block), some):
-            batch = block.samples(first, min(first + some, len(block))).batch()
+            batch = block.samples(slice(first, first + some)).batch()
             yield artifact.predictor.of(per_feature(batch, layout, encoder.features)).numpy()
 
 
