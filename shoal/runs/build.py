@@ -16,7 +16,7 @@ from shoal.config.key_applicability import refuse_unread
 from shoal.config.schema import Config, StrategySection
 from shoal.data.clicks import ClickData, InMemory, Layout, open_clicks
 from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder, encoder_of
-from shoal.data.clicks.per_feature import Apart, log_features
+from shoal.data.clicks.per_feature import log_features
 from shoal.data.dataset import Dataset
 from shoal.data.doubts import doubts
 from shoal.data.encode import encode
@@ -242,8 +242,8 @@ def _build_clicks(
             num_slots=sum(feature.is_sparse for feature in features),
             num_dense=sum(feature.width for feature in features if not feature.is_sparse),
         )
-        reader = Apart(reader, features)
-        readers = {phase: Apart(one, features) for phase, one in readers.items()}
+        for one in (reader, *readers.values()):
+            one.describe(features)
     model, strategy = set_up(config, world, model_class, facts, make)
     if facts.per_feature and _packed(strategy):
         raise ValueError(

@@ -74,7 +74,7 @@ class Custom(ClickReader):
 
         def columns(part: tuple[int, int, list[Any]]) -> Batch:
             first, number, some = part
-            return self._columns(number + first, some).batch(first)
+            return self.finish(self._columns(number + first, some).batch(first))
 
         yield from ahead(columns, slices(), 1)
 
