@@ -53,7 +53,8 @@ def describe_run(config: Config) -> Description:
         "",
         features_text(features, dataset.missing),
     ]
-    return Description("\n".join(lines), features_yaml(features), lambda: page(dataset, features))
+    text = "\n".join(lines)
+    return Description(text, features_yaml(features), lambda: page(dataset, text))
 
 
 def _warnings(data: Dataset | ClickData) -> list[str]:

@@ -50,7 +50,7 @@ def test_the_command_prints_and_writes(folder: Path, tmp_path: Path) -> None:
     assert len(plots) == 3  # this data has no time
     for plot in plots:
         assert len(list(xml.fromstring(plot))) > 3
-    for title in ("Popularity", "Lengths", "Activity over time", "Sparsity", "missing", "Leakage"):
+    for title in ("Popularity", "Lengths", "Activity over time", "Sparsity", "missing", "to test on"):
         assert title in text
 
 
