@@ -50,7 +50,14 @@ def test_the_command_prints_and_writes(folder: Path, tmp_path: Path) -> None:
     assert len(plots) == 3  # this data has no time
     for plot in plots:
         assert len(list(xml.fromstring(plot))) > 3
-    for title in ("Popularity", "Lengths", "Activity over time", "Sparsity", "missing", "to test on"):
+    for title in (
+        "Popularity",
+        "Lengths",
+        "Activity over time",
+        "Sparsity",
+        "missing",
+        "to test on",
+    ):
         assert title in text
 
 
