@@ -12,7 +12,6 @@ from shoal.data.pairs import PHASES
 from shoal.data.statistics import left_out
 
 FEW = 30  # users; of fewer, one more or less moves a mean by several per cent
-KNOWN_SIDES = "data.filter.by_user_or_item"
 DOES = {"train": "train", "valid": "validate", "test": "test"}
 
 
@@ -24,7 +23,7 @@ def doubts(data: Any, evaluated: bool = True) -> list[str]:
         f"{count:,} of {rows:,} interactions are left out, because their user or item has no row "
         f"in the files of users and items; {key}=false keeps them"
         for key, count, rows in left_out(data)
-        if key == KNOWN_SIDES
+        if key == "data.filter.by_user_or_item"
     ]
     found = data.counted()
     if found.repeated:
@@ -41,10 +40,8 @@ def doubts(data: Any, evaluated: bool = True) -> list[str]:
                 "leaves out what a user has seen, so they count as misses (eval.repeatable=true "
                 "ranks them): remove repeated pairs, or the overlap of the files"
             )
-    for number, phase in enumerate(PHASES) if evaluated else ():
-        if number and 0 < found.users[number] < FEW:
-            told.append(few(phase, found.users[number], "user"))
-    return told
+    counts = dict(zip(PHASES[1:], found.users[1:])) if evaluated else {}
+    return told + [few(phase, count, "user") for phase, count in counts.items() if 0 < count < FEW]
 
 
 def few(phase: str, count: int, what: str) -> str:
