@@ -15,9 +15,9 @@ from shoal.data import clicks, sources
 from shoal.data.clicks.lines import Parser
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import load
-from shoal.data.named import named_data
-from shoal.data.prepare import load_dataset
 from shoal.data.prepared.folder import Job
+from shoal.data.prepared.named import named_data
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 from shoal.data.raw import Raw, RawColumn, RawTable
 from shoal.data.sources.table import Header, Part
