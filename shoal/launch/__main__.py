@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 import shoal
@@ -88,9 +89,10 @@ def main() -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except shoal.Interrupted as error:
-        print(f"stopped by {error}", file=sys.stderr)
-        return 128 + error.number
+    except (KeyboardInterrupt, shoal.Interrupted) as error:
+        number = error.number if isinstance(error, shoal.Interrupted) else signal.SIGINT
+        print(f"stopped by {signal.Signals(number).name}", file=sys.stderr)
+        return 128 + number
     return 0
 
 

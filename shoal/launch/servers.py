@@ -10,7 +10,6 @@ the same rows (replicas), one that fails is reported, and the run continues with
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from shoal.config.schema import Config
@@ -35,17 +33,19 @@ END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are 
 class Servers(Children):
     """The servers of this host: `with Servers(config) as servers: ...`."""
 
+    patience = 5.0
+
     def __init__(self, config: Config, binds: list[str] | None = None):
         section = config.launch
         self.first = section.first_server
         self.folder = self._find_folder(config)
         # Its own: nobody else may enter it. Short: the path of a socket takes 107 bytes.
         self._scratch = tempfile.TemporaryDirectory(prefix="shoal-servers-", dir=_short_folder())
-        super().__init__(self._scratch.name, section.hang_timeout)
         self.replicas = config.strategy.ps.replicas
         count = section.servers * self.replicas
         own = [f"ipc://{self._scratch.name}/{k}.socket" for k in range(count)]
         self.binds = binds or own
+        super().__init__(self._scratch.name, section.hang_timeout, len(self.binds))
         # Of all hosts. Server k of the list has the rows of number k % shards.
         self._total = len(config.strategy.ps.addresses) or count
         self._shards = self._total // self.replicas
@@ -61,7 +61,7 @@ class Servers(Children):
         self._start_seconds = max(60.0, section.join_timeout)
         self.culprit: str | None = None
         self._over = threading.Event()
-        self._stops_us, self._lock = False, threading.RLock()
+        self._lock = threading.RLock()
 
     @staticmethod
     def _find_folder(config: Config) -> Path:
@@ -74,20 +74,14 @@ class Servers(Children):
         return RunFolder(config.run.output).checkpoints.absolute()
 
     def __enter__(self) -> Servers:
-        self._hangs.start()
+        super().__enter__()
         try:
-            for number in range(len(self.binds)):
-                self._processes.append(self._start(number))
             self.addresses = [self._address(k) for k in range(len(self.binds))]
         except BaseException:
             self._end()
             raise
         threading.Thread(target=self._watch, name="watch servers", daemon=True).start()
         return self
-
-    def are_alive(self) -> bool:
-        """Whether none has failed."""
-        return self.culprit is None
 
     def find_stopped(self) -> str | None:
         """A server that somebody stopped, which its workers can only call silent."""
@@ -160,19 +154,6 @@ class Servers(Children):
             time.sleep(0.02)
         return self._announce(number).read_text()
 
-    @contextmanager
-    def stopping_us(self) -> Iterator[None]:
-        """In here a server that dies ends this process's wait for its workers, at once."""
-        with self._lock:
-            self._stops_us = True
-        try:
-            if self.culprit is not None:
-                raise LaunchError(self.culprit, passing=True)
-            yield
-        finally:
-            with self._lock:
-                self._stops_us = False
-
     def _watch(self) -> None:
         while not self._over.wait(0.1):
             for number in range(len(self._processes)):
@@ -180,10 +161,7 @@ class Servers(Children):
                 if not failed or self.culprit is not None:
                     continue
                 if not self._start_again(number) and not self._leave_out(number):
-                    with self._lock:
-                        self.culprit = self._why(number)
-                        if self._stops_us:
-                            os.kill(os.getpid(), signal.SIGTERM)
+                    self.culprit = self._why(number)
 
     def _why(self, number: int) -> str:
         """One message about a server that failed."""
@@ -220,18 +198,10 @@ class Servers(Children):
         if seconds is None and len(self._left_out) == len(self._processes):
             raise LaunchError("none of the servers of this host is left; see above which failed")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end()
-
-    def _end(self, patience: float = 5.0) -> None:
+    def _end(self) -> None:
         with self._lock:
             self._over.set()
-        super()._end(patience)
+        super()._end()
         self._scratch.cleanup()
 
 
