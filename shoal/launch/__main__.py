@@ -62,16 +62,8 @@ def section_of(given: argparse.Namespace) -> LaunchSection:
         raise ValueError(f"--nproc={nproc}: there must be at least one process")
     if not os.path.isfile(given.script):
         raise ValueError(f"there is no script {given.script}")
-    return LaunchSection(
-        nproc=nproc,
-        world_size=given.world_size,
-        group_offset=given.group_offset,
-        hosts=given.hosts,
-        host=given.host,
-        ip=given.ip,
-        port=given.port,
-        hang_timeout=given.hang_timeout,
-    )
+    keys = vars(given).keys() - {"script", "arguments", "nproc"}
+    return LaunchSection(nproc=nproc, **{key: getattr(given, key) for key in keys})
 
 
 def main() -> int:

@@ -141,32 +141,11 @@ def test_a_server_to_which_nobody_comes(config: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed(endless: Path, tmp_path: Path) -> None:
-    command = started(endless, tmp_path / "run")
-    victim = command.ranks()[1]
-    os.kill(victim, signal.SIGKILL)
-    message = the_end_of(command)
-    for part in ("rank 1 on host", "SIGKILL", f"pid {victim}", "--resume"):
-        assert part in message
-
-
-@pytest.mark.slow
 def test_ctrl_c(endless: Path, tmp_path: Path) -> None:
     command = started(endless, tmp_path / "run")
     command.interrupt()
     output = the_end_of(command, 130)
     assert output.count("stopped by SIGINT; what was saved can be continued") == 1
-
-
-@pytest.mark.slow
-def test_servers_follow_a_killed_launcher(endless: Path, tmp_path: Path) -> None:
-    command = started(endless, tmp_path / "run")
-    os.kill(command.process.pid, signal.SIGKILL)
-    command.process.wait(10)
-    deadline = time.monotonic() + SECONDS_TO_END
-    while left := processes():
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -203,16 +182,6 @@ def newest_of(output: str) -> int:
 def test_evaluating_without_servers(whole: Path, tmp_path: Path) -> None:
     finish("eval", whole, "--output", tmp_path / "eval", cwd=tmp_path)
     assert result(tmp_path / "eval")["test"] == pytest.approx(result(whole)["test"], abs=1e-6)
-
-
-@pytest.mark.slow
-def test_a_port_in_use(config: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        roles = (f"--workers=127.0.0.1:{free_port()}", f"--servers=127.0.0.1:{port}")
-        command = shoal("launch", *roles, "-m", config, "--output", tmp_path / "run", cwd=tmp_path)
-        message = the_end_of(command)
-    assert f"server 0 cannot listen on 127.0.0.1:{port}: Address already in use" in message
 
 
 @pytest.mark.slow

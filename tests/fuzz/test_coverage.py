@@ -123,7 +123,6 @@ EXEMPT = {
     "data/fingerprint.py": OWN,
     "data/prepared/views.py": OWN,
     "ps/server/shards.py:ShardWriter.report": OWN,
-    "ps/shared.py": "frames.py sends offers to a live server",
     "ps/wire.py:parse_place": "frames.py sends pushes of lent batches to a live server",
     "ps/wire.py:parse_pull": "frames.py sends requests for rows to a live server",
     "ps/wire.py:join_pieces": "frames.py sends pieces to a live server",

@@ -26,7 +26,6 @@ from ps_cluster import (
     serving,
     set_dense,
 )
-from test_ps_server import quick  # noqa: F401 (a fixture)
 from test_ps_shards import WORDS, assert_same, everything, steps_of, teach
 
 from shoal.ps.server import shards
@@ -217,7 +216,6 @@ def test_another_run(tmp_path: Path) -> None:
         assert client._heartbeat is not None
         client._heartbeat.stop()  # that run is over
         kill(running, 0)
-        file.with_name("004-000007").touch()  # there were more servers
         start(running, 0, tmp_path)
         with joined(running.addresses, spec) as other:
             assert_same(everything(other), first)

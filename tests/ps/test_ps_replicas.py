@@ -24,7 +24,6 @@ from ps_cluster import (
     share_of,
 )
 from test_ps_journal import ACTS, LIFE, begin, commit, kill
-from test_ps_server import quick  # noqa: F401 (a fixture)
 from test_ps_shards import assert_same, everything, steps_of, teach
 
 from shoal.config import ConfigError

@@ -26,23 +26,12 @@ from ps_cluster import (
     set_dense,
 )
 
-import shoal.ps.worker.caller
-import shoal.ps.worker.heartbeat
-import shoal.ps.worker.link
 from shoal.ps.server.server import Server
 from shoal.ps.wire import Header, Kind
 from shoal.ps.worker.client import Client, ServerError
 from shoal.world.world import PeerLost
 
 IDS = [3, 5, 900]
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that ask again soon."""
-    monkeypatch.setattr(shoal.ps.worker.caller, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(shoal.ps.worker.heartbeat, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(shoal.ps.worker.link, "AGAIN_SECONDS", 0.3)
 
 
 # ---- workers that do not fit --------------------------------------------------------------------

@@ -1,20 +1,14 @@
-"""Ground: what runs stand on and can lose: a line between two hosts, the room on a disk.
-
-Both need root. Hosts are network namespaces with a switch between them, a disk is a small tmpfs.
-"""
+"""Hosts for tests: network namespaces with a switch between them. They need root."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
-ADDRESSES = ("10.213.79.1", "10.213.79.2")
-DISK = 8 << 20  # bytes; a checkpoint of a trial has some 50,000
+ADDRESSES = ("10.213.79.1", "10.213.79.2", "10.213.79.3")
 _numbers = itertools.count()
 
 
@@ -30,11 +24,11 @@ def run(*words: str) -> None:
 
 
 class Hosts:
-    """Two hosts: network namespaces, and a third that is the switch between them."""
+    """Hosts: network namespaces, and one more that is the switch between them."""
 
-    def __init__(self) -> None:
-        stem = f"chaos-{os.getpid()}-{next(_numbers)}"
-        self.names = [f"{stem}-{k}" for k in range(2)]
+    def __init__(self, count: int) -> None:
+        stem = f"shoal-{os.getpid()}-{next(_numbers)}"
+        self.names = [f"{stem}-{k}" for k in range(count)]
         self._switch = f"{stem}-switch"
 
     def make(self) -> None:
@@ -50,12 +44,9 @@ class Hosts:
             run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             run("ip", "-n", name, "link", "set", "eth0", "up")
 
-    def cut(self, seconds: float) -> None:
-        """Nothing passes for a while; for good where that is infinite."""
-        run("ip", "-n", self._switch, "link", "set", "port1", "down")
-        if seconds != float("inf"):
-            time.sleep(seconds)
-            run("ip", "-n", self._switch, "link", "set", "port1", "up")
+    def cut(self, host: int) -> None:
+        """Nothing passes to a host any more."""
+        run("ip", "-n", self._switch, "link", "set", f"port{host}", "down")
 
     def remove(self) -> None:
         for name in (self._switch, *self.names):
@@ -63,31 +54,11 @@ class Hosts:
 
 
 @contextmanager
-def two_hosts() -> Iterator[Hosts]:
+def joined_hosts(count: int = 2) -> Iterator[Hosts]:
     """Hosts that can reach each other."""
-    found = Hosts()
+    found = Hosts(count)
     try:
         found.make()
         yield found
     finally:
         found.remove()
-
-
-@contextmanager
-def small_disk(place: Path) -> Iterator[Path]:
-    """A folder on a disk of its own."""
-    place.mkdir()
-    run("mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place))
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], capture_output=True)
-
-
-def fill(disk: Path) -> Path:
-    """Leave no room on a disk; the file that takes it."""
-    file = disk / "filler"
-    with suppress(OSError), open(file, "wb", buffering=0) as out:
-        while True:
-            out.write(bytes(1 << 12))
-    return file
