@@ -32,7 +32,7 @@ class Children:
     """Processes that are started, watched, and described where they fail."""
 
     module = "shoal"  # what they run
-    patience = 0.0  # seconds for each to end by SIGTERM
+    seconds_to_end = 0.0  # by SIGTERM; 0: they are killed
 
     def __init__(self, scratch: str, hang_timeout: float, count: int):
         self.scratch, self._hang_timeout, self._count = Path(scratch), hang_timeout, count
@@ -157,10 +157,10 @@ class Children:
         self.hangs.close()
         left = [process for process in self._processes if process.poll() is None]
         for process in left:
-            process.terminate() if self.patience else process.kill()
+            process.terminate() if self.seconds_to_end else process.kill()
         for process in left:
             try:
-                process.wait(self.patience or None)
+                process.wait(self.seconds_to_end or None)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -73,7 +73,7 @@ def launch(
 class Ranks(Children):
     """The ranks of this host; one that fails ends all."""
 
-    patience = 30.0
+    seconds_to_end = 30.0
 
     def __init__(
         self,
