@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -156,4 +157,12 @@ def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:
         return parts[0]
     ids = [one.ids for one in parts if not isinstance(one.ids, Every)]
     counts = torch.cat([one.counts for one in parts if one.counts is not None]) if counted else None
-    return RowGradients(torch.cat(ids), torch.cat([one.grads for one in parts]), counts)
+    return RowGradients(torch.cat(ids), _end_to_end([one.grads for one in parts]), counts)
+
+
+def _end_to_end(parts: list[Tensor]) -> Tensor:
+    """Parts [n, dim] one after the other."""
+    if not parts[0].is_cpu:
+        return torch.cat(parts)
+    # torch.cat wakes OpenMP's threads, which then spin beside those of the native core.
+    return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))

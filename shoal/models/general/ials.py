@@ -85,7 +85,7 @@ class Lists:
     def __init__(self, lists: Jagged, pad: int):
         self.lengths = lists.lengths
         self.order = self.lengths.argsort()  # the shortest first
-        self.batches: list[tuple[Tensor, Tensor]] = []  # numbers of lists [b], ids [b, longest]
+        self.batches: list[Tensor] = []  # in that order: ids [b, longest]
         sizes = self.lengths[self.order].tolist()
         start = 0
         while start < len(sizes):
@@ -98,7 +98,7 @@ class Lists:
             inside = column < self.lengths[some].unsqueeze(1)
             places = torch.where(inside, lists.offsets[some].unsqueeze(1) + column, 0)
             ids = torch.where(inside, lists.values[places], pad) if len(column) else places
-            self.batches.append((some, ids))
+            self.batches.append(ids)
             start = stop
 
 
@@ -115,20 +115,23 @@ def solve(
         x = diagonal^-1 Y^T z        (1 + Y diagonal^-1 Y^T) z = 1
     """
     everyone, basis = torch.linalg.eigh(options.alpha * (others.T @ others))
-    count = lists.lengths + options.alpha * len(others)
+    count = lists.lengths[lists.order] + options.alpha * len(others)
     reg = options.reg_weight * count.to(others.dtype) ** options.nu
-    diagonal = everyone.clamp(min=0.0) + reg.unsqueeze(1)  # [lists, d]
+    diagonal = everyone.clamp(min=0.0) + reg.unsqueeze(1)  # [lists, d], in their order
     others = F.pad(others @ basis, (0, 0, 0, 1))  # a row of zeros: behind the end of a list
-    last = None if last is None or options.solver == "cholesky" else last @ basis
-    found = [others[:0]]
-    for some, ids in lists.batches:
-        rows, own = F.embedding(ids, others), diagonal[some]  # [b, l, d], [b, d]
-        if rows.shape[1] < rows.shape[2]:
+    begin = None
+    if last is not None and options.solver == "cg":
+        begin = last.index_select(0, lists.order) @ basis
+    found, stop = [others[:0]], 0
+    for ids in lists.batches:
+        start, stop = stop, stop + len(ids)
+        rows, own = F.embedding(ids, others), diagonal[start:stop]  # [b, l, d], [b, d]
+        if begin is not None:
+            found.append(_descend(begin[start:stop], rows, own, options.cg_steps))
+        elif rows.shape[1] < rows.shape[2]:
             found.append(_short(rows, own))
-        elif last is None:
-            found.append(_long(rows, own))
         else:
-            found.append(_descend(last[some], rows, own, options.cg_steps))
+            found.append(_long(rows, own))
     solved = torch.cat(found) @ basis.T
     return torch.empty_like(solved).index_copy_(0, lists.order, solved)
 
@@ -163,13 +166,13 @@ def _descend(x: Tensor, rows: Tensor, diagonal: Tensor, steps: int) -> Tensor:
         return torch.linalg.vecdot(a, b).unsqueeze(1)
 
     tiny = 1e-30  # what is solved already stays: 0 / tiny
-    rest = summed(1.0 - scores(x)) - diagonal * x  # rows of zeros may have any weight
+    rest = summed(1.0 - scores(x)).addcmul_(diagonal, x, value=-1)  # rows of zeros: any weight
     direction, size = rest, dot(rest, rest)
     for _ in range(steps):
-        product = summed(scores(direction)) + diagonal * direction
+        product = summed(scores(direction)).addcmul_(diagonal, direction)
         stride = size / dot(direction, product).clamp(min=tiny)
-        x = x + stride * direction
-        rest = rest - stride * product
+        x = torch.addcmul(x, stride, direction)
+        rest = torch.addcmul(rest, stride, product, value=-1)
         before, size = size, dot(rest, rest)
-        direction = rest + size / before.clamp(min=tiny) * direction
+        direction = torch.addcmul(rest, size / before.clamp(min=tiny), direction)
     return x
