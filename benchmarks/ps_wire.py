@@ -186,7 +186,7 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     print(f"torch {torch.__version__}, zmq {zmq.zmq_version()}, {platform.machine()}")
-    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; ratios: pull, pull by socket")
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; ratios: pull to echo")
     print(
         f"  {'rows':<20}{'pull':>13}{'by socket':>13}{'echo of zeros':>27}{'of written bytes':>27}"
     )

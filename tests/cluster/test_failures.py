@@ -16,8 +16,6 @@ from ranks import free_port
 
 from shoal.launch.hosts import LaunchError
 from shoal.runs.run import resolve, run, train
-from shoal.world.channel import Place
-from shoal.world.rendezvous import Rendezvous
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +112,13 @@ def test_ctrl_c_of_several_processes(endless: Path, tmp_path: Path) -> None:
     assert newest_step(tmp_path / "run") > 0
 
 
-@pytest.mark.parametrize(
-    "number, status",
-    [
-        pytest.param(signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
-    ],
-)
-def test_ctrl_c_of_one_process(
-    endless: Path, tmp_path: Path, number: signal.Signals, status: int
-) -> None:
+def test_ctrl_c_of_one_process(endless: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = shoal("train", endless, "--output", folder, cwd=tmp_path)
     command.until("the first checkpoints", lambda: newest_step(folder) > 10)
-    os.killpg(command.process.pid, number)
-    assert command.wait() == status, command.output
-    assert command.output.count(f"stopped by {number.name}; what was saved can be continued") == 1
+    os.killpg(command.process.pid, signal.SIGINT)
+    assert command.wait() == 130, command.output
+    assert command.output.count("stopped by SIGINT; what was saved can be continued") == 1
     assert "Traceback" not in command.output
     # The checkpoint that was being written was finished, not left half done.
     assert not list((folder / "checkpoints").glob(".*"))
@@ -164,18 +153,6 @@ def launch_error(config: Path, *words: str) -> str:
     with pytest.raises(LaunchError) as caught:
         train(resolve([config], words))
     return str(caught.value)
-
-
-def test_port_in_use(short: Path, tmp_path: Path) -> None:
-    port = free_port()
-    taken = Rendezvous(Place.named("127.0.0.1", port))  # that of another run
-    words = ("--nproc=2", "--world_size=4", "--ip=127.0.0.1", f"--port={port}")
-    message = launch_error(short, *words, f"--run.output={tmp_path / 'run'}")
-    taken.close()
-    assert (
-        message == f"port {port} on 127.0.0.1 is in use by another program; choose another, in "
-        "--port, or in the first entry of --workers"
-    )
 
 
 def test_fewer_processes_than_expected(short: Path, tmp_path: Path) -> None:
