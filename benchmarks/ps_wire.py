@@ -187,9 +187,7 @@ def main() -> None:
     keep_freed_memory()
     print(f"torch {torch.__version__}, zmq {zmq.zmq_version()}, {platform.machine()}")
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; ratios: pull to echo")
-    print(
-        f"  {'rows':<20}{'pull':>13}{'by socket':>13}{'echo of zeros':>27}{'of written bytes':>27}"
-    )
+    print(f"  {'rows':<20}{'pull':>13}{'echo of zeros':>21}{'of written bytes':>21}")
     with tempfile.TemporaryDirectory() as folder:
         make_keys(f"{folder}/keys")
         for rows, dim in ((8, 64), (20_000, 64)):

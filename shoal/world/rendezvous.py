@@ -121,7 +121,7 @@ def _why_not(place: Place, error: OSError) -> str:
 
 
 class RunStore(dist.Store):
-    """A rendezvous as torch's stores are, for Gloo, NCCL and the elastic agent.
+    """A rendezvous as torch's stores are, for Gloo and NCCL.
 
     Each thread has its own channel. Keep it for as long as a PrefixStore of it is used: torch keeps
     only its own half of the object.
