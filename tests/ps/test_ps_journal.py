@@ -133,7 +133,9 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+@pytest.mark.parametrize(
+    "mode", ["sync", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("async", "geo"))]
+)
 def test_what_it_was(tmp_path: Path, mode: str) -> None:
     """Killed after every act of its life: the rows, states and files of one that never was."""
     spec = make_spec("sgd" if mode == "geo" else "adam", servers=2, mode=mode)

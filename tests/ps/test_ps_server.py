@@ -248,6 +248,7 @@ def test_rows_over_a_bad_line(quick: None, proxied: tuple[Server, Proxy]) -> Non
         assert applied(server) == 3
 
 
+@pytest.mark.slow
 def test_a_worker_that_reads_its_data_is_waited_for(quick: None) -> None:
     """Longer than a server waits for a word of anybody."""
     with serving(patience=3.0) as running:

@@ -133,7 +133,7 @@ def test_optimizer_state_that_does_not_fit(state: dict, message: str) -> None:
 # ---- workers that are lost ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["sync", "geo"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("geo", marks=pytest.mark.slow)])
 def test_a_worker_that_goes_silent(mode: str) -> None:
     """Even where the others leave the server no rest."""
     spec = make_spec(workers=2, mode=mode)
@@ -150,6 +150,7 @@ def test_a_worker_that_goes_silent(mode: str) -> None:
         assert running.join() == [1]
 
 
+@pytest.mark.slow
 def test_a_worker_that_computes_is_not_silent() -> None:
     with serving(timeout=1.5) as running, joined(running.addresses, make_spec()) as client:
         time.sleep(2.5)  # its second thread tells that it lives
