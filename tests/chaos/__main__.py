@@ -22,10 +22,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from chaos.hitting import Problems, Reference, send
-from chaos.trials import draw
+from net_hosts import Impossible
 
-OUTCOMES = ("ok", "FAILED", "too late")
+from chaos.hitting import Problems, Reference
+from chaos.losing import carry_out
+from chaos.trials import OTHERS, Trial, draw
+
+OUTCOMES = ("ok", "FAILED", "too late", "impossible")
 AT_A_TIME = 2  # while one waits for a hang to be noticed, or starts, the other trains
 
 
@@ -49,8 +52,7 @@ class Runs:
     def carry_out(self, number: int) -> None:
         """One of them."""
         folder, trials = self.place / f"run-{number}", draw(self.seed, number)
-        folder.mkdir()
-        found, failed, begun = send(trials, folder, self.reference), False, time.monotonic()
+        found, failed, begun = carry_out(trials, folder, self.reference), False, time.monotonic()
         for k, trial in enumerate(trials):
             problems: Problems
             try:
@@ -58,12 +60,14 @@ class Runs:
                 outcome = "too late" if problems is None else "FAILED" if problems else "ok"
             except StopIteration:  # it was over, or one before failed
                 break
+            except Impossible as error:
+                problems, outcome = [str(error)], "impossible"
             except Exception:  # any: a trial that breaks off is one that failed; others go on
                 problems, outcome = [traceback.format_exc()], "FAILED"
             failed |= outcome == "FAILED"
             told = f"{trial.shape}, {trial.blow}, resumed {trial.after}: {outcome}"
             with self._lock:
-                self.outcomes[trial.shape.kind, outcome] += 1
+                self.outcomes[row_of(trial), outcome] += 1
                 print(f"{number:4d}.{k}  {told} ({time.monotonic() - begun:.0f} s)", flush=True)
                 for problem in problems or []:
                     print(f"        {problem}", flush=True)
@@ -82,6 +86,11 @@ class Runs:
         for row in sorted({row for row, _ in self.outcomes}):
             yield f"| {row} | {' | '.join(str(self.outcomes[row, one]) for one in OUTCOMES)} |"
         yield f"| all | {' | '.join(str(self.count(one)) for one in OUTCOMES)} |"
+
+
+def row_of(trial: Trial) -> str:
+    """The line of the table that a trial counts in."""
+    return trial.victim if trial.victim in OTHERS else trial.shape.kind
 
 
 def main() -> int:

@@ -59,15 +59,18 @@ def environment_of(place: Path, counts: str) -> dict[str, str]:
     path = f"{ROOT / 'tests' / 'chaos' / 'counting'}:{ROOT}"
     return {
         "SHOAL_CHAOS_COUNTS": str(place / counts),
+        "SHOAL_CHAOS_CLOCK": str(place / "clock"),
         "TMPDIR": str(own),
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": "1",
     }
 
 
-def start(shape: Shape, config: Path, folder: Path, place: Path, resume: int = 0) -> Command:
+def start(
+    shape: Shape, config: Path, folder: Path, place: Path, *more: str, resume: int = 0
+) -> Command:
     """A command of a run; resume: how often it was begun before."""
-    words = [*shape.words, config, "--output", folder, *["--resume"] * bool(resume)]
+    words = [*shape.words, config, "--output", folder, *more, *["--resume"] * bool(resume)]
     return shoal(*words, cwd=place, **environment_of(place, f"counts-{resume}"))
 
 

@@ -283,3 +283,63 @@ def test_the_same_place_twice_is_refused(endless: Path, tmp_path: Path) -> None:
     assert first.output.count("stopped by SIGINT") == 1 and "Traceback" not in first.output
     second.kill()
     third.kill()
+
+
+@pytest.mark.slow
+def test_nothing_listens_during_evaluation(alone: Path, tmp_path: Path) -> None:
+    command = shoal("eval", alone, "--nproc=2", "--output", tmp_path / "out", cwd=tmp_path)
+    seen: set[str] = set()
+    while command.process.poll() is None:
+        seen |= listeners(command.process.pid)
+        time.sleep(0.02)
+    assert command.wait() == 0 and not seen
+
+
+@pytest.mark.slow
+def test_without_a_secret_nothing_starts(hosts: Hosts, short: Path, tmp_path: Path) -> None:
+    command = on(hosts.names[0], 0, short, tmp_path / "run")
+    assert command.wait() == 2
+    (message,) = errors(command.output)
+    assert "several hosts, and no secret that says who may join" in message
+    assert not (tmp_path / "run").exists()
+
+
+# 300 silent connections from every address; those that are dropped come again.
+CROWD = """
+import socket, sys, time
+crowd = {address: [] for address in sys.argv[2:]}
+def is_open(one):
+    try:
+        return one.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+while True:
+    for address, some in crowd.items():
+        some[:] = filter(is_open, some)
+        while len(some) < 300:
+            some.append(socket.socket())
+            some[-1].setblocking(False)
+            some[-1].bind((address, 0))
+            some[-1].connect_ex((sys.argv[1], 5678))
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.slow
+def test_silent_connections_keep_no_host_out(hosts: Hosts, short: Path, tmp_path: Path) -> None:
+    """From the address of the second host, and from one that is nobody's."""
+    run("ip", "-n", hosts.names[1], "addr", "add", "10.213.79.3/24", "dev", "eth0")
+    folder, secret = tmp_path / "run", "of this run and no other"
+    addresses = (ADDRESSES[0], ADDRESSES[1], "10.213.79.3")
+    words = ("ip", "netns", "exec", hosts.names[1], SHOAL[0], "-c", CROWD, *addresses)
+    with subprocess.Popen(words) as crowd:
+        try:
+            first = on(hosts.names[0], 0, short, folder, SHOAL_SECRET=secret)
+            first.until("a crowd", lambda: "refused at" in first.output)
+            second = on(hosts.names[1], 1, short, folder, SHOAL_SECRET=secret)
+            assert [second.wait(), first.wait()] == [0, 0], first.output + second.output
+        finally:
+            crowd.kill()
+    assert result(folder)["world_size"] == 2

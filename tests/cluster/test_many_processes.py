@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+from cluster_configs import MODELS, SHORT, write_config
 from commands import ROOT, Command, finish, result, shoal
 from ranks import free_port
 
@@ -91,3 +93,53 @@ def test_evaluation_is_exact_on_any_number_of_processes(place: Path, alone: Path
         assert one[phase] == pytest.approx(result(alone)[phase], rel=0, abs=1e-8)
         assert three[phase] == pytest.approx(one[phase], rel=0, abs=1e-8)
     assert output.count("precision@10") == 3  # two lines of the log, one of the table
+
+
+@pytest.mark.slow
+def test_uneven_hosts(place: Path, short: Path, alone: Path) -> None:
+    """Three processes on one host, one on the other."""
+    meet = ("--ip=127.0.0.1", f"--port={free_port()}", "--world_size=4", "--launch.hosts=2")
+    hosts = [
+        shoal(
+            *("train", short, *meet, f"--launch.host={number}", f"--nproc={nproc}"),
+            *(f"--group_offset={offset}", "--output", place / "uneven"),
+            cwd=place / f"uneven-{number}",
+        )
+        for number, nproc, offset in ((1, 1, 3), (0, 3, 0))
+    ]
+    for host in hosts:
+        assert host.wait() == 0, host.output
+    assert_equal(place / "uneven", alone, 4)
+
+
+@pytest.mark.slow
+def test_hosts_that_were_given_different_configs(place: Path, short: Path) -> None:
+    port = free_port()
+    hosts = [
+        shoal(
+            *("train", short, "--ip=127.0.0.1", f"--port={port}", "--nproc=1", "--world_size=2"),
+            *(f"--group_offset={offset}", f"--learning_rate=0.00{offset + 1}"),
+            *("--output", place / "differ"),
+            cwd=place / f"differ-{offset}",
+        )
+        for offset in (0, 1)
+    ]
+    assert [host.wait() for host in hosts] == [2, 2]
+    assert (
+        "config of rank 1" in hosts[1].output
+        and "train.optimizer.lr is 0.002 here and 0.001 there" in hosts[1].output
+    )
+    assert "another host, whose message says why" in hosts[0].output
+
+
+@pytest.mark.slow
+def test_spawned_ranks(place: Path, alone: Path) -> None:
+    config = write_config(place / "spawn.yaml", MODELS["BPR"], SHORT, {"run.output": "spawned"})
+    example = str(ROOT / "examples" / "pages" / "000" / "run_a.py")
+    words = ("--dataset=planted", "--config_files", str(config), "--nproc=2", "--world_size=2")
+    words += (f"--port={free_port()}",)
+    command = Command((sys.executable, example, *words), place)
+    assert command.wait() == 0, command.output
+    assert_equal(place / "spawned", alone, 2)
+    told = command.output.splitlines()[-1].removeprefix("result: ")
+    assert json.loads(told.replace("'", '"')) == result(place / "spawned")["test"]

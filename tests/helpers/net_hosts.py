@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -44,9 +45,12 @@ class Hosts:
             run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             run("ip", "-n", name, "link", "set", "eth0", "up")
 
-    def cut(self, host: int) -> None:
-        """Nothing passes to a host any more."""
+    def cut(self, host: int, seconds: float = float("inf")) -> None:
+        """Nothing passes to a host for a while; for good where that is infinite."""
         run("ip", "-n", self._switch, "link", "set", f"port{host}", "down")
+        if seconds != float("inf"):
+            time.sleep(seconds)
+            run("ip", "-n", self._switch, "link", "set", f"port{host}", "up")
 
     def remove(self) -> None:
         for name in (self._switch, *self.names):

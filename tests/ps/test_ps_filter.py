@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +12,20 @@ import pytest
 import torch
 from captured_warnings import listening
 from click_batches import global_batch, make_model
-from ps_cluster import at_servers, make_spec, rows_in, save, serving, share_of
-from safetensors.torch import load_file
+from ps_cluster import at_servers, joined, make_spec, rows_in, save, serving, share_of
+from safetensors.torch import load_file, save_file
 
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
-from shoal.embedding.engines.local import native_is_built
+from shoal.kernels.core import has_core
 from shoal.ps.spec import Spec, TableSpec
-from shoal.ps.worker.client import Client
+from shoal.ps.worker.client import Client, ServerError
 from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give, read
 from shoal.training.strategy import make_strategy
 from shoal.world.world import World
 
 # Without the core servers have no Bloom filters: they count ids exactly.
-pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 SIZE = 1 << 10
 ADMISSION = {"threshold": 3.0, "bloom_counters": SIZE}
 FADING = {"decay": {"every": 5, "rate": 0.5}, "shrink": {"every": 6, "max_age": 4}}
@@ -200,3 +201,44 @@ def counts_in(folder: Path) -> dict[int, list[Any]]:
     """Id -> show, click and last step of its row."""
     keys = ("state.show", "state.click", "state.last_step")
     return {i: [row[key] for key in keys] for i, row in rows_in(folder)["slots"].items()}
+
+
+def has_filter(folder: Path, name: str) -> bool:
+    return "bloom.facts" in load_file(folder / name)
+
+
+def test_damaged_filters_are_refused(tmp_path: Path) -> None:
+    """By the table's name, and what was counted stays."""
+    folder = tmp_path / "s"
+    with (
+        serving(folder=tmp_path) as running,
+        joined(running.addresses, spec_of(1), dense=False) as client,
+    ):
+        teach(client, 0, 8)
+        files = save(client, folder)
+        (name,) = (name for name in files if has_filter(folder, name))
+        good = load_file(folder / name)
+        for number, (key, value, said) in enumerate(
+            [
+                ("bloom.counters", torch.ones(SIZE), r"counters are torch.float32 \[1024\]"),
+                ("bloom.counters", torch.ones(SIZE + 1).byte(), "bytes 0 to 1025 of a Bloom"),
+                ("bloom.counters", torch.empty(0).byte(), "n at least 1"),
+                ("bloom.facts", torch.tensor([5]), r"facts are torch.int64 \[1\]"),
+                ("bloom.facts", torch.tensor([1, SIZE, 1, 0, 1]), "bytes 1 to 1025"),
+                ("bloom.facts", torch.tensor([0, SIZE, 1, 2, 1]), "part 2 of 1"),
+                ("bloom.facts", None, "bloom.counters and bloom.facts belong together"),
+                ("bloom.counters", None, "bloom.counters and bloom.facts belong together"),
+            ]
+        ):
+            file = {k: v for k, v in (good | {key: value}).items() if v is not None}
+            save_file(file, folder / name)
+            digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            given = files | {name: {"sha256": digest}}
+            for fresh in (True, False):
+                with pytest.raises(ServerError, match=said):
+                    client.load(str(folder), given, {"ads": 8}, fresh=fresh)
+            save(client, tmp_path / f"after {number}")
+            assert list(filters_in(tmp_path / f"after {number}").values()) == [
+                good["bloom.counters"].tolist()
+            ]
+        teach(client, 8, 12)

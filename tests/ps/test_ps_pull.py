@@ -19,10 +19,11 @@ import shoal.ps.server.steps
 import shoal.ps.worker.arriving
 import shoal.ps.worker.client
 from shoal.embedding.engines.init import initial_rows
-from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import row_reader
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 from shoal.kernels.wire import native_outlet
 from shoal.ps.wire import (
     BFLOAT16,
@@ -145,7 +146,7 @@ def outside(table: int, ids: Sequence[int]) -> bool:
 
 
 # Without a compiler servers answer in Python, which the other tests here hold.
-native = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+native = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 some_ids = st.lists(st.integers(0, 49) | st.integers(-(1 << 63), (1 << 63) - 1), max_size=30)
 
 
@@ -198,7 +199,7 @@ def test_native_code_reads_no_request_that_python_refuses(data: st.DataObject) -
     assert (found is not None) == fine
 
 
-STORES = make_stores() if native_is_built() else []
+STORES = make_stores() if has_core() else []
 
 
 @pytest.mark.parametrize("flags", [0, BFLOAT16, COMPRESSED, BFLOAT16 | COMPRESSED])

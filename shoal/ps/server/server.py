@@ -16,7 +16,7 @@ from pathlib import Path
 import zmq
 from safetensors.torch import save as format_tensors
 
-from shoal.config.tiers import TiersSection
+from shoal.config.row_rules import TiersSection
 from shoal.ps.keys import Keys
 from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.members import Members

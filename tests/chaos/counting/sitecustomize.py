@@ -2,6 +2,7 @@
 
 Python imports this by itself where PYTHONPATH has its folder. A record is epoch, step, number of
 samples, then user and item of each; a file per process, in the folder SHOAL_CHAOS_COUNTS.
+And the time of day jumps by as many seconds as the file SHOAL_CHAOS_CLOCK says, once it is there.
 """
 
 from __future__ import annotations
@@ -59,5 +60,22 @@ def count(trainer_class: Any) -> None:
     trainer_class.__init__ = begin_counting
 
 
+def jump() -> None:
+    """Let the time of day be another when a file says so."""
+    import time
+
+    right, file = time.time, os.environ["SHOAL_CHAOS_CLOCK"]
+
+    def wrong() -> float:
+        try:
+            with open(file) as told:
+                return right() + float(told.read() or 0)
+        except OSError:
+            return right()
+
+    time.time = wrong
+
+
 if "SHOAL_CHAOS_COUNTS" in os.environ:
+    jump()
     sys.meta_path.insert(0, Counting())
