@@ -59,11 +59,8 @@ def test_one_that_is_stopped_is_named(
 def test_one_that_is_stopped_at_its_start(endless: Path, tmp_path: Path, victim: str) -> None:
     words = ("launch", "--worker_num=1", "--server_num=1", endless, "--output", tmp_path / "run")
     command = shoal(*words, cwd=tmp_path)
-    find = {
-        "rank 0": lambda: command.ranks().get(0),
-        "server 0": lambda: command.servers().get((0, 0)),
-    }
-    pid = command.until("a process", find[victim])
+    found = command.ranks if victim == "rank 0" else command.servers
+    pid = command.until("a process", lambda: next(iter(found().values()), None))
     os.kill(pid, signal.SIGSTOP)
     assert command.wait() == 2, command.output
     (message,) = errors(command.output)
