@@ -21,12 +21,6 @@ from shoal.world.channel import Place
 from shoal.world.rendezvous import Rendezvous
 
 
-@pytest.fixture(scope="module")
-def endless(place: Path) -> Path:
-    """A run that only a failure ends."""
-    return write_config(place / "endless.yaml", MODELS["BPR"], LONG, {"train.epochs": 100000})
-
-
 def start_two(config: Path, folder: Path, *more: str) -> tuple[Command, dict[int, int]]:
     """Two ranks in the midst of training, and their process ids."""
     command = shoal("train", config, "--nproc=2", "--output", folder, *more, cwd=folder.parent)
