@@ -99,6 +99,7 @@ def test_checkpoints_that_cannot_be_written(endless: Path, tmp_path: Path) -> No
     finish("train", "--resume", folder, "--epochs=1", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_ctrl_c_of_several_processes(endless: Path, tmp_path: Path) -> None:
     command, ranks = start_two(endless, tmp_path / "run")
     command.interrupt()

@@ -99,6 +99,7 @@ def numbers(folder: Path) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_it_learns_as_one_process_does(place: Path, config: Path, whole: Path) -> None:
     finish("train", config, "--strategy.name=single", "--output", place / "one", cwd=place)
     assert result(whole)["world_size"] == 2
@@ -168,6 +169,7 @@ def newest_of(output: str) -> int:
     return int(line.rpartition("(step ")[2].split(")")[0])
 
 
+@pytest.mark.slow
 def test_evaluating_without_servers(whole: Path, tmp_path: Path) -> None:
     finish("eval", whole, "--output", tmp_path / "eval", cwd=tmp_path)
     assert result(tmp_path / "eval")["test"] == pytest.approx(result(whole)["test"], abs=1e-6)
