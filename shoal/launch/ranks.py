@@ -103,6 +103,8 @@ class Ranks(Children):
 
     def _start(self, number: int) -> subprocess.Popen:
         own = {"RANK": str(self.first + number), "LOCAL_RANK": str(number), **self.values}
+        handling = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # as torchrun sets it
+        own[handling] = os.environ.get(handling, "1")
         threads = max(1, (os.cpu_count() or 1) // self._count)
         return self._spawn(number, self.words, threads, own)
 
