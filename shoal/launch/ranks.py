@@ -99,6 +99,8 @@ class Ranks(Children):
     def _start(self, number: int) -> subprocess.Popen:
         place = self.first + number, self.size, number, self._count
         own = rank_variables(*place, self.section.ip, self.section.port) | self.values
+        handling = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # as torchrun sets it
+        own[handling] = os.environ.get(handling, "1")
         threads = max(1, (os.cpu_count() or 1) // self._count)
         return self._spawn(number, self.words, threads, own)
 
