@@ -5,15 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from shoal.command.arguments import resolve_words, split_arguments
 from shoal.world.durable import written
-
-if TYPE_CHECKING:  # `shoal --help` is quick
-    from shoal.data.prepared.engine import Engine
 
 
 def fetch(
@@ -82,11 +79,12 @@ def prepare(
 
     from tqdm import tqdm
 
-    from shoal.config.tiers import read_size
+    from shoal.config.row_rules import read_size
     from shoal.data.clicks import mapped
     from shoal.data.named import holds_log
     from shoal.data.prepared import folder, inputs, preparing
     from shoal.data.prepared.engine import Here, OnRay
+    from shoal.data.sources.files import input_files
     from shoal.data.store import Stored
     from shoal.runs.given import with_columns
     from shoal.runs.run import resolve
@@ -108,10 +106,10 @@ def prepare(
         raise typer.BadParameter(f"--engine is {engine}; it is here or ray")
     if engine == "here" and ray_address is not None:
         raise typer.BadParameter("--ray-address goes with --engine ray")
-    worker: Engine = OnRay(ray_address) if engine == "ray" else Here()
+    worker = OnRay(ray_address) if engine == "ray" else Here()
     is_log = holds_log(resolved.config.data)
     if is_log:
-        found = mapped.log_files(resolved.config.data, given)
+        found = input_files(given)
     else:
         found = inputs.expand(given)
         if inputs.is_table(found[0]):

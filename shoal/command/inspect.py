@@ -107,7 +107,7 @@ def plan(context: typer.Context) -> None:
 def checkpoint_verify(run: Annotated[str, RUN]) -> None:
     """Read every byte of a run's checkpoints; status 1 where one is damaged."""
     with importing():
-        from shoal.training.checkpoint import retention
+        from shoal.training import retention
 
     found = retention.verify(Path(run))
     for one in found:
@@ -125,7 +125,7 @@ def checkpoint_prune(
 ) -> None:
     """Remove all but the newest that are whole, the best, and what these build upon."""
     with importing():
-        from shoal.training.checkpoint import retention
+        from shoal.training import retention
 
     gone = retention.prune(Path(run), keep)
     for path in gone:
@@ -139,7 +139,7 @@ def checkpoint_copy(
 ) -> None:
     """Copy the newest whole checkpoint and the best one as a separate run."""
     with importing():
-        from shoal.training.checkpoint import retention
+        from shoal.training import retention
 
     for path in retention.copy(Path(run), Path(to)):
         typer.echo(f"copied {path.name}")

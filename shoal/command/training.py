@@ -225,7 +225,7 @@ def server(
 ) -> None:
     """One parameter server; `shoal launch` starts them."""
     with importing():
-        from shoal.config.tiers import TiersSection
+        from shoal.config.row_rules import TiersSection
         from shoal.launch.child import follow_launcher, is_launched
         from shoal.ps.keys import read_keys
         from shoal.ps.server.process import run_server

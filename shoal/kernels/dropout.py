@@ -45,13 +45,6 @@ def drop(x: Tensor, p: float, key: int | Tensor, first: int, rows: Tensor | None
     return (x * kept(key, p, x.shape, first, rows)) * (1.0 / (1.0 - p))
 
 
-def mask_of(shape: torch.Size, p: float, key: int | Tensor, first: int) -> Tensor:
-    """A mask on a CPU by itself: 0 or 1 / (1 - p) for every value, float32."""
-    if isinstance(key, int):
-        return _mask_by_core(shape, p, key, first, None)
-    return kept(key, p, shape, first, None) * (1.0 / (1.0 - p))
-
-
 def _mask_by_core(shape: torch.Size, p: float, key: int, first: int, rows: Tensor | None) -> Tensor:
     """0 or 1 / (1 - p) for every value, float32 and contiguous."""
     mask = torch.empty(shape, dtype=torch.float32, device="cpu")

@@ -28,7 +28,6 @@ from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.named import named_data
 from shoal.data.prepare import load_dataset, with_side_files
-from shoal.data.prepared.dataset import Prepared
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.sampler import log_weights
 from shoal.data.samples import ByUser, Prefixes, Users
@@ -169,7 +168,7 @@ def _reader(
         else:
             reader = Windows(dataset, histories, *how, bucket)
     # A disk may have to be waited for; a GPU must not wait for the host.
-    reader.prefetch = isinstance(dataset, Prepared) or world.device.type == "cuda"
+    reader.prefetch = bool(dataset.kept) or world.device.type == "cuda"
     return reader
 
 
@@ -199,7 +198,7 @@ def _build_joined(
     batch_size = config.samples_per_step(world.size)
     shuffle = config.train.shuffle
     reader = InMemory(samples["train"], layout, batch_size, config.run.seed, shuffle)
-    reader.prefetch = isinstance(dataset, Prepared)
+    reader.prefetch = bool(dataset.kept)
     readers = {
         phase: InMemory(samples[phase], layout, TILE_ROWS, tile=TILE_ROWS)
         for phase in ("valid", "test")

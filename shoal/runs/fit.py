@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from shoal.data.doubts import doubts
 from shoal.data.encoder import FeatureEncoder
 from shoal.data.features import Feature, options
 from shoal.data.ids import Ids
-from shoal.data.joined import Joined, Made
+from shoal.data.joined import Made
 from shoal.data.sources.frames import to_polars
 from shoal.launch.hosts import LaunchError
 from shoal.models.base import Model
@@ -209,7 +209,7 @@ class Fitted:
         assert isinstance(encoder, FeatureEncoder), "fit reads tables"
         assert isinstance(evaluator, ClickEvaluator)
         self.trained.predictor.warn_unknown(frame)
-        made = cast(Joined, Made(encoder.labelled(frame)))  # nothing is shuffled
+        made = Made(encoder.labelled(frame))
         reader = InMemory(made, evaluator.readers["test"].layout, TILE_ROWS, tile=TILE_ROWS)
         of_rows = ({"test": reader}, evaluator.section, evaluator.world, evaluator.group)
         asked = ClickEvaluator(*of_rows, {"test": "the frame"}, evaluator.labels)

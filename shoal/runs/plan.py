@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shoal.config.row_rules import show_size
 from shoal.config.schema import Config, StrategySection
-from shoal.config.tiers import show_size
 from shoal.embedding.engines.budgets import (
     INDEX_FIXED,
     INDEX_GPU,

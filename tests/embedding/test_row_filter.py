@@ -20,18 +20,18 @@ from safetensors.torch import load as parse_tensors
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.embedding.engines.admission import Admission, Filter, Pending
-from shoal.embedding.engines.local import native_is_built
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give, take
 from shoal.training.strategy import make_strategy
 from shoal.world.world import World
 
 # Without the core there are no Bloom filters: ids are counted exactly (see Admission).
-pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 TABLE = Table("ads", 4, None, Init("uniform", 0.5))
 SIZE = 32 * 20
 MASK = (1 << 64) - 1

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Table
+from shoal.kernels.core import has_core
 
-needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 ENGINES = ["reference", pytest.param("native", marks=needs_core)]
 ROWS, DIM, STEPS = 40, 6, 8
 

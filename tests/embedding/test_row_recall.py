@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.embedding.engines.admission import Admission, Shrink
-from shoal.embedding.engines.local import native_is_built
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 
 # Only the native core remembers rows; the reference in torch has nothing to test here.
-pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 
 ZEROS = Table("t", 2, None, Init("constant", 0.0))
 IDS = torch.arange(100) * 0x123456789ABCDEF - 7  # more than the fewest that are remembered

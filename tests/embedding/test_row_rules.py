@@ -19,10 +19,11 @@ from shoal.config.schema import OptimizerSection, ServersSection, StrategySectio
 from shoal.data.batch import Batch
 from shoal.embedding.engines.admission import Admission, admission_of, shrink_of
 from shoal.embedding.engines.init import initial_rows
-from shoal.embedding.engines.local import make_local, native_is_built, push_all
+from shoal.embedding.engines.local import make_local, push_all
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 from shoal.models.base import Facts, Model, Output
 from shoal.runs.run import resolve
 from shoal.runs.trained import Trained
@@ -123,7 +124,7 @@ def test_strategies_that_cannot() -> None:
 @pytest.mark.parametrize("engine", ["native", "reference"])
 def test_an_id_counts_as_often_as_it_was_shown(engine: Any) -> None:
     """And learns its gradient once."""
-    if engine == "native" and not native_is_built():
+    if engine == "native" and not has_core():
         # Without a compiler there is the reference alone, the other value of `engine`.
         pytest.skip("the native core is not built")
     table, ids = Table("ads", 2, None, Init("constant", 0.0)), torch.tensor([1, 2, 3])

@@ -175,7 +175,7 @@ def test_what_click_models_refuse(given: dict[str, Any], said: str) -> None:
         ({"data__format": "atomic"}, "planted.inter does not exist"),
         ({"data__name": "ml-100k"}, "no data set 'ml-100k' in dataset"),
         ({"data__format": "slots"}, "data.clicks.train must name the files"),
-        ({"data__clicks__split_files": True}, "data.clicks.split_files is for logs in files"),
+        ({"data__clicks__split_files": True}, "data.clicks.split_files is for raw files"),
         ({"data__clicks__group": "9"}, "there is no slot 9; slots are 1, 2"),
         (
             {"data__clicks__train": "nowhere", "data__format": "slots"},

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.config.dialect import Row, Translation
 from shoal.config.errors import did_you_mean
-from shoal.config.schema.launch import EVERY_GPU
+from shoal.config.launch_section import EVERY_GPU
 from shoal.config.sources import BARE
 from shoal.config.yaml_io import inline
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.config.tiers import show_size
+from shoal.config.row_rules import show_size
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Table
 

@@ -7,7 +7,7 @@ A config may decide for all tables, or for one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.config.errors import did_you_mean
@@ -163,7 +163,7 @@ def _number(value: float) -> str:
     return f"{value:.2f}"
 
 
-def _span(values: Sequence[float], show) -> str:  # type: ignore[no-untyped-def]
+def _span(values: Sequence[float], show: Callable[[float], str]) -> str:
     low, high = show(min(values)), show(max(values))
     return low if low == high else f"{low} to {high}"
 

@@ -309,7 +309,7 @@ def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.nda
     file = _with_labels(source, form, layout.label, scratch)
     for block in ClickLog([file], form, layout).blocks(file):
         for first in range(0, len(block), some):
-            batch = block.samples(first, min(first + some, len(block))).batch()
+            batch = block.samples(slice(first, first + some)).batch()
             yield artifact.predictor.of(per_feature(batch, layout, encoder.features)).numpy()
 
 
