@@ -1,16 +1,19 @@
-"""What kernels of rows need to know of an optimizer and of initial values."""
+"""What kernels of rows need to know of an optimizer and of initial values, and their hash."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from torch import Tensor
 
 # The finaliser of splitmix64 (public domain, Sebastiano Vigna): increment and two multipliers.
 INCREMENT = 0x9E3779B97F4A7C15
 MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 MULTIPLIER_2 = 0x94D049BB133111EB
 NORMAL_TERMS = 8  # 16-bit uniforms summed for one normal value: two words of four
+
+RowRule = Any  # a RowOptimizer of embedding/optim/rows.py
 
 
 @dataclass(frozen=True)
@@ -22,39 +25,13 @@ class Recipe:
     factor: float  # a float32 value: multiplies the integer (constant: is the value)
 
 
-class RowRule(Protocol):
-    """A row optimizer (embedding/optim/rows.py); None: it has no such hyper-parameter, or form."""
+def signed(value: int) -> int:
+    """The int64 with the low 64 bits of an integer."""
+    return (value + 2**63) % 2**64 - 2**63
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def core_form(self) -> str | None: ...
-    @property
-    def triton_form(self) -> str | None: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def clip(self) -> float | None: ...
-    @property
-    def betas(self) -> Any: ...
-    @property
-    def alpha(self) -> float | None: ...
-    @property
-    def momentum(self) -> float | None: ...
-    @property
-    def l1(self) -> float | None: ...
-    @property
-    def l2(self) -> float | None: ...
-    @property
-    def beta(self) -> float | None: ...
-    @property
-    def decoupled(self) -> bool: ...
 
-    def numbers(self, lr: float, step: int) -> Any:
-        """Step size, eps, learning rate and what is kept of a value, of one step."""
-
-    def initial_state(self) -> Mapping[str, float]:
-        """What each piece of state begins with."""
-
-    def state_names(self) -> Mapping[str, str]:
-        """Of each piece of state: "dim", a float for every value, or "row", one for a row."""
+def mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64, whose products wrap as unsigned ones do."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * signed(MULTIPLIER_1)
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * signed(MULTIPLIER_2)
+    return x ^ (x >> 31 & (1 << 33) - 1)

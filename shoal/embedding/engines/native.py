@@ -19,8 +19,6 @@ from shoal.kernels import tables
 from shoal.kernels.core import has_core
 from shoal.kernels.tables import BLOOM_LAYOUT, CoreTable
 
-BLOOM_PARTS = 32  # of equal size, kShards in csrc/table.h
-
 
 class Native(RowEngine):
     """Rows of one table in the native core. Safe for one writer and many readers at once."""
@@ -190,7 +188,7 @@ def filter_facts_of(admission: Admission | None) -> tuple[int, int]:
     """Bytes and layout of the Bloom filter of a table that counts so; (0, 0): it has none."""
     if not has_core() or admission is None or admission.threshold <= 0:
         return 0, 0
-    size = -(-admission.bloom_counters // BLOOM_PARTS) * BLOOM_PARTS
+    size = -(-admission.bloom_counters // 32) * 32  # parts of equal size, kShards in csrc/table.h
     return size, BLOOM_LAYOUT if size else 0
 
 

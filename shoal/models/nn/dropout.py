@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from shoal.data.random import hash64
 from shoal.kernels.dropout import drop, takes_int_key
-from shoal.kernels.mask_words import INCREMENT, signed, words
+from shoal.kernels.mask_words import words
+from shoal.kernels.rules import INCREMENT, signed
 
 _STREAM = 0xD509  # of random numbers, beside those of readers
 
