@@ -1,7 +1,5 @@
 """A pull beside a bare ZeroMQ echo of the same bytes: over loopback, with CURVE, by Unix sockets.
 
-Rows come through shared memory; beside it stands a pull of which they come by the socket.
-
     python benchmarks/ps_wire.py [--rounds 300] [--ids 10000000]
 
 The echo answers a request of as many bytes as the ids take with as many bytes as the rows take,
@@ -75,14 +73,12 @@ def start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Any]:
     return process, queue.get(timeout=120)
 
 
-def make_client(
-    addresses: list[str], dim: int, folder: str | None = None, worker: int = 0, shared: bool = True
-) -> Client:
+def make_client(addresses: list[str], dim: int, folder: str | None = None) -> Client:
     keys = None if folder is None else read_keys(folder, "worker")
-    client = Client(addresses, worker, keys, 120, shared_memory=shared)
+    client = Client(addresses, 0, keys, 120)
     spec = Spec(
         seed=1,
-        workers=2,
+        workers=1,
         servers=len(addresses),
         mode="async",
         staleness=1,
@@ -100,7 +96,6 @@ def compare(rows: int, dim: int, rounds: int, how: str, scratch: str) -> None:
     serving, (_, address) = start(serve, folder, 0, binds[0])
     echoing, place = start(echo, rows * dim * 4, folder, binds[1])
     client = make_client([address], dim, folder)
-    by_socket = make_client([address], dim, folder, 1, shared=False)
     ids = torch.randperm(10 * rows)[:rows] * 977
     share = Share(0, ids, [rows])
     client.start_push([share], [torch.randn(rows, dim)], 0.1, 0.0, 1.0).wait()  # now they are held
@@ -119,7 +114,7 @@ def compare(rows: int, dim: int, rounds: int, how: str, scratch: str) -> None:
     calls: list[tuple[Any, Callable[[], object]]] = [
         (serving, lambda: client.start_pull([share]).wait()),
         (echoing, lambda: bare(zeros)),
-        (serving, lambda: by_socket.start_pull([share]).wait()),
+        (serving, lambda: client.start_pull([share]).wait()),
         (echoing, lambda: bare(written)),
     ]
     times: list[list[float]] = [[] for _ in calls]
@@ -135,13 +130,10 @@ def compare(rows: int, dim: int, rounds: int, how: str, scratch: str) -> None:
                 spent.append(took)
                 used.append(after - before)
     for what, measured in ((f"{rows:>7,} × {dim} {how}", times), ("processor", busy)):
-        pulled, zero, plain, full = (1e3 * statistics.median(some) for some in measured)
-        line = "".join(
-            f"{one:10.3f} ms{pulled / one:6.2f}{plain / one:6.2f} ×" for one in (zero, full)
-        )
-        print(f"  {what:<20}{pulled:10.3f} ms{plain:10.3f} ms{line}", flush=True)
+        pulled, zero, _, full = (1e3 * statistics.median(some) for some in measured)
+        line = "".join(f"{one:10.3f} ms{pulled / one:6.2f} ×" for one in (zero, full))
+        print(f"  {what:<20}{pulled:10.3f} ms{line}", flush=True)
     client.close()
-    by_socket.close()
     socket.close(0)
     for process in (serving, echoing):
         process.terminate()
@@ -194,10 +186,8 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     print(f"torch {torch.__version__}, zmq {zmq.zmq_version()}, {platform.machine()}")
-    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; ratios: pull, pull by socket")
-    print(
-        f"  {'rows':<20}{'pull':>13}{'by socket':>13}{'echo of zeros':>27}{'of written bytes':>27}"
-    )
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; ratios: pull to echo")
+    print(f"  {'rows':<20}{'pull':>13}{'echo of zeros':>21}{'of written bytes':>21}")
     with tempfile.TemporaryDirectory() as folder:
         make_keys(f"{folder}/keys")
         for rows, dim in ((8, 64), (20_000, 64)):

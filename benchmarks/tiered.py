@@ -10,9 +10,9 @@ has, beside which rows are read ahead. Both leaves run in one process, turn by t
 ids; at the end some rows of both are compared, bit for bit.
 
 With --gpu a step is DLRM's (benchmarks/dlrm_gpu.py: 26 slots, width 64, batch 65,536, Adagrad) with
-TF32, its table ten times rows.tiers.gpu, beside the same in GPU memory; neither is recorded. The
-next batch is announced before each step, as the trainer does. Losses of both must agree, up to
-TF32's rounding in another order.
+TF32, its table ten times rows.tiers.gpu, beside the same in GPU memory; steps are recorded
+(strategy.graph: auto), and once more not. The next batch is announced before each step, as the
+trainer does. Losses of all must agree, up to TF32's rounding in another order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from copy import copy
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -32,12 +32,15 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from shoal.data.batch import Batch
 from shoal.embedding.engines.budgets import row_bytes
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.engines.tiered import Tiered, Traffic
+from shoal.embedding.engines.tiered import Tiered
+from shoal.embedding.engines.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.training.strategy.base import Strategy
 
 
 def draw(step: int, args: argparse.Namespace) -> Tensor:
@@ -71,9 +74,9 @@ def run_gpu(args: argparse.Namespace) -> None:
     """DLRM whose rows have a tenth of what they need in GPU memory, beside all of it."""
     import dlrm_gpu
 
-    from shoal.config.row_rules import RowsSection
+    from shoal.config.row_rules import RowsSection, TiersSection
     from shoal.config.schema import OptimizerSection
-    from shoal.config.tiers import TiersSection
+    from shoal.training.strategy.graphed import Graphed
     from shoal.training.strategy.single import Single
     from shoal.world.world import World
 
@@ -93,19 +96,24 @@ def run_gpu(args: argparse.Namespace) -> None:
     print(f"{given.rows:,} x {args.dim}, {args.optimizer}; rows.tiers.gpu {budget / 1e9:.2f} GB")
     print(f"{'a step':34}{'ms':>9}{'samples/s':>13}{'rate':>7}{'hits':>8}")
     first, losses = 0.0, []
-    for name, share in (("all rows in GPU memory", None), (f"{args.share:.0%} of them", budget)):
-        strategy = Single(World(device))
+    part = f"{args.share:.0%} of them"
+    sides = [("all rows in GPU memory", None, Graphed(World(device), auto=True))]
+    sides += [(part, budget, Graphed(World(device), auto=True))]
+    sides += [(f"{part}, not recorded", budget, Single(World(device)))]
+    sides += [("all rows, not recorded", None, Single(World(device)))]
+    while sides:
+        name, share, strategy = sides.pop(0)
         rows = RowsSection(tiers=TiersSection(gpu=share))
         learns = {"name": args.optimizer}
         section = OptimizerSection(name="adagrad", lr=0.01, rows=learns)
         strategy.setup(dlrm_gpu.make_model(given), section, 1, rows=rows)
-        rows_there = strategy.stores["slots"]
+        group = strategy.stores["slots"].group
         found, before = [], None
         following = strategy.receive(batches[0])
         for step in range(2 * len(batches) + args.steps):
             if step == 2 * len(batches):
                 wait()
-                before = copy(rows_there.traffic) if isinstance(rows_there, Tiered) else None
+                before = group.traffic if group.cached else None
                 begin = time.perf_counter()
             batch, following = following, strategy.receive(batches[(step + 1) % len(batches)])
             strategy.prefetch(following)
@@ -116,16 +124,32 @@ def run_gpu(args: argparse.Namespace) -> None:
         first = first or seconds
         line = f"{name:34}{1e3 * seconds:9.2f}{given.batch / seconds:13,.0f}{first / seconds:7.0%}"
         if before is not None:
-            now, total = rows_there.traffic, args.steps * given.batch * 26
-            line += f"{1 - (now.cold - before.cold) / total:8.1%}"
+            now, total = group.traffic, args.steps * given.batch * 26
+            late, ahead = (
+                (b - a) / total for a, b in ((before.cold, now.cold), (before.ahead, now.ahead))
+            )
+            line += f"{1 - late - ahead:8.1%}{ahead:8.1%}{late:8.1%}"
         print(line, flush=True)
-        list(rows_there.export())  # which refuses what went wrong
-        del strategy, rows_there
+        group.check()
+        if args.profile and group.cached:
+            profile(strategy, batches)
+        del strategy, group
     print("largest difference of losses, and from which step on they differ by 1e-5:")
     for other in losses[1:]:
         apart = (losses[0] - other).abs()
         off = (apart > 1e-5).nonzero()
         print(f"  {float(apart.max()):.1e}  {int(off[0]) if len(off) else '-'}")
+
+
+def profile(strategy: Strategy, batches: list[Batch]) -> None:
+    """What the GPU's time goes to."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for batch, following in pairwise(batches[:7]):
+            strategy.prefetch(strategy.receive(following))
+            strategy.train_step(strategy.receive(batch))
+        torch.cuda.synchronize()
+    for one in sorted(seen.key_averages(), key=lambda e: -e.device_time_total)[:14]:
+        print(f"    {one.device_time_total / 6e3:8.3f} ms a step  {one.count:4d}  {one.key[:70]}")
 
 
 def main() -> None:
@@ -141,6 +165,7 @@ def main() -> None:
     parser.add_argument("--optimizer", default="adagrad")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="with --gpu: kernels by time")
     if "--gpu" in sys.argv:
         parser.set_defaults(rows=10_000_016, dim=64, batch=65_536)
     args = parser.parse_args()

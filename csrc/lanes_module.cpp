@@ -9,10 +9,8 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <cstring>
 #include <system_error>
 #include <tuple>
-#include <unordered_map>
 
 #include "argument_checks.h"
 #include "lanes.h"
@@ -80,64 +78,9 @@ class MappedLanes {
 
   bool done(uint64_t ticket) const { return lanes_.done(ticket); }
 
-  // Tells every process that this one has come so far, and hears the same from each.
-  uint64_t start_token() {
-    std::vector<Bytes> out, in;
-    for (int peer = 0; peer < lanes_.size(); ++peer) {
-      out.push_back({peer, &token_, 1});
-      in.push_back({peer, &token_, 1});
-    }
-    return lanes_.start(out, in);
-  }
-
-  // Lets a few numbers go to every process, and as many come from each; they are kept here.
-  uint64_t start_floats(Address floats, size_t n) {
-    need_array(floats, n, sizeof(float), "lanes: no array");
-    return start_each(at<float>(floats), n * sizeof(float));
-  }
-
-  // Once they have come: their sums, added up in order of process.
-  void take_sums(uint64_t ticket, Address out, size_t n) {
-    const Kept kept = take(ticket);
-    need_array(out, n, sizeof(float), "lanes: no array");
-    need(kept.mine.size() == n * sizeof(float), "lanes: sums of another length");
-    const auto* from = reinterpret_cast<const float*>(kept.all.data());
-    float* const to = at<float>(out);
-    std::copy_n(from, n, to);
-    for (from += n; from < reinterpret_cast<const float*>(kept.all.data() + kept.all.size()); from += n)
-      for (size_t i = 0; i < n; ++i) to[i] += from[i];
-  }
-
  private:
-  struct Kept {
-    std::vector<char> mine, all;
-  };
-
-  uint64_t start_each(const void* numbers, size_t size) {
-    const auto* first = static_cast<const char*>(numbers);
-    Kept kept{{first, first + size}, std::vector<char>(size * static_cast<size_t>(lanes_.size()))};
-    std::vector<Bytes> out, in;
-    for (int peer = 0; peer < lanes_.size(); ++peer) {
-      out.push_back({peer, kept.mine.data(), size});
-      in.push_back({peer, kept.all.data() + static_cast<size_t>(peer) * size, size});
-    }
-    const uint64_t ticket = lanes_.start(out, in);
-    kept_.emplace(ticket, std::move(kept));
-    return ticket;
-  }
-
-  Kept take(uint64_t ticket) {
-    const auto found = kept_.find(ticket);
-    need(found != kept_.end() && lanes_.done(ticket), "lanes: nothing has come under this ticket");
-    Kept kept = std::move(found->second);
-    kept_.erase(found);
-    return kept;
-  }
-
   Mapping mapping_;
   Lanes lanes_;
-  char token_ = 0;
-  std::unordered_map<uint64_t, Kept> kept_;  // numbers under way
 };
 
 }  // namespace
@@ -148,9 +91,6 @@ void bind_lanes(nb::module_& m) {
       .def("start", &MappedLanes::start)
       .def("wait", &MappedLanes::wait)
       .def("done", &MappedLanes::done)
-      .def("start_token", &MappedLanes::start_token)
-      .def("start_floats", &MappedLanes::start_floats)
-      .def("take_sums", &MappedLanes::take_sums)
       .def_static("memory_of", &memory_of);
 }
 

@@ -90,57 +90,25 @@ void begin_part(const char* request, uint16_t kind, const Part& part, char* to) 
   std::memcpy(to + kHeaderBytes, &first, sizeof first);
 }
 
-void write_placed(const char* request, const Part& part, uint64_t place, char* to) {
-  begin_part(request, kPlaced, part, to);
-  const uint64_t told[] = {place, static_cast<uint64_t>(part.values)};
-  std::memcpy(to + kPartBytes, told, sizeof told);
-}
-
-bool pass_placed(RingReader& ring, const char* message, size_t bytes) {
-  if (bytes != kPlacedBytes || read<uint16_t>(message + kKindOffset) != kPlaced) return false;
-  const auto values = read<uint64_t>(message + kPartBytes + 8);
-  if (values > SIZE_MAX / sizeof(float)) return false;
-  ring.pass(read<uint64_t>(message + kPartBytes), values * sizeof(float));
-  return true;
-}
-
 Arriving::Arriving(std::string header, float* to, std::vector<std::pair<size_t, size_t>> places)
     : header_(std::move(header)), to_(to), places_(std::move(places)) {
   if (header_.size() != kHeaderBytes) throw std::invalid_argument("a header of another size");
   for (const auto& place : places_) total_ += place.second;
 }
 
-bool Arriving::take(const char* message, size_t bytes, RingReader* ring) {
+bool Arriving::take(const char* message, size_t bytes) {
   if (bytes < kPartBytes || !little_endian()) return false;
-  const bool placed = bytes == kPlacedBytes && is_ours(message, kPlaced);
-  if (!placed && !is_ours(message, read<uint16_t>(header_.data() + kKindOffset))) return false;
+  if (std::memcmp(message, header_.data(), kHeaderBytes) != 0) return false;
   const auto first = read<uint64_t>(message + kHeaderBytes);
-  const char* from = message + kPartBytes;
-  size_t values = (bytes - kPartBytes) / sizeof(float);
-  if (placed) {
-    values = read<uint64_t>(message + kPartBytes + 8);
-    if (values > total_) return false;
-    const auto place = read<uint64_t>(message + kPartBytes);
-    from = ring == nullptr ? nullptr : ring->find(place, values * sizeof(float));
-  }
-  const bool next = first == done_;
-  if (next && ((!placed && (bytes - kPartBytes) % sizeof(float) != 0) || values > total_ - done_ ||
-               (values == 0 && total_ != 0)))
+  const size_t values = (bytes - kPartBytes) / sizeof(float);
+  if (first != done_) return first < total_;
+  if ((bytes - kPartBytes) % sizeof(float) != 0 || values > total_ - done_ ||
+      (values == 0 && total_ != 0))
     return false;
-  if (next && from != nullptr) {
-    begun_ = true;
-    done_ += values;
-    copy(from, values);
-  }
-  if (placed && ring != nullptr) pass_placed(*ring, message, bytes);
-  return next || first < total_;
-}
-
-bool Arriving::is_ours(const char* message, uint16_t kind) const {
-  constexpr size_t after = kKindOffset + sizeof kind;
-  return std::memcmp(message, header_.data(), kKindOffset) == 0 &&
-         read<uint16_t>(message + kKindOffset) == kind &&
-         std::memcmp(message + after, header_.data() + after, kHeaderBytes - after) == 0;
+  begun_ = true;
+  done_ += values;
+  copy(message + kPartBytes, values);
+  return true;
 }
 
 void Arriving::copy(const char* from, size_t values) {
@@ -190,49 +158,13 @@ bool Outlet::send(const std::string& address, size_t size,
     close_(&body);
     throw;
   }
-  bool found = true;
-  if (!address.empty()) {
-    if (init_size_(&to, address.size()) != 0) throw std::bad_alloc();
-    std::memcpy(data_(&to), address.data(), address.size());
-    found = send_(&to, socket_, kDontWait | kSendMore) >= 0;
-    if (!found) close_(&to);
-  }
+  if (init_size_(&to, address.size()) != 0) throw std::bad_alloc();
+  std::memcpy(data_(&to), address.data(), address.size());
+  const bool found = send_(&to, socket_, kDontWait | kSendMore) >= 0;
+  if (!found) close_(&to);
   if (found && send_(&body, socket_, kDontWait) >= 0) return true;
   close_(&body);
   return false;
-}
-
-Inlet::Inlet(const std::vector<uintptr_t>& functions, uintptr_t socket)
-    : socket_(reinterpret_cast<void*>(socket)) {
-  assign(init_, functions, 0);
-  assign(receive_, functions, 1);
-  assign(more_, functions, 2);
-  assign(data_, functions, 3);
-  assign(size_, functions, 4);
-  assign(close_, functions, 5);
-}
-
-bool Inlet::receive(Arriving& rows, RingReader* ring, std::vector<std::string>& frames) const {
-  bool came = false;
-  while (!rows.whole()) {
-    bool more = true;
-    while (more) {
-      Message message;
-      init_(&message);
-      if (receive_(&message, socket_, 0) < 0) {
-        close_(&message);
-        return came;
-      }
-      came = true;
-      const auto* data = static_cast<const char*>(data_(&message));
-      const size_t size = size_(&message);
-      more = more_(&message) != 0;
-      if (more || !frames.empty() || !rows.take(data, size, ring)) frames.emplace_back(data, size);
-      close_(&message);
-    }
-    if (!frames.empty()) break;
-  }
-  return true;
 }
 
 }  // namespace shoal

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from importlib import import_module
 
 if "SHOAL_LAUNCHER" not in os.environ:  # a launcher's processes are told by it how to end
     # What follows takes a while to import, and has nothing to put in order yet.
@@ -15,7 +16,7 @@ os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
 
 gc.disable()  # while all that is made is kept (shoal.command.startup)
 
-from shoal.command.cli import main  # noqa: E402
+main = import_module("shoal.command.cli").main  # by name, as the package names all its rooms
 
 if __name__ == "__main__":
     main()

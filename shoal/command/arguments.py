@@ -53,21 +53,19 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def take_data(files: list[str]) -> tuple[list[str], str | None]:
-    """Config files, and the file or folder of data among them."""
-    data = [word for word in files if is_data(word)]
+    """Config files, and the data among them: by its ending, or a folder that is no run's."""
+    data = []
+    for word in files:
+        path = Path(word)
+        ending = Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
+        if ending in DATA or (path.is_dir() and not (path / "config.yaml").is_file()):
+            data.append(word)
     if len(data) > 1:
         raise typer.BadParameter(
             f"{' and '.join(data)} are files of data: give one, of interactions (or clicks), and "
             "name others by what they are: --data.files.item=FILE, --data.files.user=FILE"
         )
     return [word for word in files if word not in data], data[0] if data else None
-
-
-def is_data(word: str) -> bool:
-    """Whether a word in the place of a config is data: by its ending; or a folder, of no run."""
-    path = Path(word)
-    ending = Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
-    return ending in DATA or (path.is_dir() and not (path / "config.yaml").is_file())
 
 
 def resolve_words(words: list[str], **how: Any) -> Resolved:
@@ -115,8 +113,7 @@ def check_joinable(resolved: Resolved, folder: str) -> None:
     """Refuse to join a run whose workers are ranks."""
     if not resolved.config.workers_come_and_go:
         raise typer.BadParameter(
-            f"--join {folder}: the workers of that run do not come and go; start it with "
-            "strategy.ps.mode=async (or geo) and strategy.ps.elastic=true"
+            f"--join {folder}: that run was not started with strategy.ps.elastic=true"
         )
 
 

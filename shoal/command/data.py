@@ -5,15 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from shoal.command.arguments import resolve_words, split_arguments
 from shoal.world.durable import written
-
-if TYPE_CHECKING:  # `shoal --help` is quick
-    from shoal.data.prepared.engine import Engine
 
 
 def fetch(
@@ -82,10 +79,12 @@ def prepare(
 
     from tqdm import tqdm
 
-    from shoal.config.tiers import read_size
+    from shoal.config.row_rules import read_size
     from shoal.data.clicks import mapped
     from shoal.data.named import holds_log
     from shoal.data.prepared import folder, inputs, preparing
+    from shoal.data.prepared.engine import Here, OnRay
+    from shoal.data.sources.files import input_files
     from shoal.data.store import Stored
     from shoal.runs.given import with_columns
     from shoal.runs.run import resolve
@@ -103,10 +102,14 @@ def prepare(
     if not given:
         raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
     resolved = resolve(files, overrides)
-    worker = engine_of(engine, ray_address)
+    if engine not in ("here", "ray"):
+        raise typer.BadParameter(f"--engine is {engine}; it is here or ray")
+    if engine == "here" and ray_address is not None:
+        raise typer.BadParameter("--ray-address goes with --engine ray")
+    worker = OnRay(ray_address) if engine == "ray" else Here()
     is_log = holds_log(resolved.config.data)
     if is_log:
-        found = mapped.log_files(resolved.config.data, given)
+        found = input_files(given)
     else:
         found = inputs.expand(given)
         if inputs.is_table(found[0]):
@@ -145,17 +148,6 @@ def prepare(
         f"{to}: {made['rows']} interactions of {users} users with {items} items{skipped}; train "
         f"from it with --data.path={Path(to).parent} --data.name={Path(to).name}"
     )
-
-
-def engine_of(name: str, address: str | None) -> Engine:
-    """The engine of that name."""
-    from shoal.data.prepared.engine import Here, OnRay
-
-    if name not in ("here", "ray"):
-        raise typer.BadParameter(f"--engine is {name}; it is here or ray")
-    if name == "here" and address is not None:
-        raise typer.BadParameter("--ray-address goes with --engine ray")
-    return OnRay(address) if name == "ray" else Here()
 
 
 def without_engine(words: list[str]) -> list[str]:

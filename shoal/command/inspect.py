@@ -39,7 +39,7 @@ def runs(
 
     found = list_runs(root)
     if as_json:
-        typer.echo(json.dumps([one.as_json() for one in found], indent=2))
+        typer.echo(json.dumps(found, indent=2))
         return
     from rich.box import SIMPLE
     from rich.console import Console
@@ -48,12 +48,13 @@ def runs(
     heads = ("run", "model", "data", "metric", "best valid", "test", "epochs", "state", "exported")
     table = Table(*heads, box=SIMPLE)
     for one in found:
-        figures = ["–" if x is None else f"{x:.4f}" for x in (one.best_valid, one.test)]
-        before = "" if one.start is None else f" ← {Path(one.start).name}"
+        figures = ["–" if x is None else f"{x:.4f}" for x in (one["best_valid"], one["test"])]
+        name = Path(one["folder"]).name
+        name += "" if one["start"] is None else f" ← {Path(one['start']).name}"
         table.add_row(
-            *(one.folder.name + before, one.model, one.data, one.metric, *figures),
-            *("–" if one.epochs is None else str(one.epochs), one.reason or one.state),
-            ", ".join(one.exported[-1:]) or "–",
+            *(name, one["model"], one["data"], one["metric"], *figures),
+            *("–" if one["epochs"] is None else str(one["epochs"]), one["reason"] or one["state"]),
+            ", ".join(one["exported"][-1:]) or "–",
         )
     Console(width=10_000).print(table)  # names are there to be copied: lines are not cut
 
@@ -106,7 +107,7 @@ def plan(context: typer.Context) -> None:
 def checkpoint_verify(run: Annotated[str, RUN]) -> None:
     """Read every byte of a run's checkpoints; status 1 where one is damaged."""
     with importing():
-        from shoal.training.checkpoint import retention
+        from shoal.training import retention
 
     found = retention.verify(Path(run))
     for one in found:
@@ -124,7 +125,7 @@ def checkpoint_prune(
 ) -> None:
     """Remove all but the newest that are whole, the best, and what these build upon."""
     with importing():
-        from shoal.training.checkpoint import retention
+        from shoal.training import retention
 
     gone = retention.prune(Path(run), keep)
     for path in gone:
@@ -138,7 +139,7 @@ def checkpoint_copy(
 ) -> None:
     """Copy the newest whole checkpoint and the best one as a separate run."""
     with importing():
-        from shoal.training.checkpoint import retention
+        from shoal.training import retention
 
     for path in retention.copy(Path(run), Path(to)):
         typer.echo(f"copied {path.name}")

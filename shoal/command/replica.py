@@ -17,8 +17,6 @@ import threading
 import time
 from collections.abc import Mapping
 
-NAME_SECONDS = 300.0  # a pod's name is known when the pod has an address: images are pulled first
-
 
 def find_hosts(
     servers: int, workers: int, given: str | None, environment: Mapping[str, str]
@@ -111,7 +109,8 @@ def main() -> None:
 
     try:
         hosts = find_hosts(own.servers, own.workers, own.hosts, os.environ)
-        wait_for_names(hosts, NAME_SECONDS)
+        # A pod's name is known when the pod has an address: images are pulled first.
+        wait_for_names(hosts, seconds=300.0)
     except ValueError as error:
         exit.fail(error)
     words = command(own.role, own.index, own.servers, own.workers, hosts, own.port)

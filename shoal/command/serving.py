@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 from pathlib import Path
@@ -14,8 +13,6 @@ from shoal.command.arguments import ONE_PROCESS, TRUST, split_arguments
 from shoal.command.exit import print_result
 from shoal.command.startup import importing
 from shoal.world.durable import written
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes begins so
 
 
 def evaluate(
@@ -134,41 +131,34 @@ def recommend(
             f"export {run} --to DIR` first, then use DIR"
         )
     if many:
-        from shoal.runs.artifact.bulk import Job, recommend_many
+        from shoal.runs.artifact.bulk import recommend_many
 
         if output is None:
             raise ValueError("--all needs a file to write to: --output top.parquet")
         if spreadsheet and not output.endswith(".csv"):
             raise ValueError(f"--spreadsheet is about csv, and --output is {output}")
-        job = Job(run, output, topk, users, exclude, only, category, seen, approximate)
+        how = (topk, users, exclude, only, category, seen, approximate, nproc, spreadsheet)
         with written(output):
-            count = recommend_many(job, nproc)
-            if spreadsheet:
-                quote_formulas(Path(output))
+            count = recommend_many(run, output, *how)
         typer.echo(f"{count} users: {output}")
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    words = None if history is None else [one.strip() for one in history.split(",")]
     if is_run:
         with importing():
             from shoal.runs.trained import recommend
 
-        words = None if history is None else [one.strip() for one in history.split(",")]
         found: Any = recommend(run, user, topk, trust, words)
     else:
-        from shoal.runs.artifact.bulk import items_of_category, read_lines
+        from shoal.runs.artifact.bulk import allowed_items, read_lines
         from shoal.runs.artifact.loaded import load
 
-        model = load(run)
-        allowed = None if only is None else read_lines(only)
-        if category is not None:
-            chosen = items_of_category(category)
-            allowed = chosen if allowed is None else [one for one in allowed if one in chosen]
-        words = None if history is None else [one.strip() for one in history.split(",")]
         banned = [] if exclude is None else read_lines(exclude)
-        found = model.recommend(user, words, topk, banned, allowed, seen)
+        allowed = allowed_items(only, category)
+        found = load(run).recommend(user, words, topk, banned, allowed, seen)
     who = f"user {user}" if history is None else f"history {history}"
     if getattr(found, "unknown", ()):
         popular = "these are the most popular items" if found.by == "popularity" else "left out"
@@ -186,7 +176,7 @@ def predict(
     output: Annotated[str, typer.Option(help="FILE.parquet, .csv or .jsonl")],
 ) -> None:
     """Predict the clicks of samples: a line for each, in their order."""
-    from shoal.runs.artifact.predict import predict_file
+    from shoal.runs.artifact.bulk import predict_file
 
     with written(output):
         count = predict_file(artifact, input, output)
@@ -240,26 +230,3 @@ def serve(
     token = read_token(token_file)
     secured = (token, tls_cert, tls_key, plain)
     listen(artifact, host, port, limits, *secured, refresh, announce, drain)
-
-
-def quote_formulas(path: Path) -> None:
-    """Put a ' before cells of a csv file that a spreadsheet would compute, as =HYPERLINK(...)."""
-    hidden = path.with_name(f".{path.name}.quoted")
-    try:
-        with (
-            open(path, newline="", encoding="utf-8") as file,
-            open(hidden, "w", newline="", encoding="utf-8") as out,
-        ):
-            lines = csv.writer(out, lineterminator="\n")
-            lines.writerows([_quoted(cell) for cell in row] for row in csv.reader(file))
-        hidden.replace(path)
-    finally:
-        hidden.unlink(missing_ok=True)
-
-
-def _quoted(cell: str) -> str:
-    try:
-        float(cell)  # such as -0.5, which is no formula
-    except ValueError:
-        return f"'{cell}" if cell[:1] in FORMULA else cell
-    return cell

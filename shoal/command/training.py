@@ -122,13 +122,12 @@ def _follow(
     """`shoal train --follow`: files of a folder as they come."""
     with importing():
         from shoal.runs import run
-        from shoal.runs.daily.follow import Following, follow, seconds_of
+        from shoal.runs.daily.follow import follow, seconds_of
         from shoal.training.run_folder import start_logging
 
     if start is None or output is None:
         raise typer.BadParameter(
-            "--follow continues from a run, into a folder: --from RUN --output FOLDER (the same "
-            "words continue it)"
+            "--follow continues from a run, into a folder: --from RUN --output FOLDER"
         )
     files, overrides = split_arguments(words)
     files, values = daily_arguments(start, output, files)
@@ -138,11 +137,9 @@ def _follow(
         files, overrides, values, "shoal train --follow", folder=start, trust=trust
     )
     start_logging(resolved.config.run.log_level)
-    asked = Following(
-        Path(folder), Path(output), Path(export) if export else None, seconds_of(every), once
-    )
     try:
-        count = follow(resolved, asked, str(Path(start).absolute()), trust)
+        how = (Path(export) if export else None, seconds_of(every), once, trust)
+        count = follow(resolved, Path(folder), Path(output), str(Path(start).absolute()), *how)
     except shoal.Interrupted as error:
         if error.number != signal.SIGTERM:
             raise
@@ -228,7 +225,7 @@ def server(
 ) -> None:
     """One parameter server; `shoal launch` starts them."""
     with importing():
-        from shoal.config.tiers import TiersSection
+        from shoal.config.row_rules import TiersSection
         from shoal.launch.child import follow_launcher, is_launched
         from shoal.ps.keys import read_keys
         from shoal.ps.server.process import run_server

@@ -14,7 +14,6 @@ PADDLEREC_PROGRAMS = (
     "static_ps_trainer.py",
     "static_gpubox_trainer.py",
 )
-PADDLE_PORT = 6170
 
 
 def files_and_overrides(word: str) -> tuple[list[str], list[str]] | None:
@@ -64,7 +63,7 @@ def as_paddle_launches(overrides: list[str]) -> list[str]:
             rest += [f"--launch.ip={hosts[0]}", f"--launch.world_size={here * len(hosts)}"]
             rest.append(f"--launch.group_offset={here * host}")
             if not {"port", "launch.port"} & given.keys():
-                rest.append(f"--launch.port={PADDLE_PORT}")
+                rest.append("--launch.port=6170")
     return rest
 
 
@@ -74,8 +73,7 @@ def _visible_gpus() -> int:
     found = count_gpus(None)
     if not found:
         raise typer.BadParameter(
-            "--ips starts a process for each GPU of a host, and none is visible here; --gpus 0,1 "
-            "or --nproc N names how many"
+            "--ips starts a process for each visible GPU, and there is none; give --nproc N"
         )
     typer.echo(f"--ips without --gpus: {found} processes here, one for each visible GPU", err=True)
     return found

@@ -14,10 +14,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
-from shoal.config.choices import Choices
 from shoal.config.errors import ConfigError, did_you_mean
 from shoal.config.schema import Config, Section
-from shoal.config.section import ReadBy
+from shoal.config.section import Choices, ReadBy
 from shoal.config.yaml_io import inline, read
 
 MISSING = object()

@@ -22,9 +22,9 @@ from shoal.config.errors import ConfigError
 from shoal.config.key_applicability import notes as unread_notes
 from shoal.config.key_applicability import refusals
 from shoal.config.keys import KEYS, MISSING, Key, options_of
+from shoal.config.launch_section import EVERY_GPU
 from shoal.config.reading import Reader, Value, merged
 from shoal.config.schema import Config
-from shoal.config.schema.launch import EVERY_GPU
 from shoal.config.sources import DEFAULT, Layer, Origin, from_file, from_overrides, from_python
 
 # Model name as written -> (its canonical name, dataclass of its options). ValueError if unknown.

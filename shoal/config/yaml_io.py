@@ -28,8 +28,6 @@ FLOAT = re.compile(
 )
 INT = re.compile(r"^(?:[-+]?0|[-+]?[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
 PREFIX = "tag:yaml.org,2002:"
-PLAIN_FLOAT = re.compile(r"-?\d+\.\d+")
-WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_/.-]*")  # no mark that YAML gives a meaning to
 PLAIN = {PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 TABLE = re.compile(r"\s*\[([^\[\]]+)\]")  # of TOML
@@ -208,10 +206,8 @@ def _as_yaml(value: Any) -> Any:
 
 def inline(value: Any) -> str:
     """The value as YAML on one line."""
-    if value is None or type(value) in (bool, int) or (type(value) is str and _is_plain(value)):
-        return value if type(value) is str else json.dumps(value)  # most are, and yaml is slow
-    if type(value) is float and PLAIN_FLOAT.fullmatch(repr(value)):
-        return repr(value)
+    if value is None or type(value) in (bool, int):
+        return json.dumps(value)  # most are, and yaml is slow
     if type(value) is list:
         return f"[{', '.join(map(inline, value))}]"
     text = yaml.dump(
@@ -223,11 +219,3 @@ def inline(value: Any) -> str:
         sort_keys=False,
     )
     return text.strip()[1:-1]
-
-
-def _is_plain(text: str) -> bool:
-    """Whether a word stands for itself, without quotes."""
-    if not WORD.fullmatch(text):
-        return False
-    resolvers = _Dumper.yaml_implicit_resolvers
-    return not any(regexp.match(text) for _, regexp in resolvers.get(text[0], []))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +28,22 @@ class Jagged:
         flat = [value for one in lists for value in one]
         return cls(torch.tensor(flat, dtype=torch.int64), lengths.cumsum(0))
 
+    @classmethod
+    def cat(cls, parts: Sequence[Jagged]) -> Jagged:
+        """All lists, one part after the other."""
+        lengths = torch.cat([one.lengths for one in parts])
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        weights = None
+        if any(one.weights is not None for one in parts):
+            own = [torch.ones(len(p.values)) if p.weights is None else p.weights for p in parts]
+            weights = torch.cat(own)
+        return cls(torch.cat([one.values for one in parts]), offsets, weights)
+
+    @classmethod
+    def of_single(cls, ids: Tensor) -> Jagged:
+        """A list of one for each id."""
+        return cls(ids.reshape(-1), torch.arange(ids.numel() + 1))
+
     @property
     def lengths(self) -> Tensor:
         return self.offsets[1:] - self.offsets[:-1]
@@ -38,6 +54,15 @@ class Jagged:
         first, last = int(offsets[0]), int(offsets[-1])
         weights = None if self.weights is None else self.weights[first:last]
         return Jagged(self.values[first:last], offsets - first, weights)
+
+    def take(self, lists: Tensor) -> Jagged:
+        """The given lists, in that order."""
+        lengths = self.lengths[lists]
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        places = (self.offsets[lists] - offsets[:-1]).repeat_interleave(lengths)
+        places = places + torch.arange(len(places), device=places.device)
+        weights = None if self.weights is None else self.weights[places]
+        return Jagged(self.values[places], offsets, weights)
 
     def places(self, length: int) -> Tensor:
         """Where the last `length` ids of every list are, left-aligned, -1 pads: [size, length]."""

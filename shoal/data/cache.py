@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from shoal.data.store import (
     Stored,
     all_stored,
     check_arrays,
+    filled_folder,
     map_array,
     read_document,
     write_document,
@@ -79,36 +79,16 @@ def check_cache(folder: Path) -> Manifest:
 
 
 def write_cache(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Manifest | None:
-    """Have `write` fill a folder and return its manifest; None where no cache can be kept.
-
-    Of several writers at once the first to finish wins.
-    """
+    """Have `write` fill a folder and return its manifest; None where no cache can be kept."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for left in folder.parent.glob("*.tmp"):  # of writers that were killed
+        for left in folder.parent.glob(".*.tmp"):  # of writers that were killed
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > 24 * 3600:
                     shutil.rmtree(left)
-        work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".tmp", dir=folder.parent))
-        try:
+        with filled_folder(folder, lambda: read_cache(folder) is not None) as work:
             write_document(work / MANIFEST, {"version": VERSION, **write(work)})
-            _commit(work, folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
         return check_cache(folder)
     except (OSError, DamagedFolder) as error:
         logger.info("no cache in %s (%s); the data is prepared on every run", folder.parent, error)
         return None
-
-
-def _commit(work: Path, folder: Path) -> None:
-    try:
-        work.rename(folder)
-    except OSError:
-        try:
-            check_cache(folder)  # another process was first
-        except DamagedFolder:
-            aside = work.with_suffix(".damaged.tmp")
-            folder.rename(aside)
-            work.rename(folder)
-            shutil.rmtree(aside, ignore_errors=True)

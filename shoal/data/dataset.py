@@ -41,7 +41,7 @@ class Dataset:
     users/items side features; row i belongs to id i, row 0 is padding
     extra       further files by suffix (kg, link, net and additional ones), as columns
     types       field -> type as the header of its file states it
-    vocab       token field -> original tokens as an array of str; vocab[f][0] is "[PAD]"
+    vocab       token field -> its words, array of str or mapped; vocab[f][0] is "[PAD]"
     splits      phase -> int64 row numbers of `inter`; every kept row is in exactly one phase
     missing     file suffix -> column -> empty cells that it had
     left_out    config key -> rows of the files that it left out
@@ -62,6 +62,8 @@ class Dataset:
     missing: dict[str, dict[str, int]] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     pairs: Pairs | None = None  # see counted
+    # of a prepared folder: ids by phase, histories and pairs of its view (prepared/views.py)
+    kept: dict[str, np.ndarray] = field(default_factory=dict)
     # SHA-256 of `interactions` and `splits`, where they are known without reading them all
     digests: dict[str, str] = field(default_factory=dict)
 
@@ -89,18 +91,33 @@ class Dataset:
             self.pairs = count_pairs(users, items, phases, self.num_items)
         return self.pairs
 
+    def flat(self, name: str) -> np.ndarray:
+        """A column of the interactions that holds no lists."""
+        column = self.inter[name]
+        assert isinstance(column, np.ndarray)
+        return column
+
     def history(self, phases: tuple[Phase, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """Items of these phases by user, in order, and offsets [users + 1]; None: not kept so."""
-        return None
+        if not self.kept or phases != PHASES[: len(phases)]:
+            return None
+        return self.kept[f"history-{len(phases)}"], self.kept[f"offsets-{len(phases)}"]
 
     def seen(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Keys and starts of the training pairs as `Seen.sorted` takes them; None: not kept so."""
-        return None
+        return (self.kept["seen"], self.kept["seen-starts"]) if self.kept else None
 
     def user_ids(self, phase: Phase) -> np.ndarray:
         """User ids of one phase's interactions, in the order of the split."""
-        return self.inter[self.user_field][self.splits[phase]]  # type: ignore[index]
+        return self._ids("user", self.user_field, phase)
 
     def item_ids(self, phase: Phase) -> np.ndarray:
         """Item ids of one phase's interactions, in the order of the split."""
-        return self.inter[self.item_field][self.splits[phase]]  # type: ignore[index]
+        return self._ids("item", self.item_field, phase)
+
+    def _ids(self, side: str, field: str, phase: Phase) -> np.ndarray:
+        """Kept ones of training as they lie on disk, int32: they are the many."""
+        if not self.kept:
+            return self.flat(field)[self.splits[phase]]
+        found = self.kept[f"{side}-{phase}"]
+        return found if phase == "train" else found.astype(np.int64)

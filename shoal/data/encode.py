@@ -17,9 +17,9 @@ from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken, fold
 from shoal.data.features import LENGTH, Feature, is_history
 from shoal.data.history import Earlier
 from shoal.data.ids import Ids, Words
+from shoal.data.passes import CHUNK
 from shoal.data.raw import gather
 
-CHUNK = 1 << 20  # values at a time where a column is passed over
 Take = Callable[[np.ndarray], Taken]
 Change = Callable[[np.ndarray], np.ndarray]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from torch import Tensor
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.clicks import criteo
-from shoal.data.clicks.parquet import decode
+from shoal.data.clicks.decode import decode
+from shoal.data.clicks.lines import BadLine
 from shoal.data.clicks.per_feature import per_feature
 from shoal.data.clicks.samples import Layout
 from shoal.data.dataset import Column, Dataset, FieldType, Ragged
@@ -32,8 +31,8 @@ from shoal.data.feature_table import FeatureColumn, FeatureTable
 from shoal.data.features import Feature, Label
 from shoal.data.ids import Ids, word_of
 from shoal.data.joined import pack
-from shoal.data.raw import RawColumn, gather, number_defaults
-from shoal.data.sources.typed import Columns, Piece, join
+from shoal.data.raw import RawColumn, number_defaults
+from shoal.data.sources.typed import Columns, Piece
 from shoal.data.vocabulary import PAD
 
 if TYPE_CHECKING:
@@ -143,18 +142,13 @@ class FeatureEncoder:
         size = len(frame)
         reader = Columns(self.config, [Piece(ROWS, frame)], set())
         numbers = {side: self._numbers(reader, frame, field) for side, field in self.fields.items()}
-        ids: dict[str, Tensor | Jagged] = {}
-        dense: dict[str, Tensor] = {}
-        for name, column in self.table.columns.items():
-            feature = column.feature
-            if feature.cross:
-                continue
-            values = self._values(column, reader, frame, numbers)
-            if feature.is_sparse:
-                ids[name] = values
-            else:
-                assert isinstance(values, Tensor)
-                dense[name] = values
+        ids, dense = self.table.fields(
+            {
+                name: self._values(column, reader, frame, numbers)
+                for name, column in self.table.columns.items()
+                if not column.feature.cross
+            }
+        )
         self.table.cross(ids)
         if self.packed:
             ids, dense = pack(self.table.features, ids, dense, size)
@@ -172,10 +166,10 @@ class FeatureEncoder:
         for label in self.labels:
             source = next(iter(limits), None)
             if label.column in frame.columns:
-                values = reader.column(label.column, "float")[1].values.to_numpy()
+                values = reader.column(label.column, "float")[1].values
             elif source in frame.columns and label.column == self.config.fields.label:
                 assert source is not None
-                values = reader.column(source, "float")[1].values.to_numpy() >= limits[source]
+                values = reader.column(source, "float")[1].values >= limits[source]
             else:
                 raise ValueError(
                     f"the rows have no label {label.column!r}; they have "
@@ -197,7 +191,7 @@ class FeatureEncoder:
     def _numbers(self, reader: Columns, frame: pl.DataFrame, field: str) -> np.ndarray | None:
         if field not in frame.columns:
             return None
-        raw = join(reader.column(field, "token")[1], "token")
+        raw = reader.column(field, "token")[1]
         assert raw.words is not None
         numbers = np.append(self.ids[field].find(raw.words.tolist()), 0)  # the last: empty
         return numbers[raw.values]
@@ -237,13 +231,13 @@ class FeatureEncoder:
         return _chosen(given, known, empty)
 
     def _encoded(self, feature: Feature, reader: Columns, frame: pl.DataFrame) -> Tensor | Jagged:
-        raw = self._raw(feature.column, reader)
+        raw = reader.column(feature.column, self.types[feature.column])[1]
         beside: dict[str, Column] = {}
         for name in (feature.time, feature.weights):
             if name is not None:
                 if name not in frame.columns:
                     raise ValueError(f"the rows have {feature.column!r}, but not {name!r}")
-                beside[name] = _column(self._raw(name, reader))
+                beside[name] = _column(reader.column(name, self.types[name])[1])
         texts: list[str] = []
         ids = None
         if raw.words is not None:
@@ -262,10 +256,6 @@ class FeatureEncoder:
         learned = self.encoding.numbers.get(feature.name)
         take = take_of(feature, column, ids, learned, beside, texts)
         return FeatureColumn(feature, take).take(np.arange(len(frame)))
-
-    def _raw(self, name: str, reader: Columns) -> RawColumn:
-        kind, parsed = reader.column(name, self.types[name])
-        return join(parsed, kind)
 
 
 def _column(raw: RawColumn) -> Column:
@@ -298,13 +288,7 @@ def _chosen(first: Tensor | Jagged, second: Tensor | Jagged, other: np.ndarray) 
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return torch.where(mask.view(-1, *[1] * (first.dim() - 1)), second, first)
     assert isinstance(first, Jagged) and isinstance(second, Jagged)
-    both = joined([first, second])
-    rows = np.arange(len(other)) + np.where(other, len(other), 0)
-    values, offsets = gather(both.values.numpy(), both.offsets.numpy(), rows, 0)
-    weights = None
-    if both.weights is not None:
-        weights = torch.from_numpy(gather(both.weights.numpy(), both.offsets.numpy(), rows, 0)[0])
-    return Jagged(torch.from_numpy(values), torch.from_numpy(offsets), weights)
+    return Jagged.cat([first, second]).take(torch.arange(len(other)) + len(other) * mask)
 
 
 def together(batches: Sequence[Batch]) -> Batch:
@@ -316,28 +300,11 @@ def together(batches: Sequence[Batch]) -> Batch:
         parts = [one.ids[name] for one in batches]
         if all(isinstance(one, Tensor) for one in parts):
             ids[name] = torch.cat(parts)  # type: ignore[arg-type]
-        else:
-            ids[name] = joined([_as_lists(one) for one in parts])
+        else:  # an id is a list of one
+            lists = [one if isinstance(one, Jagged) else Jagged.of_single(one) for one in parts]
+            ids[name] = Jagged.cat(lists)
     dense = {name: torch.cat([one.dense[name] for one in batches]) for name in batches[0].dense}
     return Batch(sum(one.size for one in batches), ids, dense)
-
-
-def _as_lists(ids: Tensor | Jagged) -> Jagged:
-    """A list of one for each id."""
-    if isinstance(ids, Jagged):
-        return ids
-    return Jagged(ids.reshape(-1), torch.arange(ids.numel() + 1))
-
-
-def joined(parts: Sequence[Jagged]) -> Jagged:
-    """All lists, one part after the other."""
-    lengths = torch.cat([one.lengths for one in parts])
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    weights = None
-    if any(one.weights is not None for one in parts):
-        own = [torch.ones(len(p.values)) if p.weights is None else p.weights for p in parts]
-        weights = torch.cat(own)
-    return Jagged(torch.cat([one.values for one in parts]), offsets, weights)
 
 
 def _absent(name: str, frame: pl.DataFrame) -> ValueError:
@@ -388,7 +355,8 @@ class LogEncoder:
             if frame[name].dtype == pl.String:
                 raise ValueError(f"{name}: ids of this log are whole numbers, not text")
         frame = frame.with_columns(pl.lit(0).alias(self.layout.label))
-        samples = decode(frame, Path(ROWS), 0, self.layout, keep_integers=not raw)
-        if raw:
-            samples.dense[:] = criteo.changed(samples.dense.astype(np.float64))
+        try:
+            samples = decode(frame, self.layout, raw)
+        except BadLine as error:
+            raise ValueError(f"row {error.index + 1} of {ROWS}: {error}") from None
         return per_feature(samples.batch(), self.layout, self.features)

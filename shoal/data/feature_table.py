@@ -76,18 +76,23 @@ class FeatureTable:
 
     def of(self, side: str, rows: np.ndarray, prefix: str = "") -> Fields:
         """The features of one side at the given rows (ids of users or items, or row numbers)."""
+        found = {
+            name: column.take(rows)
+            for name, column in self.columns.items()
+            if column.feature.side == side and not column.feature.cross
+        }
+        return self.fields(found, prefix)
+
+    def fields(self, values: dict[str, Tensor | Jagged], prefix: str = "") -> Fields:
+        """Values of features as ids and as dense values, by name."""
         ids: dict[str, Tensor | Jagged] = {}
         dense: dict[str, Tensor] = {}
-        for name, column in self.columns.items():
-            feature = column.feature
-            if feature.side != side or feature.cross:
-                continue
-            values = column.take(rows)
-            if feature.is_sparse:
-                ids[prefix + name] = values
+        for name, one in values.items():
+            if self.columns[name].feature.is_sparse:
+                ids[prefix + name] = one
             else:
-                assert isinstance(values, Tensor)
-                dense[prefix + name] = values
+                assert isinstance(one, Tensor)
+                dense[prefix + name] = one
         return ids, dense
 
     def side(self, side: str, ids: Tensor) -> Batch:
@@ -130,37 +135,32 @@ class FeatureTable:
         """Add the crosses of features whose ids are there."""
         for name, column in self.columns.items():
             if column.feature.cross:
-                parts = [ids[part].numpy() for part in column.feature.cross]  # type: ignore[union-attr]
-                ids[name] = torch.from_numpy(crossed(parts, column.feature.rows))
+                parts = [ids[part] for part in column.feature.cross]
+                hashes = hash64(*(one.numpy() for one in parts if isinstance(one, Tensor)))
+                ids[name] = torch.from_numpy(fold(hashes, column.feature.rows))
 
     def _none(self, users: np.ndarray) -> Fields:
         """Context features of samples of users that have not happened: histories, else nothing."""
         size = len(users)
-        ids: dict[str, Tensor | Jagged] = {}
-        dense: dict[str, Tensor] = {}
+        found: dict[str, Tensor | Jagged] = {}
         for name, column in self.columns.items():
             feature = column.feature
             if feature.side != "context" or feature.cross:
                 continue
             if column.of_users is not None:
-                ids[name] = column.ahead(users)
+                found[name] = column.ahead(users)
             elif feature.is_list:
                 none = torch.empty(0, dtype=torch.int64)
-                ids[name] = Jagged(none, torch.zeros(size + 1, dtype=torch.int64))
+                found[name] = Jagged(none, torch.zeros(size + 1, dtype=torch.int64))
             elif feature.is_sparse:
-                ids[name] = torch.zeros(size, dtype=torch.int64)
+                found[name] = torch.zeros(size, dtype=torch.int64)
             else:
                 width = (feature.width,) if feature.kind == "numbers" else ()
-                dense[name] = torch.zeros(size, *width)
-        return ids, dense
-
-
-def crossed(parts: list[np.ndarray], rows: int | None) -> np.ndarray:
-    """Ids of ids together, a pure function of them: 1 to rows - 1, or any of 63 bits from 1."""
-    return fold(hash64(*parts), rows)
+                found[name] = torch.zeros(size, *width)
+        return self.fields(found)
 
 
 def fold(hashes: np.ndarray, rows: int | None) -> np.ndarray:
-    """Hashes as ids: 0 is nobody's."""
+    """Hashes as ids: 1 to rows - 1, or any of 63 bits from 1."""
     below = np.uint64(max((rows or 2**63 - 1) - 1, 1))
     return (hashes % below).astype(np.int64) + 1

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from shoal.config.data_section import Kind, Loss, Side, Transform, Vocabulary
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
-from shoal.config.schema.data import Kind, Loss, Side, Transform, Vocabulary
 from shoal.data.dataset import Column, Dataset, FieldType
 
 KIND_OF: dict[FieldType, Kind] = {

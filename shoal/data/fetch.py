@@ -12,8 +12,6 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -22,8 +20,6 @@ from shoal.data.sources.movielens import UNREADABLE
 
 OFFICIAL = "https://files.grouplens.org/datasets/movielens"
 MIRROR_VARIABLE = "SHOAL_MIRROR"
-_CHUNK = 1 << 18
-_TIMEOUT = 60  # seconds without a byte before a transfer counts as broken
 
 
 @dataclass(frozen=True)
@@ -129,12 +125,14 @@ def _address(name: str, mirror: str | None) -> str:
 
 def _transfer(address: str, part: Path, name: str, progress: bool) -> None:
     """Download to `part`, going on where an earlier transfer stopped."""
+    from tqdm import tqdm
+
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(address)
     if have and not address.startswith("file:"):
         request.add_header("Range", f"bytes={have}-")
     try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+        response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
         if error.code != 416:  # 416: nothing is left to send, or the part is longer than the file
             raise
@@ -150,30 +148,15 @@ def _transfer(address: str, part: Path, name: str, progress: bool) -> None:
         have = have if resumed else 0
         length = response.headers.get("Content-Length")
         total = None if length is None else have + int(length)
-        with part.open("ab" if resumed else "wb") as out, _bar(name, total, have, progress) as bar:
-            while chunk := response.read(_CHUNK):
+        shown = {"desc": name, "total": total, "initial": have, "unit": "B", "unit_scale": True}
+        bar = tqdm(**shown, file=sys.stderr, disable=not progress)
+        with part.open("ab" if resumed else "wb") as out, bar:
+            while chunk := response.read(1 << 18):
                 out.write(chunk)
                 have += len(chunk)
-                bar(len(chunk))
+                bar.update(len(chunk))
     if total is not None and have != total:
         raise OSError(f"the connection ended after {have} of {total} bytes")
-
-
-@contextmanager
-def _bar(name: str, total: int | None, have: int, progress: bool) -> Iterator:
-    """A progress bar on stderr: a function to call with the number of new bytes."""
-    from tqdm import tqdm
-
-    with tqdm(
-        desc=name,
-        total=total,
-        initial=have,
-        unit="B",
-        unit_scale=True,
-        file=sys.stderr,
-        disable=not progress,
-    ) as bar:
-        yield bar.update
 
 
 def _unpack(packed: Path, name: str, target: Path) -> None:
@@ -194,8 +177,6 @@ def _unpack(packed: Path, name: str, target: Path) -> None:
         else:
             content.rename(target)
             target.chmod(0o755)  # the temporary folder was private
-    except FetchError:
-        raise
     except UNREADABLE as error:
         what = str(error) or type(error).__name__
         raise FetchError(f"{packed} is damaged: {what}; remove it and fetch again") from error

@@ -28,8 +28,6 @@ DIGESTS = {
     "interactions": "the interactions are others (users, items or their order in the files)",
     "splits": "the interactions are split otherwise (data.split, run.seed)",
 }
-MOST_FILES = 3  # that a message names
-MOST_LETTERS = 80  # of a value in a message
 
 
 def as_saved(saved: dict[str, Any], now: dict[str, Any], options: Any) -> dict[str, Any]:
@@ -39,17 +37,8 @@ def as_saved(saved: dict[str, Any], now: dict[str, Any], options: Any) -> dict[s
         if one.default_factory is not MISSING:
             known[one.name] = one.default_factory()
     now = json.loads(json.dumps(now))  # an option may be a tuple
-    return without_later(saved, now, json.loads(json.dumps(known, default=str)))
-
-
-def without_later(
-    saved: dict[str, Any], now: dict[str, Any], defaults: dict[str, Any]
-) -> dict[str, Any]:
-    """`now` less the options that a model had not yet when `saved` was, where they say nothing.
-
-    defaults: of the model's options.
-    """
-    said = saved.get("options", {})
+    defaults, said = json.loads(json.dumps(known, default=str)), saved.get("options", {})
+    # Less the options that a model had not yet when `saved` was, where they say nothing.
     kept = {k: v for k, v in now["options"].items() if k in said or v != defaults.get(k)}
     return {**now, "options": kept}
 
@@ -85,6 +74,7 @@ def _split(before: int | None, now: int | None) -> str:
 
 
 def _part(key: str, before: Any, now: Any) -> list[str]:
+    """What differs in one part of a fingerprint, key by key of the config."""
     if key == "split_over":
         return [f"data.clicks.split_files: over {before or 'no'} workers, now over {now or 'none'}"]
     if key in DIGESTS and before is not None:
@@ -93,23 +83,17 @@ def _part(key: str, before: Any, now: Any) -> list[str]:
         return _files(before, now)
     if key in PLACES and isinstance(before, list):
         pairs = zip(PLACES[key], before, now)
-        return [_was(name, one, two) for name, one, two in pairs if one != two]
+        return [text for name, one, two in pairs if one != two for text in _part(name, one, two)]
     name = KEYS.get(key, key)
     if isinstance(before, dict) and isinstance(now, dict):
-        return _nested(name, before, now)
-    return [_was(name, before, now)]
-
-
-def _nested(name: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The same for dicts, key by key."""
-    told = []
-    for key in dict.fromkeys([*now, *before]):
-        one, two = before.get(key), now.get(key)
-        if isinstance(one, dict) and isinstance(two, dict):
-            told += _nested(f"{name}.{key}", one, two)
-        elif one != two:
-            told.append(_was(f"{name}.{key}", one, two))
-    return told
+        both = {one: (before.get(one), now.get(one)) for one in (*now, *before)}
+        return [
+            text
+            for inner, (one, two) in both.items()
+            if one != two
+            for text in _part(f"{name}.{inner}", one, two)
+        ]
+    return [f"{name} was {_short(before)}, is now {_short(now)}"]
 
 
 def _files(before: list[list[Any]], now: list[list[Any]]) -> list[str]:
@@ -120,15 +104,11 @@ def _files(before: list[list[Any]], now: list[list[Any]]) -> list[str]:
     told += [f"{name} has changed" for name in new if name in old and new[name] != old[name]]
     if not told:
         told = ["the files come in another order"]
-    if len(told) > MOST_FILES:
-        told = [*told[:MOST_FILES], f"and {len(told) - MOST_FILES} more"]
+    if len(told) > 3:
+        told = [*told[:3], f"and {len(told) - 3} more"]
     return [f"data.clicks.train: {', '.join(told)}"]
-
-
-def _was(name: str, before: Any, now: Any) -> str:
-    return f"{name} was {_short(before)}, is now {_short(now)}"
 
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= MOST_LETTERS else text[:MOST_LETTERS] + "…"
+    return text if len(text) <= 80 else text[:80] + "…"

@@ -160,7 +160,8 @@ def _first_times(dataset: Dataset, phase: Phase | None) -> np.ndarray:
     found = np.zeros(dataset.num_users, dtype=np.int64)
     if phase is not None:
         users = dataset.user_ids(phase)
-        times = np.asarray(dataset.inter[dataset.time_field])[dataset.splits[phase]]  # type: ignore[index]
+        assert dataset.time_field is not None
+        times = dataset.flat(dataset.time_field)[dataset.splits[phase]]
         order = np.argsort(-times, kind="stable")  # the earliest is written last
         found[users[order]] = times[order].astype(np.int64)
     return found

@@ -16,7 +16,7 @@ from shoal.data.random import hash64
 
 
 class Joined:
-    """The samples of some interactions (their row numbers); what is taken of them is a Made.
+    """The samples of some interactions (their row numbers).
 
     packed: ids of all features lie in one field, `slots`, numbered one feature after the other.
     """
@@ -54,15 +54,9 @@ class Joined:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def slice(self, start: int, stop: int) -> Made:
-        """Samples start to stop - 1."""
-        return self._made(np.asarray(self.rows[start:stop]))
-
-    def take(self, numbers: np.ndarray) -> Made:
-        """The given samples, in the given order."""
-        return self._made(self.rows[numbers])
-
-    def _made(self, rows: np.ndarray) -> Made:
+    def batch_of(self, numbers: slice | np.ndarray) -> Batch:
+        """The batch of the given samples, in the given order."""
+        rows = np.asarray(self.rows[numbers])
         users = self.users[rows].astype(np.int64, copy=False)  # on disk ids are shorter
         items = self.items[rows].astype(np.int64, copy=False)
         ids, dense = self.table.join(rows, users, items)
@@ -72,7 +66,7 @@ class Joined:
         every = [torch.from_numpy(column[rows]) for column in self.labels]
         labels = every[0] if len(every) == 1 else torch.stack(every, 1)
         weights = None if self.weights is None else torch.from_numpy(self.weights[rows])
-        return Made(Batch(len(rows), ids, dense, labels, weights=weights))
+        return Batch(len(rows), ids, dense, labels, weights=weights)
 
 
 def candidates(
@@ -86,7 +80,7 @@ def candidates(
 
 
 class Made:
-    """Samples that are joined: a batch that can still be cut."""
+    """Samples that are a batch already; they are not shuffled."""
 
     def __init__(self, made: Batch):
         self.made = made
@@ -94,19 +88,17 @@ class Made:
     def __len__(self) -> int:
         return self.made.size
 
-    def slice(self, start: int, stop: int) -> Made:
-        """Samples start to stop - 1."""
-        return Made(self.made.rows(start, stop))
-
-    def batch(self, first: int = 0) -> Batch:
-        """The batch; first: the number of its first sample in the global batch."""
-        return replace(self.made, first=first)
+    def batch_of(self, numbers: slice | np.ndarray) -> Batch:
+        """Some of them, as views."""
+        assert isinstance(numbers, slice)
+        return self.made.rows(numbers.start, numbers.stop)
 
 
 def packed_rows(features: tuple[Feature, ...]) -> int | None:
     """Rows of the one table that packed ids read; None: it grows."""
     rows = [feature.rows for feature in features if feature.is_sparse]
-    return None if None in rows else sum(rows)  # type: ignore[arg-type]
+    known = [one for one in rows if one is not None]
+    return sum(known) if len(known) == len(rows) else None
 
 
 def check_packable(model: str, features: tuple[Feature, ...]) -> None:
@@ -134,42 +126,33 @@ def pack(
     """
     sparse = [feature for feature in features if feature.is_sparse]
     grows = packed_rows(features) is None
-    shifted, first = [], 0
+    shifted: list[Tensor | Jagged] = []
+    first = 0
     for number, feature in enumerate(sparse):
         one = ids[feature.name]
+        flat = one.values if isinstance(one, Jagged) else one
         if grows:
-            flat = one.values if isinstance(one, Jagged) else one
-            hashed = torch.from_numpy(fold(hash64(number, flat.numpy()), None))
-            one = replace(one, values=hashed) if isinstance(one, Jagged) else hashed
-        shifted.append((one, feature, 0 if grows else first))
+            flat = torch.from_numpy(fold(hash64(number, flat.numpy()), None))
+        else:
+            flat = flat + first
+        shifted.append(replace(one, values=flat) if isinstance(one, Jagged) else flat)
         first += feature.rows or 0
     packed: dict[str, Tensor] = {}
     numeric = [feature for feature in features if not feature.is_sparse]
     if numeric:
         packed["dense"] = torch.cat([dense[f.name].view(size, f.width) for f in numeric], 1)
-    if not any(isinstance(one, Jagged) for one, _, _ in shifted):
-        return {"slots": torch.stack([one + at for one, _, at in shifted], 1)}, packed  # type: ignore[operator, misc]
-    lengths = torch.stack(
-        [
-            one.lengths if isinstance(one, Jagged) else torch.ones(size, dtype=torch.int64)
-            for one, _, _ in shifted
-        ],
-        1,
-    )
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)])
-    values = torch.empty(int(offsets[-1]), dtype=torch.int64)
-    weights = torch.ones(len(values))
-    for k, (one, feature, at) in enumerate(shifted):
-        each = lengths[:, k]
-        starts = offsets[k : -1 : len(sparse)]
-        inner = torch.arange(int(each.sum())) - (each.cumsum(0) - each).repeat_interleave(each)
-        places = starts.repeat_interleave(each) + inner
-        flat = one.values if isinstance(one, Jagged) else one
-        values[places] = flat + at
-        if isinstance(one, Jagged):
-            given = torch.ones(len(flat)) if one.weights is None else one.weights
-            if feature.pooling == "mean":
-                given = given / each.repeat_interleave(each)
-            weights[places] = given
+    single = [one for one in shifted if isinstance(one, Tensor)]
+    if len(single) == len(shifted):
+        return {"slots": torch.stack(single, 1)}, packed
     plain = all(f.pooling == "sum" and f.weights is None for f in sparse)
-    return {"slots": Jagged(values, offsets, None if plain else weights)}, packed
+    lists = []
+    for one, feature in zip(shifted, sparse):
+        each = one if isinstance(one, Jagged) else Jagged.of_single(one)
+        if not plain:
+            weights = torch.ones(len(each.values)) if each.weights is None else each.weights
+            if feature.pooling == "mean" and isinstance(one, Jagged):
+                weights = weights / each.lengths.repeat_interleave(each.lengths)
+            each = replace(each, weights=weights)
+        lists.append(each)
+    order = torch.arange(size)[:, None] + size * torch.arange(len(lists))
+    return {"slots": Jagged.cat(lists).take(order.reshape(-1))}, packed

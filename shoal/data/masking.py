@@ -28,7 +28,7 @@ from shoal.data.random import below, hash64, uniform, uniform_below
 from shoal.data.reader import Reader, draws_per_sample, make_sampler
 from shoal.data.sampler import log_weights
 
-_MASKS, _ITEMS, _LAST, _ENDS = 1, 2, 3, 4  # streams of random numbers
+_MASKS, _ITEMS, _LAST, _ENDS = range(1, 5)  # streams of random numbers
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class MaskedWindows(Reader):
         users, starts, stops = self.places(samples, epoch)
         items = self.histories.padded(starts, stops - starts)
         history, target = self.mask(items, samples, epoch)
-        ids: dict[str, Tensor] = {
+        ids: dict[str, Tensor | Jagged] = {
             self.user_field: torch.from_numpy(users),
             "history": torch.from_numpy(history),
             "target": torch.from_numpy(target),
@@ -114,7 +114,7 @@ class MaskedWindows(Reader):
             ids["neg_item"] = torch.from_numpy(drawn)
             dense["neg_logq"] = torch.from_numpy(self.logq[drawn])
             dense["target_logq"] = torch.from_numpy(self.logq[target])
-        return Batch(len(samples), ids, dense)  # type: ignore[arg-type]
+        return Batch(len(samples), ids, dense)
 
     def places(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where the windows of samples lie: users [n], starts [n], stops [n]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import time
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from shoal.data.doubts import doubts
 from shoal.data.features import Feature
 from shoal.data.statistics import figures, leakage, left_out, per_item, per_user, spread
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 520, 240, 56, 34
+SIZE = (440, 200)  # of the box of a plot
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em;
   color: #1c2b36; background: #fff }
@@ -21,7 +22,7 @@ p { margin: .2em 0 .6em; color: #4a5a66 }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(500px, 1fr)); gap: 0 2em }
 table { border-collapse: collapse } td, th { padding: .15em .9em .15em 0; text-align: left }
 th { border-bottom: 1px solid #c8d2d9 }
-td.n { text-align: right; font-variant-numeric: tabular-nums }
+td + td { text-align: right; font-variant-numeric: tabular-nums }
 svg { max-width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; fill: #4a5a66 }
 """
 
@@ -57,17 +58,10 @@ def _section(title: str, text: str, body: str) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="n">{html.escape(cell)}</td>' if k else f"<td>{html.escape(cell)}</td>"
-            for k, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return f"<table><tr>{cells}</tr>{body}</table>"
+    def line(tag: str, cells: list[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(one)}</{tag}>" for one in cells) + "</tr>"
+
+    return f"<table>{line('th', head)}{''.join(line('td', row) for row in rows)}</table>"
 
 
 def _figures(dataset: Dataset, users: np.ndarray, items: np.ndarray) -> str:
@@ -92,77 +86,46 @@ def _short(value: str) -> str:
     return text + "%" * value.endswith("%")
 
 
-# ---- plots --------------------------------------------------------------------------------------
+# ---- plots: a box of SIZE, bars or squares in it -------------------------------------------------
 
 
-def _plot(body: str, across: list[tuple[float, str]], up: list[tuple[float, str]]) -> str:
-    """Axes with labels at shares (0 to 1) of their lengths, around a body in plot coordinates."""
-    wide, high = WIDTH - LEFT - 12, HEIGHT - BOTTOM - 10
-    lines = [
-        f'<line x1="{LEFT}" y1="{HEIGHT - BOTTOM - y * high:.1f}" x2="{WIDTH - 12}" '
-        f'y2="{HEIGHT - BOTTOM - y * high:.1f}" stroke="#e3e9ed"/>'
-        f'<text x="{LEFT - 6}" y="{HEIGHT - BOTTOM - y * high + 4:.1f}" text-anchor="end">{text}'
-        "</text>"
-        for y, text in up
-    ]
-    lines += [
-        f'<text x="{LEFT + x * wide:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}'
-        "</text>"
-        for x, text in across
-    ]
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">{"".join(lines)}{body}'
-        "</svg>"
+def _plot(shapes: Iterable[str], across: Sequence[tuple[float, str]], up: str) -> str:
+    """Shapes in a box, labels at shares (0 to 1) of its width, and what its height stands for."""
+    wide, high = SIZE
+    labels = "".join(
+        f'<text x="{share * wide:.1f}" y="{high + 16}" text-anchor="middle">{text}</text>'
+        for share, text in across
     )
-
-
-def _place(x: float, y: float) -> str:
-    wide, high = WIDTH - LEFT - 12, HEIGHT - BOTTOM - 10
-    return f"{LEFT + x * wide:.1f},{HEIGHT - BOTTOM - y * high:.1f}"
-
-
-def _line(xs: np.ndarray, ys: np.ndarray) -> str:
-    points = " ".join(_place(float(x), float(y)) for x, y in zip(xs, ys))
-    return f'<polyline points="{points}" fill="none" stroke="#1f6f9f" stroke-width="2"/>'
-
-
-def _powers(most: float) -> list[tuple[float, str]]:
-    """Labels at powers of ten of a logarithmic axis from 1 to `most`."""
-    top = np.log10(max(most, 10))
-    return [(power / top, f"{10**power:,}") for power in range(int(top) + 1)]
-
-
-def _ranked(counts: np.ndarray) -> str:
-    """Counts by rank, both logarithmic."""
-    ordered = np.sort(counts)[::-1]
-    ranks = np.unique(np.geomspace(1, len(ordered), 200).astype(int))
-    xs = np.log10(ranks) / np.log10(max(len(ordered), 10))
-    ys = np.log10(ordered[ranks - 1]) / np.log10(max(ordered[0], 10))
-    return _plot(_line(xs, ys), _powers(len(ordered)), _powers(float(ordered[0])))
-
-
-def _histogram(counts: np.ndarray) -> str:
-    """How many have how many, in steps that double."""
-    most = int(counts.max())
-    edges = [1]
-    while edges[-1] <= most:
-        edges.append(edges[-1] * 2)
-    found, _ = np.histogram(counts, edges)
-    return _bars(found, [f"{low:,}" for low in edges[:-1]])
+    return (
+        f'<svg viewBox="-30 -20 {wide + 60} {high + 44}" role="img"><text y="-6">{up}</text>'
+        f"{labels}{''.join(shapes)}</svg>"
+    )
 
 
 def _bars(heights: np.ndarray, labels: list[str]) -> str:
     top, number = max(1, int(heights.max(initial=0))), len(heights)
-    wide, high = (WIDTH - LEFT - 12) / number, HEIGHT - BOTTOM - 10
-    bars = "".join(
-        f'<rect x="{LEFT + k * wide + 1:.1f}" y="{HEIGHT - BOTTOM - h / top * high:.1f}" '
+    wide, high = SIZE[0] / number, SIZE[1]
+    bars = (
+        f'<rect x="{k * wide + 1:.1f}" y="{high - h / top * high:.1f}" '
         f'width="{max(wide - 2, 0.5):.1f}" height="{h / top * high:.1f}" fill="#1f6f9f">'
         f"<title>{label}: {h:,}</title></rect>"
         for k, (h, label) in enumerate(zip(heights.tolist(), labels))
     )
     every = max(1, number // 8)
     across = [((k + 0.5) / number, labels[k]) for k in range(0, number, every)]
-    return _plot(bars, across, [(share, f"{int(top * share):,}") for share in (0, 0.5, 1)])
+    return _plot(bars, across, f"up to {top:,}")
+
+
+def _ranked(counts: np.ndarray) -> str:
+    """Counts at ranks that grow by steps."""
+    ranks = np.unique(np.geomspace(1, len(counts), 48).astype(int))
+    return _bars(np.sort(counts)[::-1][ranks - 1], [f"{rank:,}" for rank in ranks])
+
+
+def _histogram(counts: np.ndarray) -> str:
+    """How many have how many, in steps that double."""
+    edges = [1 << power for power in range(int(counts.max()).bit_length() + 1)]
+    return _bars(np.histogram(counts, edges)[0], [f"{low:,}" for low in edges[:-1]])
 
 
 def _activity(dataset: Dataset) -> str:
@@ -196,15 +159,15 @@ def _heat(dataset: Dataset) -> str:
         places.append(np.minimum(rank[one] * number // (size - 1), number - 1))
     grid = np.bincount(places[0] * cells[1] + places[1], minlength=cells[0] * cells[1])
     shades = np.log1p(grid) / max(np.log1p(grid.max()), 1e-9)
-    wide, high = (WIDTH - LEFT - 12) / cells[1], (HEIGHT - BOTTOM - 10) / cells[0]
-    body = "".join(
-        f'<rect x="{LEFT + k % cells[1] * wide:.1f}" y="{10 + k // cells[1] * high:.1f}" '
+    wide, high = SIZE[0] / cells[1], SIZE[1] / cells[0]
+    squares = (
+        f'<rect x="{k % cells[1] * wide:.1f}" y="{k // cells[1] * high:.1f}" '
         f'width="{wide + 0.3:.1f}" height="{high + 0.3:.1f}" fill="#1f6f9f" '
         f'fill-opacity="{shade:.2f}"/>'
         for k, shade in enumerate(shades.tolist())
         if shade > 0
     )
-    return _plot(body, [(0.5, "items")], [(0.5, "users")])
+    return _plot(squares, [(0.5, "items")], "users")
 
 
 # ---- tables -------------------------------------------------------------------------------------

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 MOST_VALUES = 1 << 16  # for a byte of a column: long runs of one value pack that well, not better
-MOST_NESTED = 16
-FILE_ROWS, FILE_GROUPS = 3, 4  # fields of FileMetaData
-GROUP_COLUMNS, GROUP_ROWS = 1, 3  # of RowGroup
-CHUNK_META = 3  # of ColumnChunk
-META_VALUES, META_BYTES, META_DATA, META_DICTIONARY = 5, 7, 9, 11  # of its ColumnMetaData
-PAGE_WHOLE, PAGE_PACKED = 2, 3  # of PageHeader: bytes of the page
-PAGE_DATA, PAGE_DICTIONARY, PAGE_DATA_2 = 5, 7, 8  # of PageHeader; the first field counts values
+# Numbers of the fields that are looked at, by struct.
+FILE = {"rows": 3, "groups": 4}
+GROUP = {"columns": 1, "rows": 3}
+META = {"values": 5, "bytes": 7, "data": 9, "dictionary": 11}  # of a ColumnChunk's field 3
+PAGE = {"whole": 2, "packed": 3, "data": 5, "dictionary": 7, "data 2": 8}
 
 Bytes = bytes | mmap.mmap
 
@@ -41,20 +39,20 @@ def check_counts(path: Path) -> None:
 
 
 def _find_wrong(data: Bytes, told: dict[int, Any]) -> str | None:
-    groups = told.get(FILE_GROUPS, [])
-    rows = [group[GROUP_ROWS] for group in groups]
-    if min(rows, default=0) < 0 or sum(rows) != told[FILE_ROWS]:
-        return f"{told[FILE_ROWS]} rows in all, and {sum(rows)} in its groups"
+    groups = told.get(FILE["groups"], [])
+    rows = [group[GROUP["rows"]] for group in groups]
+    if min(rows, default=0) < 0 or sum(rows) != told[FILE["rows"]]:
+        return f"{sum(rows)} rows in its groups, which are not those of the file"
     for group in groups:
-        for chunk in group[GROUP_COLUMNS]:
-            if wrong := _find_wrong_column(data, chunk[CHUNK_META], group[GROUP_ROWS]):
+        for chunk in group[GROUP["columns"]]:
+            if wrong := _find_wrong_column(data, chunk[3], group[GROUP["rows"]]):
                 return wrong
     return None
 
 
 def _find_wrong_column(data: Bytes, meta: dict[int, Any], rows: int) -> str | None:
-    values, held = meta[META_VALUES], meta[META_BYTES]
-    first = min(filter(None, (meta[META_DATA], meta.get(META_DICTIONARY))), default=0)
+    values, held = meta[META["values"]], meta[META["bytes"]]
+    first = min(filter(None, (meta[META["data"]], meta.get(META["dictionary"]))), default=0)
     if first < 0 or held < 0 or first + held > len(data):
         return f"a column of {held} bytes at {first} in a file of {len(data)}"
     if not 0 <= values <= held * MOST_VALUES or rows > held * MOST_VALUES:
@@ -62,14 +60,14 @@ def _find_wrong_column(data: Bytes, meta: dict[int, Any], rows: int) -> str | No
     at, found = first, 0
     while at < first + held:
         page, at = _struct(data, at, 0)
-        whole, packed = page[PAGE_WHOLE], page[PAGE_PACKED]
+        whole, packed = page[PAGE["whole"]], page[PAGE["packed"]]
         if whole < 0 or not 0 <= packed <= first + held - at:
             return f"a page of {packed} bytes, {whole} when unpacked, in a column of {held}"
         at += packed
-        if words := page.get(PAGE_DICTIONARY):  # may hold words that no row has
+        if words := page.get(PAGE["dictionary"]):  # may hold words that no row has
             if not 0 <= words[1] <= whole:
                 return f"a dictionary of {words[1]} values in {whole} bytes"
-        elif counted := page.get(PAGE_DATA) or page.get(PAGE_DATA_2):
+        elif counted := page.get(PAGE["data"]) or page.get(PAGE["data 2"]):
             if not 0 <= counted[1] <= values:
                 return f"a page of {counted[1]} values in a column of {values}"
             found += counted[1]
@@ -81,7 +79,7 @@ def _find_wrong_column(data: Bytes, meta: dict[int, Any], rows: int) -> str | No
 
 def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
     """Field number -> value, and where the struct ends."""
-    if depth > MOST_NESTED:
+    if depth > 16:
         raise RecursionError
     fields: dict[int, Any] = {}
     number = 0

@@ -18,7 +18,6 @@ from shoal.data.dataset import Column, Ragged
 
 EVERYTHING = 1 << 62  # bytes of memory: all is in one piece
 CHUNK = 1 << 20  # rows at a time where rows are passed over
-ROW_BYTES = 160  # of memory that a row costs while its range is sorted
 
 
 def chunks(rows: int) -> Iterator[slice]:
@@ -53,7 +52,7 @@ def count_ids(ids: np.ndarray, size: int, keep: np.ndarray | None = None) -> np.
 
 def ranges(counts: np.ndarray, memory: int) -> np.ndarray:
     """Where ranges of users begin, and where the last one ends: [ranges + 1]."""
-    most = max(1, memory // ROW_BYTES)
+    most = max(1, memory // 160)  # bytes that a row costs while its range is sorted
     ends = np.cumsum(counts)
     bounds = [0]
     while bounds[-1] < len(counts):

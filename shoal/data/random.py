@@ -17,7 +17,6 @@ _GAMMA = 0x9E3779B97F4A7C15  # odd, so multiplying by it loses nothing
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _START = 0x2545F4914F6CDD1D  # so that a key of 0 does not hash to 0
-_U11, _U27, _U30, _U31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 def _mix_int(z: int) -> int:
@@ -27,13 +26,13 @@ def _mix_int(z: int) -> int:
 
 
 def _mix_array(z: np.ndarray) -> np.ndarray:
-    shifted = z >> _U30
+    shifted = z >> np.uint64(30)
     z ^= shifted
     z *= np.uint64(_FIRST)
-    np.right_shift(z, _U27, out=shifted)
+    np.right_shift(z, np.uint64(27), out=shifted)
     z ^= shifted
     z *= np.uint64(_SECOND)
-    np.right_shift(z, _U31, out=shifted)
+    np.right_shift(z, np.uint64(31), out=shifted)
     z ^= shifted
     return z
 
@@ -66,7 +65,7 @@ def hash64(*keys: int | np.ndarray) -> np.ndarray:
 def uniform(bits: np.ndarray, scale: float | np.ndarray = 1.0) -> np.ndarray:
     """Floats in [0, scale), float64, from the upper 53 of uint64 bits."""
     # Rounding to nearest never reaches the scale itself: (1 - 2^-53) × scale rounds below it.
-    return (bits >> _U11) * (scale * 2.0**-53)
+    return (bits >> np.uint64(11)) * (scale * 2.0**-53)
 
 
 def below(bits: np.ndarray, share: float) -> np.ndarray:
@@ -95,7 +94,6 @@ def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 IN_MEMORY = 1 << 20  # samples whose order is kept in memory, 8 bytes each
-ROUNDS = 6
 
 
 class Order(Protocol):
@@ -143,7 +141,7 @@ class Shuffle:
 
     def _send(self, numbers: np.ndarray) -> np.ndarray:
         left, right = np.divmod(numbers, self.right)
-        for number in range(0, ROUNDS, 2):
+        for number in range(0, 6, 2):  # six rounds
             left += uniform_below(hash64(self.key, number, right), self.left)
             left -= self.left * (left >= self.left)
             right += uniform_below(hash64(self.key, number + 1, left), self.right)

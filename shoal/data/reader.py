@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import NegativesSection
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Histories
@@ -130,9 +130,9 @@ class Interactions(Reader):
         self.items = np.ascontiguousarray(dataset.item_ids("train"))
         self.num_samples = len(self.users)
         self.labels = None
-        if negatives is None and dataset.label_field in dataset.inter:
-            column = dataset.inter[dataset.label_field]
-            self.labels = np.asarray(column[dataset.splits["train"]], dtype=np.float32)  # type: ignore[index]
+        if negatives is None and dataset.label_field is not None:
+            labels = dataset.flat(dataset.label_field)[dataset.splits["train"]]
+            self.labels = np.asarray(labels, dtype=np.float32)
         self.negatives = make_sampler(dataset, negatives, seed)
         self.num_negatives = draws_per_sample(negatives)
 
@@ -143,7 +143,7 @@ class Interactions(Reader):
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         users, items = self.pairs(samples, epoch)
-        ids: dict[str, Tensor] = {
+        ids: dict[str, Tensor | Jagged] = {
             self.user_field: torch.from_numpy(users),
             self.item_field: torch.from_numpy(items),
         }
@@ -151,11 +151,8 @@ class Interactions(Reader):
             drawn = self.negatives.draw(users, samples, epoch, self.num_negatives)
             ids["neg_item"] = torch.from_numpy(drawn)
         labels = None if self.labels is None else torch.from_numpy(self.labels[samples])
-        batch = Batch(len(samples), ids, labels=labels)  # type: ignore[arg-type]
+        batch = Batch(len(samples), ids, labels=labels)
         return batch if self.table is None else self.table.onto(batch)
-
-
-BUCKET_BATCHES = 50  # batches whose samples are sorted by length together
 
 
 class Windows(Reader):
@@ -207,7 +204,7 @@ class Windows(Reader):
         if not self.bucket:
             return super().order(epoch)
         order = super().order(epoch)[0 : self.num_samples]
-        span = BUCKET_BATCHES * self.batch_size
+        span = 50 * self.batch_size  # samples that are sorted by length together
         spans = [order[start : start + span] for start in range(0, len(order), span)]
         order = np.concatenate([one[np.argsort(self.lengths(one), kind="stable")] for one in spans])
         # Batches of all lengths in turn; the last one, which may be smaller, stays the last.
@@ -232,7 +229,7 @@ class Windows(Reader):
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         users, stops = self.place(samples)
         history, target = self.histories.gather(users, stops)
-        ids: dict[str, Tensor] = {
+        ids: dict[str, Tensor | Jagged] = {
             self.user_field: torch.from_numpy(users),
             "history": torch.from_numpy(history),
             "target": torch.from_numpy(target),
@@ -246,7 +243,7 @@ class Windows(Reader):
             ids["neg_item"] = torch.from_numpy(drawn).view(shape)
         if self.histories.times is not None:
             ids["history_time"] = torch.from_numpy(self.histories.window_times(users, stops))
-        return Batch(len(samples), ids)  # type: ignore[arg-type]
+        return Batch(len(samples), ids)
 
 
 def _cut(batch: Batch, length: int) -> Batch:

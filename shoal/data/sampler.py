@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 
 from shoal.data.random import hash64, uniform, uniform_below
+from shoal.data.raw import gather
 from shoal.kernels.sampling import KnownPairs, draw_negatives
 
 BITMAP_BYTES = 64 * 2**20
 MAX_ATTEMPTS = 100  # then the choice is made from the list of unseen items
 _COLUMN_BITS = 20  # columns below a million, samples of an epoch below 2^43
-_WORK = 2048  # entries that are almost as cheap to draw at once as a handful
 
 
 def _begins(ordered: np.ndarray) -> np.ndarray:
@@ -36,13 +36,7 @@ class Seen:
     def __init__(
         self, users: np.ndarray, items: np.ndarray, num_users: int, num_items: int
     ) -> None:
-        users, items = np.asarray(users, dtype=np.int64), np.asarray(items, dtype=np.int64)
-        for name, ids, count in (("user", users, num_users), ("item", items, num_items)):
-            if ids.size and (ids.min() < 0 or ids.max() >= count):
-                raise ValueError(
-                    f"{name} ids run from {ids.min()} to {ids.max()}; allowed are 0 to {count - 1}"
-                )
-        keys = distinct(users * num_items + items)
+        keys = distinct(np.asarray(users, dtype=np.int64) * num_items + items)
         starts = np.searchsorted(keys, np.arange(num_users + 1) * num_items)
         self._set(keys, starts, num_users, num_items)
 
@@ -106,12 +100,9 @@ class Seen:
         Row i is items[offsets[i]:offsets[i + 1]]; offsets int64 [n + 1], items int64 [total].
         """
         users = np.asarray(users, dtype=np.int64)
-        starts = self._starts[users]
-        lengths = self._starts[users + 1] - starts
-        offsets = np.zeros(users.size + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        return offsets, self._keys[places] - np.repeat(users * self.num_items, lengths)
+        keys, offsets = gather(self._keys, self._starts, users, 0)
+        assert offsets is not None
+        return offsets, keys - np.repeat(users * self.num_items, np.diff(offsets))
 
 
 class NegativeSampler:
@@ -132,21 +123,11 @@ class NegativeSampler:
         popularity: np.ndarray | None = None,
         seed: int,
     ) -> None:
-        if num_items < 2:
-            raise ValueError(f"num_items is {num_items}; at least one item beside the padding")
-        if distribution not in ("uniform", "popularity"):
-            raise ValueError(
-                f"distribution is {distribution!r}; allowed are 'uniform' and 'popularity'"
-            )
         assert seen.num_items == num_items, "what was seen is of another catalogue"
         self.seen, self.num_items, self.seed = seen, num_items, seed
         self._weights: np.ndarray | None = None
         if distribution == "popularity":
-            if popularity is None or np.shape(popularity) != (num_items,):
-                raise ValueError(
-                    f"distribution 'popularity' needs the counts of all {num_items} items, "
-                    f"got {None if popularity is None else np.shape(popularity)}"
-                )
+            assert popularity is not None and len(popularity) == num_items
             weights = np.asarray(popularity, dtype=np.float64)[1:] ** alpha
             if not np.isfinite(weights).all() or weights.min() < 0 or weights.sum() == 0:
                 raise ValueError(
@@ -219,16 +200,19 @@ class NegativeSampler:
 
     def _order(self, user: int, bits: np.ndarray) -> np.ndarray:
         """All unseen items of a user in the order in which draws without repeats find them."""
-        unseen = np.ones(self.num_items, dtype=bool)
-        unseen[self.seen.items_of(np.array([user]))[1]] = False
-        unseen[0] = False
-        items = np.flatnonzero(unseen)
+        items = self._unseen(user)
         # The smallest of exponential waiting times comes first; what has no weight comes last.
         wait = -np.log1p(-uniform(hash64(bits + items.astype(np.uint64))))
         if self._weights is not None:
             with np.errstate(divide="ignore"):
                 wait = wait / self._weights[items - 1]
         return items[np.argsort(wait, kind="stable")]
+
+    def _unseen(self, user: int) -> np.ndarray:
+        unseen = np.ones(self.num_items, dtype=bool)
+        unseen[self.seen.items_of(np.array([user]))[1]] = False
+        unseen[0] = False
+        return np.flatnonzero(unseen)
 
     def _choose(self, bits: np.ndarray) -> np.ndarray:
         """Items for uint64 bits, whether seen or not."""
@@ -246,23 +230,13 @@ class NegativeSampler:
     def _redraw(
         self, drawn: np.ndarray, places: np.ndarray, users: np.ndarray, bits: np.ndarray
     ) -> None:
-        """Replace drawn[places] by the first unseen item of their further attempts, in place.
-
-        Few entries are left after the first attempt, so several attempts are made at once: the
-        result is that of one after the other.
-        """
-        attempt = 1
-        while places.size and attempt < MAX_ATTEMPTS:
-            width = min(max(_WORK // places.size, 1), 16, MAX_ATTEMPTS - attempt)
-            attempts = np.arange(attempt, attempt + width, dtype=np.uint64)[:, None]
-            items = self._choose(hash64(bits + attempts))  # [width, places]
-            seen = self.seen.contains(users, items)
-            first = seen.argmin(axis=0)
-            column = np.arange(places.size)
-            left = seen[first, column]
-            drawn[places] = items[first, column]  # those still seen are replaced in a later round
+        """Replace drawn[places] by the first unseen item of their further attempts, in place."""
+        for attempt in range(1, MAX_ATTEMPTS):
+            if not places.size:
+                break
+            drawn[places] = self._choose(hash64(bits + np.uint64(attempt)))
+            left = self.seen.contains(users, drawn[places])
             places, users, bits = places[left], users[left], bits[left]
-            attempt += width
         for user in np.unique(users) if places.size else ():
             mine = users == user
             drawn[places[mine]] = self._exact(
@@ -271,10 +245,7 @@ class NegativeSampler:
 
     def _exact(self, user: int, bits: np.ndarray) -> np.ndarray:
         """Choose from the list of items that a user has not seen."""
-        unseen = np.ones(self.num_items, dtype=bool)
-        unseen[self.seen.items_of(np.array([user]))[1]] = False
-        unseen[0] = False
-        items = np.flatnonzero(unseen)
+        items = self._unseen(user)
         if not items.size:
             raise ValueError(
                 f"user {user} (remapped id) has seen all {self.num_items - 1} items, so there is "

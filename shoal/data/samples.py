@@ -14,6 +14,7 @@ from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Numbered
+from shoal.data.raw import gather
 from shoal.data.reader import Interactions, Reader, Windows, seen_in_training
 from shoal.data.sampler import distinct
 
@@ -41,7 +42,7 @@ class Prefixes(Windows):
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         users, stops = self.place(samples)
         history, _ = self.histories.gather(users, stops)
-        ids: dict[str, Tensor] = {
+        ids: dict[str, Tensor | Jagged] = {
             self.user_field: torch.from_numpy(users),
             "history": torch.from_numpy(history),
             "target": torch.from_numpy(self.histories.items[stops - 1].astype(np.int64)),
@@ -51,7 +52,7 @@ class Prefixes(Windows):
             ids["neg_item"] = torch.from_numpy(drawn)
         if self.histories.times is not None:
             ids["history_time"] = torch.from_numpy(self.histories.window_times(users, stops))
-        return Batch(len(samples), ids)  # type: ignore[arg-type]
+        return Batch(len(samples), ids)
 
 
 class Users(Reader):
@@ -70,10 +71,8 @@ class Users(Reader):
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         users = self.users[samples]
-        starts, lengths = self.offsets[users], self.offsets[users + 1] - self.offsets[users]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        taken = Jagged(torch.from_numpy(self.items[places]), torch.from_numpy(offsets))
+        items, offsets = gather(self.items, self.offsets, users, 0)
+        taken = Jagged(torch.from_numpy(items), torch.from_numpy(offsets))
         return Batch(len(samples), {self.user_field: torch.from_numpy(users), "taken": taken})
 
 

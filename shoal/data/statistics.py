@@ -24,8 +24,7 @@ def describe(dataset: Dataset) -> str:
 def figures(dataset: Dataset) -> dict[str, int | float | str]:
     """The figures of that block, by their names there."""
     inters = dataset.num_inter
-    active_users = np.count_nonzero(np.bincount(dataset.inter[dataset.user_field]))  # type: ignore[arg-type]
-    active_items = np.count_nonzero(np.bincount(dataset.inter[dataset.item_field]))  # type: ignore[arg-type]
+    active_users, active_items = len(per_user(dataset)), len(per_item(dataset))
     sparsity = 1 - inters / dataset.num_users / dataset.num_items
     return {
         "The number of users": dataset.num_users,
@@ -89,12 +88,12 @@ def spread(counts: np.ndarray) -> dict[str, float]:
 
 def per_user(dataset: Dataset) -> np.ndarray:
     """Interactions of every user that has some."""
-    return _counts(np.asarray(dataset.inter[dataset.user_field]))
+    return _counts(dataset.flat(dataset.user_field))
 
 
 def per_item(dataset: Dataset) -> np.ndarray:
     """Interactions of every item that has some."""
-    return _counts(np.asarray(dataset.inter[dataset.item_field]))
+    return _counts(dataset.flat(dataset.item_field))
 
 
 def _counts(ids: np.ndarray) -> np.ndarray:

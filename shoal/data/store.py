@@ -12,6 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +24,7 @@ import numpy as np
 
 from shoal.world.durable import is_plain_name, open_regular, replace_durably
 
-READ_BYTES = 1 << 24  # at a time
 DOCUMENT_BYTES = 1 << 26  # of a document
-CHECKED_BYTES = 1 << 30  # more than that is not compared whenever a run starts
 
 
 class DamagedFolder(ValueError):
@@ -153,7 +155,7 @@ def check_arrays(folder: Path, arrays: list[Stored], whole: bool = False) -> boo
     for one in arrays:
         map_array(folder, one)  # whether it is there and long enough
     total = sum(len(one) * np.dtype(one.dtype).itemsize for one in arrays)
-    if total > CHECKED_BYTES and not whole:
+    if total > 1 << 30 and not whole:
         return False
     for one in arrays:
         _check(folder, one)
@@ -165,11 +167,32 @@ def _check(folder: Path, stored: Stored) -> None:
     with open_regular(folder / stored.file, links=False) as file:
         for length, wanted in stored.segments:
             digest, left = hashlib.sha256(), length * itemsize
-            while left and (data := file.read(min(left, READ_BYTES))):
+            while left and (data := file.read(min(left, 1 << 24))):
                 digest.update(data)
                 left -= len(data)
             if left or digest.hexdigest() != wanted:
                 raise DamagedFolder(f"{folder / stored.file} does not match its checksum")
+
+
+@contextmanager
+def filled_folder(folder: Path, is_whole: Callable[[], bool]) -> Iterator[Path]:
+    """A hidden folder to fill, which becomes `folder` at the end: in full, or not at all.
+
+    Of several writers at once the first to finish wins; is_whole: whether `folder` is not damaged.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    try:
+        yield work
+        if folder.exists() and not is_whole():
+            shutil.rmtree(folder)
+        try:
+            work.rename(folder)
+        except OSError:
+            if not is_whole():
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def write_document(path: Path, body: dict[str, Any]) -> None:

@@ -16,20 +16,12 @@ from zmq.backend import Socket
 from shoal.kernels.core import load_core
 
 _core = load_core()
-OUT = ("init_size", "data", "send", "close")
-IN = ("init", "recv", "more", "data", "size", "close")
 
 
 def native_outlet(socket: zmq.Socket) -> Any:
     """What native code sends by, or None."""
-    functions = _functions(OUT)
+    functions = _functions()
     return _core.Outlet(functions, socket.underlying) if functions else None
-
-
-def native_inlet(socket: zmq.Socket) -> Any:
-    """What native code receives by, or None."""
-    functions = _functions(IN)
-    return _core.Inlet(functions, socket.underlying) if functions else None
 
 
 def native_arriving(header: bytes, address: int, places: list[tuple[int, int]]) -> Any:
@@ -37,7 +29,7 @@ def native_arriving(header: bytes, address: int, places: list[tuple[int, int]]) 
     return None if _core is None else _core.Arriving(header, address, places)
 
 
-def _functions(names: tuple[str, ...]) -> list[int]:
+def _functions() -> list[int]:
     """Addresses of libzmq's functions zmq_msg_NAME; none where they cannot be had."""
     if _core is None:
         return []
@@ -45,17 +37,9 @@ def _functions(names: tuple[str, ...]) -> list[int]:
         # The library that pyzmq's sockets are of: linked to libzmq or with it inside, it has both
         # the names and the very functions that made them. Not where it is written in Python.
         library = ctypes.CDLL(sys.modules[Socket.__module__].__file__)
-        found = [getattr(library, f"zmq_msg_{name}") for name in names]
+        found = [
+            getattr(library, f"zmq_msg_{name}") for name in ("init_size", "data", "send", "close")
+        ]
     except (KeyError, OSError, AttributeError):
         return []
     return [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in found]
-
-
-def ring_reader(file: int, capacity: int, start: int) -> Any:
-    """The reading end of a ring (csrc/ring.h) in a file of memory, where there is a core."""
-    return _core.RingReader(file, capacity, start)
-
-
-def ring_writer(file: int, capacity: int) -> Any:
-    """The writing end; ValueError where the file is not such a ring."""
-    return _core.RingWriter(file, capacity)

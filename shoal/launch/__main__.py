@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 import shoal
@@ -61,16 +62,8 @@ def section_of(given: argparse.Namespace) -> LaunchSection:
         raise ValueError(f"--nproc={nproc}: there must be at least one process")
     if not os.path.isfile(given.script):
         raise ValueError(f"there is no script {given.script}")
-    return LaunchSection(
-        nproc=nproc,
-        world_size=given.world_size,
-        group_offset=given.group_offset,
-        hosts=given.hosts,
-        host=given.host,
-        ip=given.ip,
-        port=given.port,
-        hang_timeout=given.hang_timeout,
-    )
+    keys = vars(given).keys() - {"script", "arguments", "nproc"}
+    return LaunchSection(nproc=nproc, **{key: getattr(given, key) for key in keys})
 
 
 def main() -> int:
@@ -88,9 +81,10 @@ def main() -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except shoal.Interrupted as error:
-        print(f"stopped by {error}", file=sys.stderr)
-        return 128 + error.number
+    except (KeyboardInterrupt, shoal.Interrupted) as error:
+        number = error.number if isinstance(error, shoal.Interrupted) else signal.SIGINT
+        print(f"stopped by {signal.Signals(number).name}", file=sys.stderr)
+        return 128 + number
     return 0
 
 

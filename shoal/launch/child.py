@@ -20,8 +20,8 @@ from shoal.world.liveness import BEAT, FOLDER, look
 from shoal.world.stopping import STOPPING
 from shoal.world.world import PeerLost
 
-# How long a rank that merely lost its peers waits before it exits, so that the agent sees the rank
-# that really failed first.
+# How long a rank that merely lost its peers waits before it exits, so that the launcher sees the
+# rank that really failed first.
 GRACE_SECONDS = 2.0
 HANG_TIMEOUT = "SHOAL_HANG_TIMEOUT"  # the variable that says launch.hang_timeout
 
@@ -127,7 +127,7 @@ def signal_ranks(beats: Path) -> list[int]:
 
 
 def record_failure(error: BaseException, fault: bool = False) -> bool:
-    """In a rank: leave the cause where the agent finds it, as JSON; whether that worked."""
+    """In a rank: leave the cause where the launcher finds it, as JSON; whether that worked."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     lost = isinstance(error, PeerLost)
     data: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Children: processes of this command that are no ranks, as servers and workers that come and go.
+"""Children: processes of this command, as ranks, servers, and workers that come and go.
 
 Each leaves its error in a file, so that only this command reports it; Ctrl-C is for this one alone.
 """
@@ -10,30 +10,59 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
-from shoal.launch.child import HANG_TIMEOUT
+import shoal
+from shoal.launch.child import HANG_TIMEOUT, stop_file
+from shoal.launch.hosts import LaunchError
 from shoal.launch.watch import Watch
 from shoal.world.liveness import FOLDER, look
 
 RESUME = "what was saved can be continued with --resume"
+Culprit = Callable[[], str | None]  # the message about a server that has failed, which ends the run
 
 
 class Children:
     """Processes that are started, watched, and described where they fail."""
 
-    def __init__(self, scratch: str, hang_timeout: float):
-        self.scratch, self._hang_timeout = Path(scratch), hang_timeout
-        self._beats = self.scratch / "beats"
-        self._beats.mkdir()
+    module = "shoal"  # what they run
+    seconds_to_end = 0.0  # by SIGTERM; 0: they are killed
+
+    def __init__(self, scratch: str, hang_timeout: float, count: int):
+        self.scratch, self._hang_timeout, self._count = Path(scratch), hang_timeout, count
+        self.beats = self.scratch / "beats"
+        self.beats.mkdir()
         self._processes: list[subprocess.Popen] = []
-        self._hangs = self._new_watch()
+        self.hangs = self._new_watch()
+        self.told_to_stop: float | None = None  # when SIGTERM came
+
+    def _start(self, number: int) -> subprocess.Popen:
+        raise NotImplementedError  # each kind has its own words and variables
+
+    def __enter__(self) -> Self:
+        self.hangs.start()
+        try:
+            for number in range(self._count):
+                self._processes.append(self._start(number))
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
 
     def _new_watch(self) -> Watch:
         return Watch(self._hang_timeout, self._beat_files, starting=self._starting)
 
     def _beat_files(self) -> dict[str, Path]:
-        return {one.name: one for one in self._beats.iterdir() if not one.suffix}
+        return {one.name: one for one in self.beats.iterdir() if not one.suffix}
 
     def _starting(self) -> list[int]:
         """Processes that do not beat yet."""
@@ -44,53 +73,94 @@ class Children:
     def _spawn(
         self, number: int, words: list[str], threads: int, values: dict[str, str] | None = None
     ) -> subprocess.Popen:
-        """Start `shoal WORDS`; values: further variables."""
+        """Start `python -m MODULE WORDS`; values: further variables."""
         own = {
             "SHOAL_LAUNCHER": str(os.getpid()),
-            FOLDER: str(self._beats),
+            FOLDER: str(self.beats),
             HANG_TIMEOUT: str(self._hang_timeout),
             "TORCHELASTIC_ERROR_FILE": str(self._failed(number)),
         }
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **own, **(values or {})}
-        command = [sys.executable, "-u", "-m", "shoal", *words]
+        command = [sys.executable, "-u", "-m", self.module, *words]
         return subprocess.Popen(command, env=environment, process_group=0)
+
+    def _statuses(self) -> list[int | None]:
+        return [process.poll() for process in self._processes]
+
+    # ---- while they run -------------------------------------------------------------------------
+
+    @contextmanager
+    def _heeding(self, culprit: Culprit) -> Iterator[None]:
+        """SIGTERM: let them save, all together, and end."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self.told_to_stop is not None or culprit() is not None:
+                raise shoal.Interrupted(number)
+            self.told_to_stop = time.monotonic()
+            stop_file(self.beats).touch()
+            for process in self._processes:
+                if process.poll() is None:
+                    process.terminate()
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _pause(self, culprit: Culprit, grace: float) -> None:
+        """Look again in a moment, unless a server failed or the time to save is over."""
+        failed = culprit()
+        if failed is not None:
+            raise LaunchError(failed, passing=True)
+        # Some end at the last moment.
+        if self.told_to_stop is not None and time.monotonic() - self.told_to_stop > grace + 2.0:
+            raise shoal.Interrupted(signal.SIGTERM)
+        time.sleep(0.1)
+
+    # ---- where one fails ------------------------------------------------------------------------
 
     def _failed(self, number: int) -> Path:
         return self.scratch / f"{number}.failed"
 
+    def _told(self, number: int) -> dict[str, Any]:
+        """What a process has left about its failure."""
+        failed = self._failed(number)
+        return json.loads(failed.read_text()) if failed.exists() else {}
+
     def _describe(self, number: int, who: str, ending: str = RESUME) -> str:
         """One message about a process that failed; who: what it is called."""
-        process, failed = self._processes[number], self._failed(number)
+        process, told = self._processes[number], self._told(number)
         status = process.poll() or 0
-        if process.pid in self._hangs.hung:
-            return self._hangs.hung[process.pid].tell(who, ending)
+        if process.pid in self.hangs.hung:
+            return self.hangs.hung[process.pid].tell(who, ending)
         if status < 0:
             cause = f"was killed by signal {-status} ({signal.Signals(-status).name})"
             if status == -signal.SIGKILL:
                 cause += "; the system does that when memory runs out"
         else:
-            told = "see its output above"
-            if failed.exists():
-                found = json.loads(failed.read_text())
-                told = "".join(found.get("traceback", [])).rstrip() or found["message"]
-            cause = f"failed (exit status {status}): {told}"
-        return f"{who} {cause}; {ending}"
+            text = "".join(told.get("traceback", [])).rstrip() or told.get("message")
+            cause = f"failed (exit status {status}): {text or 'see its output above'}"
+        return f"{who} {cause}; {ending}" if ending else f"{who} {cause}"
 
     def _watch_on(self, number: int) -> None:
         """Continue the watch, which ends when it has found a process that hangs."""
-        if self._processes[number].pid in self._hangs.hung:
-            self._hangs = self._new_watch()
-            self._hangs.start()
+        if self._processes[number].pid in self.hangs.hung:
+            self.hangs = self._new_watch()
+            self.hangs.start()
 
-    def _end(self, patience: float = 0.0) -> None:
-        """End all that still run; patience: seconds for each to end by SIGTERM."""
-        self._hangs.close()
+    def _end(self) -> None:
+        """End all that still run."""
+        self.hangs.close()
         left = [process for process in self._processes if process.poll() is None]
         for process in left:
-            process.terminate() if patience else process.kill()
+            process.terminate() if self.seconds_to_end else process.kill()
         for process in left:
             try:
-                process.wait(patience or None)
+                process.wait(self.seconds_to_end or None)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ from shoal.world.hosts import WorldError
 from shoal.world.variables import set_rank
 from shoal.world.world import PeerLost
 
-TELLING_SECONDS = 15.0  # until Ray knows of a node that is gone; who lost it knows at once
 Work = Callable[[], Any]  # of one rank; rank 0's answer is that of all
 
 
@@ -133,17 +131,15 @@ def _attempt(work: Work, workers: Workers, group: Any, secret: bytes, folder: st
             raise LaunchError(_no_room(ray, workers)) from None
         except ray.exceptions.RayActorError as error:
             raise Lost(f"a rank was lost before it began: {_said(error)}", passing=True) from None
-        nodes: Counter[str] = Counter()
-        sizes = Counter(place.node for place in places)
+        nodes = [place.node for place in places]
+        who = {"size": workers.number, "secret": secret}
+        who |= {"address": places[0].address, "port": places[0].port}
         answers = []
-        for number, place in enumerate(places):
+        for number, node in enumerate(nodes):
             # Ray shows an actor its own GPU alone, as if the host had no other.
-            local = (0, 1) if workers.gpus else (nodes[place.node], sizes[place.node])
-            where = (places[0].address, places[0].port)
-            nodes[place.node] += 1
-            answers.append(
-                ranks[number].run.remote(work, number, workers.number, *local, *where, secret)
-            )
+            local = (0, 1) if workers.gpus else (nodes[:number].count(node), nodes.count(node))
+            who |= dict(zip(("local_rank", "local_size"), local))
+            answers.append(ranks[number].run.remote(work, number, **who))
         return _wait(answers, places)
     except Lost as error:
         again = f"Ray starts the ranks again, {workers.retries} times at most"
@@ -174,19 +170,9 @@ class Rank:
         node = ray.get_runtime_context().get_node_id()
         return Place(node, address, port, socket.gethostname(), os.getpid())
 
-    def run(
-        self,
-        work: Work,
-        rank: int,
-        size: int,
-        local_rank: int,
-        local_size: int,
-        address: str,
-        port: int,
-        secret: bytes,
-    ) -> Any:
-        """Be that rank, and do the work; what it came to, or how it failed."""
-        set_rank(rank, size, local_rank, local_size, address, port, secret)
+    def run(self, work: Work, rank: int, **who: Any) -> Any:
+        """Be that rank (who: see set_rank), and do the work; its result, or how it failed."""
+        set_rank(rank, **who)
         try:
             answer = work()
         except PeerLost as error:
@@ -233,7 +219,7 @@ def _wait(answers: list[Any], places: list[Place]) -> Any:
         elif answer.kind != "lost":  # others only lost it
             raise answer.tell(places[rank])
         elif first is None:
-            first, deadline = answer, time.monotonic() + TELLING_SECONDS
+            first, deadline = answer, time.monotonic() + 15.0  # Ray knows by then
     if first is not None:
         raise first.tell(places[first.rank])
     return found
@@ -247,7 +233,7 @@ def _end(ranks: list[Any]) -> None:
         ray.kill(rank)
     for rank in ranks:
         with suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            ray.get(rank.place.remote(), timeout=TELLING_SECONDS)
+            ray.get(rank.place.remote(), timeout=15.0)
 
 
 def _said(error: Exception) -> str:

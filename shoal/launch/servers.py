@@ -10,7 +10,6 @@ the same rows (replicas), one that fails is reported, and the run continues with
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from shoal.config.schema import Config
@@ -35,33 +33,28 @@ END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are 
 class Servers(Children):
     """The servers of this host: `with Servers(config) as servers: ...`."""
 
+    seconds_to_end = 5.0
+
     def __init__(self, config: Config, binds: list[str] | None = None):
-        section = config.launch
+        self.config, self.section, section = config, config.strategy.ps, config.launch
         self.first = section.first_server
         self.folder = self._find_folder(config)
         # Its own: nobody else may enter it. Short: the path of a socket takes 107 bytes.
         self._scratch = tempfile.TemporaryDirectory(prefix="shoal-servers-", dir=_short_folder())
-        super().__init__(self._scratch.name, section.hang_timeout)
-        self.replicas = config.strategy.ps.replicas
-        count = section.servers * self.replicas
+        count = section.servers * self.section.replicas
         own = [f"ipc://{self._scratch.name}/{k}.socket" for k in range(count)]
         self.binds = binds or own
+        super().__init__(self._scratch.name, section.hang_timeout, len(self.binds))
         # Of all hosts. Server k of the list has the rows of number k % shards.
-        self._total = len(config.strategy.ps.addresses) or count
-        self._shards = self._total // self.replicas
+        self._total = len(self.section.addresses) or count
+        self._shards = self._total // self.section.replicas
         self._left_out: set[int] = set()  # that have failed, and others continue
-        self.timeout, self.keys = config.strategy.ps.timeout, config.strategy.ps.keys
-        self.plain, self.journal = config.strategy.ps.plain, config.strategy.ps.journal
-        self.tiers = config.rows.tiers
-        self.restarts = config.strategy.ps.restarts if self.journal else 0  # that are left
-        self.threads = config.run.threads or 1
-        # Hosts start one after the other, and servers may be the first.
-        self.patience = 5.0 * section.join_timeout
+        self.restarts = self.section.restarts if self.section.journal else 0  # that are left
         # Without any work, before it listens.
         self._start_seconds = max(60.0, section.join_timeout)
         self.culprit: str | None = None
         self._over = threading.Event()
-        self._stops_us, self._lock = False, threading.RLock()
+        self._lock = threading.RLock()
 
     @staticmethod
     def _find_folder(config: Config) -> Path:
@@ -74,20 +67,14 @@ class Servers(Children):
         return RunFolder(config.run.output).checkpoints.absolute()
 
     def __enter__(self) -> Servers:
-        self._hangs.start()
+        super().__enter__()
         try:
-            for number in range(len(self.binds)):
-                self._processes.append(self._start(number))
             self.addresses = [self._address(k) for k in range(len(self.binds))]
         except BaseException:
             self._end()
             raise
         threading.Thread(target=self._watch, name="watch servers", daemon=True).start()
         return self
-
-    def are_alive(self) -> bool:
-        """Whether none has failed."""
-        return self.culprit is None
 
     def find_stopped(self) -> str | None:
         """A server that somebody stopped, which its workers can only call silent."""
@@ -99,17 +86,20 @@ class Servers(Children):
 
     def _start(self, number: int) -> subprocess.Popen:
         replica, shard = divmod(self.first + number, self._shards)
+        section, threads, tiers = self.section, self.config.run.threads or 1, self.config.rows.tiers
+        # Hosts start one after the other, and servers may be the first.
+        patience = 5.0 * self.config.launch.join_timeout
         words = ["server", f"--bind={self.binds[number]}", f"--index={shard}"]
         words += [f"--replica={replica}"] if replica else []
-        words += [f"--timeout={self.timeout}", f"--threads={self.threads}"]
-        words += [f"--announce={self._announce(number)}", f"--patience={self.patience}"]
+        words += [f"--timeout={section.timeout}", f"--threads={threads}"]
+        words += [f"--announce={self._announce(number)}", f"--patience={patience}"]
         words += [f"--folder={self.folder}"]
-        words += [f"--keys={self.keys}"] if self.keys is not None else []
-        words += ["--plain"] if self.plain else []
-        words += ["--journal"] if self.journal else []
-        if self.tiers.ssd is not None:
-            words += [f"--tiers-host={self.tiers.host}", f"--tiers-ssd={self.tiers.ssd}"]
-        return self._spawn(number, words, self.threads)
+        words += [f"--keys={section.keys}"] if section.keys is not None else []
+        words += ["--plain"] if section.plain else []
+        words += ["--journal"] if section.journal else []
+        if tiers.ssd is not None:
+            words += [f"--tiers-host={tiers.host}", f"--tiers-ssd={tiers.ssd}"]
+        return self._spawn(number, words, threads)
 
     def _start_again(self, number: int) -> bool:
         """Bring back a server that was killed; not one that ended by itself and said why."""
@@ -160,19 +150,6 @@ class Servers(Children):
             time.sleep(0.02)
         return self._announce(number).read_text()
 
-    @contextmanager
-    def stopping_us(self) -> Iterator[None]:
-        """In here a server that dies ends this process's wait for its workers, at once."""
-        with self._lock:
-            self._stops_us = True
-        try:
-            if self.culprit is not None:
-                raise LaunchError(self.culprit, passing=True)
-            yield
-        finally:
-            with self._lock:
-                self._stops_us = False
-
     def _watch(self) -> None:
         while not self._over.wait(0.1):
             for number in range(len(self._processes)):
@@ -180,10 +157,7 @@ class Servers(Children):
                 if not failed or self.culprit is not None:
                     continue
                 if not self._start_again(number) and not self._leave_out(number):
-                    with self._lock:
-                        self.culprit = self._why(number)
-                        if self._stops_us:
-                            os.kill(os.getpid(), signal.SIGTERM)
+                    self.culprit = self._why(number)
 
     def _why(self, number: int) -> str:
         """One message about a server that failed."""
@@ -199,7 +173,11 @@ class Servers(Children):
     def _name(self, number: int) -> str:
         pid = self._processes[number].pid
         replica, shard = divmod(self.first + number, self._shards)
-        which = f" (replica {replica + 1} of {self.replicas})" if self.replicas > 1 else ""
+        which = (
+            f" (replica {replica + 1} of {self.section.replicas})"
+            if self.section.replicas > 1
+            else ""
+        )
         return f"server {shard}{which} on host {socket.gethostname()} (pid {pid})"
 
     def wait(self, seconds: float | None = END_SECONDS) -> None:
@@ -220,18 +198,10 @@ class Servers(Children):
         if seconds is None and len(self._left_out) == len(self._processes):
             raise LaunchError("none of the servers of this host is left; see above which failed")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end()
-
-    def _end(self, patience: float = 5.0) -> None:
+    def _end(self) -> None:
         with self._lock:
             self._over.set()
-        super()._end(patience)
+        super()._end()
         self._scratch.cleanup()
 
 

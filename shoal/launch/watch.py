@@ -23,9 +23,6 @@ from typing import Protocol
 
 from shoal.world.liveness import look, stack_of
 
-LOOKS = 8  # in the time after which a process hangs
-LAST_MOMENT = 0.9  # of the time that others wait at most
-
 
 @dataclass(frozen=True)
 class Signs:
@@ -73,20 +70,6 @@ def _lines_of(pid: int) -> tuple[float, frozenset[tuple[str, int]]]:
                 if stat.read().rpartition(")")[2].startswith(" R"):
                     ready.add((thread, runs))
     return queued / 1e9, frozenset(ready)
-
-
-def ranks_of(launcher: int) -> list[int]:
-    """The processes that a launcher started as ranks, whether they do anything yet or not."""
-    found = []
-    for name in os.listdir("/proc"):
-        with suppress(OSError, IndexError, ValueError):
-            with open(f"/proc/{int(name)}/stat") as file:
-                parent = int(file.read().rpartition(")")[2].split()[1])
-            if parent == launcher:
-                with open(f"/proc/{name}/environ", "rb") as environment:
-                    if b"\0RANK=" in b"\0" + environment.read():
-                        found.append(int(name))
-    return found
 
 
 @dataclass(frozen=True)
@@ -140,7 +123,8 @@ class Watch:
         longest_wait: seconds after which one that waits for another of them gives up.
         """
         self.seconds, self._beats, self._elsewhere = seconds, beats, elsewhere
-        self._starting, self._longest_wait = starting, longest_wait
+        # A little before those that wait give up.
+        self._starting, self._longest_wait = starting, 0.9 * longest_wait
         self.moving = True  # whether any of them does something
         self.hung: dict[int, Hang] = {}
         self._known: dict[str, _Known] = {}
@@ -165,7 +149,7 @@ class Watch:
         self.close()
 
     def _look_on(self) -> None:
-        while not self._over.wait(self.seconds / LOOKS):
+        while not self._over.wait(self.seconds / 8):
             if self._look_once(time.monotonic()):
                 return
 
@@ -195,7 +179,7 @@ class Watch:
                 return True
             else:
                 computes.append((now - beat.since, beat.pid, path))
-        if waited >= LAST_MOMENT * self._longest_wait and self._end_longest(computes):
+        if waited >= self._longest_wait and self._end_longest(computes):
             return True
         for pid in self._starting():
             signs = signs_of(pid)
@@ -223,7 +207,7 @@ class Watch:
     def _end_longest(self, computes: list[tuple[float, int, Path]]) -> bool:
         """Whether one of these has computed for as long as others wait at most; it is ended."""
         seconds, pid, path = max(computes, default=(0.0, 0, Path()))
-        if seconds < LAST_MOMENT * self._longest_wait:
+        if seconds < self._longest_wait:
             return False
         self._end(pid, path, f"hangs: it has computed for {seconds:.0f} s, and others wait for it")
         return True
@@ -292,7 +276,7 @@ class Elsewhere:
     def _ask(self) -> None:
         counts: list[int] = []
         with suppress(Exception):  # the meeting is over, or nobody answers: `last` tells
-            while not self._over.wait(self._watch.seconds / LOOKS):
+            while not self._over.wait(self._watch.seconds / 8):
                 if self._watch.moving:
                     self._store.add(f"moves/{self._host}", 1)
                 others = [k for k in range(self._hosts) if k != self._host]

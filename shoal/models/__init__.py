@@ -5,15 +5,14 @@ A class elsewhere is named FILE.py:Class or package.module:Class (own.py).
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import sys
-import typing
 from collections.abc import Iterator
 from typing import Any
 
 from shoal.config.errors import did_you_mean
+from shoal.config.keys import MISSING, allowed, options_of
 from shoal.models.base import Model
 from shoal.models.options import meanings
 from shoal.models.own import find_own, full_name, is_own
@@ -75,20 +74,14 @@ def describe(name: str) -> Iterator[str]:
         if text:
             yield ""
             yield from inspect.cleandoc(text).splitlines()
-    hints = typing.get_type_hints(model.Options, include_extras=True)
     meaning = meanings(model.Options)
-    for number, field in enumerate(dataclasses.fields(model.Options)):
+    for number, (key, one) in enumerate(options_of(model.Options).items()):
         if number == 0:
             yield from ("", "options:")
-        default: Any = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        shown = "must be given" if default is dataclasses.MISSING else f"default {default!r}"
-        kind = hints[field.name]
-        kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-        yield f"  model.{field.name}: {kind}, {shown}"
-        if meaning[field.name]:
-            yield f"      {meaning[field.name]}"
+        shown = "must be given" if one.default is MISSING else f"default {one.default!r}"
+        yield f"  {key}: {allowed(one.kind)}, {shown}"
+        if text := meaning[key.removeprefix("model.")]:
+            yield f"      {text}"
     for number, (key, value) in enumerate(getattr(model.Options, "DEFAULTS", {}).items()):
         if number == 0:
             yield from ("", "other defaults of a run:")

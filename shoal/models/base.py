@@ -114,6 +114,12 @@ class Model(nn.Module):
 
         RANKING: ClassVar[tuple[str, ...]] = ()  # those that learning does not depend on
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        """The Options of every model are a dataclass, also without the decorator."""
+        super().__init_subclass__(**given)
+        if "Options" in vars(cls) and "__dataclass_fields__" not in vars(cls.Options):
+            dataclass(cls.Options)
+
     def __init__(self, options: Any, facts: Facts):
         super().__init__()
         self.options = options

@@ -1,19 +1,26 @@
-"""Options of models: their bounds, and their meanings.
+"""Options of models: types with bounds, and meanings.
 
 A meaning is the comment beside an option, or the common meaning of its name:
 
 class Options(Retrieval.Options):
     embedding_size: int = 64                 means the same in every model: COMMON has it
-    gamma: float = 0.5  # share of the user's own vector
+    gamma: Share = 0.5  # of the user's own vector
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import re
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+
+# Configs are checked against these as against the bounds of any key.
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
 
 COMMON = {
     "alpha": "weight of every pair that was not taken, beside 1 of those taken",
@@ -51,22 +58,6 @@ COMMON = {
     "temperature": "scores are divided by it",
     "tower_layers": "widths of a label's own layers",
 }
-
-
-def check_range(options: Any, names: str, low: float, high: float = math.inf) -> None:
-    """Refuse options below `low` or above `high`; names are separated by blanks, None is fine."""
-    for name in names.split():
-        value = getattr(options, name)
-        if value is not None and not low <= value <= high:
-            bounds = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-            raise ValueError(f"{name} is {value}; it must be {bounds}")
-
-
-def check_positive(options: Any, names: str) -> None:
-    """Refuse options that are 0 or below."""
-    for name in names.split():
-        if not getattr(options, name) > 0.0:
-            raise ValueError(f"{name} is {getattr(options, name)}; it must be above 0")
 
 
 def meanings(options: type[Any]) -> dict[str, str]:

@@ -108,8 +108,6 @@ def code_of(name: str) -> tuple[str, bytes] | None:
 def _check(model: type[Model], name: str) -> None:
     """Refuse options that could not be read from a config."""
     options = model.Options
-    if "Options" in vars(model) and "__dataclass_fields__" not in vars(options):
-        raise ValueError(f"model {name}: its Options need @dataclass above them")
     try:
         typing.get_type_hints(options, include_extras=True)
     except NameError as error:

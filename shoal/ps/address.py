@@ -11,7 +11,6 @@ import socket
 from collections.abc import Iterable
 
 IPC = "ipc://"
-PROBE_SECONDS = 1.0
 
 
 def endpoint(address: str) -> str:
@@ -51,10 +50,10 @@ def nobody_listens(address: str) -> bool:
     try:
         if unix:
             with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(PROBE_SECONDS)
+                probe.settimeout(1.0)
                 probe.connect(address.removeprefix(IPC))
         else:
-            socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
+            socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
     except (ConnectionRefusedError, FileNotFoundError):
         return True
     except OSError:  # anything else may be the network's fault

@@ -1,7 +1,7 @@
 """Sockets: of servers and of workers, encrypted where there are keys.
 
 How much a server's peers may make it hold: before one has shown its key, a frame of PIECE bytes for
-each connection, at most for HANDSHAKE_SECONDS; the system's limit of open files bounds the number
+each connection, at most for 5 s; the system's limit of open files bounds the number
 of connections. After that MOST_UNREAD messages of each peer in either direction, of which a part of
 rows takes some 640 KiB. Answers beyond that are dropped: a worker that reads asks again, one that
 does not has lost them.
@@ -18,7 +18,6 @@ from shoal.ps.address import check_private, endpoint
 from shoal.ps.keys import Keys
 from shoal.ps.wire import PIECE
 
-HANDSHAKE_SECONDS = 5.0
 MOST_UNREAD = 1000
 WHO_MAY = "inproc://zeromq.zap.01"  # where libzmq asks who may come in (RFC 27)
 
@@ -68,7 +67,7 @@ def listen(
     socket.setsockopt(zmq.RCVTIMEO, 200)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, PIECE)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HANDSHAKE_SECONDS))
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
     socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
     socket.setsockopt(zmq.RCVHWM, MOST_UNREAD)
     socket.setsockopt(zmq.BACKLOG, 512)

@@ -17,8 +17,7 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.ps.wire import MOST_WORKERS, WireError, parse_json, validated
 
-MOST_VALUES = 1 << 33  # dense values of one model
-Side = Annotated[int, Field(ge=0, le=MOST_VALUES)]
+Side = Annotated[int, Field(ge=0, le=1 << 33)]
 
 
 class TableSpec(Section):
@@ -147,7 +146,7 @@ def parse_spec(values: dict) -> Spec:
         check_tables(spec.optimizer, names)
     except ValueError as error:
         raise WireError(str(error)) from None
-    if sum(spec.sizes) > MOST_VALUES:
+    if sum(spec.sizes) > 1 << 33:
         raise WireError("the dense parameters have impossible shapes")
     return spec
 

@@ -17,7 +17,6 @@ others are read. A part says which of all values it begins with, and the next be
 
     PULL    header, int64 number of parts, parts, ids
     OK      header, int64 number of values before these, rows
-    PLACED  the same; instead of the rows their place in shared memory (shared.py) and their number
 
 A server takes frames of at most PIECE bytes. A request with a larger one has the flag IN_PIECES;
 its frame 1 is int64 [k], the bytes of each of its frames, which follow one after the other in
@@ -47,14 +46,11 @@ HEADER = struct.Struct("<4sHHIIQqQ")
 COUNT = struct.Struct("<q")
 MOST_FRAMES = 8
 MOST_IDS = 1 << 28  # ids in one message
-MOST_EXPANDED = 1 << 31  # bytes that a compressed frame may hold
 MOST_JSON = 16 << 20
 # A server takes no larger frame: what somebody may send before it is known who that is, is so
 # bounded. A worker cuts larger ones.
 PIECE = 4 << 20
-MOST_PIECES = 1 << 12  # of one message
 COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
-FAST = 1  # level of compression
 
 ANY_NUMBER = (1 << 32) - 1  # in a hello, where workers come and go: server 0 gives the worker one
 MOST_WORKERS = 1 << 16
@@ -64,8 +60,7 @@ PLACE = struct.Struct("<5q")  # of a push: epoch, first and last batch, lease, w
 Wanted = Sequence[tuple[int, Tensor, int, int]]
 
 BFLOAT16, COMPRESSED, WITH_DENSE, IN_PIECES = 1, 2, 4, 8
-SHARED = 16  # of a PULL: rows may come through the memory that was offered
-FLAGS = BFLOAT16 | COMPRESSED | WITH_DENSE | IN_PIECES | SHARED
+FLAGS = BFLOAT16 | COMPRESSED | WITH_DENSE | IN_PIECES
 
 
 S = TypeVar("S", bound=Section)
@@ -92,14 +87,12 @@ class Kind(IntEnum):
     BYE = 12  # this worker is done
     LEASE = 13  # JSON -> JSON: which batches to compute, where workers come and go
     TURN = 14  # JSON: what is to be done next
-    SHARE = 15  # memory that rows may come through: shared.py
     OK = 100
     ERROR = 101  # JSON: message
-    PLACED = 102  # kPlaced in csrc/wire.h
 
 
 KINDS = {int(kind): kind for kind in Kind}
-WITH_BODY = (Kind.PULL, Kind.OK, Kind.PLACED)  # more than the header may stand in their frame 0
+WITH_BODY = (Kind.PULL, Kind.OK)  # more than the header may stand in their frame 0
 
 
 class Header(NamedTuple):
@@ -244,21 +237,15 @@ def join_pieces(frames: Sequence[memoryview]) -> list[memoryview]:
 # ---- requests for rows --------------------------------------------------------------------------
 
 
-def pull_head(header: Header, wanted: Wanted) -> bytes:
-    """What stands before the ids of a request for rows."""
-    told = [number for table, _, first, last in wanted for number in (table, last - first)]
-    count = len(wanted)
-    return struct.pack(f"{HEADER.format}q{2 * count}q", MAGIC, VERSION, *header, count, *told)
-
-
 def pull_message(header: Header, wanted: Wanted) -> bytes:
     """A request for rows. Ids are read where they lie: slices and views of a tensor take long."""
     ids = [
         string_at(one.data_ptr() + 8 * first, 8 * (last - first)) for _, one, first, last in wanted
     ]
     if header.flags & COMPRESSED:
-        ids = [zlib.compress(b"".join(ids), FAST)]
-    return b"".join((pull_head(header, wanted), *ids))
+        ids = [zlib.compress(b"".join(ids), 1)]
+    parts = parts_frame([(table, last - first) for table, _, first, last in wanted])
+    return b"".join((header.pack(), COUNT.pack(len(wanted)), parts, *ids))
 
 
 def parse_pull(frame: bytes | memoryview, flags: int, num_tables: int) -> list[tuple[int, Tensor]]:
@@ -314,7 +301,7 @@ def _joined(pieces: Sequence[Tensor]) -> Tensor:
 
 def _send(values: np.ndarray, flags: int) -> Any:
     if flags & COMPRESSED:
-        return zlib.compress(values.data if values.size else b"", FAST)
+        return zlib.compress(values.data if values.size else b"", 1)
     return values.data.cast("B") if values.size else b""
 
 
@@ -347,8 +334,8 @@ def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes | by
     """Decompressed where it is compressed, never beyond the size that is stated."""
     if not flags & COMPRESSED:
         return frame
-    if size > MOST_EXPANDED:
-        raise WireError(f"{size} bytes in a compressed frame; at most {MOST_EXPANDED} are taken")
+    if size > (most := 1 << 31):
+        raise WireError(f"{size} bytes in a compressed frame; at most {most} are taken")
     worker = zlib.decompressobj()
     try:
         found = worker.decompress(frame, size or 1)  # 0 would stand for any number

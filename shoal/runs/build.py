@@ -28,7 +28,6 @@ from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.named import named_data
 from shoal.data.prepare import load_dataset, with_side_files
-from shoal.data.prepared.dataset import Prepared
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.sampler import log_weights
 from shoal.data.samples import ByUser, Prefixes, Users
@@ -36,8 +35,8 @@ from shoal.data.statistics import describe
 from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
 from shoal.models.base import Facts, Model
-from shoal.runs.daily.growth import grow
-from shoal.runs.daily.start import frozen_optimizer, known_words
+from shoal.runs.growth import grow
+from shoal.runs.start import frozen_optimizer, known_words
 from shoal.training.averages import Averages
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.evaluation.clicks import TILE_ROWS
@@ -92,8 +91,8 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
     learns_pairs = model_class.samples == "interactions" and not clicks
     if config.train.positives != "each" and not learns_pairs:
         raise ValueError(
-            f"train.positives={config.train.positives} draws pairs of a user and an item, and "
-            f"{config.model.title} does not learn from such pairs; set train.positives=each"
+            f"train.positives={config.train.positives} draws pairs of a user and an item, which "
+            f"{config.model.title} does not learn from; set train.positives=each"
         )
     if named_data(config.data, clicks).kind == "clicks":
         return _build_clicks(config, world, model_class, make)
@@ -106,18 +105,13 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
     if config.start.words is not None:
         if table is not None:
             raise ValueError(
-                "start.words: vocabularies of features do not grow yet; go on from a run without "
-                "features, or train anew"
+                "start.words: vocabularies of features do not grow; continue without features"
             )
         dataset = grow(dataset, known_words(Path(config.start.words)))
-    facts = _facts(config, dataset, table)
-    torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
-    model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = set_up(config, world, model, make)
-    sequential = model.kind == "sequential"
+    model, strategy = set_up(config, world, model_class, _facts(config, dataset, table), make)
     reader = _reader(config, world, dataset, table, model)
-    max_len, timed = config.data.max_len, model.reads_times
-    evaluator = Evaluator(dataset, config.eval, world, config.run.seed, max_len, sequential, timed)
+    how = (config.eval, world, config.run.seed, config.data.max_len)
+    evaluator = Evaluator(dataset, *how, model.kind == "sequential", model.reads_times)
     found = fingerprint(config, dataset, table)
     return Parts(dataset, model, strategy, reader, evaluator, found)
 
@@ -174,7 +168,7 @@ def _reader(
         else:
             reader = Windows(dataset, histories, *how, bucket)
     # A disk may have to be waited for; a GPU must not wait for the host.
-    reader.prefetch = isinstance(dataset, Prepared) or world.device.type == "cuda"
+    reader.prefetch = bool(dataset.kept) or world.device.type == "cuda"
     return reader
 
 
@@ -192,9 +186,7 @@ def _build_joined(
         rows=packed_rows(features),
         labels=labels,
     )
-    torch.manual_seed(config.run.seed)
-    model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = set_up(config, world, model, make)
+    model, strategy = set_up(config, world, model_class, facts, make)
     packed = _packed(strategy)
     if packed:
         check_packable(config.model.title, features)
@@ -206,7 +198,7 @@ def _build_joined(
     batch_size = config.samples_per_step(world.size)
     shuffle = config.train.shuffle
     reader = InMemory(samples["train"], layout, batch_size, config.run.seed, shuffle)
-    reader.prefetch = isinstance(dataset, Prepared)
+    reader.prefetch = bool(dataset.kept)
     readers = {
         phase: InMemory(samples[phase], layout, TILE_ROWS, tile=TILE_ROWS)
         for phase in ("valid", "test")
@@ -252,37 +244,38 @@ def _build_clicks(
         )
         reader = Apart(reader, features)
         readers = {phase: Apart(one, features) for phase, one in readers.items()}
-    torch.manual_seed(config.run.seed)
-    model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = set_up(config, world, model, make)
+    model, strategy = set_up(config, world, model_class, facts, make)
     if facts.per_feature and _packed(strategy):
         raise ValueError(
-            f"{config.model.title} reads all slots from one table; leave out data.features, or "
-            "choose a model that has a table for each, such as DNN"
+            f"{config.model.title} reads all slots from one table; leave out data.features"
         )
     evaluator = ClickEvaluator(readers, config.eval, world, data.group, data.sources)
-    found = click_fingerprint(config, data, strategy)
+    found = {**data.fingerprint, **_training(config)}
+    if strategy.rows.counted:  # rows without counters cannot go on with rules that need them
+        found["counters"] = True
     if facts.per_feature:
         found["features"] = _shapes(facts.features)
     return Parts(data, model, strategy, reader, evaluator, found)
 
 
-def set_up(config: Config, world: World, model: Model, make: MakeStrategy) -> Strategy:
-    """The strategy of a config, with the model in it."""
+def set_up(
+    config: Config, world: World, model_class: type[Model], facts: Facts, make: MakeStrategy
+) -> tuple[Model, Strategy]:
+    """The model of a config, and the strategy with the model in it."""
+    torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
+    model = model_class(model_class.Options(**config.model.options), facts)
     if config.train.recompute:
-        layers = [one for one in model.modules() if hasattr(one, "recompute")]
+        layers: list[Any] = [one for one in model.modules() if hasattr(one, "recompute")]
         if not layers:
             raise ValueError(
-                f"train.recompute computes layers of transformers again, and {config.model.title} "
-                "has none; set train.recompute=false"
+                f"train.recompute=true: {config.model.title} has no layers of transformers"
             )
         for one in layers:
-            one.recompute = True  # type: ignore[assignment]
+            one.recompute = True
     if config.train.ema is not None:
         if not any(one.requires_grad for one in model.parameters()):
             raise ValueError(
-                f"train.ema averages dense parameters, and {config.model.title} has none; "
-                "set train.ema=null"
+                f"train.ema averages dense parameters, and {config.model.title} has none"
             )
         model.averages = Averages(model, config.train.ema)
     strategy = make(config.strategy, world, config.launch.join_timeout)
@@ -295,7 +288,7 @@ def set_up(config: Config, world: World, model: Model, make: MakeStrategy) -> St
         precision=config.train.precision,
         compiled=config.train.compile,
     )
-    return strategy
+    return model, strategy
 
 
 def _load(
@@ -323,13 +316,6 @@ def fingerprint(
     digests = dataset.digests or _digests(dataset)
     found |= {"num_users": dataset.num_users, "num_items": dataset.num_items}
     return found | {key: digests[key] for key in ("interactions", "splits")} | _training(config)
-
-
-def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
-    """The same of a click log."""
-    # Rows without counters cannot go on with rules that need them.
-    counters = {"counters": True} if strategy.rows.counted else {}
-    return {**data.fingerprint, **_training(config), **counters}
 
 
 def _training(config: Config) -> dict[str, Any]:
@@ -383,32 +369,26 @@ def announce(config: Config, parts: Parts) -> None:
         log.info("[Training]: train_batch_size = [%d] %s", config.train.batch_size, order)
         log.info("[Evaluation]: metrics: [%s]", ", ".join(config.eval.metrics))
     else:
-        _announce_interactions(config)
-    _announce_model(parts)
-
-
-def _announce_interactions(config: Config) -> None:
-    section = config.train.negatives
-    negatives = {section.distribution: section.num} if section else None
-    log.info(
-        "[Training]: train_batch_size = [%d] negative sampling: [%s]",
-        config.train.batch_size,
-        negatives,
-    )
-    split = config.data.split
-    how = {"RS": split.ratio} if split.by == "ratio" else {"LS": split.leave}
-    arguments = {
-        "group_by": split.group_by,
-        "order": {"random": "RO", "time": "TO", "file": "FO"}[split.order],
-        "split": how,
-        "mode": config.eval.mode,
-    }
-    log.info(
-        "[Evaluation]: eval_batch_size = [%d] eval_args: [%s]", config.eval.batch_size, arguments
-    )
-
-
-def _announce_model(parts: Parts) -> None:
+        section = config.train.negatives
+        negatives = {section.distribution: section.num} if section else None
+        log.info(
+            "[Training]: train_batch_size = [%d] negative sampling: [%s]",
+            config.train.batch_size,
+            negatives,
+        )
+        split = config.data.split
+        how = {"RS": split.ratio} if split.by == "ratio" else {"LS": split.leave}
+        arguments = {
+            "group_by": split.group_by,
+            "order": {"random": "RO", "time": "TO", "file": "FO"}[split.order],
+            "split": how,
+            "mode": config.eval.mode,
+        }
+        log.info(
+            "[Evaluation]: eval_batch_size = [%d] eval_args: [%s]",
+            config.eval.batch_size,
+            arguments,
+        )
     tables = list(parts.strategy.tables.values())
     count = sum((table.rows or 0) * table.dim for table in tables)
     count += sum(p.numel() for p in parts.model.parameters() if p.requires_grad)

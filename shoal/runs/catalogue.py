@@ -47,8 +47,9 @@ class RunCatalogue:
             different = [np.unique(one.items) for one in histories]
             offsets = torch.tensor([0, *map(len, different)]).cumsum(0)
             values = torch.from_numpy(np.concatenate(different))
+            assert isinstance(self.model, Retrieval)  # as need_histories has found
             with torch.inference_mode():
-                return self.model.fold_in(Jagged(values, offsets).to(device))  # type: ignore[operator]
+                return self.model.fold_in(Jagged(values, offsets).to(device))
         ids = {self.dataset.user_field: torch.zeros(len(histories), dtype=torch.int64)}
         made = padded(histories, self.evaluator.max_len)
         ids |= {name: torch.from_numpy(one) for name, one in made.items()}
@@ -85,17 +86,17 @@ class RunCatalogue:
         """The vector of every item [num_items, dim]."""
         if not isinstance(self.model, Retrieval):
             raise ValueError(
-                f"{type(self.model).__name__} scores by more than a product of two vectors, so "
-                "users and items have none; recommend works"
+                f"{type(self.model).__name__} scores pairs: its users and items have no vectors"
             )
         return self._vectors
 
     @cached_property
     def _vectors(self) -> Tensor:
         device, model = self.evaluator.world.device, self.model
+        assert isinstance(model, Retrieval)
         with torch.inference_mode():
             parts = torch.arange(self.dataset.num_items).split(BLOCK)
-            return torch.cat([model.encode_item(part.to(device)).float().cpu() for part in parts])  # type: ignore[operator]
+            return torch.cat([model.encode_item(part.to(device)).float().cpu() for part in parts])
 
     def seen(self, users: np.ndarray) -> Pairs:
         """All that these users took."""
@@ -113,8 +114,7 @@ class RunCatalogue:
         model, name = self.model, type(self.model).__name__
         if model.reads_times:
             raise ValueError(
-                f"{name} reads when items were taken; export the run (shoal export), and give the "
-                "artifact's recommend a history with its times"
+                f"{name} reads when items were taken; export the run, and give the artifact times"
             )
         knows_users = any(
             self.dataset.user_field in one.fields
@@ -124,7 +124,6 @@ class RunCatalogue:
         folds = isinstance(model, Retrieval) and type(model).fold_in is not Retrieval.fold_in
         if not folds and (model.kind != "sequential" or knows_users):
             raise ValueError(
-                f"{name} learned a vector for each user of its data, and a history has none: it "
-                "cannot recommend for somebody new. Train on with these interactions (shoal "
-                "train --from), or take a model that answers from items, such as SASRec or EASE"
+                f"{name} learned a vector for each user of its data, and a history has none; train "
+                "on with these interactions (shoal train --from), or take SASRec or EASE, say"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.config.schema import Config
 from shoal.config.yaml_io import inline
@@ -16,12 +16,12 @@ from shoal.data.named import named_data
 from shoal.data.page import page
 from shoal.data.prepare import load_dataset, with_side_files
 from shoal.data.statistics import describe, leakage, per_item, per_user, spread
+from shoal.embedding.placements.planner import in_columns
 from shoal.models import find
 from shoal.world.world import World
 
 
-@dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """Text for a terminal, yaml to edit, and what makes the page (None: there is none)."""
 
     text: str
@@ -74,10 +74,7 @@ def features_text(
                 str(of_side.get(f.column, 0)),
             )
         )
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    )
+    return in_columns(rows, left=range(6))
 
 
 def features_yaml(features: tuple[Feature, ...]) -> str:

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from shoal.data.doubts import doubts
 from shoal.data.encoder import FeatureEncoder
 from shoal.data.features import Feature, options
 from shoal.data.ids import Ids
-from shoal.data.joined import Joined, Made
+from shoal.data.joined import Made
 from shoal.data.sources.frames import to_polars
 from shoal.launch.hosts import LaunchError
 from shoal.models.base import Model
@@ -89,8 +89,7 @@ def fit(
     for key, column in named.items():
         if column is not None and column not in frames["inter"].columns:
             raise ValueError(
-                f"{key}={column!r}: the frame has no such column; it has "
-                f"{', '.join(frames['inter'].columns)}"
+                f"{key}={column!r}: the frame has only {', '.join(frames['inter'].columns)}"
             )
     name = give(model) if isinstance(model, type) else model
     values: dict[str, Any] = {"model": name, "data.name": "frame", **config}
@@ -166,7 +165,9 @@ class Fitted:
         given = to_polars(frame, "the frame to evaluate")
         if self.trained.model.kind == "clicks":
             return self._evaluate_clicks(given)
-        dataset, evaluator = self._ranking()
+        dataset = self.trained.parts.dataset
+        evaluator = self.trained.parts.ranking(self.trained.config)
+        assert isinstance(dataset, Dataset) and evaluator is not None, "fit reads tables"
         fields = (dataset.user_field, dataset.item_field)
         for name in fields:
             if name not in given.columns:
@@ -175,7 +176,8 @@ class Fitted:
         ids = [own.find(given[name].to_list()) for own, name in zip(known_ids, fields)]
         known = (ids[0] > 0) & (ids[1] > 0)
         if not known.all():
-            log.warning("%d of %d rows name users or items that are not known", *_count(~known))
+            unknown = len(known) - int(known.sum())
+            log.warning("%d of %d rows name unknown users or items", unknown, len(known))
         if not known.any():
             raise ValueError("the frame to evaluate has no user and item that are known")
         inter: dict[str, Column] = {
@@ -207,7 +209,7 @@ class Fitted:
         assert isinstance(encoder, FeatureEncoder), "fit reads tables"
         assert isinstance(evaluator, ClickEvaluator)
         self.trained.predictor.warn_unknown(frame)
-        made = cast(Joined, Made(encoder.labelled(frame)))  # nothing is shuffled
+        made = Made(encoder.labelled(frame))
         reader = InMemory(made, evaluator.readers["test"].layout, TILE_ROWS, tile=TILE_ROWS)
         of_rows = ({"test": reader}, evaluator.section, evaluator.world, evaluator.group)
         asked = ClickEvaluator(*of_rows, {"test": "the frame"}, evaluator.labels)
@@ -290,23 +292,11 @@ class Fitted:
             f"<tr><th>metric</th><th>valid</th><th>test</th></tr>{rows}</table>"
         )
 
-    # ---- parts ----------------------------------------------------------------------------------
-
-    def _ranking(self) -> tuple[Dataset, Evaluator]:
-        parts = self.trained.parts
-        evaluator = parts.ranking(self.trained.config)
-        assert isinstance(parts.dataset, Dataset) and evaluator is not None, "fit reads tables"
-        return parts.dataset, evaluator
-
 
 def _ids(ids: Ids) -> np.ndarray:
     """Every id, in its type."""
     kinds = {int: np.int64, float: np.float64}
     return ids.values[1:].astype(kinds[ids.kind]) if ids.kind in kinds else ids.values[1:]
-
-
-def _count(mask: np.ndarray) -> tuple[int, int]:
-    return int(mask.sum()), len(mask)
 
 
 def _figure(value: float | None) -> str:

@@ -23,7 +23,10 @@ def with_data(resolved: Resolved, path: str | Path) -> Resolved:
     if not place.exists():
         raise ValueError(f"there is no file or folder {path} to read data from")
     clicks = find(config.model.name).kind == "clicks"
-    log = holds_log(config.data) or (clicks and _looks_like_log(place))
+    log = holds_log(config.data)
+    if clicks and place.is_file():
+        with suppress(ValueError):
+            log = log or looks_like(place) in CLICK_FORMATS
     values = data_values(place, config.data, clicks, log)
     resolved = resolved.with_values(values, f"data {path}")
     return with_columns(resolved, place) if values.get("data.files") else resolved
@@ -50,9 +53,3 @@ def with_columns(resolved: Resolved, path: Path, known: tuple[str, ...] = ()) ->
     return replace(
         resolved, read_notes=[*resolved.read_notes, f"{path}: by the names of its columns, {said}"]
     )
-
-
-def _looks_like_log(path: Path) -> bool:
-    with suppress(ValueError):
-        return path.is_file() and looks_like(path) in CLICK_FORMATS
-    return False

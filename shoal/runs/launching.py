@@ -9,7 +9,9 @@ import shoal
 from shoal import config as config_room
 from shoal.config import Resolved
 from shoal.config.schema import Config
+from shoal.launch.children import Culprit
 from shoal.launch.hosts import LaunchError, scratch_folder
+from shoal.launch.ranks import launch
 from shoal.launch.restarts import Growth, MoreRanks, Restarts
 from shoal.launch.servers import END_SECONDS, Servers
 from shoal.launch.workers import Workers
@@ -64,7 +66,7 @@ def _launch_workers(resolved: Resolved, servers: Servers | None, resume: bool) -
         file = _write_config(resolved, scratch)
         words = ["train", str(file), *(["--resume"] if resume else [])]
         with Workers(words, resolved.config.launch, scratch) as workers:
-            workers.wait(lambda: None if servers is None else servers.culprit)
+            workers.wait(_culprit_of(servers))
             if servers is None:
                 if not workers.any_ended_well:
                     raise LaunchError(workers.lost[0], passing=True)
@@ -76,6 +78,10 @@ def _launch_workers(resolved: Resolved, servers: Servers | None, resume: bool) -
             except LaunchError as error:
                 lost = "".join(f"\n{text}" for text in workers.lost)
                 raise LaunchError(f"{error}{lost}", passing=True) from None
+
+
+def _culprit_of(servers: Servers | None) -> Culprit:
+    return lambda: None if servers is None else servers.culprit
 
 
 def _with_addresses(resolved: Resolved, servers: Servers | None) -> Resolved:
@@ -100,19 +106,14 @@ def _launch_ranks(
     resolved: Resolved, servers: Servers | None, resume: bool, growth: Growth | None
 ) -> None:
     resolved = _with_addresses(resolved, servers)
-    # torch's elastic agent: only here is it needed
-    from shoal.launch.ranks import launch
-
     config = resolved.config
-    with ExitStack() as stack:
-        scratch = stack.enter_context(scratch_folder())
-        if servers is not None and config.launch.hosts <= 1:  # others hear of it from their rank
-            stack.enter_context(servers.stopping_us())
+    with scratch_folder() as scratch:
         file = _write_config(resolved, scratch)
         try:
             words = ["train", str(file), *(["--resume"] if resume else [])]
-            alive = (lambda: True) if servers is None else servers.are_alive
-            launch(words, config.launch, scratch, can_save=alive, growth=growth)
+            # Other hosts hear of a server that failed from their rank.
+            here = None if config.launch.hosts > 1 else servers
+            launch(words, config.launch, scratch, culprit=_culprit_of(here), growth=growth)
         except (LaunchError, shoal.Interrupted):
             culprit = None if servers is None else servers.culprit or servers.find_stopped()
             if culprit is not None:

@@ -9,13 +9,12 @@ from typing import Any
 import shoal
 from shoal import config as config_room
 from shoal.config import Resolved
-from shoal.config.schema import Config
 from shoal.data.dataset import Dataset
 from shoal.launch.servers import knocking
 from shoal.ps.address import nobody_listens
 from shoal.ps.worker.link import ServerError
 from shoal.runs.build import announce, build
-from shoal.runs.daily.growth import save_vocabularies
+from shoal.runs.growth import save_vocabularies
 from shoal.training.leased import LeasedTrainer
 from shoal.training.run_folder import RunFolder, start_logging
 from shoal.world.variables import is_worker, launched_number
@@ -39,19 +38,22 @@ def train_leased(
     config = resolved.config
     if world.size > 1:
         raise ValueError(
-            f"strategy.ps.elastic: this process was started as one of {world.size} ranks, and "
-            "workers that come and go are none; start them with `shoal launch --worker_num=N "
-            "--server_num=M`, or one by one with `shoal train --join RUN`"
+            f"strategy.ps.elastic: this process is one of {world.size} ranks; start workers with "
+            "`shoal launch --worker_num=N --server_num=M`, or with `shoal train --join RUN`"
         )
     if config.run.output is None:
         raise ValueError(
-            "strategy.ps.elastic: any worker may have to save, so each must be told the run's "
-            "folder: set run.output, the same on every host, on a disk that all of them share"
+            "strategy.ps.elastic: set run.output, on a disk that all hosts share: any worker may "
+            "have to save"
         )
     folder = RunFolder(config.run.output)
     start_logging(config.run.log_level, launched_number())
+    addresses = config.strategy.ps.addresses
     try:
-        _check_servers(config)
+        # Servers that are gone are not joined, before any data is read.
+        if not is_worker() and addresses and all(map(nobody_listens, addresses)):
+            told = ", ".join(addresses)
+            raise PeerLost(f"no server of this run listens ({told}): it has ended, or was stopped")
         with knocking(config, world.rank):
             parts = build(config, world)
     except (PeerLost, ServerError):
@@ -59,13 +61,14 @@ def train_leased(
             raise
         log.info("the run in %s is over: nothing is left for this worker to do", folder.path)
         return {}
-    parts.strategy.on_peer_lost(on_peer_lost)
+    strategy: Any = parts.strategy  # that of servers
+    strategy.on_peer_lost(on_peer_lost)
 
     def take_charge(begins: bool) -> None:
         """This worker evaluates and saves from now on."""
         folder.path.mkdir(parents=True, exist_ok=True)
         start_logging(config.run.log_level, 0, folder.path / "train.log")
-        log.info("worker %d evaluates and saves", parts.strategy.client.worker)  # type: ignore[attr-defined]
+        log.info("worker %d evaluates and saves", strategy.client.worker)
         if not begins:
             return
         for note in resolved.notes:
@@ -87,13 +90,3 @@ def train_leased(
     parts.strategy.close()
     log.info("run folder: %s", folder.path)
     return {**result, "folder": str(folder.path)} if result else {}
-
-
-def _check_servers(config: Config) -> None:
-    """Refuse to join servers that are gone, before any data is read."""
-    addresses = config.strategy.ps.addresses
-    if not is_worker() and addresses and all(map(nobody_listens, addresses)):
-        raise PeerLost(
-            f"no server of this run listens ({', '.join(addresses)}): it has ended, or was "
-            "stopped; what was saved can be continued with --resume"
-        )

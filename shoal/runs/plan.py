@@ -16,12 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shoal.config.row_rules import show_size
 from shoal.config.schema import Config, StrategySection
-from shoal.config.tiers import show_size
 from shoal.embedding.engines.budgets import (
     INDEX_FIXED,
+    INDEX_GPU,
     INDEX_GROWING,
     SLOT,
+    SLOT_GPU,
     Share,
     row_bytes,
     share_out,
@@ -38,7 +40,6 @@ from shoal.world.gpus import pick_device
 from shoal.world.world import World
 
 USABLE = 0.8  # of a memory, for rows; the rest is the model's, the data's and the system's
-DISK_FACTOR = 2  # of what lives in a log, see docs/tiers.md
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def plan_tables_of(
         + ("" if machine.gpu is None else f", a GPU {show_size(machine.gpu)}"),
     ]
     if tiers.ssd is not None:
-        free = shutil.disk_usage(_existing(Path(tiers.ssd))).free
+        folders = [Path(tiers.ssd).absolute(), *Path(tiers.ssd).absolute().parents]
+        free = shutil.disk_usage(next(one for one in folders if one.exists())).free
         told.append(f"{tiers.ssd}: {show_size(free)} free, up to {show_size(here * total['ssd'])}")
         if here * total["ssd"] > free:
             raise ValueError(
@@ -184,9 +186,11 @@ def _line(
         total["host"] += (rows or 0) * each
     else:
         where = f"{share.slots:,} rows in {'gpu, host' if on_gpu else 'host, ssd'}"
-        index = INDEX_GROWING if rows is None else INDEX_FIXED
-        total["host"] += share.slots * (each + SLOT) + (rows or share.slots) * index
-        total["ssd"] += DISK_FACTOR * max(0, (rows or 0) - share.slots) * (each + 16)
+        of_row, of_slot = (INDEX_GPU, SLOT_GPU) if on_gpu else (INDEX_FIXED, SLOT)
+        index = INDEX_GROWING if rows is None else of_row
+        total["host"] += share.slots * (each + of_slot) + (rows or share.slots) * index
+        # On disk they lie in a log, which may be twice as long (docs/tiers.md).
+        total["ssd"] += 2 * max(0, (rows or 0) - share.slots) * (each + 16)
     sizes = [values, state, index]
     shown = [f"{n} B a row" if rows is None else show_size(n * rows) for n in sizes]
     return table.name, "grows" if rows is None else f"{rows:,}", str(table.dim), *shown, where
@@ -202,37 +206,25 @@ def _refuse_too_much(
 ) -> None:
     """Refuse what takes more than a memory has, with the nearest configuration that fits."""
     size = max(1, config.launch.nproc, config.launch.world_size)
-    host_room = int(USABLE * machine.host)
-    if machine.gpu is not None and total["gpu"] > (gpu_room := int(USABLE * machine.gpu)):
-        spread = config.strategy.name == "sharded"
-        gpus = math.ceil(total["gpu"] * (size if spread else 1) / gpu_room)
-        remedy = f"spread them over {gpus} GPUs (--strategy.name=sharded --launch.nproc={gpus})"
-        if here * total["gpu"] <= host_room:
-            remedy = f"keep rows in host memory (--rows.tiers.gpu=0), or {remedy}"
+    host_room, gpu_room = int(USABLE * machine.host), int(USABLE * (machine.gpu or 0))
+    budget = show_size(host_room // here).replace(" ", "")
+    remedy = f"--rows.tiers.host={budget} --rows.tiers.ssd=FOLDER"
+    if machine.gpu is not None and total["gpu"] > gpu_room:
+        who, kind, need, room = f"a {what}", "GPU", total["gpu"], gpu_room
+        gpus = math.ceil(need * (size if config.strategy.name == "sharded" else 1) / gpu_room)
+        spread = f"spread them over {gpus} GPUs (--strategy.name=sharded --launch.nproc={gpus})"
+        if here * need <= host_room:
+            remedy = f"keep rows in host memory (--rows.tiers.gpu=0), or {spread}"
         else:
-            budget = show_size(host_room // here).replace(" ", "")
-            remedy += f", or --rows.tiers.host={budget} --rows.tiers.ssd=FOLDER"
-        raise ValueError(
-            "\n".join(told) + f"\nthe rows of a {what} need {show_size(total['gpu'])} of GPU "
-            f"memory, and there is room for {show_size(gpu_room)}: {remedy}"
-        )
-    need = here * total["host"]
-    if need > host_room:
-        budget = show_size(host_room // here).replace(" ", "")
-        remedy = f"--rows.tiers.host={budget} --rows.tiers.ssd=FOLDER"
+            remedy = f"{spread}, or {remedy}"
+    elif here * total["host"] > host_room:
+        who, kind, need, room = f"{here} {what}(s)", "host", here * total["host"], host_room
         if what == "server":
             servers = math.ceil(need / host_room)
             remedy = f"servers on {servers} such machines (strategy.ps.addresses)"
-        raise ValueError(
-            "\n".join(told) + f"\nthe rows of {here} {what}(s) need "
-            f"{show_size(need)} of host memory, and there is room for "
-            f"{show_size(host_room)}: {remedy}"
-        )
-
-
-def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
+    else:
+        return
+    raise ValueError(
+        "\n".join(told) + f"\nthe rows of {who} need {show_size(need)} of {kind} memory, and there "
+        f"is room for {show_size(room)}: {remedy}"
+    )

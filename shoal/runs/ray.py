@@ -74,8 +74,7 @@ def train_resolved(
     config = resolved.config
     if config.strategy.name == "ps":
         raise ValueError(
-            "strategy.name=ps: on Ray ranks train together (single, ddp, sharded); for parameter "
-            "servers use `shoal launch` or TorchX (docs/clusters.md)"
+            "strategy.name=ps: on Ray there are single, ddp and sharded; use `shoal launch`"
         )
     check_launchable(config.model.name)
     folder = run_folder(config)

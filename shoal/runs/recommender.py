@@ -132,31 +132,29 @@ class Recommender:
             if one.topk < 1:
                 raise ValueError(f"topk is {one.topk}; it must be 1 or more")
         answers: list[Ranking] = [Ranking(())] * len(asked)
-        by_user = [k for k, one in enumerate(asked) if one.history is None]
-        numbers = self.users.find([asked[k].user for k in by_user])
-        groups: dict[Any, list[tuple[int, Any]]] = {}
-        for place, number in zip(by_user, numbers.tolist()):
-            if number:
-                groups.setdefault(("user", _only(asked[place], place)), []).append((place, number))
-            else:
-                answers[place] = self._popular(asked[place], (asked[place].user,))
+        groups: dict[Any, list[tuple[int, Any]]] = {}  # what is ranked together
         unknown: dict[int, list[Any]] = {}
+        users = iter(self.users.find([one.user for one in asked if one.history is None]).tolist())
         for place, one in enumerate(asked):
             if one.history is None:
-                continue
-            self.catalogue.need_histories(one.times is not None)
-            history, unknown[place] = self._history(one)
-            if len(history.items):
-                key = ("history", _only(one, place))
-                groups.setdefault(key, []).append((place, history))
+                kind, what = "user", next(users)
+                unknown[place], known = [] if what else [one.user], what > 0
             else:
-                answers[place] = self._popular(one, unknown[place])
+                self.catalogue.need_histories(one.times is not None)
+                kind, (what, unknown[place]) = "history", self._history(one)
+                known = len(what.items) > 0
+            if known:
+                own = None if one.only is None else place  # a list of its own
+                groups.setdefault((kind, own), []).append((place, what))
+            else:
+                answers[place] = self._popular(one)
         for (kind, _), group in groups.items():
             some = [asked[place] for place, _ in group]
             found = self._together(kind, some, [what for _, what in group])
             for (place, _), ranking in zip(group, found):
-                ranking.unknown = tuple(unknown.get(place, ()))
                 answers[place] = ranking
+        for place, ranking in enumerate(answers):
+            ranking.unknown = tuple(unknown[place])
         return answers
 
     def score(self, one: Asked, items: Sequence[Any]) -> list[float]:
@@ -210,9 +208,9 @@ class Recommender:
             if one.exclude:
                 banned = self.items.find(one.exclude)  # what is not known cannot come anyway
                 pairs.append((np.full(len(banned), k), banned))
-        without = tuple(np.concatenate([NOBODY, *part]) for part in zip(*pairs)) if pairs else None
+        rows, items = (np.concatenate([NOBODY, *(one[k] for one in pairs)]) for k in (0, 1))
         topk = max(one.topk for one in asked)
-        items, scores = self.rank(query, len(asked), topk, without, allowed)  # type: ignore[arg-type]
+        items, scores = self.rank(query, len(asked), topk, (rows, items), allowed)
         return [self._named(items[k, : one.topk], scores[k]) for k, one in enumerate(asked)]
 
     def _named(self, items: np.ndarray, scores: np.ndarray) -> Ranking:
@@ -220,11 +218,11 @@ class Recommender:
         left = int((items > 0).sum())  # the best first
         return Ranking(zip(self.items.values[items[:left]].tolist(), scores[:left].tolist()))
 
-    def _popular(self, one: Asked, unknown: Sequence[Any] = ()) -> Ranking:
+    def _popular(self, one: Asked) -> Ranking:
         allowed = None if one.only is None else self.items.find(one.only)
         items, counts = self.popular(one.topk, allowed, self.items.find(one.exclude))
         found = zip(self.items.values[items].tolist(), counts.tolist())
-        return Ranking(found, "popularity", unknown)
+        return Ranking(found, "popularity")
 
     # ---- by numbers, many at a time -------------------------------------------------------------
 
@@ -233,7 +231,7 @@ class Recommender:
         query: Any,
         count: int,
         topk: int,
-        without: Pairs | None = None,
+        without: Pairs = (NOBODY, NOBODY),
         allowed: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The best items of each of `count` queries [b, k] (0: none left), their scores [b, k].
@@ -241,7 +239,7 @@ class Recommender:
         allowed: the items that alone may come, ascending; `without`: pairs that may not.
         """
         num_items = len(self.items) if allowed is None else len(allowed)
-        rows, banned = without if without is not None else (NOBODY, NOBODY)
+        rows, banned = without
         if allowed is None:
             rows = np.concatenate([rows, np.arange(count)])
             banned = np.concatenate([banned, np.zeros(count, np.int64)])  # the padding
@@ -310,18 +308,12 @@ class Recommender:
         return np.argsort(-self.catalogue.popularity[1:], kind="stable") + 1
 
 
-def _only(one: Asked, place: int) -> int | None:
-    """What questions that are ranked together have in common: no list of their own."""
-    return None if one.only is None else place
-
-
 def asked_at(times: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
     """Times of `count` items and of the request, now where it is not given: [count + 1]."""
     given = np.asarray(times, dtype=np.int64)
     if given.shape not in ((count,), (count + 1,)):
         raise ValueError(
-            f"there are {len(given)} times for {count} items; give one for each, and behind them, "
-            "if you like, that of the request"
+            f"there are {len(given)} times for {count} items; one more may be that of the request"
         )
     if len(given) == count:
         given = np.append(given, given[-1] if count else 0)

@@ -45,10 +45,10 @@ from shoal.models.own import (
     is_own,
 )
 from shoal.runs.build import announce, build
-from shoal.runs.daily.decay import ages_after, save_ages
-from shoal.runs.daily.growth import save_vocabularies
-from shoal.runs.daily.start import begin, keep_before, validate_first
+from shoal.runs.decay import ages_after, save_ages
+from shoal.runs.growth import save_vocabularies
 from shoal.runs.launching import train_launched
+from shoal.runs.start import begin, keep_before, validate_first
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
 from shoal.training.slow import SLOW
 from shoal.training.trainer import Trainer
@@ -247,27 +247,22 @@ def resolve_with_roles(
     servers = resolved.config.strategy.ps
     if roles.many_hosts and servers.keys is None and not servers.plain:
         raise ValueError(
-            "several hosts, and no keys: make them once with `shoal keys make FOLDER`, copy its "
-            "part for-servers to the hosts of servers and for-workers to those of workers, and set "
+            "several hosts, and no keys: make them once with `shoal keys make FOLDER`, and set "
             "strategy.ps.keys=FOLDER; on a network of your own, strategy.ps.plain=true does without"
         )
     more: dict[str, Any] = {}
     if servers.keys is not None:
         # All workers have theirs: it says who may join them, and hides what they tell each other.
         if resolved.config.launch.secret is None:
-            more["launch.secret"] = str(_part_of_workers(Path(servers.keys)) / "worker.secret")
+            part = Path(servers.keys) / "for-workers"  # or it is the part that has been copied
+            keys = part if part.is_dir() else Path(servers.keys)
+            more["launch.secret"] = str(keys / "worker.secret")
         on_cpus = resolved.config.run.device == "cpu" or not torch.cuda.is_available()
         if on_cpus and not is_loopback(ip) and resolved.origins["launch.encrypt"] == "default":
             more["launch.encrypt"] = True
     if servers.plain:
         more["launch.plain"] = True
     return resolved.with_values(more, "shoal launch") if more else resolved
-
-
-def _part_of_workers(keys: Path) -> Path:
-    """Where a folder of `shoal keys make` has what is the workers'."""
-    part = keys / "for-workers"
-    return part if part.is_dir() else keys
 
 
 def connect_as(config: Config) -> World:
@@ -376,8 +371,7 @@ def agree(world: World, what: str, mine: dict[str, Any]) -> None:
         if first.get(key) != mine.get(key):
             raise ValueError(
                 f"the {what} of rank {world.rank} on host {world.host} differs from that of rank "
-                f"0: {key} is {mine.get(key)!r} here and {first.get(key)!r} there; give every "
-                "host the same"
+                f"0: {key} is {mine.get(key)!r} here and {first.get(key)!r} there"
             )
 
 

@@ -174,26 +174,16 @@ class Trained:
         evaluator = self.parts.ranking(self.config)
         if evaluator is None:
             raise ValueError(
-                f"{self.config.model.title} predicts clicks of samples: it knows neither users nor "
-                "a catalogue of items, so there is nothing to recommend from; use `shoal eval`"
+                f"{self.config.model.title} predicts clicks of samples, not items; use `shoal eval`"
             )
         return Recommender(RunCatalogue(self.model, evaluator, self.types))
-
-
-IRRELEVANT = (  # for using a model
-    "batch_size",
-    "optimizer",
-    "row_optimizers",
-    "order",
-    "shuffle",
-    "split_over",
-)
 
 
 def _for_use(fingerprint: dict[str, Any], ranking: Sequence[str]) -> dict[str, Any]:
     """What must be the same for a trained model to be used: not how it was trained or ranks."""
     options = {k: v for k, v in fingerprint["options"].items() if k not in ranking}
-    kept = {k: v for k, v in fingerprint.items() if k not in IRRELEVANT}
+    training = ["batch_size", "optimizer", "row_optimizers", "order", "shuffle", "split_over"]
+    kept = {k: v for k, v in fingerprint.items() if k not in training}
     return {**kept, "options": options}
 
 

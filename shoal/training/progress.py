@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import torch
-from tqdm import tqdm
 
 T = TypeVar("T")
-PAGE = os.sysconf("SC_PAGE_SIZE")
-TOTAL = os.sysconf("SC_PHYS_PAGES") * PAGE / 2**30
 
 
 def memory(device: torch.device) -> str:
@@ -22,12 +20,9 @@ def memory(device: torch.device) -> str:
         used = torch.cuda.max_memory_reserved(device) / 2**30
         total = torch.cuda.get_device_properties(device).total_memory / 2**30
         return f"GPU RAM: {used:.2f} G/{total:.2f} G"
-    try:
-        with open("/proc/self/statm") as file:
-            used = int(file.read().split()[1]) * PAGE / 2**30
-    except OSError:  # no /proc on this system
-        return ""
-    return f"RAM: {used:.2f} G/{TOTAL:.2f} G"
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB, the most so far
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return f"RAM: {used:.2f} G/{total:.2f} G"
 
 
 def bar(
@@ -39,16 +34,13 @@ def bar(
     start: int = 0,
 ) -> Iterator[T]:
     """`Train     3: 100%|█████| 20/20 [00:00<00:00, 341.07it/s, RAM: 0.31 G/23.40 G]`"""
-    notebook = "ipykernel" in sys.modules
-    if not (show and (notebook or sys.stderr.isatty())):
+    if not (show and ("ipykernel" in sys.modules or sys.stderr.isatty())):
         yield from steps
         return
-    if notebook:  # a bar of the page where ipywidgets is there, else of text
-        from tqdm.auto import tqdm as drawn
-    else:
-        drawn = tqdm
+    from tqdm.auto import tqdm  # in a notebook a bar of the page, where ipywidgets is there
+
     shown = 0.0
-    with drawn(total=total, initial=start, desc=label, ncols=100, leave=True) as line:
+    with tqdm(total=total, initial=start, desc=label, ncols=100, leave=True) as line:
         for step in steps:
             yield step
             line.update()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
@@ -9,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from shoal.config.schema import Config
+from shoal.config.schema import Config, OptimizerSection
 from shoal.data.batch import Batch
 from shoal.data.reader import Reader
 from shoal.models.base import Model
@@ -90,3 +91,21 @@ def keep_hardest(model: Model, batch: Batch, config: Config) -> Batch:
     best = scores.argmax(-1, keepdim=True)
     kept = drawn.view_as(scores).gather(-1, best).squeeze(-1)
     return replace(batch, ids={**batch.ids, "neg_item": kept})
+
+
+def learning_rate(section: OptimizerSection, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """The rate of optimizer step `step` (from 0)."""
+    if step < section.warmup_steps:
+        return section.lr * (step + 1) / section.warmup_steps
+    epoch = step // max(1, steps_per_epoch)
+    total = max(1, steps_per_epoch * epochs - section.warmup_steps)
+    done = min(1.0, (step - section.warmup_steps) / total)
+    if section.schedule == "linear":
+        return section.lr * (1.0 - done)
+    if section.schedule == "cosine":
+        return section.lr * 0.5 * (1.0 + math.cos(math.pi * done))
+    if section.schedule == "step":
+        return section.lr * section.gamma ** (epoch // section.decay_epochs)
+    if section.schedule == "exponential":
+        return section.lr * section.gamma**epoch
+    return section.lr

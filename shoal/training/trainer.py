@@ -30,14 +30,20 @@ from shoal.training.checkpoint.reading import check_fingerprint
 from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
-from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
-from shoal.training.losses import Losses
+from shoal.training.evaluation import ClickEvaluator, Evaluator
+from shoal.training.losses import Interval, Losses
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
 from shoal.training.run_folder import RunFolder, host_log
-from shoal.training.schedule import learning_rate
 from shoal.training.slow import SLOW
-from shoal.training.steps import check_reader, in_step, keep_hardest, one_ahead, seed_step
+from shoal.training.steps import (
+    check_reader,
+    in_step,
+    keep_hardest,
+    learning_rate,
+    one_ahead,
+    seed_step,
+)
 from shoal.training.strategy.base import Strategy
 from shoal.world.memory import keep_freed_memory
 from shoal.world.stopping import STOPPING, Agreement

@@ -22,7 +22,6 @@ from shoal.world.hosts import WorldError, is_loopback, look_up, private_folder
 
 HANDSHAKE_SECONDS = 5.0  # a whole one; whoever has not proved anything by then is cut off
 LARGEST = 1 << 20  # bytes of a message
-SHORTEST = 16  # bytes of a secret: who records a proof must not be able to guess
 PROOF = 32  # bytes of HMAC-SHA256
 NO = bytes(PROOF)  # in the place of a proof: yours is wrong, and to try again is of no use
 CIPHERS = "AECDH-AES256-SHA:AECDH-AES128-SHA:@SECLEVEL=0"  # forward secret, no certificates
@@ -149,9 +148,9 @@ def read_secret(path: str | None) -> bytes:
             raise ValueError(f"{source} cannot be read: {error.strerror}") from error
         if not stat.S_ISREG(mode) or mode & 0o077:
             raise ValueError(f"{source} can be read by others: chmod 600 {path}")
-    if len(secret) < SHORTEST:
+    if len(secret) < 16:  # who records a proof must not be able to guess
         raise ValueError(
-            f"{source} has {len(secret)} bytes; a secret has at least {SHORTEST}, random ones: "
+            f"{source} has {len(secret)} bytes; a secret has at least 16, random ones: "
             "(umask 077; head -c 32 /dev/urandom | base64 > FILE)"
         )
     return secret

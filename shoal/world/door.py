@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 from shoal.world.channel import HANDSHAKE_SECONDS, Place, Refused, peer_of, secured
 
-REFUSALS_LOGGED = 5
-AGAIN_SECONDS = 0.1  # after the system had no room for a connection
 log = logging.getLogger("shoal")
 
 
@@ -91,7 +89,7 @@ class Door:
                 return
             except OSError:  # closed, or the system has no room
                 if not self._over:
-                    time.sleep(AGAIN_SECONDS)
+                    time.sleep(0.1)
                 return
             if self._place.path:  # only this user can come here
                 self._start(self._serve, connection)
@@ -164,8 +162,8 @@ class Door:
         with self._lock:
             self._refused[kind] += 1
             count = self._refused[kind]
-        if count <= REFUSALS_LOGGED:
-            end = "; more of this kind are not logged" if count == REFUSALS_LOGGED else ""
+        if count <= 5:
+            end = "; more of this kind are not logged" if count == 5 else ""
             log.warning("refused at %s: %s%s", self._place, text, end)
 
 

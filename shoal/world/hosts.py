@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import ipaddress
 import os
+import re
 import socket
 import stat
-import sys
 import tempfile
 from pathlib import Path
-
-# Where a `struct sockaddr` of Linux has its address, and how long that is.
-BYTES_OF: dict[int, tuple[int, int]] = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
 
 
 class WorldError(RuntimeError):
@@ -65,45 +61,22 @@ def address_towards(host: str) -> str | None:
         return None
 
 
-class _Entry(ctypes.Structure):
-    """The beginning of a `struct ifaddrs`."""
-
-
-_Entry._fields_ = [
-    ("next", ctypes.POINTER(_Entry)),
-    ("interface", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.c_void_p),
-]
-
-
-def addresses_here() -> list[tuple[str, str]]:
-    """(address, interface) of all that this host has, secondary ones too; [] outside Linux."""
-    if sys.platform != "linux":
+def addresses_here() -> list[str]:
+    """All that this host has, secondary ones too; [] outside Linux."""
+    try:
+        routes, network6 = (
+            Path(f"/proc/net/{name}").read_text() for name in ("fib_trie", "if_inet6")
+        )
+    except OSError:
         return []
-    libc, first = ctypes.CDLL(None), ctypes.POINTER(_Entry)()
-    if libc.getifaddrs(ctypes.byref(first)):
-        return []
-    found, entry = [], first
-    while entry:
-        address = entry.contents.address
-        if address is not None:
-            family = ctypes.c_ushort.from_address(address).value
-            if family in BYTES_OF:
-                begin, length = BYTES_OF[family]
-                data = ctypes.string_at(address + begin, length)
-                interface = (entry.contents.interface or b"").decode(errors="replace")
-                found.append((socket.inet_ntop(family, data), interface))
-        entry = entry.contents.next
-    libc.freeifaddrs(first)
-    return found
+    found = re.findall(r"-- (\S+)\n +/32 host LOCAL", routes)
+    for line in network6.splitlines():
+        found.append(str(ipaddress.IPv6Address(int(line.split()[0], 16))))
+    return list(dict.fromkeys(found))
 
 
 def which_it_has() -> str:
     """For messages: the addresses by which others may reach this host."""
-    found = []
-    for address, interface in addresses_here():
-        ip = ipaddress.ip_address(address)
-        if not ip.is_loopback and not ip.is_link_local:
-            found.append(f"{address} ({interface})")
-    return f"which has {', '.join(found)}" if found else "which has no address but loopback"
+    found = [ipaddress.ip_address(address) for address in addresses_here()]
+    others = [str(ip) for ip in found if not ip.is_loopback and not ip.is_link_local]
+    return f"which has {', '.join(others)}" if others else "which has no address but loopback"

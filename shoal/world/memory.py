@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-
 
 def keep_freed_memory() -> None:
     """Let the allocator keep some memory that was freed, instead of giving it back each time.
@@ -19,8 +17,8 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(TRIM_THRESHOLD, 64 << 20)
-    mallopt(MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes
+    mallopt(-1, 64 << 20)  # M_TRIM_THRESHOLD
+    mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD: the largest that glibc takes
 
 
 def half_of_memory() -> int:

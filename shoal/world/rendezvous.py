@@ -90,11 +90,6 @@ class Rendezvous:
             if verb == b"add":
                 (number,) = given
                 value = str(int(old or b"0") + int(number)).encode()
-            elif verb == b"exchange":  # where the value is the expected one, or none is expected
-                expected, wanted = given
-                if old is None and expected:
-                    return [b"1", expected]
-                value = wanted if (old or b"") == expected else old or b""
             elif verb == b"set":
                 (value,) = given
             else:
@@ -126,7 +121,7 @@ def _why_not(place: Place, error: OSError) -> str:
 
 
 class RunStore(dist.Store):
-    """A rendezvous as torch's stores are, for Gloo, NCCL and the elastic agent.
+    """A rendezvous as torch's stores are, for Gloo and NCCL.
 
     Each thread has its own channel. Keep it for as long as a PrefixStore of it is used: torch keeps
     only its own half of the object.
@@ -191,11 +186,6 @@ class RunStore(dist.Store):
         found = self._ask("add", key.encode(), str(amount).encode())
         assert found is not None
         return int(found[0])
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        found = self._ask("exchange", key.encode(), _bytes(expected), _bytes(desired))
-        assert found is not None
-        return found[0]
 
     def delete_key(self, key: str) -> bool:
         return self._ask("delete", key.encode()) is not None

@@ -21,12 +21,7 @@ from torch import Tensor
 from shoal.kernels.core import has_core
 from shoal.kernels.shm_rings import open_rings, rings_memory
 
-RING = 1 << 20  # bytes between two ranks, where that does not come to more than
-ALL_RINGS = 1 << 27
-SMALL = 1 << 16  # bytes that all ranks may add up for themselves
-SPINS = 2000  # looks before a rank goes to sleep; where ranks share cores, none
-MANY = 16  # trips under way before those that have ended are looked for
-NAP = 0.2  # seconds after which Python may hear of a signal
+RING = 1 << 20  # bytes between two ranks, at most
 
 
 def can_share_memory() -> bool:
@@ -37,7 +32,7 @@ def can_share_memory() -> bool:
 
 def capacity_of(size: int) -> int:
     """Bytes of the ring between two of so many ranks."""
-    share = ALL_RINGS // (size * size)
+    share = (1 << 27) // (size * size)  # of what all rings take
     return max(1 << 16, min(RING, share // 64 * 64))
 
 
@@ -105,7 +100,8 @@ class ShmGroup:
                 raise ValueError(f"{path} is another file")
             for pid in pids:
                 self._watched.append(os.pidfd_open(pid))
-            spins = SPINS if self.size <= len(os.sched_getaffinity(0)) else 0
+            # Looks before a rank goes to sleep; where ranks share cores, none.
+            spins = 2000 if self.size <= len(os.sched_getaffinity(0)) else 0
             alive = [-1 if r == rank else one for r, one in enumerate(self._watched)]
             self._rings = open_rings(file, rank, self.size, capacity_of(self.size), alive, spins)
         except BaseException:  # raised again: no descriptor may stay open behind it
@@ -118,7 +114,7 @@ class ShmGroup:
     def start(self, sends: list[list[Tensor]], receives: list[list[Tensor]]) -> Callable[[], None]:
         """Let tensors go to and come from every rank, contiguous ones; the call that waits."""
         ticket = self._rings.start(_pieces(sends), _pieces(receives))
-        if len(self._travelling) >= MANY:  # some are never waited for
+        if len(self._travelling) >= 16:  # some are never waited for
             done = [one for one in self._travelling if self._rings.done(one)]
             for one in done:
                 del self._travelling[one]
@@ -129,7 +125,7 @@ class ShmGroup:
         if ticket not in self._travelling:
             return
         deadline = time.monotonic() + self.timeout
-        while (state := self._rings.wait(ticket, NAP)) == -2:  # not yet
+        while (state := self._rings.wait(ticket, 0.2)) == -2:  # not yet; a signal is heard
             if time.monotonic() > deadline:
                 raise RuntimeError(f"nothing came for {self.timeout:g} s")
         if state >= 0:
@@ -156,12 +152,6 @@ class ShmGroup:
         mine_go()  # not before: a ring may be too small for all, and the others' receives come now
         return joined, counts
 
-    def barrier(self) -> None:
-        """Wait for all; what each has written before can then be read."""
-        ticket = self._rings.start_token()
-        self._travelling[ticket] = None
-        self._wait(ticket)
-
     def stack(self, tensor: Tensor) -> Tensor:
         """As World.stack."""
         out = tensor.new_empty(self.size, *tensor.shape)
@@ -170,11 +160,8 @@ class ShmGroup:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """As World.all_reduce: every rank adds up a slice, and all have the same bits."""
-        if tensor.nbytes <= SMALL and tensor.dtype == torch.float32 and tensor.is_contiguous():
-            self._add_up_floats(tensor.data_ptr(), tensor.numel())
-            return
         flat = tensor.contiguous().view(-1)
-        if tensor.nbytes <= SMALL:
+        if tensor.nbytes <= 1 << 16:  # so little that all ranks may add it up for themselves
             self._add_up(self.stack(flat).unbind(), flat)
         else:
             size, count = self.size, flat.numel()
@@ -188,13 +175,6 @@ class ShmGroup:
             self.start(self._but_mine([[mine]] * size), theirs)()
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view_as(tensor))
-
-    def _add_up_floats(self, address: int, count: int) -> None:
-        """The same, in as few calls as can be: a step of a small model is made of such calls."""
-        ticket = self._rings.start_floats(address, count)
-        self._travelling[ticket] = None  # the core keeps them
-        self._wait(ticket)
-        self._rings.take_sums(ticket, address, count)
 
     def _add_up(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """The sum of all ranks' parts [count], in order; `out` may be the part of this rank."""

@@ -58,13 +58,3 @@ def set_rank(
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
-
-
-def variables_of_one_alone(number: int, local_rank: int, local_size: int) -> dict[str, str]:
-    """Environment of a process that is alone in its world, and one of several on its host."""
-    return {
-        "RANK": str(number),
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_size),
-    }

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.world.channel import read_secret
@@ -25,7 +26,6 @@ from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, which_it_has
 from shoal.world.liveness import BEAT
 from shoal.world.peer_errors import PeerLost, Talking
-from shoal.world.ragged_gather import Padded
 from shoal.world.rendezvous import Joined
 from shoal.world.shm_group import ShmGroup, meet
 from shoal.world.tunnel import Tunnel
@@ -61,7 +61,6 @@ def connect(
         world = World(pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     else:
         world = Group(device, join_timeout, shared_memory, encrypt)
-    world.shared_memory = shared_memory
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if threads or local > 1:
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local))
@@ -90,7 +89,6 @@ class World:
     host = socket.gethostname()
     notes: tuple[str, ...] = ()  # what the log should say of how ranks talk
     place = ""  # where and as which ranks this host joined, for its log
-    shared_memory = True  # whether processes of one host may talk through it
 
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = torch.device(device)
@@ -172,7 +170,6 @@ class Group(World):
     def __init__(
         self, device: str, join_timeout: float, shared_memory: bool = True, encrypt: bool = False
     ):
-        self._padded = Padded(self._gather_bytes)
         env = os.environ
         self.rank, self.size = int(env["RANK"]), int(env["WORLD_SIZE"])
         super().__init__(pick_device(device, int(env.get("LOCAL_RANK", 0))))
@@ -282,17 +279,26 @@ class Group(World):
     def gather(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
         if not tensors:
             return [], [[] for _ in range(self.size)]
-        if self.shm is None:
-            return self._padded.gather(tensors)
-        with self._collective("gather", sum(tensor.nbytes + 8 for tensor in tensors)):
-            return self.shm.gather(tensors)
-
-    def _gather_bytes(self, mine: Tensor) -> Tensor:
-        """Bytes [width] of every rank: [size, width]."""
-        gathered = mine.new_empty(self.size * len(mine))
-        with self._collective("gather", len(mine)):
-            all_gather_flat(gathered, mine)
-        return gathered.view(self.size, -1)
+        if self.shm is not None:
+            with self._collective("gather", sum(tensor.nbytes + 8 for tensor in tensors)):
+                return self.shm.gather(tensors)
+        lengths = self.stack(tensors[0].new_tensor([len(t) for t in tensors], dtype=torch.int64))
+        counts = lengths.tolist()
+        # One buffer of bytes from each rank, as wide as the widest.
+        row_bytes = [t[:0].new_empty(1, *t.shape[1:]).nbytes for t in tensors]
+        flat = torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
+        width = max(sum(n * b for n, b in zip(some, row_bytes)) for some in counts)
+        rows = (
+            self.stack(F.pad(flat, (0, width - len(flat)))) if width else flat.expand(self.size, 0)
+        )
+        joined, places = [], [0] * self.size
+        for tensor, some, nbytes in zip(tensors, zip(*counts), row_bytes):
+            ends = [place + count * nbytes for place, count in zip(places, some)]
+            # A copy aligns the bytes for the element type.
+            raw = torch.cat([row[a:b] for row, a, b in zip(rows, places, ends)])
+            joined.append(raw.view(tensor.dtype).view(sum(some), *tensor.shape[1:]))
+            places = ends
+        return joined, counts
 
     def stack(self, tensor: Tensor) -> Tensor:
         with self._collective("stack", tensor.nbytes):
@@ -332,8 +338,4 @@ class Group(World):
         return payload.cpu().numpy().tobytes()
 
     def barrier(self) -> None:
-        if self.shm is None:
-            self.all_reduce(torch.zeros(1, device=self.device))
-            return
-        with self._collective("barrier", 4):
-            self.shm.barrier()
+        self.all_reduce(torch.zeros(1, device=self.device))

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from chaos.ground import Impossible
+from net_hosts import Impossible
+
 from chaos.hitting import Problems, Reference
 from chaos.losing import carry_out
 from chaos.trials import OTHERS, Trial, draw

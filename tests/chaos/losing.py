@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from commands import SHOAL, Command, errors
+from net_hosts import ADDRESSES, Hosts, joined_hosts
 
-from chaos.ground import ADDRESSES, Hosts, fill, small_disk, two_hosts
+from chaos.ground import fill, small_disk
 from chaos.hitting import (
     Problems,
     Reference,
@@ -50,14 +51,14 @@ def carry_out(trials: list[Trial], place: Path, reference: Reference) -> Iterato
 
 def lose_line(trial: Trial, place: Path, reference: Reference) -> Problems:
     """Two hosts with a rank each. A short cut heals; one for good is named by both."""
-    with two_hosts() as hosts:
+    with joined_hosts() as hosts:
         folder = place / "run"
         commands = [_on(hosts, k, trial, folder, place, reference) for k in range(2)]
         fell = wait_for_moment(trial, commands[0], folder, reference.steps)
         if fell:
             times = {"cut": [1.5], "flaps": [0.2] * 5, "cut for good": [float("inf")]}
             for seconds in times[trial.victim]:
-                hosts.cut(seconds)
+                hosts.cut(1, seconds)
                 time.sleep(0.3)
         problems: list[str] = []
         for k, command in enumerate(commands):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from cluster_configs import MODELS, SHORT, write_config
 from commands import finish, processes
+from net_hosts import Hosts, Impossible, joined_hosts
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +31,18 @@ def alone(place: Path, short: Path) -> Path:
     """The folder of that run on one process: what all others must equal."""
     finish("train", short, "--output", place / "alone", cwd=place)
     return place / "alone"
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    """Hosts with a line between them: two, or as many as HOSTS of the file says."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the command `ip`")
+    try:
+        with joined_hosts(getattr(request.module, "HOSTS", 2)) as found:
+            yield found
+    except Impossible as error:
+        pytest.skip(f"network namespaces cannot be made here: {error}")
 
 
 @pytest.fixture(autouse=True)

@@ -55,14 +55,6 @@ def test_nothing_grows(tmp_path: Path, name: str) -> None:
     assert not too_much(grown)
 
 
-@pytest.mark.parametrize("leak, what", [("KeepsTensors", "memory"), ("KeepsFiles", "files")])
-def test_a_leak_is_noticed(tmp_path: Path, leak: str, what: str) -> None:
-    model = f"--model={Path(__file__).parent / 'leaking.py'}:{leak}"
-    grown = growth(watched(tmp_path, [*RUNS["single"], model, "--trust"]))
-    print({" ".join(key): found for key, found in grown.items()})
-    assert too_much(grown) == [("launcher", what)]
-
-
 def watched(place: Path, words: list[str]) -> Samples:
     """What the processes of a run had, by step."""
     config = write_config(place / "c.yaml", MODELS["BPR"], SMALL)

@@ -69,6 +69,32 @@ def test_two_hosts(place: Path, short: Path, alone: Path) -> None:
     assert len(shown) == 7  # the table is the first host's
 
 
+def test_one_call_from_python(place: Path, short: Path, alone: Path) -> None:
+    example = str(ROOT / "examples" / "train_from_python.py")
+    words = ("--config_files", str(short), "--epochs=4", "--output=called")
+    command = Command((sys.executable, example, *words), place)
+    assert command.wait() == 0, command.output
+    assert_equal(place / "called", alone, 1)
+    assert str(result(alone)["test"]["recall@10"])[:8] in command.output
+    assert command.output.count("user 1: item ") == 5
+
+
+def test_evaluation_is_exact_on_any_number_of_processes(place: Path, alone: Path) -> None:
+    import shoal
+
+    assert (
+        shoal.evaluate(alone, output=place / "eval-1")["test"] == result(place / "eval-1")["test"]
+    )
+    output = finish("eval", alone, "--nproc", "3", "--output", place / "eval-3", cwd=place)
+    one, three = result(place / "eval-1"), result(place / "eval-3")
+    assert one["world_size"] == 1 and three["world_size"] == 3
+    assert set(one) == set(three) == set(result(alone))
+    for phase in ("test", "best_valid"):
+        assert one[phase] == pytest.approx(result(alone)[phase], rel=0, abs=1e-8)
+        assert three[phase] == pytest.approx(one[phase], rel=0, abs=1e-8)
+    assert output.count("precision@10") == 3  # two lines of the log, one of the table
+
+
 @pytest.mark.slow
 def test_uneven_hosts(place: Path, short: Path, alone: Path) -> None:
     """Three processes on one host, one on the other."""
@@ -106,16 +132,6 @@ def test_hosts_that_were_given_different_configs(place: Path, short: Path) -> No
     assert "another host, whose message says why" in hosts[0].output
 
 
-def test_one_call_from_python(place: Path, short: Path, alone: Path) -> None:
-    example = str(ROOT / "examples" / "train_from_python.py")
-    words = ("--config_files", str(short), "--epochs=4", "--output=called")
-    command = Command((sys.executable, example, *words), place)
-    assert command.wait() == 0, command.output
-    assert_equal(place / "called", alone, 1)
-    assert str(result(alone)["test"]["recall@10"])[:8] in command.output
-    assert command.output.count("user 1: item ") == 5
-
-
 @pytest.mark.slow
 def test_spawned_ranks(place: Path, alone: Path) -> None:
     config = write_config(place / "spawn.yaml", MODELS["BPR"], SHORT, {"run.output": "spawned"})
@@ -127,19 +143,3 @@ def test_spawned_ranks(place: Path, alone: Path) -> None:
     assert_equal(place / "spawned", alone, 2)
     told = command.output.splitlines()[-1].removeprefix("result: ")
     assert json.loads(told.replace("'", '"')) == result(place / "spawned")["test"]
-
-
-def test_evaluation_is_exact_on_any_number_of_processes(place: Path, alone: Path) -> None:
-    import shoal
-
-    assert (
-        shoal.evaluate(alone, output=place / "eval-1")["test"] == result(place / "eval-1")["test"]
-    )
-    output = finish("eval", alone, "--nproc", "3", "--output", place / "eval-3", cwd=place)
-    one, three = result(place / "eval-1"), result(place / "eval-3")
-    assert one["world_size"] == 1 and three["world_size"] == 3
-    assert set(one) == set(three) == set(result(alone))
-    for phase in ("test", "best_valid"):
-        assert one[phase] == pytest.approx(result(alone)[phase], rel=0, abs=1e-8)
-        assert three[phase] == pytest.approx(one[phase], rel=0, abs=1e-8)
-    assert output.count("precision@10") == 3  # two lines of the log, one of the table

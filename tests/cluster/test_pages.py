@@ -10,24 +10,23 @@ import os
 import runpy
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from chaos.ground import ADDRESSES, Hosts, Impossible, two_hosts
 from commands import ROOT, Command, metrics, result
 from forks import forked
+from net_hosts import ADDRESSES, Hosts
 from torchx_runs import BIN, QUIET, need_torchx
 
 PAGES = ROOT / "examples" / "pages"
 TEXTS = Path(os.environ.get("SHOAL_TEST_PAGES", ROOT.parent / "shared" / "seeds"))
-A, B = ADDRESSES
+A, B, _ = ADDRESSES
 SECRET = "of the hosts of this test alone"
 RECBOLE = "python run_recbole.py --model=BPR --dataset=ml-100k --config_files=test.yaml "
-HOSTS = RECBOLE + "--ip='183.174.228.81' --port='5678' --nproc=4 --world_size=8 --group_offset="
+TWO = RECBOLE + "--ip='183.174.228.81' --port='5678' --nproc=4 --world_size=8 --group_offset="
 FLEET = "fleetrun {} tools/static_ps_trainer.py -m models/rank/dnn/config.yaml"
 ADDRESSED = "ip1:port1,ip2:port2...ipN:portN"
 PADDLE = "python -m paddle.distributed.launch {}../../../tools/{}trainer.py -m config.yaml"
@@ -44,7 +43,13 @@ LAUNCH = (
     "python3 -m tensorflow.python.distribute.launch <python script.py>"
 )
 COMMANDS = {
-    "000": ["python run_a.py", "python run_b.py", RECBOLE + "--nproc=4", HOSTS + "0", HOSTS + "4"],
+    "000": [
+        "python run_a.py",
+        "python run_b.py",
+        RECBOLE + "--nproc=4",
+        TWO + "0",
+        TWO + "4",
+    ],
     "001": [
         FLEET.format("--worker_num=1 --server_num=1"),
         FLEET.format(f'--workers="{ADDRESSED}" --servers="{ADDRESSED}"'),
@@ -132,17 +137,6 @@ def run_of(folder: Path, *commands: Command) -> Path:
     return run
 
 
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the command `ip`")
-    try:
-        with two_hosts() as found:
-            yield found
-    except Impossible as error:
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-
-
 # ---- in short: every page, by few processes ------------------------------------------------------
 
 
@@ -218,7 +212,7 @@ def test_recbole_on_one_host_and_on_two(folder: Path, hosts: Hosts) -> None:
     assert_like(metrics(four), alone)
     shutil.rmtree(folder / "runs")
     commands = [
-        start(folder, (HOSTS + offset).replace("183.174.228.81", A), host=name, SHOAL_SECRET=SECRET)
+        start(folder, (TWO + offset).replace("183.174.228.81", A), host=name, SHOAL_SECRET=SECRET)
         for name, offset in zip(hosts.names, ("0", "4"))
     ]
     eight = run_of(folder, *commands)

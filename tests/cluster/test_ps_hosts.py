@@ -5,148 +5,35 @@ They need root and the `ip` command; without them the tests skip and say so.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import select
-import shutil
-import struct
-import subprocess
-import threading
-import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster_configs import LONG, MODELS, SHORT, write_config
-from commands import SHOAL, Command, errors, finish, metrics, newest_step, processes, result
+from commands import SHOAL, Command, errors, finish, metrics, newest_step, result
+from net_hosts import ADDRESSES, Hosts
 
 from shoal.ps.keys import make_keys
 
 pytestmark = pytest.mark.slow
 
-TUNSETIFF, TAP = 0x400454CA, 0x1002  # of linux/if_tun.h: a device of frames, and nothing before
 # Silence counts from the ten seconds that are the default: on a busy machine a process gets no
 # turn for three, and a run that nobody disturbed would be given up.
 PS = {"strategy.ps.mode": "sync", "train.epochs": 2}
-ADDRESSES = [f"10.213.77.{k}" for k in (1, 2, 3)]  # two workers, one server
+HOSTS = 3  # two workers, one server
 ROLES = (
     f"--workers={ADDRESSES[0]}:5701,{ADDRESSES[1]}:5702",
     f"--servers={ADDRESSES[2]}:5703",
 )
 
 
-def run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
-
-
-class Hosts:
-    """Three namespaces, and a fourth that is the switch between them."""
-
-    def __init__(self) -> None:
-        self.names = [f"shoal-{os.getpid()}-{k}" for k in range(3)]
-        self.switch = f"shoal-{os.getpid()}-switch"
-
-    def make(self) -> None:
-        for name in (self.switch, *self.names):
-            run("ip", "netns", "add", name)
-            run("ip", "-n", name, "link", "set", "lo", "up")
-
-    def join(self) -> None:
-        """Lines from every host to a switch."""
-        run("ip", "-n", self.switch, "link", "add", "bridge", "type", "bridge")
-        run("ip", "-n", self.switch, "link", "set", "bridge", "up")
-        for k, (name, address) in enumerate(zip(self.names, ADDRESSES)):
-            ends = ("type", "veth", "peer", "name", "eth0", "netns", name)
-            run("ip", "-n", self.switch, "link", "add", f"port{k}", *ends)
-            run("ip", "-n", self.switch, "link", "set", f"port{k}", "master", "bridge", "up")
-            self.address(name, address)
-
-    def address(self, name: str, address: str) -> None:
-        run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-        run("ip", "-n", name, "link", "set", "eth0", "up")
-
-    def remove(self) -> None:
-        for name in (self.switch, *self.names):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-    def cut(self, host: int) -> None:
-        run("ip", "-n", self.switch, "link", "set", f"port{host}", "down")
-
-    def launch(self, folder: Path, *words: str | Path) -> list[Command]:
-        """The same command on every host."""
-        command = (*SHOAL, "launch", *ROLES, "--output", str(folder), *map(str, words))
-        return [
-            Command(("ip", "netns", "exec", name, *command), folder.parent / name)
-            for name in self.names
-        ]
-
-
-class SlowSwitch:
-    """A switch that hands on every frame after a while; it needs no netem in the kernel."""
-
-    def __init__(self, hosts: Hosts, seconds: float):
-        self.seconds, self.frames, self.lines = seconds, 0, []
-        self._over = threading.Event()
-        for k, (name, address) in enumerate(zip(hosts.names, ADDRESSES)):
-            line = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            self.lines.append(line)
-            device = f"shoal{os.getpid() % 100000}-{k}"
-            fcntl.ioctl(line, TUNSETIFF, struct.pack("16sH22x", device.encode(), TAP))
-            run("ip", "link", "set", device, "netns", name, "name", "eth0")
-            hosts.address(name, address)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        due: deque[tuple[float, int, bytes]] = deque()
-        while not self._over.is_set():
-            wait = max(0.0, due[0][0] - time.monotonic()) if due else 0.1
-            for line in select.select(self.lines, [], [], wait)[0]:
-                with suppress(OSError):
-                    due.append((time.monotonic() + self.seconds, line, os.read(line, 1 << 16)))
-            while due and due[0][0] <= time.monotonic():
-                _, source, frame = due.popleft()
-                self.frames += 1
-                for line in self.lines:
-                    if line != source:
-                        with suppress(OSError):  # its host is not up, or has no room
-                            os.write(line, frame)
-
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join()
-        for line in self.lines:
-            os.close(line)
-
-
-@pytest.fixture
-def apart() -> Iterator[Hosts]:
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the command `ip`")
-    found = Hosts()
-    try:
-        found.make()
-    except OSError as error:
-        found.remove()
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-    yield found
-    for pid, _, _ in processes():  # what a failed test left in them
-        os.kill(pid, 9)
-    found.remove()
-
-
-@pytest.fixture
-def hosts(apart: Hosts) -> Hosts:
-    try:
-        apart.join()
-    except OSError as error:
-        pytest.skip(f"network namespaces cannot be joined here: {error}")
-    return apart
+def launch(hosts: Hosts, folder: Path, *words: str | Path) -> list[Command]:
+    """The same command on every host."""
+    command = (*SHOAL, "launch", *ROLES, "--output", str(folder), *map(str, words))
+    return [
+        Command(("ip", "netns", "exec", name, *command), folder.parent / name)
+        for name in hosts.names
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +60,7 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 
 
 def train(hosts: Hosts, config: Path, folder: Path) -> list[dict[str, Any]]:
-    commands = hosts.launch(folder, "-m", config)
+    commands = launch(hosts, folder, "-m", config)
     for command in commands:
         assert command.wait() == 0, "\n".join(one.output for one in commands)
     assert result(folder)["world_size"] == 2
@@ -184,7 +71,7 @@ def train(hosts: Hosts, config: Path, folder: Path) -> list[dict[str, Any]]:
 
 def test_hosts_without_keys_are_refused(hosts: Hosts, place: Path, tmp_path: Path) -> None:
     plain = write_config(tmp_path / "plain.yaml", MODELS["BPR"], SHORT, PS)
-    for command in hosts.launch(tmp_path / "run", "-m", plain):
+    for command in launch(hosts, tmp_path / "run", "-m", plain):
         assert command.wait() == 2
         (message,) = errors(command.output)
         assert "several hosts, and no keys: make them once with `shoal keys make" in message
@@ -197,20 +84,6 @@ def test_two_workers_and_a_server(
     assert train(hosts, config, tmp_path / "run") == expected
 
 
-def test_a_delay_changes_no_number(
-    apart: Hosts, config: Path, expected: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    try:
-        switch = SlowSwitch(apart, 0.02)
-    except OSError as error:
-        pytest.skip(f"a switch of our own cannot be made here: {error}")
-    try:
-        assert train(apart, config, tmp_path / "run") == expected
-        assert switch.frames > 100
-    finally:
-        switch.close()
-
-
 @pytest.mark.parametrize("host", [1, 2], ids=["worker 1", "server 0"])
 def test_a_line_that_is_cut(
     hosts: Hosts, place: Path, keys: Path, tmp_path: Path, host: int
@@ -218,7 +91,7 @@ def test_a_line_that_is_cut(
     forever = {**PS, "train.epochs": 100000, "strategy.ps.keys": str(keys)}
     endless = write_config(place / "hosts-endless.yaml", MODELS["BPR"], LONG, forever)
     folder = tmp_path / "run"
-    commands = hosts.launch(folder, "-m", endless)
+    commands = launch(hosts, folder, "-m", endless)
     commands[0].until("the first checkpoints", lambda: newest_step(folder) > 10)
     hosts.cut(host)
     told = []

@@ -141,32 +141,11 @@ def test_a_server_to_which_nobody_comes(config: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed(endless: Path, tmp_path: Path) -> None:
-    command = started(endless, tmp_path / "run")
-    victim = command.ranks()[1]
-    os.kill(victim, signal.SIGKILL)
-    message = the_end_of(command)
-    for part in ("rank 1 on host", "SIGKILL", f"pid {victim}", "--resume"):
-        assert part in message
-
-
-@pytest.mark.slow
 def test_ctrl_c(endless: Path, tmp_path: Path) -> None:
     command = started(endless, tmp_path / "run")
     command.interrupt()
     output = the_end_of(command, 130)
     assert output.count("stopped by SIGINT; what was saved can be continued") == 1
-
-
-@pytest.mark.slow
-def test_servers_follow_a_killed_launcher(endless: Path, tmp_path: Path) -> None:
-    command = started(endless, tmp_path / "run")
-    os.kill(command.process.pid, signal.SIGKILL)
-    command.process.wait(10)
-    deadline = time.monotonic() + SECONDS_TO_END
-    while left := processes():
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +185,34 @@ def test_evaluating_without_servers(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_lists_on_one_host(config: Path, whole: Path, tmp_path: Path) -> None:
+    """The way of many hosts, with one: same numbers."""
+    finish("launch", *lists(), "-m", config, "--output", tmp_path / "run", cwd=tmp_path)
+    assert numbers(tmp_path / "run") == pytest.approx(numbers(whole), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed(endless: Path, tmp_path: Path) -> None:
+    command = started(endless, tmp_path / "run")
+    victim = command.ranks()[1]
+    os.kill(victim, signal.SIGKILL)
+    message = the_end_of(command)
+    for part in ("rank 1 on host", "SIGKILL", f"pid {victim}", "--resume"):
+        assert part in message
+
+
+@pytest.mark.slow
+def test_servers_follow_a_killed_launcher(endless: Path, tmp_path: Path) -> None:
+    command = started(endless, tmp_path / "run")
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.process.wait(10)
+    deadline = time.monotonic() + SECONDS_TO_END
+    while left := processes():
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
 def test_a_port_in_use(config: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -213,10 +220,3 @@ def test_a_port_in_use(config: Path, tmp_path: Path) -> None:
         command = shoal("launch", *roles, "-m", config, "--output", tmp_path / "run", cwd=tmp_path)
         message = the_end_of(command)
     assert f"server 0 cannot listen on 127.0.0.1:{port}: Address already in use" in message
-
-
-@pytest.mark.slow
-def test_lists_on_one_host(config: Path, whole: Path, tmp_path: Path) -> None:
-    """The way of many hosts, with one: same numbers."""
-    finish("launch", *lists(), "-m", config, "--output", tmp_path / "run", cwd=tmp_path)
-    assert numbers(tmp_path / "run") == pytest.approx(numbers(whole), rel=1e-6, abs=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -20,17 +19,6 @@ PLANTED = [
     "--train.epochs=3",
     "--train.batch_size=256",
     "--train.optimizer.lr=0.001",
-]
-CRITEO = [  # a convex model: on so few samples the others hang on when one stops
-    "--model=LR",
-    "--data.format=criteo",
-    "--data.clicks.train=criteo_train.csv",
-    "--data.clicks.valid=criteo_dev.csv",
-    "--data.clicks.test=criteo_test.csv",
-    "--train.epochs=3",
-    "--train.batch_size=32",
-    "--train.optimizer.name=adagrad",
-    "--train.optimizer.lr=0.02",
 ]
 
 
@@ -52,15 +40,3 @@ def test_planted_clicks(tmp_path: Path) -> None:
     assert 0.72 < alone < best, "the model did not learn, or learned what cannot be known"
     for mode in ("async", "geo"):
         assert auc(tmp_path / mode, *launch(mode), *PLANTED) > alone - 0.005
-
-
-@pytest.mark.slow
-def test_criteo(tmp_path: Path) -> None:
-    data = os.environ.get("SHOAL_TEST_DATA")
-    if data is None or not (Path(data) / "criteo").is_dir():
-        pytest.skip("SHOAL_TEST_DATA names no folder with the Criteo sample")
-    words = [*CRITEO, f"--data.path={data}/criteo"]
-    alone = auc(tmp_path / "single", "train", *words)
-    assert alone > 0.72
-    for mode in ("async", "geo"):
-        assert auc(tmp_path / mode, *launch(mode), *words) > alone - 0.005

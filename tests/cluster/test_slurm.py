@@ -59,14 +59,6 @@ def test_sbatch(slurm: Slurm, short: Path, alone: Path, tmp_path: Path) -> None:
     assert result(tmp_path / "run")["test"] == pytest.approx(result(alone)["test"], rel=0, abs=1e-6)
 
 
-def test_train(slurm: Slurm, short: Path, alone: Path, tmp_path: Path) -> None:
-    where = f"--output={tmp_path / 'run'}"
-    run(slurm, tmp_path, f"{COMPONENT}:train", "-j", "1x2", "--", short, where)
-    mine, single = result(tmp_path / "run"), result(alone)
-    assert mine["world_size"] == 2 and mine["epochs"] == single["epochs"]
-    assert mine["test"] == pytest.approx(single["test"], rel=0, abs=1e-6)
-
-
 def test_train_on_two_nodes(slurm: Slurm, short: Path, alone: Path, tmp_path: Path) -> None:
     words = ["-j", "2x1", "--port", str(free_port()), "--", short, f"--output={tmp_path / 'run'}"]
     run(slurm, tmp_path, f"{COMPONENT}:train", *words)

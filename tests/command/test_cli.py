@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -69,10 +67,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = call("train", *SMALL, "--output", folder)
     assert f"run: {folder}" in output and "recall@10" in output
     return folder
-
-
-def test_version() -> None:
-    assert call("--version").strip() == f"shoal {shoal.__version__}"
 
 
 def test_models() -> None:
@@ -340,26 +334,8 @@ def test_ctrl_c_while_a_command_imports() -> None:
     assert output == "" and errors.startswith("stopped by SIGINT") and command.returncode == 130
 
 
-def test_data_fetch_from_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of archives serves machines without internet; a wrong archive is refused."""
-    from dataclasses import replace
-
-    from shoal.data import fetch
-
-    (tmp_path / "mirror").mkdir()
-    packed = tmp_path / "mirror" / "ml-100k.zip"
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("ml-100k/u.data", "1\t2\t3\t4\n")
-    monkeypatch.setenv("SHOAL_MIRROR", str(tmp_path / "mirror"))
-    with pytest.raises(ValueError, match="ml-100k"):
-        call("data", "fetch", "ml-100k", "--to", tmp_path / "data")
-    assert not (tmp_path / "data" / "ml-100k").exists()
-    md5 = hashlib.md5(packed.read_bytes(), usedforsecurity=False).hexdigest()
-    right = replace(fetch.ARCHIVES["ml-100k"], md5=md5)
-    monkeypatch.setitem(fetch.ARCHIVES, "ml-100k", right)
-    output = call("data", "fetch", "ml-100k", "--to", tmp_path / "data")
-    assert str(tmp_path / "data") in output
-    assert (tmp_path / "data" / "ml-100k" / "u.data").read_text() == "1\t2\t3\t4\n"
+def test_data_fetch_knows_its_archives() -> None:
+    """tests/data/test_fetch.py fetches them."""
     with pytest.raises(ValueError, match="ml-10k"):
         call("data", "fetch", "ml-10k")
 

@@ -13,41 +13,29 @@ from shoal.command.replica import command, find_hosts, wait_for_names
 from shoal.config import Resolved
 from shoal.launch.roles import find_roles
 
-
-def test_slurm_tells_the_node_of_each_group() -> None:
-    # As in a heterogeneous job of one server and two workers: a group each, in this order.
-    environment = {
-        "SLURM_JOB_NODELIST_HET_GROUP_0": "node7",
-        "SLURM_JOB_NODELIST_HET_GROUP_1": "node3",
-        "SLURM_JOB_NODELIST_HET_GROUP_2": "node4",
-        "TORCHX_RANK0_HOST": "localhost",
-    }
-    assert find_hosts(1, 2, None, environment) == ["node7", "node3", "node4"]
+LOCAL = {"TORCHX_RANK0_HOST": "localhost"}  # TorchX says so to the first replica
 
 
-def test_volcano_tells_the_hosts_of_each_task() -> None:
-    environment = {
-        "VC_SERVER_0_HOSTS": "job-server-0-0.job",
-        "VC_SERVER_1_HOSTS": "job-server-1-0.job",
-        "VC_WORKER_0_HOSTS": "job-worker-0-0.job",
-        "TORCHX_RANK0_HOST": "localhost",  # TorchX says so to the first replica
-    }
-    assert find_hosts(2, 1, None, environment) == [
-        "job-server-0-0.job",
-        "job-server-1-0.job",
-        "job-worker-0-0.job",
-    ]
+@pytest.mark.parametrize(
+    ("servers", "workers", "given", "environment", "hosts"),
+    [
+        # Slurm: a heterogeneous job, a group for each replica, in this order.
+        (1, 2, None, {f"SLURM_JOB_NODELIST_HET_GROUP_{k}": f"n{k}" for k in range(3)}, "n0 n1 n2"),
+        # Volcano: a task for each replica.
+        (1, 1, None, {"VC_SERVER_0_HOSTS": "s.job", "VC_WORKER_0_HOSTS": "w.job"}, "s.job w.job"),
+        (1, 2, None, {}, "127.0.0.1 127.0.0.1 127.0.0.1"),
+        (1, 1, "a, b", {}, "a b"),  # what is given wins
+    ],
+)
+def test_where_the_replicas_are(
+    servers: int, workers: int, given: str | None, environment: dict[str, str], hosts: str
+) -> None:
+    assert find_hosts(servers, workers, given, {**environment, **LOCAL}) == hosts.split()
 
 
-def test_local_replicas_share_the_host() -> None:
-    assert find_hosts(1, 2, None, {"TORCHX_RANK0_HOST": "localhost"}) == ["127.0.0.1"] * 3
-
-
-def test_given_hosts_win() -> None:
-    environment = {"TORCHX_RANK0_HOST": "localhost"}
-    assert find_hosts(1, 1, "a, b", environment) == ["a", "b"]
+def test_as_many_hosts_as_replicas() -> None:
     with pytest.raises(ValueError, match="names 2 hosts; there are 1 servers and 2 workers"):
-        find_hosts(1, 2, "a,b", environment)
+        find_hosts(1, 2, "a,b", LOCAL)
 
 
 @pytest.mark.parametrize(

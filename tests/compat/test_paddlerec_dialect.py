@@ -146,7 +146,7 @@ def test_single_keys(write: Write, word: str, key: str, want: Any) -> None:
         ("runner.days={20200101..20200102}", "is refused: a run trains on fixed files"),
         ("runner.train_data_dir=[a, b]", "it is one folder, file or pattern"),
         ("runner.train_reader_path=criteo_lr_reader", "ids with weights"),
-        ("runner.infer_reader_path=mine", "one reader reads the training and the test files"),
+        ("runner.infer_reader_path=mine", "one reader reads all files"),
         ("runner.pipe_command='awk \"'", "No closing quotation"),
         ("hyper_parameters.cross_num=2", "is refused: DNN has no option cross_layers"),
         ("hyper_parameters.reg=0.001", "0.001 is refused: there is no L1 penalty"),

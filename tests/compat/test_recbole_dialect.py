@@ -7,41 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from shoal.compat.dialects.recbole import TABLE
 from shoal.config import Config, ConfigError, load
 from shoal.config.schema import NegativesSection
 
 # The two files of RecBole's page on distributed training, as they stand there.
-FROM_API = """\
-gpu_id: '0,1,2,3'
-# dataset config
-USER_ID_FIELD: user_id
-ITEM_ID_FIELD: item_id
-load_col:
-    inter: [user_id, item_id]
-# model config
-embedding_size: 64
-# Training and evaluation config
-epochs: 500
-train_batch_size: 4096
-eval_batch_size: 4096
-train_neg_sample_args:
-    distribution: uniform
-    sample_num: 1
-    alpha: 1.0
-    dynamic: False
-    candidate_num: 0
-eval_args:
-    group_by: user
-    order: RO
-    split: {'RS': [0.8,0.1,0.1]}
-    mode: full
-metrics: ['Recall', 'MRR', 'NDCG', 'Hit', 'Precision']
-topk: 10 
-valid_metric: MRR@10
-metric_decimal_place: 4
-"""
+FROM_API = (Path(__file__).parent / "recbole_page.yaml").read_text()
 FROM_SOURCE = FROM_API.removeprefix("gpu_id: '0,1,2,3'\n")
 
 
@@ -120,97 +93,7 @@ def test_page_python_form(tmp_path: Path) -> None:
     assert (config.launch.port, config.launch.group_offset) == (5678, 4)
 
 
-# RecBole's own defaults, every key of its overall and sample property files and of its launcher.
-DEFAULTS: dict[str, Any] = {
-    "gpu_id": "0",
-    "worker": 0,
-    "use_gpu": True,
-    "seed": 2020,
-    "state": "INFO",
-    "reproducibility": True,
-    "data_path": "dataset/",
-    "checkpoint_dir": "saved",
-    "show_progress": True,
-    "save_dataset": False,
-    "dataset_save_path": None,
-    "save_dataloaders": False,
-    "dataloaders_save_path": None,
-    "log_wandb": False,
-    "wandb_project": "recbole",
-    "shuffle": True,
-    "epochs": 300,
-    "train_batch_size": 2048,
-    "learner": "adam",
-    "learning_rate": 0.001,
-    "train_neg_sample_args": {"distribution": "uniform", "sample_num": 1, "alpha": 1.0},
-    "eval_step": 1,
-    "stopping_step": 10,
-    "clip_grad_norm": None,
-    "weight_decay": 0.0,
-    "loss_decimal_place": 4,
-    "require_pow": False,
-    "enable_amp": False,
-    "enable_scaler": False,
-    "transform": None,
-    "eval_args": {
-        "split": {"RS": [0.8, 0.1, 0.1]},
-        "group_by": "user",
-        "order": "RO",
-        "mode": "full",
-    },
-    "repeatable": False,
-    "metrics": ["Recall", "MRR", "NDCG", "Hit", "Precision"],
-    "topk": [10],
-    "valid_metric": "MRR@10",
-    "valid_metric_bigger": True,
-    "eval_batch_size": 4096,
-    "metric_decimal_place": 4,
-    "field_separator": "\t",
-    "seq_separator": " ",
-    "USER_ID_FIELD": "user_id",
-    "ITEM_ID_FIELD": "item_id",
-    "RATING_FIELD": "rating",
-    "TIME_FIELD": "timestamp",
-    "seq_len": None,
-    "LABEL_FIELD": "label",
-    "threshold": None,
-    "NEG_PREFIX": "neg_",
-    "numerical_features": [],
-    "load_col": {"inter": ["user_id", "item_id"]},
-    "unload_col": None,
-    "unused_col": None,
-    "additional_feat_suffix": None,
-    "rm_dup_inter": None,
-    "val_interval": None,
-    "filter_inter_by_user_or_item": True,
-    "user_inter_num_interval": "[0,inf)",
-    "item_inter_num_interval": None,
-    "alias_of_user_id": None,
-    "alias_of_item_id": None,
-    "alias_of_entity_id": None,
-    "alias_of_relation_id": None,
-    "preload_weight": None,
-    "normalize_field": None,
-    "normalize_all": None,
-    "discretization": None,
-    "ITEM_LIST_LENGTH_FIELD": "item_length",
-    "LIST_SUFFIX": "_list",
-    "MAX_ITEM_LIST_LENGTH": 50,
-    "POSITION_FIELD": "position_id",
-    "HEAD_ENTITY_ID_FIELD": "head_id",
-    "TAIL_ENTITY_ID_FIELD": "tail_id",
-    "RELATION_ID_FIELD": "relation_id",
-    "ENTITY_ID_FIELD": "entity_id",
-    "kg_reverse_r": False,
-    "entity_kg_num_interval": "[0,inf)",
-    "relation_kg_num_interval": "[0,inf)",
-    "benchmark_filename": None,
-    "nproc": 1,
-    "world_size": -1,
-    "ip": "localhost",
-    "port": "5678",
-    "group_offset": 0,
-}
+DEFAULTS = yaml.safe_load((Path(__file__).parent / "recbole_defaults.yaml").read_text())
 
 
 def test_defaults_of_recbole_are_accepted_and_are_ours() -> None:
@@ -299,7 +182,7 @@ def test_eval_args_parts_left_out_are_recboles_defaults(tmp_path: Path) -> None:
         ("clip_grad_norm", {"norm_type": 2}, "max_norm is missing"),
         ("clip_grad_norm", 5, "write {max_norm: 5}"),
         ("load_col", {"inter": "*"}, "name the columns of .inter"),
-        ("val_interval", {"city": ["Rome"]}, "only float fields"),
+        ("val_interval", {"city": ["Rome"]}, "of a float field"),
         ("normalize_all", "yes!", "true or false"),
         ("use_gpu", 1, "true or false"),
         ("log_wandb", 0, "TensorBoard"),  # a number is not a truth value

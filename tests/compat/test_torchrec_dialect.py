@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from shoal.compat.dialects import torchrec
 from shoal.config import ConfigError
@@ -16,33 +17,7 @@ from shoal.data.prepare import load_dataset
 from shoal.runs.plan import Machine, plan_run
 from shoal.runs.run import resolve
 
-# The flags and defaults of the example, as its page and its help state them.
-EXAMPLE = {
-    "min_user_count": 5,
-    "min_item_count": 0,
-    "max_len": 100,
-    "mask_prob": 0.15,
-    "dataset_name": "ml-1m",
-    "min_rating": 0,
-    "num_epochs": 100,
-    "lr": 0.001,
-    "decay_step": 25,
-    "weight_decay": 0.0,
-    "gamma": 1.0,
-    "train_batch_size": 128,
-    "val_batch_size": 128,
-    "test_batch_size": 128,
-    "emb_dim": 256,
-    "nhead": 2,
-    "num_layers": 2,
-    "dataset_path": None,
-    "export_root": "",
-    "random_user_count": 10,
-    "random_item_count": 30,
-    "random_size": 300,
-    "dupe_factor": 3,
-    "mode": "dmp",
-}
+EXAMPLE = yaml.safe_load((Path(__file__).parent / "torchrec_defaults.yaml").read_text())
 PAGE = (
     "--dataset_name random --random_user_count 3000 --random_item_count 500000 "
     "--random_size 8000000 --lr 0.001 --mask_prob 0.2 --train_batch_size 8 --val_batch_size 8 "

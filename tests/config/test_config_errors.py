@@ -70,7 +70,7 @@ def test_missing_files(write, tmp_path: Path) -> None:
         ("Train.Epochs", "did you mean train.epochs?"),
         ("model.embeding_size", "did you mean model.embedding_size?"),
         ("embeding_size", "did you mean model.embedding_size?"),
-        ("model.options", "the model's options are: embedding_size"),
+        ("model.options", "keys of model are: name, embedding_size"),
         ("strategy.zzz", "keys of strategy are: name"),
         (
             "zzz.yyy",
@@ -154,7 +154,7 @@ def test_options_that_are_offered_exist() -> None:
     import inspect
 
     from shoal.command.training import launch, train
-    from shoal.config.spelling import COMMANDS
+    from shoal.config.reading import COMMANDS
 
     assert set(COMMANDS) <= set(inspect.signature(launch).parameters)
     assert "resume" in COMMANDS and "resume" in inspect.signature(train).parameters

@@ -11,8 +11,8 @@ import pytest
 from typing_extensions import is_typeddict
 
 import shoal
-from shoal.config.choices import Choices
 from shoal.config.keys import KEYS, options_of
+from shoal.config.section import Choices
 from shoal.config.trust import RUNS, WRITES
 from shoal.models import MODELS, find
 from shoal.runs.run import resolve

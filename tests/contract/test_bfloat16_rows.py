@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
-from small import small_config
+from small import first_batches, small_config
 
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import RowOptimizer
@@ -40,14 +40,9 @@ def parts_of(world: World, dtype: str = "bfloat16", **values: Any) -> Parts:
 
 def train(parts: Parts, world: World) -> dict[str, Any]:
     """Losses of the steps, and the rows of all items after them."""
-    losses: list[float] = []
     parts.model.train()
-    for epoch in range(1000):
-        for batch in parts.reader.batches(epoch, world.rank, world.size, 0):
-            if len(losses) < STEPS:
-                losses.append(float(parts.strategy.train_step(batch)))
-        if len(losses) == STEPS:
-            break
+    slices = first_batches(parts.reader, world, STEPS)
+    losses = [float(parts.strategy.train_step(batch)) for batch in slices]
     parts.strategy.synchronize()
     parts.model.eval()
     with torch.no_grad():

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click_model import click_config, register, tiny_clicks
 from ranks import run_ranks
+from small import first_batches
 
 from shoal.config.schema import PlantedClicksSection
 from shoal.data.clicks.planted import planted_clicks
@@ -61,13 +62,9 @@ def curve(world: World, given: dict[str, Any]) -> dict[str, Any]:
     """Losses of the first steps, and the metrics after them."""
     parts = build(click_config(**given), world)
     parts.model.train()
-    losses: list[float] = []
-    for epoch in range(10):
-        for batch in parts.reader.batches(epoch, world.rank, world.size):
-            losses.append(float(parts.strategy.train_step(batch)))
-            if len(losses) == STEPS:
-                return {"losses": losses, "valid": parts.evaluator.evaluate(parts.model, "valid")}
-    raise AssertionError("too few steps")
+    slices = first_batches(parts.reader, world, STEPS)
+    losses = [float(parts.strategy.train_step(batch)) for batch in slices]
+    return {"losses": losses, "valid": parts.evaluator.evaluate(parts.model, "valid")}
 
 
 def metrics_only(world: World, given: dict[str, Any]) -> dict[str, float]:

@@ -47,9 +47,8 @@ def curve(model: str, world: World, **strategy: Any) -> list[float]:
     found = []
     for step in range(STEPS):
         batch = batch_of(model, step)
-        cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
         seed_step(1, step, world.rank, CPU)
-        found.append(float(chosen.train_step(batch.rows(*cuts))))
+        found.append(float(chosen.train_step(batch.rows(*world.slice(batch.size)))))
     chosen.synchronize()
     chosen.close()
     end_steps()

@@ -31,7 +31,7 @@ from shoal.ps.server.server import Server
 from shoal.runs.artifact import check
 from shoal.runs.artifact.export import CHECK
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.writer import Writer, _fields_of
+from shoal.runs.artifact.writer import Writer, fields_of
 from shoal.runs.build import Parts, build
 from shoal.runs.run import resolve
 from shoal.training.checkpoint.writing import Checkpoints, give
@@ -168,7 +168,7 @@ def answers_of(parts: Parts) -> dict[str, torch.Tensor]:
     with torch.inference_mode():
         if not isinstance(evaluator, Evaluator):
             batch = next(iter(parts.reader.batches(0)))
-            asked = _fields_of(batch, "0.")
+            asked = fields_of(batch, "0.")
             return asked | {"0.logits": parts.model.logits(batch).clone()}  # type: ignore[operator]
         query = evaluator.query(USERS.numpy(), evaluator.histories(("train", "valid", "test")))
         scores = parts.model.score(query, ITEMS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from feature_data import FEATURES, config, write
 from ps_cluster import serving
 from ranks import run_ranks
+from small import first_batches
 
 from shoal.runs.build import build
 from shoal.world.world import World
@@ -44,16 +44,12 @@ def curve(world: World, folder: str, model: str, more: dict[str, Any]) -> dict[s
         given["eval__valid_metric"] = "MRR@5"
     parts = build(config(folder, model, **given), world)
     parts.model.train()
-    losses: list[float] = []
-    for epoch in cycle(range(100)):
-        for batch in parts.reader.batches(epoch, world.rank, world.size):
-            losses.append(float(parts.strategy.train_step(parts.strategy.receive(batch))))
-            if len(losses) == STEPS:
-                parts.strategy.synchronize()
-                valid = parts.evaluator.evaluate(parts.model, "valid")
-                parts.strategy.close()
-                return {"losses": losses, "valid": valid}
-    raise AssertionError("too few steps")
+    slices = first_batches(parts.reader, world, STEPS)
+    losses = [float(parts.strategy.train_step(batch)) for batch in slices]
+    parts.strategy.synchronize()
+    valid = parts.evaluator.evaluate(parts.model, "valid")
+    parts.strategy.close()
+    return {"losses": losses, "valid": valid}
 
 
 def every(world: World, folder: str, models: list[str], servers: list[str]) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def test_smoothed_labels_are_those_of_torch(tmp_path: Path) -> None:
 def test_what_the_toml_may_not_say(tmp_path: Path) -> None:
     text = (EXAMPLES / "config.toml").read_text()
     for line, wrong, said in [
-        ("sliding_step = 10", "sliding_step = 30", "never be trained on"),
+        ("sliding_step = 10", "sliding_step = 30", "at most max_len"),
         ('train_data = "train_part_*.parquet"', 'train_data = "train_part_1.parquet"', "all parts"),
         ("model_parallel = true", 'model_parallel = "yes"', "true .sharded tables. or false"),
         ("n_heads = 2", "n_head = 2", "did you mean n_heads"),

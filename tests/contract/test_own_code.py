@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
-from small import DATA
+from small import DATA, first_batches
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -37,19 +37,15 @@ def two_tower(world: World, strategy: str, addresses: list[str]) -> list[float]:
     rate = {"train.optimizer.name": "adagrad", "train.optimizer.lr": 0.05}
     parts = build(resolve(values={**DATA, **values, **rate}).config, world)
     parts.model.train()
-    losses: list[float] = []
-    for epoch in range(STEPS):
-        for batch in parts.reader.batches(epoch, world.rank, world.size):
-            losses.append(float(parts.strategy.train_step(batch)))
-            if len(losses) == STEPS:
-                parts.strategy.close()
-                return losses
-    raise AssertionError("too few steps")
+    slices = first_batches(parts.reader, world, STEPS)
+    losses = [float(parts.strategy.train_step(batch)) for batch in slices]
+    parts.strategy.close()
+    return losses
 
 
 def gathered(world: World) -> dict[str, Any]:
     """`gather_global`: uneven slices, one of them empty, and gradients of what others need."""
-    from shoal.training.strategy.gathered import Gathered
+    from shoal.training.strategy.base import Gathered
 
     everyone = torch.arange(6.0).view(3, 2)
     low, high = (0, 3) if world.rank == 0 else (3, 3)  # rank 0 has all of them

@@ -17,8 +17,8 @@ import torch
 from click_batches import global_batch, losses, make_model
 from ranks import run_ranks
 
+from shoal.config.row_rules import TiersSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
-from shoal.config.tiers import TiersSection
 from shoal.ps.server.server import Server
 from shoal.training.strategy import Strategy, make_strategy
 from shoal.world.world import World

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 from ranks import run_ranks
-from small import small_config
+from small import first_batches, small_config
 from torch import Tensor
 
 from shoal.config.schema import RowOptimizerOptions
@@ -70,15 +70,10 @@ def train(parts: Parts, world: World) -> dict[str, Any]:
     """Losses of the steps, and the rows of all items after them."""
     found: list[float] = []
     parts.model.train()
-    for epoch in range(1000):
-        for batch, following in one_ahead(parts.reader.batches(epoch, world.rank, world.size, 0)):
-            if len(found) == STEPS:
-                break
-            if following is not None and len(found) + 1 < STEPS:
-                parts.strategy.prefetch(following)
-            found.append(float(parts.strategy.train_step(batch, rates()[len(found)])))
-        if len(found) == STEPS:
-            break
+    for batch, following in one_ahead(first_batches(parts.reader, world, STEPS)):
+        if following is not None:
+            parts.strategy.prefetch(following)
+        found.append(float(parts.strategy.train_step(batch, rates()[len(found)])))
     parts.strategy.synchronize()
     parts.model.eval()
     with torch.no_grad():

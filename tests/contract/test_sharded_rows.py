@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click_batches import global_batch, make_model
+from click_batches import global_batch, make_model, walk
 from ps_cluster import serving
 from ranks import run_ranks
 from safetensors.torch import load_file
@@ -122,17 +122,7 @@ def set_up(world: World, case: Case, section: dict[str, Any] | None = None) -> S
 
 
 def train(strategy: Strategy, case: Case, begin: int, end: int) -> list[float]:
-    world, slices = strategy.world, []
-    for step in range(begin, end):
-        batch = batch_of(case, step)
-        cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
-        slices.append(batch.rows(*cuts))
-    found = []
-    for number, batch in enumerate(slices):
-        if number + 1 < len(slices):
-            strategy.prefetch(slices[number + 1])
-        found.append(float(strategy.train_step(batch)))
-    return found
+    return walk(strategy, [batch_of(case, step) for step in range(begin, end)])
 
 
 def held(strategy: Strategy) -> dict[str, Any]:

@@ -16,29 +16,24 @@ from ranks import free_port, run_ranks
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.ps.server.server import Server
-from shoal.training.strategy import buckets, ddp, make_strategy
+from shoal.training.strategy import make_strategy
 from shoal.world.sharing import SharedGpu
 from shoal.world.variables import set_rank
 from shoal.world.world import Group, World
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BUCKETS = {"name": "ddp", "fused": False}  # and dense gradients travel during backward
-STRATEGIES = [{"name": "ddp"}, BUCKETS, {"name": "sharded", "place": "row"}]
+STRATEGIES = [{"name": "ddp"}, {"name": "sharded", "place": "row"}]
 CASES = [("DLRM", "fixed"), ("DeepFM", "grows")]
 STEPS = 6
 
 
 def curve(world, strategy, model, rows):
     made = make_strategy(StrategySection(**strategy), world)
-    if strategy == BUCKETS:
-        ddp.SMALL_DENSE, buckets.BUCKET, made.overlap = 0, 300, True  # bytes: of small ones, too
     made.setup(make_model(model, rows), OptimizerSection(name="adagrad", lr=0.05), seed=1)
     found = []
     for step in range(STEPS):
         batch = global_batch(step, "one", rows)
-        cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
-        found.append(float(made.train_step(made.receive(batch.rows(*cuts)))))
-    assert strategy != BUCKETS or made.buckets is not None
+        found.append(float(made.train_step(made.receive(batch.rows(*world.slice(batch.size))))))
     made.close()
     return found
 

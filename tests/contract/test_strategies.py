@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
-from small import small_config
+from small import first_batches, small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.config.schema import Config
@@ -125,19 +125,13 @@ def losses(
     """Mean losses of the global batches start, start + 1, ... as the trainer walks them."""
     negatives = config.train.negatives
     dynamic = negatives is not None and negatives.dynamic
-    per_epoch = parts.reader.num_batches
     found: list[float] = []
-    for epoch in range(start // per_epoch, 1000):
-        first = start % per_epoch if epoch == start // per_epoch else 0
-        batches = parts.reader.batches(epoch, world.rank, world.size, first)
-        for batch, following in one_ahead(batches):
-            batch = keep_hardest(parts.model, batch, config)
-            if following is not None and not dynamic and len(found) + 1 < steps:
-                parts.strategy.prefetch(following)
-            found.append(float(parts.strategy.train_step(batch)))
-            if len(found) == steps:
-                return found
-    raise AssertionError("too few steps")
+    for batch, following in one_ahead(first_batches(parts.reader, world, steps, start)):
+        batch = keep_hardest(parts.model, batch, config)
+        if following is not None and not dynamic:
+            parts.strategy.prefetch(following)
+        found.append(float(parts.strategy.train_step(batch)))
+    return found
 
 
 def curve(world: World, name: str, **values: Any) -> list[float]:

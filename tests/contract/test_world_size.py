@@ -6,14 +6,22 @@ from typing import Any
 
 import pytest
 from ranks import run_ranks
-from small import small_config
+from small import first_batches, small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.embedding.placements.local import LocalRows
 from shoal.runs.build import build
+from shoal.training.steps import keep_hardest, seed_step
 from shoal.world.world import World
 
-STEPS = 100
+STEPS = 50
+BERT4REC = {
+    "model": "BERT4Rec",
+    "model__mask_ratio": 0.5,
+    # Adam makes steps of rounding where a row's gradient is nearly nothing: see test_strategies
+    "train__optimizer__name": "sgd",
+    "train__optimizer__lr": 2.0,
+}
 CURVES: dict[str, dict[str, Any]] = {
     "BPR adam": {"model": "BPR", "train__optimizer__lr": 0.01},
     "BPR adagrad, popular negatives": {
@@ -32,6 +40,7 @@ CURVES: dict[str, dict[str, Any]] = {
         "train__clip_grad_norm": 0.05,
     },
     "NeuMF": {"model": "NeuMF", "train__optimizer__lr": 0.01},
+    "NeuMF, dropout": {"model": "NeuMF", "model__dropout_prob": 0.5, "train__negatives__num": 3},
     "LightGCN, pairs by user": {
         "model": "LightGCN",
         "train__optimizer__lr": 0.01,
@@ -39,32 +48,22 @@ CURVES: dict[str, dict[str, Any]] = {
         "rows__init": {"kind": "normal", "scale": 0.1},
     },
     "SASRec": {"model": "SASRec", "train__batch_size": 13},
+    "SASRec, dropout": {
+        "model": "SASRec",
+        "train__batch_size": 13,
+        "model__hidden_dropout_prob": 0.5,
+        "model__attn_dropout_prob": 0.5,
+    },
     "SASRec BPR": {
         "model": "SASRec",
         "train__batch_size": 13,
         "model__loss_type": "BPR",
         "train__negatives": {"num": 1},
     },
-    "BERT4Rec": {
-        "model": "BERT4Rec",
-        "model__mask_ratio": 0.5,
-        # Adam makes steps of rounding where a row's gradient is nearly nothing: see test_strategies
-        "train__optimizer__name": "sgd",
-        "train__optimizer__lr": 2.0,
-    },
-    "BERT4Rec tied": {
-        "model": "BERT4Rec",
-        "model__mask_ratio": 0.5,
-        "model__tied": True,
-        "train__optimizer__name": "sgd",
-        "train__optimizer__lr": 2.0,
-    },
+    "BERT4Rec": BERT4REC,
+    "BERT4Rec tied": {**BERT4REC, "model__tied": True},
     "BERT4Rec sampled": {
-        "model": "BERT4Rec",
-        "model__mask_ratio": 0.5,
-        # Adam makes steps of rounding where a row's gradient is nearly nothing: see test_strategies
-        "train__optimizer__name": "sgd",
-        "train__optimizer__lr": 2.0,
+        **BERT4REC,
         "model__loss_type": "sampled",
         "train__negatives": {"num": 20, "distribution": "popularity"},
     },
@@ -95,15 +94,11 @@ def curve(world: World, name: str) -> list[float]:
     parts = build(config, world)
     parts.model.train()
     losses: list[float] = []
-    from shoal.training.steps import keep_hardest
-
-    for epoch in range(STEPS):
-        for batch in parts.reader.batches(epoch, world.rank, world.size):
-            batch = keep_hardest(parts.model, batch, config)
-            losses.append(float(parts.strategy.train_step(batch)))
-            if len(losses) == STEPS:
-                return losses
-    raise AssertionError("too few steps")
+    for step, batch in enumerate(first_batches(parts.reader, world, STEPS)):
+        batch = keep_hardest(parts.model, batch, config)
+        seed_step(config.run.seed, step, world.rank, world.device)
+        losses.append(float(parts.strategy.train_step(batch)))
+    return losses
 
 
 def metrics(world: World, mode: str, model: str) -> dict[str, dict[str, float]]:
@@ -158,12 +153,6 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_loss_curve_equals_single(name: str, alone: dict, together: list) -> None:
     for rank in together:
         assert rank["curves"][name] == pytest.approx(alone["curves"][name], rel=1e-5)
-
-
-@pytest.mark.parametrize("name", CURVES)
-def test_loss_goes_down(name: str, alone: dict) -> None:
-    losses = alone["curves"][name]
-    assert sum(losses[-10:]) < 0.99 * sum(losses[:10])
 
 
 def test_metrics_equal_single(alone: dict, together: list) -> None:

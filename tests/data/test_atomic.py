@@ -5,7 +5,6 @@ import pytest
 
 from shoal.config.schema import DataSection
 from shoal.data.prepare import load_dataset
-from shoal.data.sources import atomic
 
 INTER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 
@@ -227,12 +226,3 @@ def test_unreadable_file_is_a_clear_error(tmp_path):
     (tmp_path / "toy" / "toy.inter").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"cannot read .*toy\.inter: is a folder"):
         load(tmp_path, format="atomic")
-
-
-def test_files_lists_what_is_read(tmp_path):
-    write(tmp_path, {"inter": INTER, "kg": "", "user": ""})
-    config = DataSection(name="toy", path=str(tmp_path), load={"kg": ["*"], "user": []})
-    assert {s: [p.name for p in ps] for s, ps in atomic.files(config).items()} == {
-        "inter": ["toy.inter"],
-        "kg": ["toy.kg"],
-    }

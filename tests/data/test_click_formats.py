@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.batch import Jagged
-from shoal.data.clicks.lines import Cells, LineBlock, count_lines
+from shoal.data.clicks.lines import LineBlock
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import load
 from shoal.data.clicks.samples import Layout, Samples, join
@@ -29,7 +29,7 @@ PARSERS = [PlainParser, pytest.param(NativeParser, marks=native)]
 
 def parse(parser, text: bytes, layout: Layout = SMALL) -> Samples:
     block = LineBlock(text, parser(layout), "log.txt", 1)
-    return block.samples(0, len(block))
+    return block.samples(slice(None))
 
 
 def real(folder: str) -> Path:
@@ -68,7 +68,7 @@ def test_white_space_at_the_end_of_a_line_is_passed_over(parser, end: str) -> No
     found = parse(parser, text.encode())
     assert found.labels.tolist() == [1, 0, 1]
     assert found.dense.tolist() == [[1, 2], [1, 2.5], [3, 4]]
-    assert found.first_ids(2).tolist() == [4, 5, 0] and found.first_ids(0).tolist() == [0, 0, 6]
+    assert found.ids.tolist() == [0, 0, 4, 0, 0, 5, 6, 7, 0, 0]
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -79,7 +79,6 @@ def test_a_slot_with_several_ids_becomes_lists(parser) -> None:
     assert isinstance(slots, Jagged)
     assert slots.values.tolist() == [7, 8, 7, 0, 4, 0, 5, 0]
     assert slots.offsets.tolist() == [0, 3, 4, 5, 6, 7, 8]
-    assert found.first_ids(0).tolist() == [7, 0] and found.first_ids(2).tolist() == [4, 0]
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -263,19 +262,6 @@ def test_bad_csv(tmp_path: Path, text: str, section: dict, said: str) -> None:
     assert said in str(caught.value) and "log.csv" in str(caught.value)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.one_of(IDS, NUMBERS), min_size=1, max_size=6))
-def test_cells_that_are_whole_numbers(texts: list[str]) -> None:
-    values, sound = Cells.of([text.encode() for text in texts]).integers(slice(None))
-    for text, value, fine in zip(texts, values[:, 0].tolist(), sound[:, 0].tolist()):
-        digits = text.removeprefix("-")
-        whole = digits.isascii() and digits.isdigit() and len(digits) <= 19
-        whole = whole and abs(int(digits)) < 2**63
-        assert fine == whole
-        if whole:
-            assert value == int(text)
-
-
 def test_parquet(tmp_path: Path) -> None:
     pl = pytest.importorskip("polars")
     frame = pl.DataFrame(
@@ -325,18 +311,11 @@ def test_taking_slicing_and_joining_lists() -> None:
 
     assert as_lists(found) == lists
     assert as_lists(found.take(np.array([2, 0, 1, 0]))) == [lists[k] for k in (2, 0, 1, 0)]
-    assert as_lists(found.slice(1, 3)) == lists[1:]
+    assert as_lists(found.cut(1, 3)) == lists[1:]
     plain = parse(PlainParser, b"click:1 d:7 d:8 1:9\n")
-    both = join([plain, found.slice(0, 1)])
+    both = join([plain, found.cut(0, 1)])
     assert as_lists(both) == [[[9], [0], [0]], lists[0]]
     assert both.dense.tolist() == [[7, 8], [1, 2]] and both.labels.tolist() == [1, 0]
-
-
-@pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n", b"\n\n\r\n"])
-def test_counting_lines(ending: bytes) -> None:
-    text = b"\n\r\na\nb\r\n\nc" + ending
-    assert count_lines(text) == 3
-    assert len(LineBlock(text, PlainParser(SMALL), "f", 1)) == 3
 
 
 def test_finding_files(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from click_model import tiny_clicks
 from feature_data import FEATURES, config, write
 
 import shoal
-from shoal.config import ConfigError
 from shoal.data.batch import Jagged
-from shoal.data.encode import encode, hashed
-from shoal.data.features import Feature, features_of, guess, options
+from shoal.data.encode import encode
+from shoal.data.features import features_of, guess, options
 from shoal.data.joined import Joined, pack
 from shoal.data.prepare import load_dataset
 from shoal.models.base import Facts
@@ -104,13 +103,6 @@ def test_a_missing_value_is_the_padding_or_the_default(folder: Path) -> None:
     assert (
         ages.columns["age"].take(np.arange(41)) == 7.5
     ).sum() == 6  # every seventh of 40 users has none
-
-
-def test_hashes_depend_on_the_text_alone() -> None:
-    words = [f"word {n}" for n in range(1000)]
-    ids = hashed(words, 100)
-    assert ids.min() == 1 and ids.max() == 99 and (hashed(words[::-1], 100)[::-1] == ids).all()
-    assert len(set(hashed(words, None).tolist())) == 1000 and hashed(words, None).min() > 0
 
 
 def test_packed_ids_lie_one_feature_after_the_other(folder: Path) -> None:
@@ -202,7 +194,7 @@ def test_candidates_are_scored_as_samples_are(folder: Path) -> None:
     batch = next(parts.reader.batches(0))
     model, items = parts.model.eval(), torch.from_numpy(parts.reader.samples.items)  # type: ignore
     rows = parts.reader.samples.rows[:5]  # type: ignore[attr-defined]
-    samples = parts.reader.samples.slice(0, 5).batch()  # type: ignore[attr-defined]
+    samples = parts.reader.samples.batch_of(slice(0, 5))  # type: ignore[attr-defined]
     with torch.no_grad():
         expected = model.logits(samples)  # type: ignore[operator]
         found = model.score(samples, items[rows][:, None])
@@ -258,16 +250,6 @@ def test_labels_that_are_not_there_or_not_binary(folder: Path) -> None:
         build(config(folder, data__fields__label="spent"), World())
     with pytest.raises(ValueError, match=r"LR predicts one label, and data.labels names click"):
         build(config(folder, "LR", data__labels={"click": {}, "spent": {}}), World())
-
-
-def test_a_misspelled_option_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key data\.features\.age\.knd.*did you mean"):
-        config("x", data__features={"age": {"knd": "number"}})
-
-
-def test_feature_defaults() -> None:
-    assert Feature("a", "id").table == "a" and Feature("a", "id", table="b").table == "b"
-    assert Feature("a", "numbers", length=3).width == 3 and not Feature("a", "number").is_sparse
 
 
 @pytest.mark.slow

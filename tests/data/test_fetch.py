@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config.schema import DataSection
-from shoal.data import fetch as fetch_module
-from shoal.data.fetch import ARCHIVES, OFFICIAL, Archive, FetchError, fetch
+from shoal.data.fetch import ARCHIVES, Archive, FetchError, fetch
 from shoal.data.prepare import load_dataset
 
 RATINGS = "".join(f"{n % 50}\t{n % 97}\t{n % 5 + 1}\t{n}\n" for n in range(40_000))
@@ -254,17 +253,6 @@ def test_files_of_the_user_in_the_folder_stay(tmp_path, server):
     fetch("ml-100k", tmp_path, mirror=server.url, progress=False)
     assert (tmp_path / "ml-100k" / "README").read_text() == "mine"
     assert names(tmp_path / "ml-100k") == ["README", "ml-100k.inter", "u.data"]
-
-
-def test_progress_goes_to_stderr(tmp_path, server, capsys):
-    fetch("ml-100k", tmp_path, mirror=server.url, progress=True)
-    captured = capsys.readouterr()
-    assert "ml-100k" in captured.err and not captured.out
-
-
-def test_official_addresses():
-    assert fetch_module._address("ml-1m", None) == f"{OFFICIAL}/ml-1m.zip"
-    assert OFFICIAL == "https://files.grouplens.org/datasets/movielens"
 
 
 def test_real_ml_1m_archive_is_recognised(tmp_path):

@@ -68,13 +68,6 @@ def test_the_last_item_of_every_window_is_hidden() -> None:
     assert 0.08 < hidden < 0.12
 
 
-def test_a_stride_is_a_tenth_of_the_window_at_least_one() -> None:
-    assert len(reader().windows) == len(reader(stride=1).windows)
-    longer = Histories(DATASET, ("train",), max_len=35)
-    ours = MaskedWindows(DATASET, longer, Masking(), None, 8, 3)
-    assert len(ours.windows) == len(Laid(longer.offsets, 35, 3))
-
-
 def test_what_is_hidden_stands_in_the_target_and_nowhere_else() -> None:
     ours = reader(copies=2, stride=6)
     samples = np.arange(ours.num_samples)
@@ -107,17 +100,6 @@ def test_rates_are_those_asked_for() -> None:
     full = real.all(1)
     per_position = hidden[full].mean(0)
     assert np.abs(per_position - 0.3).max() < 5 * (0.21 / full.sum()) ** 0.5
-
-
-def test_random_items_are_uniform() -> None:
-    ours = reader(mask_ratio=1.0, random_ratio=1.0, copies=6, stride=2)
-    (batch,) = ours.batches(0)
-    shown = batch.tensor("history").numpy()
-    counts = np.bincount(shown[shown > 0], minlength=DATASET.num_items)[1:]
-    assert len(counts) == DATASET.num_items - 1
-    expected = counts.sum() / len(counts)
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    assert chi_square < len(counts) + 5 * (2 * len(counts)) ** 0.5
 
 
 def test_masks_are_a_pure_function_of_seed_epoch_and_sample() -> None:
@@ -176,17 +158,6 @@ def test_any_item_but_the_first_may_be_the_last_one(stride: int) -> None:
     history, target = batch.tensor("history").numpy(), batch.tensor("target").numpy()
     assert (target.max(1) == HISTORIES.items[stops - 1]).all()
     assert ((history > 0).sum(1) == stops - starts).all()
-
-
-def test_other_samples_keep_their_windows() -> None:
-    ours = reader(last_ratio=0.5, copies=2, stride=4)
-    samples = np.arange(ours.num_samples)
-    _, starts, stops = ours.places(samples, epoch=1)
-    alone = ours.hides_last_alone(samples, epoch=1)
-    assert 0.4 < alone.mean() < 0.6
-    _, first, last = ours.windows.find(samples // 2)
-    assert (starts == first)[~alone].all()
-    assert (stops == last)[~alone].all()
 
 
 def test_places_to_ask_for_are_counted_in_each_batch() -> None:

@@ -79,12 +79,6 @@ def test_the_same_on_every_machine(default):
     assert fingerprint(default) == "3856dc899e41ad99"
 
 
-def test_the_seed_changes_everything():
-    one, two = load(SMALL), load({**SMALL, "seed": 8})
-    assert fingerprint(one) != fingerprint(two)
-    assert fingerprint(one) == fingerprint(load(SMALL))
-
-
 def test_truth_ranks_far_better_than_popularity(default):
     section = PlantedSection()
     truth = recall_at_10(default, true_scores(default, section, 0.5))
@@ -101,16 +95,6 @@ def test_recent_taste_predicts_the_last_item_better_than_early_taste():
     late = recall_at_10(data, true_scores(data, section, 1.0))
     early = recall_at_10(data, true_scores(data, section, 0.0))
     assert late > 2 * early
-
-
-def test_without_drift_and_without_strength():
-    still = {**SMALL, "drift": 0.0}
-    truth = planted_truth(PlantedSection(**still))
-    assert (truth.taste(0.0) == truth.taste(1.0)).all()
-    flat = planted_truth(PlantedSection(**SMALL, strength=0.0))
-    assert not flat.taste(0.5).any()
-    data = load({**SMALL, "strength": 0.0})
-    assert data.num_inter == 1200
 
 
 def test_ratings_follow_taste(default):

@@ -67,11 +67,6 @@ def test_what_is_no_interval(text):
         parse_intervals(text, "data.filter.x")
 
 
-def test_backward_interval():
-    with pytest.raises(ValueError, match=r"data\.filter\.x: .* is empty: its low end is above"):
-        parse_intervals("(5, 1]", "data.filter.x")
-
-
 # -- filters -----------------------------------------------------------------------------------
 
 ROWS = [
@@ -257,14 +252,6 @@ def test_auto_picks_the_source(tmp_path):
         ValueError, match=r"no data set 'tow' .*shoal data fetch.*did you mean two\?"
     ):
         picked("tow")
-
-
-def test_the_split_uses_the_seed_and_the_time(toy):
-    rows = [("a", f"i{n}", 1, 100 - n) for n in range(20)]
-    by_time = toy(rows, split={"order": "time"})
-    assert by_time.splits["test"].tolist() == [0, 1]
-    assert toy(rows, seed=1).splits["test"].tolist() != toy(rows, seed=3).splits["test"].tolist()
-    assert sorted(np.concatenate(list(toy(rows).splits.values()))) == list(range(20))
 
 
 def test_the_log_tells_of_filters_ids_and_splits(toy, caplog, monkeypatch):

@@ -19,7 +19,6 @@ from shoal.data import passes as partition
 from shoal.data import random as random_room
 from shoal.data.history import Histories
 from shoal.data.prepare import load_dataset
-from shoal.data.prepared.dataset import Prepared
 from shoal.data.prepared.folder import Job, check, locked
 from shoal.data.prepared.preparing import prepare
 from shoal.data.sampler import Seen
@@ -99,7 +98,7 @@ def test_a_prepared_folder_holds_what_the_files_give(raw, settings, small, monke
     prepare(Job([str(raw / "some" / "some.inter")], to, config.data, 5, memory))
     data = config.data.model_copy(update={"path": str(to)})
     here = load_dataset(data, seed=5)
-    assert isinstance(here, Prepared) and not list(to.glob("**/scratch"))
+    assert here.kept and not list(to.glob("**/scratch"))
     for field in (there.user_field, there.item_field):
         assert list(here.vocab[field]) == there.vocab[field].tolist()
         assert np.asarray(here.vocab[field]).tolist() == there.vocab[field].tolist()
@@ -236,7 +235,7 @@ def test_bad_input_is_told_once_and_leaves_nothing(tmp_path) -> None:
         (no_item, r"no column 'item_id'.*--data\.fields\.item"),
         (bad_row, r"row\.csv, line 3: 'good' in 'rating' is not a number"),
         (short, r"short\.csv, line 3: 2 cells where the header names 3"),
-        (tmp_path / "none.csv", "is no file"),
+        (tmp_path / "none.csv", "is neither a file"),
     ]:
         with pytest.raises(ValueError, match=said):
             prepare(Job([str(path)], to, config))

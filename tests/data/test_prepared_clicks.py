@@ -140,7 +140,7 @@ def test_bad_rows_of_parquet(tmp_path) -> None:
     polars.DataFrame(columns).write_parquet(tmp_path / "log.parquet")
     given = {"data__format": "auto", "data__clicks__slots": ["item"]}
     given |= {"data__clicks__dense": ["price"], "data__clicks__label": "click"}
-    with pytest.raises(ValueError, match=r"row 3: click is None.*data\.bad_rows=skip"):
+    with pytest.raises(ValueError, match=r"row 3: click is ''.*data\.bad_rows=skip"):
         prepare_log(job(tmp_path, "to", "log.parquet", config=config_of(tmp_path, **given)))
     skip = config_of(tmp_path, **given, data__bad_rows="skip")
     made = prepare_log(job(tmp_path, "to", "log.parquet", config=skip))

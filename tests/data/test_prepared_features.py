@@ -93,7 +93,7 @@ def test_side_tables_are_those_of_the_files(raw, filters, tmp_path) -> None:
     assert fingerprint(config, here, found[0]) == fingerprint(config, there, found[1])
     labels = labels_of(there, config.data)
     ours, theirs = (
-        Joined(one, "train", table, labels, "weight").take(np.arange(50)[::-1]).batch()
+        Joined(one, "train", table, labels, "weight").batch_of(np.arange(50)[::-1])
         for one, table in zip((here, there), found)
     )
     assert torch.equal(ours.labels, theirs.labels) and torch.equal(ours.weights, theirs.weights)

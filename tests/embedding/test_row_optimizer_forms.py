@@ -107,7 +107,7 @@ def test_one_from_outside_is_chosen_in_a_config(sign_sgd: str) -> None:
 
 
 def test_tiers_refuse_what_has_a_plain_form_alone(sign_sgd: str, tmp_path: Path) -> None:
-    from shoal.config.tiers import TiersSection
+    from shoal.config.row_rules import TiersSection
 
     tiers = TiersSection(host="1MB", ssd=str(tmp_path))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sign_sgd has a plain form alone"):

@@ -332,7 +332,6 @@ def wire(core: Any, rng: random.Random) -> None:
     one, _, rows, _, _ = table(core, rng)
     reader = core.RowReader([one], uneven(rng, [rows]), threads(rng))
     request = bytes(40) + np.array([1, 0, 3, 1, 2, 3], np.int64).tobytes()
-    reader.answer(mutate(rng, request, [request]), 100)
     _sockets(core, rng, reader, request)
     out = floats(rng, 12)
     places = [(0, 6), (6, 6)] if rng.random() < 0.8 else [(2**63, 2**63)]
@@ -343,7 +342,7 @@ def wire(core: Any, rng: random.Random) -> None:
 
 
 @cache
-def _pair() -> tuple[Any, Any, dict[str, list[int]]]:
+def _pair() -> tuple[Any, Any, list[int]]:
     """Two connected sockets, and addresses of the functions of libzmq that the core calls."""
     import zmq
     from zmq.backend import Socket
@@ -357,20 +356,13 @@ def _pair() -> tuple[Any, Any, dict[str, list[int]]]:
     for one in (asks, answers):
         one.setsockopt(zmq.RCVTIMEO, 0)
     library = ctypes.CDLL(sys.modules[Socket.__module__].__file__)
-    names = {"out": ("init_size", "data", "send", "close")}
-    names["in"] = ("init", "recv", "more", "data", "size", "close")
-    functions = {
-        way: [
-            ctypes.cast(getattr(library, f"zmq_msg_{name}"), ctypes.c_void_p).value or 0
-            for name in some
-        ]
-        for way, some in names.items()
-    }
-    return asks, answers, functions
+    names = ("init_size", "data", "send", "close")
+    found = [getattr(library, f"zmq_msg_{name}") for name in names]
+    return asks, answers, [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in found]
 
 
 def _sockets(core: Any, rng: random.Random, reader: Any, request: bytes) -> None:
-    """Requests and rows through sockets, beside messages that are none of theirs."""
+    """Rows through sockets."""
     import zmq
 
     asks, answers, functions = _pair()
@@ -378,47 +370,11 @@ def _sockets(core: Any, rng: random.Random, reader: Any, request: bytes) -> None
         with suppress(zmq.Again):
             while True:
                 socket.recv()
-    ids = numbers(rng, rng.choice((0, 1, 70)), 50)
-    outlet = core.Outlet(uneven(rng, functions["out"]), asks.underlying)
-    outlet.ask(request, uneven(rng, [(at(rng, ids), len(ids))]))
-    with suppress(zmq.Again):
-        answers.recv()
-    sends = core.Outlet(functions["out"], answers.underlying)
+    sends = core.Outlet(uneven(rng, functions), answers.underlying)
     to = b"asks" if rng.random() < 0.9 else rng.randbytes(5)
     kind, most = rng.choice((100, 100, 7)), rng.choice((4, 4, 1000, 0))
     some = mutate(rng, request, [request]) if rng.random() < 0.5 else request
     reader.send(sends, to, some, kind, most)
-    for _ in range(rng.choice((0, 1, 3))):
-        asks_frames = [mutate(rng, request, [request]) for _ in range(rng.choice((1, 2)))]
-        answers.send_multipart([b"asks", *asks_frames])
-    out = floats(rng, 51)
-    arriving = core.Arriving(bytes(6) + b"\x64\0" + bytes(32), at(rng, out), [(0, 51)])
-    inlet = core.Inlet(uneven(rng, functions["in"]), asks.underlying)
-    for _ in range(5):
-        inlet.receive(arriving, None)
-
-
-def rings(core: Any, rng: random.Random) -> None:
-    import fcntl
-
-    capacity = rng.choice((64, 64, 64, 4096, 63, 0, 2**63))
-    handle = os.memfd_create("rings", os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(handle, 4096 + rng.choice((64, 64, 64, 4096, 0)))
-        if rng.random() < 0.9:
-            fcntl.fcntl(handle, fcntl.F_ADD_SEALS, rng.choice((2, 2, 2, 4, 8)))
-        ring = core.RingReader(handle, capacity, rng.choice((0, 0, 0, 64, 2**64 - 64, 63)))
-        core.RingWriter(handle, capacity)
-        out, header = floats(rng, 12), bytes(6) + b"\x64\0" + bytes(32)
-        arriving = core.Arriving(header, at(rng, out), [(0, 12)])
-        told = np.array([0, rng.choice((0, 16, 64)), rng.choice((0, 3, 12, 2**62))], np.uint64)
-        part = bytes(6) + b"\x66\0" + bytes(32) + told.tobytes()
-        for _ in range(3):
-            some = mutate(rng, part, [part]) if rng.random() < 0.5 else part
-            arriving.take(some, ring if rng.random() < 0.9 else None)
-            ring.pass_by(some)
-    finally:
-        os.close(handle)
 
 
 def lanes(core: Any, rng: random.Random) -> None:
@@ -432,18 +388,12 @@ def lanes(core: Any, rng: random.Random) -> None:
             handle, rng.choice((0, 0, 0, 1, -1)), size, capacity, [-1] * min(size, 3), 1
         )
         mine, yours = np.ones(32, np.uint8), np.zeros(32, np.uint8)
-        peer, n = rng.choice((0, 0, 1, 5, -1)), rng.choice((0, 1, 8, 40))
-        starts: list[Callable[[], int]] = [
-            lambda: made.start([(peer, at(rng, mine), 32)], [(peer, at(rng, yours), 32)]),
-            lambda: made.start_floats(at(rng, floats(rng, n)), n),
-            made.start_token,
-        ]
-        for start in rng.choices(starts, k=3):
-            ticket = rng.choice((start(), start(), 2**63))
+        peer, n = rng.choice((0, 0, 1, 5, -1)), rng.choice((0, 1, 8, 32))
+        for _ in range(3):
+            sends, receives = ([(peer, at(rng, one), n)] for one in (mine, yours))
+            ticket = rng.choice((made.start(sends, receives), 2**63))
             made.wait(ticket, 0.001)
             made.done(ticket)
-            with suppress(*REFUSED):
-                made.take_sums(ticket, at(rng, floats(rng, n)), n)
     finally:
         os.close(handle)
 
@@ -454,6 +404,6 @@ CALLS: dict[str, Call] = {
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
         *(topk, pairs, catalogue, codes, add_rows, negatives, slots, dropout, layers),
         *(placed_pairs, wire),
-        *((lanes, rings) if sys.platform == "linux" else ()),
+        *((lanes,) if sys.platform == "linux" else ()),
     )
 }

@@ -127,8 +127,8 @@ def _tables() -> dict[str, list[bytes]]:
 
 def _table(form: str, seeds: list[bytes]) -> Target:
     """Read whole, and prepared in parts."""
+    from shoal.config.data_section import FieldsSection
     from shoal.config.schema import DataSection
-    from shoal.config.schema.data import FieldsSection
     from shoal.data.prepare import load_dataset
     from shoal.data.prepared.preparing import Job, prepare
     from shoal.data.sources.table import columns_of

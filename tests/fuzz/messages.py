@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import struct
 import zlib
 
-from shoal.ps.shared import OFFER
 from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
-    SHARED,
     VERSION,
     WITH_DENSE,
     Header,
@@ -50,8 +47,6 @@ class Fuzzer:
             (Kind.PULL, 0, [pack_parts(1, 0, 3) + ids]),
             (Kind.PULL, 0, [pack_parts(2, 1, 2, 0, 1) + ids]),
             (Kind.PULL, WITH_DENSE | BFLOAT16, [pack_parts(2, 1, 2, 0, 1) + ids]),
-            (Kind.PULL, SHARED, [pack_parts(1, 0, 3) + ids]),
-            (Kind.PULL, SHARED | COMPRESSED, [pack_parts(1, 1, 3) + small(ids)]),
             (Kind.PULL, COMPRESSED, [pack_parts(1, 1, 3) + small(ids)]),
             (Kind.PUSH, 0, [step, pack_parts(0, 3), ids, rows, b""]),
             (Kind.PUSH, WITH_DENSE, [step, pack_parts(0, 3), ids, rows, dense]),
@@ -69,7 +64,6 @@ class Fuzzer:
             (Kind.BYE, 0, []),
             (Kind.LEASE, 0, [b"{}"]),
             (Kind.LEASE, 0, [json.dumps({"lease": 1, "done": 2, "loss": 0.5}).encode()]),
-            (Kind.SHARE, 0, [OFFER.pack(os.getpid(), 0, bytes(16))]),
             (Kind.TURN, 0, [json.dumps({"number": 1, "last": 9, "notes": {}}).encode()]),
         ]
 

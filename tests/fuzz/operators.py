@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from fuzz.mutate import EDGES
-from shoal.runs.artifact.bounds import Meter
-from shoal.runs.artifact.operators.rule import room
+from shoal.runs.artifact.operators.rule import Meter, room
 from shoal.runs.artifact.operators.table import OPERATORS, Operator, operator
 
 PAGE, ROOM = mmap.PAGESIZE, 1 << 13  # bytes of one tensor, at most

@@ -200,7 +200,7 @@ def rendezvous(folder: Path) -> dict[str, Target]:
 
     now = struct.pack("<d", 0.0)
     seeds = [sent(b"set", now, b"name", b"value"), sent(b"get", now, b"name")]
-    seeds += [sent(b"add", now, b"count", b"3"), sent(b"exchange", now, b"name", b"a", b"b")]
+    seeds += [sent(b"add", now, b"count", b"3")]
     seeds += [sent(b"delete", now, b"name"), sent(b"check", now, b"name", b"count")]
 
     def read(made: Path) -> None:

@@ -21,11 +21,11 @@ def runs(folder: Path) -> dict[str, Target]:
     """Everything that is read out of a run's folder, and files of a trained model's users."""
     from safetensors.torch import save
 
-    from shoal.runs.daily.decay import _read
     from shoal.runs.daily.follow import Ledger
-    from shoal.runs.daily.growth import read_vocabularies
-    from shoal.runs.daily.start import keep_before
+    from shoal.runs.decay import _read
+    from shoal.runs.growth import read_vocabularies
     from shoal.runs.listing import list_runs
+    from shoal.runs.start import keep_before
     from shoal.training.checkpoint.remote import Copies
     from shoal.training.run_folder import RunFolder
 
@@ -81,7 +81,7 @@ def _vocabulary() -> bytes:
     import tempfile
     from types import SimpleNamespace
 
-    from shoal.runs.daily.growth import FILE, save_vocabularies
+    from shoal.runs.growth import FILE, save_vocabularies
 
     with tempfile.TemporaryDirectory() as name:
         save_vocabularies(Path(name), SimpleNamespace(vocab=WORDS))  # type: ignore[arg-type]

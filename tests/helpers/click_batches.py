@@ -9,6 +9,7 @@ import torch
 from shoal.data.batch import Batch, Jagged
 from shoal.models import find
 from shoal.models.base import Facts, Model
+from shoal.training.steps import one_ahead
 from shoal.training.strategy import Strategy
 
 BATCH, SLOTS, DENSE, ROWS = 61, 5, 3, 300
@@ -55,14 +56,15 @@ def global_batch(step: int, kind: str, rows: str) -> Batch:
 
 def losses(strategy: Strategy, steps: int, kind: str = "one", rows: str = "fixed") -> list[float]:
     """Mean losses of some global batches, each rank on its slice, ids sent one batch ahead."""
-    world, slices = strategy.world, []
-    for step in range(steps):
-        batch = global_batch(step, kind, rows)
-        cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
-        slices.append(batch.rows(*cuts))
+    return walk(strategy, [global_batch(step, kind, rows) for step in range(steps)])
+
+
+def walk(strategy: Strategy, batches: list[Batch]) -> list[float]:
+    """The same of given global batches."""
+    slices = [batch.rows(*strategy.world.slice(batch.size)) for batch in batches]
     found = []
-    for step, batch in enumerate(slices):
-        if step + 1 < steps:
-            strategy.prefetch(slices[step + 1])
+    for batch, following in one_ahead(slices):
+        if following is not None:
+            strategy.prefetch(following)
         found.append(float(strategy.train_step(batch)))
     return found

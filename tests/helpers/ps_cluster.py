@@ -124,6 +124,16 @@ def joined(
         client.close()
 
 
+@contextmanager
+def at_servers(spec: Spec, folder: Path | None = None) -> Iterator[Client]:
+    """A worker, and the servers of its model."""
+    with (
+        serving(spec.servers, folder=folder) as running,
+        joined(running.addresses, spec, dense=bool(spec.dense)) as client,
+    ):
+        yield client
+
+
 # ---- rows ---------------------------------------------------------------------------------------
 
 

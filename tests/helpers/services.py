@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService
-from shoal.embedding.store import Every
+from shoal.embedding.store import Every, Ids
 from shoal.embedding.table import Table
 from shoal.world.world import World
 
@@ -37,20 +36,20 @@ class Weights:
 
     def __init__(self, table: Table):
         self.table = table
-        random = np.random.default_rng(sum(map(ord, table.name)))
+        random = torch.Generator().manual_seed(sum(map(ord, table.name)))
         assert table.rows is not None
-        self.rows = random.normal(0, 0.5, (table.rows, table.dim)).astype(np.float32)
+        self.weight = torch.randn(table.rows, table.dim, generator=random) / 2
         if table.padding is not None:
-            self.rows[table.padding] = 0
+            self.weight[table.padding] = 0
 
     def lend(self) -> None:
         """Rows are not lent."""
 
-    def pull(self, ids: Tensor) -> Tensor:
-        return torch.from_numpy(self.rows[ids.cpu().numpy()])
+    def pull(self, ids: Ids) -> Tensor:
+        return self.weight.clone() if isinstance(ids, Every) else self.weight[ids]
 
     @staticmethod
-    def pull_many(stores: list[Weights], ids: list[Tensor], learn: bool = False) -> list[Tensor]:
+    def pull_many(stores: list[Weights], ids: list[Ids], learn: bool = False) -> list[Tensor]:
         return [store.pull(part) for store, part in zip(stores, ids)]
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, count, islice
 from typing import Any
 
 from shoal.config.schema import Config
+from shoal.data.batch import Batch
+from shoal.data.reader import Reader
 from shoal.runs.run import resolve
+from shoal.world.world import World
 
 DATA = {
     "data.name": "planted",
@@ -46,3 +51,9 @@ def small_config(model: str = "BPR", **values: Any) -> Config:
     """A config of one model on small planted data; keyword a__b stands for the key a.b."""
     given = {key.replace("__", "."): value for key, value in values.items()}
     return resolve(values={"model": model, **DATA, **NO_DROPOUT[model], **given}).config
+
+
+def first_batches(reader: Reader, world: World, steps: int, start: int = 0) -> Iterator[Batch]:
+    """This rank's slices of so many global batches, epoch after epoch."""
+    epochs = (reader.batches(epoch, world.rank, world.size) for epoch in count())
+    return islice(chain.from_iterable(epochs), start, start + steps)

@@ -22,7 +22,7 @@ from shoal.models.base import Output
 from shoal.models.general.bpr import BPR
 from shoal.world.liveness import look
 
-SECONDS = 1.0
+SECONDS = 0.5
 BEGIN = """
 import sys, time
 from pathlib import Path

@@ -147,7 +147,7 @@ def test_the_order_of_steps_costs() -> None:
 def test_rows_of_lists_one_by_one() -> None:
     embed = Embeddings(seen=Table("items", 2, 20, padding=0))
     attach(embed, Weights)
-    rows = torch.from_numpy(embed.service.stores["items"].rows)  # type: ignore[attr-defined]
+    rows = embed.service.stores["items"].weight  # type: ignore[attr-defined]
     batch = Batch(3, {"seen": Jagged.from_lists([[3, 5, 7], [], [9]])})
     found = embed.listed("seen", batch, 2)
     expected = torch.zeros(3, 2, 2)
@@ -161,7 +161,7 @@ def test_interest_in_a_candidate() -> None:
     model, batch = ready("DIN")
     rows = model.rows(model.embed, batch, model.others)  # type: ignore
     lists, read = batch.ids["seen"], []
-    table = torch.from_numpy(model.embed.service.stores["item_id"].rows)  # type: ignore
+    table = model.embed.service.stores["item_id"].weight  # type: ignore
     unit = model.readers[0].unit  # type: ignore
     for n in range(batch.size):
         c, total = rows["item_id"][n], torch.zeros(4)

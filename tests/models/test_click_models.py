@@ -8,15 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from services import Weights, attach, taken
+from services import Weights, attach
 
-from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Table
 from shoal.models import find
 from shoal.models.base import ClickModel, Facts
-from shoal.training.strategy.single import Single
 
 SLOTS, DENSE, ROWS = 4, 3, 40
 FACTS = Facts(num_slots=SLOTS, num_dense=DENSE, rows=ROWS)
@@ -65,12 +63,6 @@ def batch_of(size: int = 11, facts: Facts = FACTS) -> Batch:
     return Batch(size, {"slots": ids}, {"dense": dense} if facts.num_dense else {}, labels)
 
 
-def as_lists(batch: Batch) -> Batch:
-    """The same ids, as lists of one id each."""
-    values = batch.tensor("slots").reshape(-1)
-    return replace(batch, ids={"slots": Jagged(values, torch.arange(len(values) + 1))})
-
-
 # --- every model, sample by sample in numpy
 
 
@@ -88,7 +80,7 @@ def by_hand(case: str, model: ClickModel, ids: list[list[int]], dense: np.ndarra
     """The logit of one sample: the ids of each slot, and the dense values [num_dense]."""
     named = {k: v.detach().double().numpy() for k, v in model.named_parameters()}
     stores = {k: s for m in embeddings(model) for k, s in m.service.stores.items()}
-    tables = {k: s.rows.astype(np.float64) for k, s in stores.items()}  # type: ignore[attr-defined]
+    tables = {k: s.weight.double().numpy() for k, s in stores.items()}  # type: ignore[attr-defined]
     linear = (
         sum(tables["slots_linear"][i, 0] for some in ids for i in some)
         if ("slots_linear" in tables)
@@ -174,54 +166,7 @@ def test_lists_of_several_ids_and_of_none(case: str) -> None:
     np.testing.assert_allclose(model.logits(batch).detach(), expected, rtol=1e-4, atol=1e-5)
 
 
-@EVERY
-def test_lists_of_one_id_each_are_a_tensor(case: str) -> None:
-    model, batch = build(case), batch_of()
-    torch.testing.assert_close(model.logits(as_lists(batch)), model.logits(batch))
-    gradients = []
-    for one in (batch, as_lists(batch)):
-        [taken(module.service) for module in embeddings(model)]
-        model(one).loss.backward()
-        gradients.append([pair for m in embeddings(model) for pair in taken(m.service).values()])
-    for (ids, grads), (same_ids, same_grads) in zip(*gradients):
-        assert torch.equal(ids, same_ids)
-        torch.testing.assert_close(grads, same_grads)
-
-
-@EVERY
-def test_gradients_reach_every_parameter_and_row(case: str) -> None:
-    model, batch = build(case), batch_of(200)
-    model(batch).loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.any(), name
-    for module in embeddings(model):
-        for table, (ids, grads) in taken(module.service).items():
-            assert torch.equal(ids, batch.tensor("slots").reshape(-1)), table
-            assert grads.any(1).float().mean() > 0.5, table  # relu may silence a sample
-
-
-@EVERY
-@pytest.mark.parametrize("lists", [False, True])
-def test_a_slice_without_samples_has_a_loss_of_0(case: str, lists: bool) -> None:
-    model, batch = build(case), batch_of(5).rows(2, 2)
-    output = model(as_lists(batch) if lists else batch)
-    output.loss.backward()
-    assert float(output.loss.detach()) == 0.0 and output.count == 0
-
-
 # --- learning
-
-
-@EVERY
-def test_learns_without_dense_values_from_tables_that_grow(case: str) -> None:
-    facts = Facts(num_slots=SLOTS, num_dense=0, rows=None)
-    model, strategy = plain(case, facts), Single()
-    strategy.setup(model, OptimizerSection(name="adam", lr=0.02), seed=1)
-    batch = batch_of(64, replace(FACTS, num_dense=0))
-    batch = replace(batch, ids={"slots": batch.tensor("slots") * 0x123456789ABCD - 7})
-    losses = [float(strategy.train_step(batch)) for _ in range(60)]
-    assert losses[0] == pytest.approx(math.log(2), abs=0.05)  # nearly no opinion at first
-    assert losses[-1] < 0.6 * losses[0]
 
 
 # --- lists of ids
@@ -233,16 +178,6 @@ def test_pooling_that_does_not_exist_is_refused() -> None:
     batch = Batch(1, {"tags": Jagged.from_lists([[1]])})
     with pytest.raises(ValueError, match="'max'; known are sum and mean"):
         embed.pooled("tags", batch, "max")  # type: ignore[arg-type]
-
-
-def test_lookups_ahead_name_the_ids_of_lists_themselves() -> None:
-    """Rows that came ahead are found by the number of their field."""
-    batch = as_lists(batch_of())
-    jagged = batch.ids["slots"]
-    assert isinstance(jagged, Jagged)
-    for module in embeddings(build("DeepFM")):
-        (lookup,) = module.lookups(batch)
-        assert lookup.ids is jagged.values and lookup.field is not None
 
 
 # --- options

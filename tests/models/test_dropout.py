@@ -44,21 +44,6 @@ def test_gradients_are_masked_as_values_were() -> None:
 
 
 @needs_core
-def test_the_seed_of_torch_decides() -> None:
-    def two() -> tuple[Tensor, Tensor]:
-        return dropout(torch.ones(1000), 0.5), dropout(torch.ones(1000), 0.5)
-
-    torch.default_generator.manual_seed(11)
-    first, second = two()
-    assert not torch.equal(first, second)
-    torch.default_generator.manual_seed(11)
-    again = two()
-    assert torch.equal(again[0], first) and torch.equal(again[1], second)
-    torch.default_generator.manual_seed(12)
-    assert not torch.equal(two()[0], first)
-
-
-@needs_core
 def test_any_layout_is_masked_by_place() -> None:
     torch.manual_seed(4)
     x = torch.randn(6, 10, 14)
@@ -163,16 +148,6 @@ def test_the_step_decides_and_not_torch_s_generator() -> None:
     assert not torch.equal(in_step(x, 0.5, step=4), one)
     assert not torch.equal(in_step(x, 0.5, layer=1), one)
     assert not torch.equal(in_step(x, 0.5, first=1), one)
-
-
-def test_after_the_steps_torch_s_generator_decides_again() -> None:
-    x = torch.ones(1000)
-    in_step(x, 0.5)
-    end_steps()
-    begin_slice(0)
-    one = dropout(x, 0.5)
-    begin_slice(0)
-    assert not torch.equal(dropout(x, 0.5), one)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -306,6 +281,3 @@ def test_a_model_is_dropped_alike_on_a_gpu(monkeypatch: pytest.MonkeyPatch, kern
         begin_slice(20)
         states.append(layers.to(device)(x.to(device), wanted=wanted.to(device)).cpu())
     torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-4)
-
-
-# --- the module, and those who use it

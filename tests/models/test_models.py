@@ -69,13 +69,6 @@ def test_defaults_are_those_of_the_configs_people_have():
 # --- every model
 
 
-@pytest.mark.parametrize("name", TRAINABLE)
-def test_dense_parameters_are_a_function_of_the_seed(name):
-    first, second = build(name).state_dict(), build(name).state_dict()
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[key], second[key]) for key in first)
-
-
 @pytest.mark.parametrize("name", ["BPR", "NeuMF", "LightGCN", "SASRec-BPR"])
 def test_missing_negatives_are_named_with_the_remedy(name):
     model = build(name)
@@ -177,20 +170,6 @@ def test_neumf_learns_from_labels_where_there_are_no_negatives():
     torch.testing.assert_close(output.loss, expected)
 
 
-def test_neumf_scores_in_blocks_that_do_not_divide(monkeypatch):
-    model = build("NeuMF").eval()
-    _, logit = plain_neumf(model)
-    users, items = torch.tensor([1, 4, 6]), torch.arange(1, 9)
-    expected = torch.stack([torch.stack([logit(u, i) for i in items]) for u in users])
-    three = [slice(0, 3), slice(3, 6), slice(6, 9)]
-    monkeypatch.setattr("shoal.models.general.neumf.item_blocks", lambda *_: three)
-    blocks: list[int] = []
-    model.mlp.register_forward_hook(lambda layer, given, made: blocks.append(given[0].shape[1]))
-    scores = model.score(Batch(3, {"user_id": users}), items)
-    torch.testing.assert_close(scores, expected)
-    assert blocks == [3, 3, 2]
-
-
 def test_neumf_without_halves_is_refused():
     with pytest.raises(ValueError, match="mf_train"):
         build("NeuMF", mf_train=False, mlp_train=False)
@@ -243,18 +222,3 @@ def test_lightgcn_equals_dense_matrices_on_a_graph_of_five_users(layers, require
 
     scores = model.eval().score(Batch(5, {"user_id": torch.arange(1, 6)}), torch.arange(5))
     torch.testing.assert_close(scores, (final[1:6] @ final[6:].T).detach())
-
-
-def test_lightgcn_propagates_once_per_evaluation_and_forgets_when_training_goes_on():
-    model = build("LightGCN").eval()
-    users, items = Batch(6, {"user_id": torch.arange(1, 7)}), torch.arange(1, 9)
-    before = model.score(users, items)
-    assert model.propagated()[1] is model.propagated()[1]
-    model.train()
-    stores(model)["item"].weight.neg_()
-    stores(model)["user"].weight.neg_()
-    stores(model)["user"].weight[1] = 0
-    model.eval()
-    after = model.score(users, items)
-    assert not torch.allclose(after, before)
-    assert "starts" not in model.state_dict()

@@ -5,26 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from memory_models import build, stores, train, training_batch
+from memory_models import build, stores, training_batch
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
 from shoal.models.base import Model
 from shoal.models.nn.transformer import Transformer
-
-
-@pytest.mark.parametrize("name", ["SASRec", "SASRec-BPR"])
-def test_sasrec_learns_an_order_that_needs_two_items_back(name):
-    """After (1, 3) comes 4 and after (2, 3) comes 5: the last item alone does not tell."""
-    model = build(name)
-    history = torch.tensor([[1, 3, 0], [2, 3, 0], [6, 7, 8]])
-    target = torch.tensor([[3, 4, 0], [3, 5, 0], [7, 8, 1]])
-    negatives = torch.arange(1, 9).expand(3, 3, 8)
-    batch = Batch(3, {"history": history, "target": target, "neg_item": negatives})
-    train(model, batch, 80)
-    with torch.no_grad():
-        scores = model.eval().score(Batch(3, {"history": history}), torch.arange(1, 9))
-    assert (scores.argmax(1) + 1).tolist() == [4, 5, 1]
 
 
 def states(model: Model, history: list[list[int]]) -> Tensor:

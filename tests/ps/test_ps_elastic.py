@@ -270,34 +270,6 @@ def test_requests_that_are_refused() -> None:
 # ---- runs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["async", "geo"])
-def test_a_run_of_one_worker(mode: str, tmp_path: Path) -> None:
-    """It is resumed, and its losses are those of a run that has ranks where there is one worker."""
-    losses = []
-    for come_and_go in (False, True):
-        folder = tmp_path / str(come_and_go)
-        folder.mkdir()
-        for epochs in (1, 2):
-            with serving(2, folder=folder / "checkpoints") as running:
-                values: dict[str, Any] = {
-                    "strategy__name": "ps",
-                    "strategy__ps__mode": mode,
-                    "strategy__ps__elastic": come_and_go,
-                    "strategy__ps__ahead": False,
-                    "strategy__ps__geo_step": 2,
-                    "strategy__ps__addresses": running.addresses,
-                    "run__output": str(folder),
-                    "train__epochs": epochs,
-                    "train__batch_size": 256,
-                }
-                train_here(Resolved(small_config("BPR", **values), {}), epochs == 2)
-                assert running.join() == [0, 0]
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        losses.append([float(line.split('"loss": ')[1].split(",")[0]) for line in lines])
-    assert len(losses[1]) == 2 and losses[1] == pytest.approx(losses[0], rel=1e-3)
-
-
 @pytest.mark.parametrize(
     "keys, key, text",
     [

@@ -12,7 +12,7 @@ import pytest
 import torch
 from captured_warnings import listening
 from click_batches import global_batch, make_model
-from ps_cluster import joined, make_spec, rows_in, save, serving, share_of
+from ps_cluster import at_servers, joined, make_spec, rows_in, save, serving, share_of
 from safetensors.torch import load_file, save_file
 
 from shoal.config.row_rules import RowRules, RowsSection
@@ -72,10 +72,7 @@ def test_as_many_servers_go_on_bit_for_bit(
     tmp_path: Path, servers: int, warnings: list[str]
 ) -> None:
     spec = spec_of(servers, **FADING)
-    with (
-        serving(servers, folder=tmp_path) as running,
-        joined(running.addresses, spec, dense=False) as client,
-    ):
+    with at_servers(spec, tmp_path) as client:
         teach(client, 0, 9)
         files = save(client, tmp_path / "nine")
         teach(client, 9, 20)
@@ -84,10 +81,7 @@ def test_as_many_servers_go_on_bit_for_bit(
     expected = [(0, share, 1, number, servers) for number in range(servers)]
     found = filters_in(tmp_path / "nine")
     assert sorted(found) == expected and all(any(counters) for counters in found.values())
-    with (
-        serving(servers, folder=tmp_path) as running,
-        joined(running.addresses, spec, dense=False) as client,
-    ):
+    with at_servers(spec, tmp_path) as client:
         client.load(str(tmp_path / "nine"), files, {"ads": 9}, fresh=True)
         teach(client, 9, 20)
         save(client, tmp_path / "again")
@@ -100,20 +94,14 @@ def test_as_many_servers_go_on_bit_for_bit(
 def test_a_delta_goes_on_as_well(tmp_path: Path, warnings: list[str]) -> None:
     """Each has the whole filter of its moment."""
     spec = spec_of(2)
-    with (
-        serving(2, folder=tmp_path) as running,
-        joined(running.addresses, spec, dense=False) as client,
-    ):
+    with at_servers(spec, tmp_path) as client:
         teach(client, 0, 4)
         base = save(client, tmp_path / "base")
         teach(client, 4, 8)
         delta = save(client, tmp_path / "delta", delta=True)
         teach(client, 8, 15)
         save(client, tmp_path / "last")
-    with (
-        serving(2, folder=tmp_path) as running,
-        joined(running.addresses, spec, dense=False) as client,
-    ):
+    with at_servers(spec, tmp_path) as client:
         client.load(str(tmp_path / "base"), base, {"ads": 8}, fresh=True)
         client.load(str(tmp_path / "delta"), delta, {"ads": 8})
         teach(client, 8, 15)
@@ -136,20 +124,14 @@ def test_others_count_from_nothing_and_say_so(
     tmp_path: Path, others: int, size: int, why: str, warnings: list[str]
 ) -> None:
     """Once, of several servers, a base and its delta; the rows go on all the same."""
-    with (
-        serving(2, folder=tmp_path) as running,
-        joined(running.addresses, spec_of(2), dense=False) as client,
-    ):
+    with at_servers(spec_of(2), tmp_path) as client:
         teach(client, 0, 4)
         base = save(client, tmp_path / "base")
         teach(client, 4, 8)
         delta = save(client, tmp_path / "delta", delta=True)
         save(client, tmp_path / "whole")
     spec = spec_of(others, size)
-    with (
-        serving(others, folder=tmp_path) as running,
-        joined(running.addresses, spec, dense=False) as client,
-    ):
+    with at_servers(spec, tmp_path) as client:
         client.load(str(tmp_path / "base"), base, {"ads": 8}, fresh=True)
         client.load(str(tmp_path / "delta"), delta, {"ads": 8})
         save(client, tmp_path / "loaded")
@@ -159,65 +141,6 @@ def test_others_count_from_nothing_and_say_so(
     assert len(warnings) == 1, warnings
     assert warnings[0].startswith("table ads: ids without a row are counted from nothing again")
     assert why in warnings[0]
-
-
-def test_a_checkpoint_from_before(tmp_path: Path, warnings: list[str]) -> None:
-    """It has no filter: rows load, and it is said what is lost."""
-    with (
-        serving(folder=tmp_path) as running,
-        joined(running.addresses, spec_of(1), dense=False) as client,
-    ):
-        teach(client, 0, 8)
-        files = save(client, tmp_path / "s")
-        old = {name: facts for name, facts in files.items() if not has_filter(tmp_path / "s", name)}
-        assert len(old) == len(files) - 1
-        client.load(str(tmp_path / "s"), old, {"ads": 8}, fresh=True)
-        save(client, tmp_path / "loaded")
-        assert rows_in(tmp_path / "loaded") == rows_in(tmp_path / "s")
-        assert len(warnings) == 1 and "it has no Bloom filter" in warnings[0]
-        client.load(str(tmp_path / "s"), files, {"ads": 8}, fresh=True)
-        assert len(warnings) == 1
-
-
-def has_filter(folder: Path, name: str) -> bool:
-    return "bloom.facts" in load_file(folder / name)
-
-
-def test_damaged_filters_are_refused(tmp_path: Path) -> None:
-    """By the table's name, and what was counted stays."""
-    folder = tmp_path / "s"
-    with (
-        serving(folder=tmp_path) as running,
-        joined(running.addresses, spec_of(1), dense=False) as client,
-    ):
-        teach(client, 0, 8)
-        files = save(client, folder)
-        (name,) = (name for name in files if has_filter(folder, name))
-        good = load_file(folder / name)
-        for number, (key, value, said) in enumerate(
-            [
-                ("bloom.counters", torch.ones(SIZE), r"counters are torch.float32 \[1024\]"),
-                ("bloom.counters", torch.ones(SIZE + 1).byte(), "bytes 0 to 1025 of a Bloom"),
-                ("bloom.counters", torch.empty(0).byte(), "n at least 1"),
-                ("bloom.facts", torch.tensor([5]), r"facts are torch.int64 \[1\]"),
-                ("bloom.facts", torch.tensor([1, SIZE, 1, 0, 1]), "bytes 1 to 1025"),
-                ("bloom.facts", torch.tensor([0, SIZE, 1, 2, 1]), "part 2 of 1"),
-                ("bloom.facts", None, "bloom.counters and bloom.facts belong together"),
-                ("bloom.counters", None, "bloom.counters and bloom.facts belong together"),
-            ]
-        ):
-            file = {k: v for k, v in (good | {key: value}).items() if v is not None}
-            save_file(file, folder / name)
-            digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-            given = files | {name: {"sha256": digest}}
-            for fresh in (True, False):
-                with pytest.raises(ServerError, match=said):
-                    client.load(str(folder), given, {"ads": 8}, fresh=fresh)
-            save(client, tmp_path / f"after {number}")
-            assert list(filters_in(tmp_path / f"after {number}").values()) == [
-                good["bloom.counters"].tolist()
-            ]
-        teach(client, 8, 12)
 
 
 # ---- runs ---------------------------------------------------------------------------------------
@@ -278,3 +201,44 @@ def counts_in(folder: Path) -> dict[int, list[Any]]:
     """Id -> show, click and last step of its row."""
     keys = ("state.show", "state.click", "state.last_step")
     return {i: [row[key] for key in keys] for i, row in rows_in(folder)["slots"].items()}
+
+
+def has_filter(folder: Path, name: str) -> bool:
+    return "bloom.facts" in load_file(folder / name)
+
+
+def test_damaged_filters_are_refused(tmp_path: Path) -> None:
+    """By the table's name, and what was counted stays."""
+    folder = tmp_path / "s"
+    with (
+        serving(folder=tmp_path) as running,
+        joined(running.addresses, spec_of(1), dense=False) as client,
+    ):
+        teach(client, 0, 8)
+        files = save(client, folder)
+        (name,) = (name for name in files if has_filter(folder, name))
+        good = load_file(folder / name)
+        for number, (key, value, said) in enumerate(
+            [
+                ("bloom.counters", torch.ones(SIZE), r"counters are torch.float32 \[1024\]"),
+                ("bloom.counters", torch.ones(SIZE + 1).byte(), "bytes 0 to 1025 of a Bloom"),
+                ("bloom.counters", torch.empty(0).byte(), "n at least 1"),
+                ("bloom.facts", torch.tensor([5]), r"facts are torch.int64 \[1\]"),
+                ("bloom.facts", torch.tensor([1, SIZE, 1, 0, 1]), "bytes 1 to 1025"),
+                ("bloom.facts", torch.tensor([0, SIZE, 1, 2, 1]), "part 2 of 1"),
+                ("bloom.facts", None, "bloom.counters and bloom.facts belong together"),
+                ("bloom.counters", None, "bloom.counters and bloom.facts belong together"),
+            ]
+        ):
+            file = {k: v for k, v in (good | {key: value}).items() if v is not None}
+            save_file(file, folder / name)
+            digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            given = files | {name: {"sha256": digest}}
+            for fresh in (True, False):
+                with pytest.raises(ServerError, match=said):
+                    client.load(str(folder), given, {"ads": 8}, fresh=fresh)
+            save(client, tmp_path / f"after {number}")
+            assert list(filters_in(tmp_path / f"after {number}").values()) == [
+                good["bloom.counters"].tolist()
+            ]
+        teach(client, 8, 12)

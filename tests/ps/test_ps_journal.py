@@ -26,7 +26,6 @@ from ps_cluster import (
     serving,
     set_dense,
 )
-from test_ps_server import quick  # noqa: F401 (a fixture)
 from test_ps_shards import WORDS, assert_same, everything, steps_of, teach
 
 from shoal.ps.server import shards
@@ -134,7 +133,9 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+@pytest.mark.parametrize(
+    "mode", ["sync", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("async", "geo"))]
+)
 def test_what_it_was(tmp_path: Path, mode: str) -> None:
     """Killed after every act of its life: the rows, states and files of one that never was."""
     spec = make_spec("sgd" if mode == "geo" else "adam", servers=2, mode=mode)
@@ -217,7 +218,6 @@ def test_another_run(tmp_path: Path) -> None:
         assert client._heartbeat is not None
         client._heartbeat.stop()  # that run is over
         kill(running, 0)
-        file.with_name("004-000007").touch()  # there were more servers
         start(running, 0, tmp_path)
         with joined(running.addresses, spec) as other:
             assert_same(everything(other), first)

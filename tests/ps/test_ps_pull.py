@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ps_cluster import grads, joined, make_spec, pull, push, serving
 
-import shoal.kernels.wire
 import shoal.ps.server.answers
 import shoal.ps.server.steps
 import shoal.ps.worker.arriving
@@ -24,7 +24,7 @@ from shoal.embedding.engines.native import row_reader
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.kernels.core import has_core
-from shoal.kernels.wire import native_inlet
+from shoal.kernels.wire import native_outlet
 from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
@@ -150,14 +150,30 @@ native = pytest.mark.skipif(not has_core(), reason="the native core is not built
 some_ids = st.lists(st.integers(0, 49) | st.integers(-(1 << 63), (1 << 63) - 1), max_size=30)
 
 
+@cache
+def line() -> tuple[zmq.Socket, zmq.Socket]:
+    """Both ends of a connection."""
+    context = zmq.Context()
+    one, two = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    one.bind("inproc://rows")
+    two.connect("inproc://rows")
+    return one, two
+
+
+def native_answer(request: bytes) -> bytes | None:
+    """What native code sends for a request; None: it leaves that to Python."""
+    one, two = line()
+    sent = row_reader(STORES, LIMITS).send(native_outlet(one), b"asks", request, 100, 1 << 30)
+    return two.recv_multipart()[1] if sent else None
+
+
 @native
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), some_ids), max_size=4, unique_by=lambda p: p[0]))
 def test_native_answers(parts: list[tuple[int, list[int]]]) -> None:
-    reader = row_reader(STORES, LIMITS)
     told = [number for table, ids in parts for number in (table, len(ids))]
     request = header_of() + packed(len(parts), *told, *[i for _, ids in parts for i in ids])
-    found = reader.answer(request, 100)
+    found = native_answer(request)
     if any(outside(table, ids) for table, ids in parts):
         assert found is None
     else:
@@ -166,7 +182,7 @@ def test_native_answers(parts: list[tuple[int, list[int]]]) -> None:
 
 
 @native
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.data())
 def test_native_code_reads_no_request_that_python_refuses(data: st.DataObject) -> None:
     """And reads every one that Python takes."""
@@ -178,7 +194,7 @@ def test_native_code_reads_no_request_that_python_refuses(data: st.DataObject) -
         wanted = parse_pull(request, 0, len(TABLES))
     except WireError:
         wanted = None
-    found = row_reader(STORES, LIMITS).answer(request, 100)
+    found = native_answer(request)
     fine = wanted is not None and not any(outside(table, ids.tolist()) for table, ids in wanted)
     assert (found is not None) == fine
 
@@ -187,14 +203,11 @@ STORES = make_stores() if has_core() else []
 
 
 @pytest.mark.parametrize("flags", [0, BFLOAT16, COMPRESSED, BFLOAT16 | COMPRESSED])
-@pytest.mark.parametrize("core", ["all", "no reader", "no sockets", "nothing"])
-def test_rows_of_two_servers(core: str, flags: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("core", [True, False])
+def test_rows_of_two_servers(core: bool, flags: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without native code, in one message or in many: what was taught comes back."""
-    if core in ("no reader", "nothing"):
+    if not core:
         monkeypatch.setattr(shoal.ps.server.steps, "row_reader", lambda stores, limits: None)
-    if core in ("no sockets", "nothing"):
-        monkeypatch.setattr(shoal.kernels.wire, "_functions", lambda names: [])
-    if core == "nothing":
         monkeypatch.setattr(shoal.ps.worker.arriving, "native_arriving", lambda *_: None)
     spec = make_spec("sgd", servers=2, dense=[], tables=make_spec().tables)
     ids = list(range(40))
@@ -302,7 +315,7 @@ def test_parts_of_another_answer_are_refused() -> None:
 
 
 @either
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_parts_of_any_size(core: bool, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
@@ -326,35 +339,12 @@ def test_parts_of_any_size(core: bool, data: st.DataObject) -> None:
     assert to.tolist() == expected
 
 
-@native
-def test_native_code_receives_rows() -> None:
-    """And says whether anything came, however slowly, and what was not rows."""
-    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
-        one.bind("inproc://rows")
-        two.connect("inproc://rows")
-        two.setsockopt(zmq.RCVTIMEO, 20)
-        inlet = native_inlet(two)
-        to = torch.zeros(3)
-        rows = make_arriving(True, to, [(0, 3)])
-        assert inlet.receive(rows.core) is None
-        one.send(part(0, 1.0))
-        assert inlet.receive(rows.core) == [] and to.tolist() == [1, 0, 0] and not rows.whole
-        assert inlet.receive(rows.core) is None
-        one.send_multipart([part(1, 9.0), b"more"])
-        one.send(part(1, 2.0))
-        one.send(b"x")
-        one.send(part(2, 3.0))
-        assert inlet.receive(rows.core) == [part(1, 9.0), b"more"]
-        assert inlet.receive(rows.core) == [b"x"] and to.tolist() == [1, 2, 0]
-        assert inlet.receive(rows.core) == [] and rows.whole and to.tolist() == [1, 2, 3]
-
-
 @pytest.mark.parametrize("core", [True, False])
 def test_parts_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are taken while something else is waited for, and requests may be answered twice."""
     monkeypatch.setattr(shoal.ps.server.answers, "ANSWER_VALUES", 12)
     if not core:
-        monkeypatch.setattr(shoal.kernels.wire, "_functions", lambda names: [])
+        monkeypatch.setattr(shoal.ps.server.answers, "native_outlet", lambda socket: None)
     ids = torch.arange(30)
     with serving(1) as running, joined(running.addresses, make_spec("sgd")) as client:
         expected = pull(client, 0, ids.tolist())

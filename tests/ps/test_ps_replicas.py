@@ -24,7 +24,6 @@ from ps_cluster import (
     share_of,
 )
 from test_ps_journal import ACTS, LIFE, begin, commit, kill
-from test_ps_server import quick  # noqa: F401 (a fixture)
 from test_ps_shards import assert_same, everything, steps_of, teach
 
 from shoal.config import ConfigError
@@ -60,7 +59,9 @@ def live(folder: Path, spec: Spec, when: int | None, who: int) -> tuple[list[Any
         return [*found, *(state[key] for key in sorted(state))], save(client, folder / "last")
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+@pytest.mark.parametrize(
+    "mode", ["sync", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("async", "geo"))]
+)
 def test_one_is_killed(tmp_path: Path, mode: str) -> None:
     """After any act of its life: the rows, states and files of a run that nobody hit."""
     spec = make_spec("sgd" if mode == "geo" else "adam", servers=2, mode=mode)

@@ -10,12 +10,22 @@ from typing import Any
 import pytest
 import torch
 from click_batches import global_batch, make_model
-from ps_cluster import Bare, joined, make_spec, pull, push, rows_in, save, serving, share_of
+from ps_cluster import (
+    Bare,
+    at_servers,
+    joined,
+    make_spec,
+    pull,
+    push,
+    rows_in,
+    save,
+    serving,
+    share_of,
+)
 from safetensors.torch import load_file
 
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
-from shoal.data.batch import Jagged
 from shoal.embedding.engines.init import initial_rows
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import Header, Kind, numbers_frame, parts_frame, send_ids, send_rows
@@ -68,61 +78,13 @@ def test_a_rare_id_reads_its_initial_value(servers: int) -> None:
         torch.testing.assert_close(pull(client, 0, [8]), first[1:] - 0.5)
 
 
-def test_clicks_admit_sooner() -> None:
-    """score = 0.25 (show - click) + click: id 1 has 1.25 at once, id 2 after five shows."""
-    rules = {"threshold": 1.25, "show_coefficient": 0.25, "click_coefficient": 1.0}
-    with serving() as running, joined(running.addresses, spec_of(admission=rules)) as client:
-        show(client, 1, 1, 2, 2, 2, clicks=(1,))
-        assert held(running) == [1]
-        show(client, 2, 2)
-        assert held(running) == [1, 2]
-
-
-@pytest.mark.parametrize("servers", [1, 3])
-def test_rows_that_age_and_fade(servers: int) -> None:
-    rules = {"shrink": {"every": 4, "max_age": 2, "min_score": 1.0}}
-    spec = spec_of(servers, **rules, decay={"every": 4, "rate": 0.25})
-    with serving(servers) as running, joined(running.addresses, spec, dense=False) as client:
-        for ids in ((1, 5, 5, 5, 5), (2, 2, 2, 2, 3), (2, 3, 3, 3, 5)):
-            show(client, *ids)
-        assert held(running) == [1, 2, 3, 5]
-        show(client, 3, 4)
-        # Of step 4: 1 is three steps old; counts 5, 5, 5 and 1 fade to 1.25, 1.25, 1.25 and 0.25.
-        assert held(running) == [2, 3, 5]
-        first = initial_rows(spec.tables[0].table(), 1, torch.tensor([1]))
-        assert torch.equal(pull(client, 0, [1]), first)
-
-
-@pytest.mark.parametrize("order, kept", [("lfu", [3, 4]), ("lru", [4, 5])])
-def test_capacity_keeps_the_best(order: str, kept: list[int]) -> None:
-    spec = spec_of(shrink={"every": 3, "capacity": 2, "order": order})
-    with serving() as running, joined(running.addresses, spec, dense=False) as client:
-        show(client, 1, 2, 3, 3, 3)
-        show(client, 1, 3, 4, 4)
-        assert held(running) == [1, 2, 3, 4]
-        show(client, 4, 5)
-        assert held(running) == kept  # shows 2, 1, 4, 3, 1; last steps 2, 1, 2, 3, 3
-
-
 def test_servers_share_the_capacity() -> None:
     spec = spec_of(2, shrink={"every": 2, "capacity": 10})
-    with serving(2) as running, joined(running.addresses, spec, dense=False) as client:
+    with at_servers(spec) as client:
         show(client, *range(100))
         show(client, *range(100))
         sizes = [one["tables"]["ads"]["rows"] for one in client.stats()]
         assert sizes == [5, 5]
-
-
-def test_rows_that_stay_small_go() -> None:
-    """By their norm, for which nothing is counted."""
-    rules = RowRules.model_validate({"shrink": {"every": 2, "min_norm": 0.6}})
-    table = TableSpec(name="ads", dim=2, init="constant", scale=0.0, rules=rules)
-    spec = make_spec(tables=[table], dense=[])
-    assert spec.counted == [False]
-    with serving() as running, joined(running.addresses, spec, dense=False) as client:
-        push(client, {0: ([1, 2], torch.tensor([[1.0, 1.0], [1.0, 0.0]]))}, 0.5).wait()
-        push(client, {0: ([3], torch.tensor([[0.0, 1.3]]))}, 0.5).wait()
-        assert held(running) == [1, 3]  # norms 0.707, 0.5 and 0.65
 
 
 # ---- saves --------------------------------------------------------------------------------------
@@ -175,38 +137,9 @@ def test_another_number_of_servers_goes_on(tmp_path: Path, many: int, others: in
     assert saved_counters(tmp_path / "again") == saved_counters(tmp_path / "twenty")
 
 
-def test_a_delta_goes_on_as_well(tmp_path: Path) -> None:
-    """Ids that were counted only, at the base, may have a row in the delta."""
-    rules = {"admission": {"threshold": 3.0}, "shrink": {"every": 50, "max_age": 4}}
-    with (
-        serving(folder=tmp_path) as running,
-        joined(running.addresses, spec_of(**rules), dense=False) as client,
-    ):
-        teach(client, 0, 2)
-        base = save(client, tmp_path / "base")
-        teach(client, 2, 4)
-        delta = save(client, tmp_path / "delta", delta=True)
-        teach(client, 4, 8)
-        save(client, tmp_path / "last")
-    spec = spec_of(2, **rules)
-    with (
-        serving(2, folder=tmp_path) as running,
-        joined(running.addresses, spec, dense=False) as client,
-    ):
-        client.load(str(tmp_path / "base"), base, {"ads": 4}, fresh=True)
-        client.load(str(tmp_path / "delta"), delta, {"ads": 4})
-        teach(client, 4, 8)
-        save(client, tmp_path / "again")
-    assert rows_in(tmp_path / "again") == rows_in(tmp_path / "last")
-    assert saved_counters(tmp_path / "again") == saved_counters(tmp_path / "last")
-
-
 def test_a_delta_is_refused_after_rows_went(tmp_path: Path) -> None:
     spec = spec_of(shrink={"every": 3, "max_age": 1})
-    with (
-        serving(folder=tmp_path) as running,
-        joined(running.addresses, spec, dense=False) as client,
-    ):
+    with at_servers(spec, tmp_path) as client:
         show(client, 1)
         save(client, tmp_path / "base")
         show(client, 2)
@@ -273,26 +206,6 @@ def test_a_run_saves_whole_when_rows_went(tmp_path: Path) -> None:
     plain.model.eval()
     with torch.no_grad():
         assert torch.equal(plain.model.logits(batch), said)  # type: ignore[operator]
-
-
-def test_parts_of_a_batch_and_small_frames(tmp_path: Path) -> None:
-    """Ids of several parts of a batch count together, also where what travels is packed."""
-    section = RowsSection.model_validate({"admission": {"threshold": 1000.0}})
-    batch, expected = global_batch(3, "lists", "grows"), {}
-    lists, labels = batch.ids["slots"], batch.labels
-    assert isinstance(lists, Jagged) and labels is not None
-    each = len(lists) // batch.size
-    for number, length in enumerate(lists.lengths.tolist()):
-        start = int(lists.offsets[number])
-        for id_ in lists.values[start : start + length].tolist():
-            known = expected.get(id_, (0.0, 0.0, 1))
-            expected[id_] = (known[0] + 1, known[1] + float(labels[number // each]), 1)
-    with worker(section, 2, tmp_path, compress=True, bfloat16=True) as strategy:
-        strategy.step([batch.rows(0, 20), batch.rows(20, 61)], 0.1)
-        save(strategy.client, tmp_path / "s")
-    assert (
-        saved_counters(tmp_path / "s") == expected and max(c for _, c, _ in expected.values()) > 1
-    )
 
 
 # ---- what is refused ----------------------------------------------------------------------------

@@ -25,10 +25,6 @@ from ps_cluster import (
     share_of,
 )
 
-import shoal.ps.worker.caller
-import shoal.ps.worker.client
-import shoal.ps.worker.heartbeat
-import shoal.ps.worker.link
 from shoal.ps.server.server import Server
 from shoal.ps.wire import (
     BFLOAT16,
@@ -44,15 +40,6 @@ from shoal.ps.worker.client import Client, ServerError
 from shoal.world.world import PeerLost
 
 IDS = [3, 5, 900]
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that ask again soon."""
-    monkeypatch.setattr(shoal.ps.worker.caller, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(shoal.ps.worker.heartbeat, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(shoal.ps.worker.link, "AGAIN_SECONDS", 0.3)
-    monkeypatch.setattr(shoal.ps.worker.client, "GOODBYE_SECONDS", 1.5)
 
 
 # ---- a step -------------------------------------------------------------------------------------
@@ -261,6 +248,7 @@ def test_rows_over_a_bad_line(quick: None, proxied: tuple[Server, Proxy]) -> Non
         assert applied(server) == 3
 
 
+@pytest.mark.slow
 def test_a_worker_that_reads_its_data_is_waited_for(quick: None) -> None:
     """Longer than a server waits for a word of anybody."""
     with serving(patience=3.0) as running:

@@ -15,6 +15,7 @@ import torch
 from ps_cluster import (
     SECONDS,
     Bare,
+    at_servers,
     get_dense,
     grads,
     joined,
@@ -85,10 +86,7 @@ def test_a_save_holds_the_rows_of_its_moment(
     monkeypatch.setattr(shards, "write_shards", late)
     folder = tmp_path / "save"
     folder.mkdir()
-    with (
-        serving(folder=tmp_path) as running,
-        joined(running.addresses, make_spec("adagrad")) as client,
-    ):
+    with at_servers(make_spec("adagrad"), tmp_path) as client:
         teach(client, 2)
         expected = everything(client)
         client.save(str(folder))
@@ -129,10 +127,7 @@ def test_a_save_that_is_asked_for_again(tmp_path: Path) -> None:
 
 
 def test_a_delta_holds_what_changed(tmp_path: Path) -> None:
-    with (
-        serving(2, folder=tmp_path) as running,
-        joined(running.addresses, make_spec("adam", servers=2)) as client,
-    ):
+    with at_servers(make_spec("adam", servers=2), tmp_path) as client:
         with pytest.raises(ServerError, match="a delta needs a whole save before it"):
             save(client, tmp_path / "early", delta=True)
         teach(client, 2)
@@ -157,7 +152,7 @@ def test_a_delta_holds_what_changed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["nowhere", "file", "x" * 5000])
 def test_a_folder_that_cannot_be_seen(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").touch()
-    with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
+    with at_servers(make_spec(), tmp_path) as client:
         teach(client, 1)
         with pytest.raises(ServerError, match=r"server 0 cannot see the folder .* all hosts"):
             client.save(f"{tmp_path}/{folder}")
@@ -168,7 +163,7 @@ def test_a_folder_that_cannot_be_seen(tmp_path: Path, folder: str) -> None:
 
 def test_a_folder_that_goes_away(tmp_path: Path) -> None:
     """The child fails, and says so; the server goes on."""
-    with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
+    with at_servers(make_spec(), tmp_path) as client:
         teach(client, 1)
         (tmp_path / "gone").mkdir()
         for name in ("user", "word"):
@@ -271,7 +266,7 @@ def test_another_number_of_servers(tmp_path: Path, optimizer: str, many: int, ot
 
 def test_going_back_forgets_later_rows(tmp_path: Path) -> None:
     """A row that was first taught after the checkpoint reads as its initial value again."""
-    with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
+    with at_servers(make_spec(), tmp_path) as client:
         teach(client, 1)
         files, steps, before = save(client, tmp_path / "s"), steps_of(client), everything(client)
         teach(client, 3, begin=1)
@@ -301,7 +296,7 @@ def test_a_load_that_is_asked_for_again(tmp_path: Path) -> None:
 
 def test_loads_that_are_refused(tmp_path: Path) -> None:
     """By name, and the rows that were there stay."""
-    with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
+    with at_servers(make_spec(), tmp_path) as client:
         teach(client, 2)
         folder = tmp_path / "s"
         files, before = save(client, folder), everything(client)

@@ -26,23 +26,12 @@ from ps_cluster import (
     set_dense,
 )
 
-import shoal.ps.worker.caller
-import shoal.ps.worker.heartbeat
-import shoal.ps.worker.link
 from shoal.ps.server.server import Server
 from shoal.ps.wire import Header, Kind
 from shoal.ps.worker.client import Client, ServerError
 from shoal.world.world import PeerLost
 
 IDS = [3, 5, 900]
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that ask again soon."""
-    monkeypatch.setattr(shoal.ps.worker.caller, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(shoal.ps.worker.heartbeat, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(shoal.ps.worker.link, "AGAIN_SECONDS", 0.3)
 
 
 # ---- workers that do not fit --------------------------------------------------------------------
@@ -144,7 +133,7 @@ def test_optimizer_state_that_does_not_fit(state: dict, message: str) -> None:
 # ---- workers that are lost ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["sync", "geo"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("geo", marks=pytest.mark.slow)])
 def test_a_worker_that_goes_silent(mode: str) -> None:
     """Even where the others leave the server no rest."""
     spec = make_spec(workers=2, mode=mode)
@@ -161,6 +150,7 @@ def test_a_worker_that_goes_silent(mode: str) -> None:
         assert running.join() == [1]
 
 
+@pytest.mark.slow
 def test_a_worker_that_computes_is_not_silent() -> None:
     with serving(timeout=1.5) as running, joined(running.addresses, make_spec()) as client:
         time.sleep(2.5)  # its second thread tells that it lives

@@ -19,17 +19,18 @@ from typing import Any
 
 import pytest
 import torch
+from exported import rewrite
 from safetensors.torch import save_file
 from small_artifact import MEAN, node, read, write_artifact, write_clicks
 from small_artifact import graph as small_graph
 
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
-from shoal.runs.artifact import bounds, files, trial
+from shoal.runs.artifact import files, trial
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph
-from shoal.runs.artifact.histories import FILE, StoredHistories
-from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.loaded import HISTORIES, Artifact, StoredHistories
+from shoal.runs.artifact.operators import rule
 from shoal.runs.artifact.tables import RowTable, write_table
 
 X = read("x")
@@ -219,9 +220,9 @@ def test_sizes_are_still_computed() -> None:
 )
 def test_histories_that_are_none(change: dict[str, Any], tmp_path: Path) -> None:
     found = {"items": torch.tensor([1, 2]), "offsets": torch.tensor([0, 1, 2]), **change}
-    save_file({name: one for name, one in found.items() if one is not None}, tmp_path / FILE)
-    with pytest.raises(ArtifactError, match="is damaged: its histories"):
-        StoredHistories(tmp_path, {"files": {FILE: {}}}, num_users=2, num_items=5)
+    save_file({name: one for name, one in found.items() if one is not None}, tmp_path / HISTORIES)
+    with pytest.raises(ArtifactError, match="its histories is damaged"):
+        StoredHistories(tmp_path, {"files": {HISTORIES: {}}}, num_users=2, num_items=5)
 
 
 @pytest.mark.parametrize("ids", [torch.tensor([0.0]), torch.tensor([True]), torch.tensor([1j])])
@@ -254,11 +255,11 @@ def test_a_batch_that_is_too_large_is_answered_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifact = Artifact(write_clicks(tmp_path / "a", *SQUARE))
-    monkeypatch.setattr(bounds, "NUMBERS", 1 << 10)  # 22 samples have as many; sums count twice
+    monkeypatch.setattr(rule, "NUMBERS", 1 << 10)  # 22 samples have as many; sums count twice
     slots = torch.arange(200).view(100, 2)
     assert torch.equal(artifact.logits({"slots": slots}), slots.sum(1).float())
     assert artifact.running._fit == 12
-    monkeypatch.setattr(bounds, "NUMBERS", 1)
+    monkeypatch.setattr(rule, "NUMBERS", 1)
     with pytest.raises(ArtifactError, match=r"a/graph\.json makes 2 numbers at a time; 1 are"):
         artifact.logits({"slots": slots})
 
@@ -266,13 +267,10 @@ def test_a_batch_that_is_too_large_is_answered_in_parts(
 def test_a_table_that_is_read_whole_holds_its_rows(tmp_path: Path) -> None:
     """Of no row and 2^20 columns: its 2 MB asked for 839 GB."""
     home = write_artifact(tmp_path / "a", MEAN)
-    signature = json.loads((home / files.SIGNATURE).read_text())
-    signature["tables"]["item_vectors"] |= {"dim": 1 << 20, "rows": 0, "listed": True}
     save_file({"values": torch.zeros(0, 1 << 20)}, home / "rows-item_vectors.safetensors")
     save_file({"ids": torch.zeros(0, dtype=torch.int64)}, home / "ids-item_vectors.safetensors")
-    (home / files.SIGNATURE).write_text(json.dumps(signature))
-    (home / files.MANIFEST).unlink()
-    files.write_manifest(home)
+    facts = {"dim": 1 << 20, "rows": 0, "listed": True}
+    rewrite(home, files.SIGNATURE, lambda d: d["tables"]["item_vectors"].update(facts))
     with pytest.raises(
         ArtifactError, match=r"a is damaged: rows-item_vectors\S+ holds 0 of 6 rows"
     ):

@@ -175,7 +175,7 @@ def test_what_click_models_refuse(given: dict[str, Any], said: str) -> None:
         ({"data__format": "atomic"}, "planted.inter does not exist"),
         ({"data__name": "ml-100k"}, "no data set 'ml-100k' in dataset"),
         ({"data__format": "slots"}, "data.clicks.train must name the files"),
-        ({"data__clicks__split_files": True}, "data.clicks.split_files is for logs in files"),
+        ({"data__clicks__split_files": True}, "data.clicks.split_files is for raw files"),
         ({"data__clicks__group": "9"}, "there is no slot 9; slots are 1, 2"),
         (
             {"data__clicks__train": "nowhere", "data__format": "slots"},
@@ -231,6 +231,16 @@ def test_nothing_to_evaluate_on_and_nothing_to_train_on(tmp_path: Path) -> None:
 
 # ---- runs -------------------------------------------------------------------------------------
 
+SPLITS = ("train", "dev", "test")
+
+
+def of_files(folder: Path, **clicks: Any) -> dict[str, Any]:
+    """A short run on a click log in files."""
+    given = {"slots": 3, "dense": 4, **clicks}
+    keys = {f"data.clicks.{key}": value for key, value in given.items() if value is not None}
+    short = {key: value for key, value in SHORT.items() if not key.startswith("data.")}
+    return {**short, "data.path": str(folder), **keys}
+
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -260,7 +270,7 @@ def test_a_run_is_evaluated_again(result: dict[str, Any]) -> None:
 
 
 def test_click_models_recommend_nothing(result: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="TinyClicks predicts clicks of samples: it knows neither"):
+    with pytest.raises(ValueError, match="TinyClicks predicts clicks of samples, not items"):
         Trained(result["folder"]).recommend("1")
 
 
@@ -273,20 +283,13 @@ def test_a_stopped_run_goes_on(
     tmp_path: Path, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps 1 to 6, a stop, and the rest equal one run of eight: nothing lost, nothing twice."""
+    piped = {"data.clicks.reader": "stream", "data.clicks.pipe_command": "cat"}
     values = {
-        "model": "TinyClicks",
-        **{key: v for key, v in SHORT.items() if not key.startswith("data.")},
-        "data.path": str(tmp_path),
-        "data.clicks.train": str(write(tmp_path)),
-        "data.clicks.test": "log.txt",
-        "data.clicks.slots": 3,
-        "data.clicks.dense": 4,
-        "data.clicks.reader": "stream" if reader == "piped" else reader,
-        "data.clicks.pipe_command": "cat" if reader == "piped" else None,
-        "train.epochs": 2,
-        "checkpoint.every_steps": 1,
+        **of_files(tmp_path, train=write(tmp_path).name, test="log.txt"),
+        **(piped if reader == "piped" else {"data.clicks.reader": reader}),
+        **{"train.epochs": 2, "checkpoint.every_steps": 1},
     }
-    whole = shoal.run(config_dict={**values, "run.output": str(tmp_path / "whole")})
+    whole = shoal.run("TinyClicks", config_dict={**values, "run.output": str(tmp_path / "whole")})
 
     from shoal.training.trainer import Trainer
 
@@ -301,9 +304,9 @@ def test_a_stopped_run_goes_on(
     monkeypatch.setattr(Trainer, "_save", stop)
     stopped = {**values, "run.output": str(tmp_path / "stopped")}
     with pytest.raises(Stop):
-        shoal.run(config_dict=stopped)
+        shoal.run("TinyClicks", config_dict=stopped)
     monkeypatch.setattr(Trainer, "_save", save)
-    resumed = shoal.run(config_dict=stopped, resume=True)
+    resumed = shoal.run("TinyClicks", config_dict=stopped, resume=True)
     assert resumed["test"] == whole["test"] and resumed["best_epoch"] == whole["best_epoch"]
     losses = [
         [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").open()]
@@ -313,21 +316,13 @@ def test_a_stopped_run_goes_on(
     with open(tmp_path / "log.txt", "a") as file:
         file.write("click:0 dense_feature:1 dense_feature:1 dense_feature:1 dense_feature:1\n")
     with pytest.raises(ValueError, match=r"another run: data.clicks.train: log.txt has changed"):
-        shoal.run(config_dict=stopped, resume=True)
+        shoal.run("TinyClicks", config_dict=stopped, resume=True)
 
 
 def test_schedules_need_a_known_number_of_steps(tmp_path: Path) -> None:
-    values = {
-        **{key: v for key, v in SHORT.items() if not key.startswith("data.")},
-        "data.clicks.train": str(write(tmp_path)),
-        "data.clicks.valid": str(tmp_path / "log.txt"),
-        "data.clicks.slots": 3,
-        "data.clicks.dense": 4,
-        "data.clicks.reader": "stream",
-        "data.clicks.pipe_command": "cat",
-        "train.optimizer.schedule": "cosine",
-        "run.output": str(tmp_path / "run"),
-    }
+    values = of_files(tmp_path, train=write(tmp_path).name, valid="log.txt", reader="stream")
+    values |= {"data.clicks.pipe_command": "cat", "train.optimizer.schedule": "cosine"}
+    values["run.output"] = str(tmp_path / "run")
     with pytest.raises(ValueError, match="schedule cosine depends on the number of steps"):
         shoal.run("TinyClicks", config_dict=values)
 
@@ -336,15 +331,8 @@ def test_the_real_criteo_sample_is_learnt_from(tmp_path: Path) -> None:
     folder = os.environ.get("SHOAL_TEST_DATA")
     if folder is None or not (Path(folder) / "criteo").is_dir():
         pytest.skip("SHOAL_TEST_DATA names no folder with criteo/ in it")
-    values = {
-        **{key: v for key, v in SHORT.items() if not key.startswith("data.")},
-        "data.path": str(Path(folder) / "criteo"),
-        "data.clicks.train": "criteo_train.csv",
-        "data.clicks.valid": "criteo_dev.csv",
-        "data.clicks.test": "criteo_test.csv",
-        "data.clicks.rows": 100_000,
-        "train.optimizer.lr": 0.003,
-        "run.output": str(tmp_path / "run"),
-    }
+    names = {key: f"criteo_{name}.csv" for key, name in zip(("train", "valid", "test"), SPLITS)}
+    values = of_files(Path(folder) / "criteo", **names, rows=100_000, slots=None, dense=None)
+    values |= {"train.optimizer.lr": 0.003, "run.output": str(tmp_path / "run")}
     result = shoal.run("TinyClicks", config_dict=values)
     assert result["best_valid"]["auc"] > 0.68 and result["test"]["auc"] > 0.68

@@ -25,11 +25,11 @@ from shoal.command.new import write_model
 from shoal.config.schema import Config
 from shoal.runs.artifact import export
 from shoal.runs.build import Parts, build
-from shoal.runs.daily.decay import ages_after
 from shoal.runs.daily.follow import Ledger, is_whole, seconds_of
-from shoal.runs.daily.growth import FILE, grow, read_vocabularies
-from shoal.runs.daily.start import begin
+from shoal.runs.decay import ages_after
+from shoal.runs.growth import FILE, grow, read_vocabularies
 from shoal.runs.run import resolve
+from shoal.runs.start import begin
 from shoal.runs.trained import Trained
 from shoal.world.world import World
 
@@ -138,7 +138,7 @@ def test_vectors_to_begin_with(root: Path, tmp_path: Path) -> None:
         begin(config, parts.strategy, parts.dataset, World())
 
 
-def test_side_columns_grow_with_their_ids(root: Path) -> None:
+def test_known_words_keep_their_numbers(root: Path) -> None:
     dataset = parts_of(values_of("BPR", root, "day-1"))[1].dataset
     assert not isinstance(dataset, dict)
     known = {"item_id": ["[PAD]", "i99", "i3"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -17,7 +16,7 @@ pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
 import torch
 from captured_warnings import listening
-from exported import exported
+from exported import exported, rewrite
 from safetensors.torch import load_file, save_file
 from served import Served
 
@@ -139,10 +138,8 @@ def test_a_delta_waits_for_what_it_builds_upon(tmp_path: Path) -> None:
     version(root / "day-0")
     service = Service(root)
     base, delta = version(tmp_path / "base", "base"), version(tmp_path / "delta", "delta")
-    signature = json.loads((delta / files.SIGNATURE).read_text())
-    signature["base"] = {"name": "base", "sha256": files.read_manifest(base)["sha256"]}
-    (delta / files.SIGNATURE).write_text(json.dumps(signature))
-    files.write_manifest(delta)
+    facts = {"name": "base", "sha256": files.read_manifest(base)["sha256"]}
+    rewrite(delta, files.SIGNATURE, lambda signature: signature.update(base=facts))
     shutil.copytree(delta, root / "day-1")
     with listening() as said:
         assert not service.refresh() and not service.refresh()

@@ -6,7 +6,6 @@ import http.client
 import json
 import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -64,7 +63,10 @@ class Running:
                 found += part
         return found
 
-    def stop(self) -> None:
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.server.should_exit = True
         self.thread.join()
         self.server.api.close()
@@ -77,9 +79,8 @@ def artifacts() -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def running(artifacts: dict[str, Path]) -> Iterator[Running]:
-    found = Running(artifacts["SASRec"], body_bytes=10_000, seconds=0.5)
-    yield found
-    found.stop()
+    with Running(artifacts["SASRec"], body_bytes=10_000, seconds=0.5) as found:
+        yield found
 
 
 def test_answers_are_the_models(running: Running) -> None:
@@ -101,8 +102,7 @@ def test_answers_are_the_models(running: Running) -> None:
 
 
 def test_clicks_are_predicted(artifacts: dict[str, Path]) -> None:
-    found = Running(artifacts["DNN"])
-    try:
+    with Running(artifacts["DNN"]) as found:
         slots = found.service.model.signature["layout"]["slots"]
         samples = [dict.fromkeys(slots, 3), {**dict.fromkeys(slots, 3), slots[0]: [3, 9]}]
         status, answer = found.call("POST", "/v1/predict", {"samples": samples})
@@ -111,8 +111,6 @@ def test_clicks_are_predicted(artifacts: dict[str, Path]) -> None:
         assert one == pytest.approx(answer["clicks"][:1])
         assert found.call("POST", "/v1/predict", {"samples": [{"nothing": 1}]})[0] == 422
         assert found.call("POST", "/v1/recommend", {"user": "1"})[0] == 422
-    finally:
-        found.stop()
 
 
 @pytest.mark.parametrize(
@@ -171,15 +169,12 @@ def test_pages_and_figures(running: Running) -> None:
 
 
 def test_a_token_is_asked_for(artifacts: dict[str, Path]) -> None:
-    found = Running(artifacts["SASRec"], token="a token of some length")
-    try:
+    with Running(artifacts["SASRec"], token="a token of some length") as found:
         assert found.call("GET", "/health")[0] == 200
         assert found.call("POST", "/v1/recommend", {"user": "1"})[0] == 401
         for given, status in (("a token of some length", 200), ("another", 401), ("é", 401)):
             headers = {"authorization": f"Bearer {given}".encode().decode("latin-1")}
             assert found.call("POST", "/v1/recommend", {"user": "1"}, headers)[0] == status
-    finally:
-        found.stop()
 
 
 def test_beyond_this_host_a_token_and_encryption_are_needed(artifacts: dict[str, Path]) -> None:
@@ -199,7 +194,6 @@ def test_what_is_being_written_is_not_served(artifacts: dict[str, Path], tmp_pat
 
 def test_a_reload_under_load_loses_no_request(artifacts: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(artifacts["SASRec"], tmp_path / "day-1")
-    found = Running(tmp_path, answer_seconds=120.0)  # however busy the machine is
     statuses: list[int] = []
     names: set[str] = set()
     done = threading.Event()
@@ -211,48 +205,26 @@ def test_a_reload_under_load_loses_no_request(artifacts: dict[str, Path], tmp_pa
             names.add(answer.get("artifact", "none"))
 
     clients = [threading.Thread(target=ask) for _ in range(4)]
-    try:
-        for one in clients:
-            one.start()
-        shutil.copytree(artifacts["SASRec"], tmp_path / ".new")
-        (tmp_path / ".new" / "README.md").write_text("another day")
-        files.write_manifest(tmp_path / ".new")
-        (tmp_path / ".new").rename(tmp_path / "day-2")
-        assert found.service.refresh() and not found.service.refresh()
-        shutil.copytree(tmp_path / "day-2", tmp_path / ".new")
-        (tmp_path / ".new" / "README.md").write_text("damaged afterwards")
-        manifest = (tmp_path / ".new" / "manifest.json").read_text()
-        (tmp_path / ".new" / "manifest.json").write_text(manifest.replace("README", "READYOU"))
-        (tmp_path / ".new").rename(tmp_path / "day-3")
-        assert not found.service.refresh()  # what is damaged is passed over
-        begun = len(statuses)
-        while len(statuses) < begun + 20:
-            time.sleep(0.01)
-    finally:
-        done.set()
-        for one in clients:
-            one.join()
-        found.stop()
+    with Running(tmp_path, answer_seconds=120.0) as found:  # however busy the machine is
+        try:
+            for one in clients:
+                one.start()
+            shutil.copytree(artifacts["SASRec"], tmp_path / ".new")
+            (tmp_path / ".new" / "README.md").write_text("another day")
+            files.write_manifest(tmp_path / ".new")
+            (tmp_path / ".new").rename(tmp_path / "day-2")
+            assert found.service.refresh() and not found.service.refresh()
+            shutil.copytree(tmp_path / "day-2", tmp_path / ".new")
+            (tmp_path / ".new" / "README.md").write_text("damaged afterwards")
+            manifest = (tmp_path / ".new" / "manifest.json").read_text()
+            (tmp_path / ".new" / "manifest.json").write_text(manifest.replace("README", "READYOU"))
+            (tmp_path / ".new").rename(tmp_path / "day-3")
+            assert not found.service.refresh()  # what is damaged is passed over
+            begun = len(statuses)
+            while len(statuses) < begun + 20:
+                time.sleep(0.01)
+        finally:
+            done.set()
+            for one in clients:
+                one.join()
     assert set(statuses) == {200} and "day-2" in names and names <= {"day-1", "day-2"}
-
-
-def test_the_page_in_a_browser(running: Running, tmp_path: Path) -> None:
-    browser = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None
-    )
-    if browser is None:
-        pytest.skip("there is no Chromium here")
-    user = running.service.model.users.words[9]
-    url = f"http://127.0.0.1:{running.port}/?user={user}"
-    done = subprocess.run(
-        [
-            *(browser, "--headless", "--no-sandbox", "--disable-gpu"),
-            *(f"--user-data-dir={tmp_path}", "--virtual-time-budget=5000", "--dump-dom", url),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    best = running.service.model.recommend(user, topk=10)
-    for item, score in best:
-        assert f'<td class="item">{item}</td><td>{score:.4f}</td>' in done.stdout

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")
 pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
-from exported import exported
+from exported import exported, rewrite
 from pydantic import model_validator
 from test_serving import Running
 from typer.testing import CliRunner
@@ -38,33 +38,23 @@ def artifacts() -> dict[str, Path]:
 
 def test_a_token_is_asked_for_whatever_the_host_is_called(artifacts: dict[str, Path]) -> None:
     """The header `host` was read as the beginning of the path, and /health asks for no token."""
-    found = Running(artifacts["SASRec"], token="a token of some length")
-    found.server.api.local = False  # as behind an address that others reach
-    try:
+    with Running(artifacts["SASRec"], token="a token of some length") as found:
+        found.server.api.local = False  # as behind an address that others reach
         for host in ("x/health?", "x/health#", "x/ready?a="):
             status, _ = found.call("POST", "/v1/recommend", {"user": "1"}, {"host": host})
             assert status == 401
         headers = {"authorization": "Bearer a token of some length"}
         text = found.call("GET", "/metrics", headers=headers)[1]
         assert 'route="/v1/recommend",status="401"' in text and "/health" not in text
-    finally:
-        found.stop()
 
 
 def test_the_page_shows_names_and_runs_nothing(artifacts: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "artifact"
     shutil.copytree(artifacts["SASRec"], folder)
-    signature = json.loads((folder / files.SIGNATURE).read_text())
-    signature["model"] = "<script>alert(1)</script>"
-    (folder / files.SIGNATURE).write_text(json.dumps(signature))
-    (folder / files.MANIFEST).unlink()
-    files.write_manifest(folder)
-    found = Running(folder)
-    try:
+    rewrite(folder, files.SIGNATURE, lambda d: d.update(model="<script>alert(1)</script>"))
+    with Running(folder) as found:
         page = found.call("GET", "/")[1]
         assert "<script>alert" not in page and "&lt;script&gt;alert" in page
-    finally:
-        found.stop()
 
 
 def test_names_of_items_do_nothing_to_a_terminal(
@@ -75,7 +65,6 @@ def test_names_of_items_do_nothing_to_a_terminal(
     words = Artifact(folder).items.words.tolist()
     named = [words[0], *(f"[/bold]{word}\x1b]0;title\x07" for word in words[1:])]
     write_words(folder, "items", named)
-    (folder / files.MANIFEST).unlink()
     files.write_manifest(folder)
     done = CliRunner().invoke(app, ["recommend", str(folder), "--user", "1", "--topk", "2"])
     assert done.exit_code == 0, done.output
@@ -84,26 +73,25 @@ def test_names_of_items_do_nothing_to_a_terminal(
 
 def test_nobody_is_refused_for_what_another_one_asks(artifacts: dict[str, Path]) -> None:
     """Requests that wait are answered together; one of them cannot be answered at all."""
-    found = Running(artifacts["DNN"])
-    service = found.service
-    together: list[int] = []
-    answer = service.answer
+    with Running(artifacts["DNN"]) as found:
+        service = found.service
+        together: list[int] = []
+        answer = service.answer
 
-    def spoiled(kind: str, asked: Any) -> Any:
-        together.append(len(asked))
-        if any(7 in one.samples[0].values() for one in asked):
-            raise ValueError("a sample that no graph takes")
-        return answer(kind, asked)
+        def spoiled(kind: str, asked: Any) -> Any:
+            together.append(len(asked))
+            if any(7 in one.samples[0].values() for one in asked):
+                raise ValueError("a sample that no graph takes")
+            return answer(kind, asked)
 
-    service.answer = spoiled  # type: ignore[method-assign]
-    slots = service.model.signature["layout"]["slots"]
-    statuses: dict[int, int] = {}
+        service.answer = spoiled  # type: ignore[method-assign]
+        slots = service.model.signature["layout"]["slots"]
+        statuses: dict[int, int] = {}
 
-    def ask(number: int) -> None:
-        sample = dict.fromkeys(slots, 7 if number == 0 else 3)
-        statuses[number] = found.call("POST", "/v1/predict", {"samples": [sample]})[0]
+        def ask(number: int) -> None:
+            sample = dict.fromkeys(slots, 7 if number == 0 else 3)
+            statuses[number] = found.call("POST", "/v1/predict", {"samples": [sample]})[0]
 
-    try:
         for _ in range(20):  # until some were answered together
             clients = [threading.Thread(target=ask, args=(k,)) for k in range(8)]
             for one in clients:
@@ -113,8 +101,6 @@ def test_nobody_is_refused_for_what_another_one_asks(artifacts: dict[str, Path])
             assert statuses == {0: 422, **dict.fromkeys(range(1, 8), 200)}
             if max(together) > 1:
                 break
-    finally:
-        found.stop()
 
 
 def test_few_bytes_ask_for_few_numbers(
@@ -157,7 +143,9 @@ def test_the_first_error_is_the_last(artifacts: dict[str, Path], kind: str) -> N
         tracemalloc.stop()
 
 
-def test_a_large_body_does_not_hold_up_others(artifacts: dict[str, Path]) -> None:
+def test_a_large_body_does_not_hold_up_others(
+    artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads: set[str] = set()
 
     class Noted(Recommend):
@@ -167,17 +155,13 @@ def test_a_large_body_does_not_hold_up_others(artifacts: dict[str, Path]) -> Non
             threads.add(threading.current_thread().name)
             return value
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(QUESTIONS, "recommend", Noted)
-        found = Running(artifacts["SASRec"])
-    try:
+    monkeypatch.setitem(QUESTIONS, "recommend", Noted)
+    with Running(artifacts["SASRec"]) as found:
         asked = {"history": [found.service.model.items.words[1]] * 10_000}
         assert found.call("POST", "/v1/recommend", asked)[0] == 200
         assert threads and found.thread.name not in threads
         status, answer = found.call("POST", "/v1/recommend", dict.fromkeys(map(str, range(9**5))))
         assert status == 422 and "unknown key '0'" in answer["error"]
-    finally:
-        found.stop()
 
 
 def test_a_token_must_be_long_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +183,8 @@ def test_a_token_must_be_long_and_private(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_unknown_user_does_not_learn_of_others(artifacts: dict[str, Path]) -> None:
-    found = Running(artifacts["SASRec"])
-    known = {*found.service.model.users.words[1:], *found.service.model.items.words[1:]}
-    try:
+    with Running(artifacts["SASRec"]) as found:
+        known = {*found.service.model.users.words[1:], *found.service.model.items.words[1:]}
         for asked in ({"user": "nobody"}, {"history": ["nothing"]}):
             status, answer = found.call("POST", "/v1/score", {**asked, "items": ["1"]})
             assert status == 404 and "is not known" in answer["error"]
@@ -209,8 +192,6 @@ def test_an_unknown_user_does_not_learn_of_others(artifacts: dict[str, Path]) ->
             status, answer = found.call("POST", "/v1/recommend", asked)
             assert status == 200 and answer["by"] == "popularity" and len(answer["items"]) == 10
             assert answer["unknown"] in (["nobody"], ["nothing"])
-    finally:
-        found.stop()
 
 
 def test_formulas_in_a_csv(artifacts: dict[str, Path], tmp_path: Path) -> None:
@@ -218,7 +199,6 @@ def test_formulas_in_a_csv(artifacts: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(artifacts["SASRec"], folder)
     words = Artifact(folder).items.words.tolist()
     write_words(folder, "items", [words[0], *(f'=HYPERLINK("{word}")' for word in words[1:])])
-    (folder / files.MANIFEST).unlink()
     files.write_manifest(folder)
     output = tmp_path / "top.csv"
     asked = ["recommend", str(folder), "--all", "--topk", "2", "--output", str(output)]

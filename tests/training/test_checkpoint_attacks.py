@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from shoal.training.checkpoint import retention
+from shoal.training import retention
 from shoal.training.checkpoint.snapshot import Snapshot
 from shoal.training.checkpoint.writing import CheckpointError, Checkpoints, read, write
 from shoal.training.run_folder import LogFile, RunFolder

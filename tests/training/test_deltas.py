@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.training.checkpoint.reading import read_manifest
-from shoal.training.checkpoint.retention import verify
 from shoal.training.checkpoint.snapshot import Snapshot, table_of
-from shoal.training.checkpoint.tensor_files import write_tensors
-from shoal.training.checkpoint.writing import Checkpoints, give, read, take
+from shoal.training.checkpoint.writing import Checkpoints, give, read, take, write_tensors
+from shoal.training.retention import verify
 from shoal.training.strategy import make_strategy
 from shoal.world.compiled import FOLDER
 from shoal.world.world import World

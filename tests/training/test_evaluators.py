@@ -16,8 +16,8 @@ import shoal
 from shoal.runs.build import build
 from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.recommender import Recommender
-from shoal.training.evaluation import Evaluator, Interval
-from shoal.training.losses import Losses
+from shoal.training.evaluation import Evaluator
+from shoal.training.losses import Interval, Losses
 from shoal.training.trainer import Trainer
 from shoal.world.world import World
 
@@ -150,16 +150,6 @@ def test_a_program_that_gives_nothing_is_told_with_its_files(tmp_path: Path) -> 
     values = clicks(tmp_path, SAMPLES, "test\n", **program)
     with pytest.raises(ValueError, match=r"in phase test: data.clicks.test \(.*test.txt\) gives"):
         shoal.run(config_dict=values)
-
-
-def test_a_loss_of_minus_zero_is_shown_as_zero(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A softmax over one item is certain, and its loss may round to less than nothing."""
-    monkeypatch.setattr(Losses, "sums", lambda losses: (-1e-9, 1))
-    values = clicks(tmp_path, SAMPLES, None)
-    shoal.run(config_dict=values)
-    assert "train loss: 0.0000]" in (tmp_path / "run" / "train.log").read_text()
 
 
 def test_a_line_of_steps_shows_no_minus_zero(caplog: pytest.LogCaptureFixture) -> None:

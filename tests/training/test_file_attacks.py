@@ -20,7 +20,8 @@ from shoal.config.errors import ConfigError
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import read as read_yaml
 from shoal.data import cache, store
-from shoal.data.clicks.lines import Cells, hash_tokens, line_chunks, words_of
+from shoal.data.clicks.decode import hash_tokens
+from shoal.data.clicks.lines import line_chunks
 from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.readers import load
 from shoal.data.clicks.samples import Layout
@@ -126,15 +127,13 @@ def test_a_long_token_is_told(tmp_path: Path) -> None:
 
 def test_tokens_of_any_length_hash_as_before() -> None:
     tokens = [b"", b"a", b"x" * 63, b"y" * 64, b"z" * 65, b"w" * 200, b"w" * 201]
-    cells = Cells.of(tokens)
-    together = hash_tokens(cells.words, cells.starts, cells.stops - cells.starts, np.array([3]))
+    lengths = np.array([len(token) for token in tokens])
+    together = hash_tokens(b"".join(tokens), lengths, np.full(len(tokens), 3))
     for number, token in enumerate(tokens):
-        alone = np.frombuffer(token, np.uint8)
-        place = np.zeros((1, 1), np.int64)
-        length = np.full((1, 1), len(token))
-        one = hash_tokens(words_of(alone), place, length, np.array([3]))
-        assert one[0, 0] == together[number, 0]
-    assert len(set(together[:, 0].tolist())) == len(tokens)
+        one = hash_tokens(token, lengths[number : number + 1], np.array([3]))
+        assert one[0] == together[number]
+    assert len(set(together.tolist())) == len(tokens)
+    assert together[:2].tolist() == [10747546769492920424, 12187203751649931864]
 
 
 def test_many_columns_of_one_name_do_not_take_for_ever(tmp_path: Path) -> None:
@@ -145,7 +144,9 @@ def test_many_columns_of_one_name_do_not_take_for_ever(tmp_path: Path) -> None:
 
 def test_chunks_hold_whole_lines() -> None:
     pieces = [b"ab", b"c\nde", b"f\n", b"g"]
-    assert b"".join(line_chunks(lambda _: pieces.pop(0) if pieces else b"")) == b"abc\ndef\ng"
+    assert (
+        b"".join(line_chunks(lambda _: pieces.pop(0) if pieces else b"", "log")) == b"abc\ndef\ng"
+    )
 
 
 # ---- interactions -------------------------------------------------------------------------------

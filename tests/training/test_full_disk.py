@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from captured_warnings import listening
-from chaos.ground import Impossible, fill, small_disk
+from chaos.ground import fill, small_disk
 from exported import exported
+from net_hosts import Impossible
 
 from shoal.command.cli import app
 from shoal.command.machine import explain

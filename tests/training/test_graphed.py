@@ -24,7 +24,7 @@ from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.models.sequential.sasrec import SASRec
 from shoal.training.strategy import make_strategy
-from shoal.training.strategy.graphed import Graphed, ask, pad, padded_length, tensors, with_tensors
+from shoal.training.strategy.graphed import Graphed, ask, pad, padded_length
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
@@ -82,18 +82,6 @@ def test_padded_batches_have_the_same_loss_and_gradients():
         results.append([torch.stack(losses), *model.parameters(), strategy.stores["output"].values])
     for padded, plain in zip(*reversed(results)):
         torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-6)
-
-
-def test_a_batch_is_taken_apart_and_put_together():
-    jagged = Jagged(torch.tensor([1, 2]), torch.tensor([0, 2]), torch.tensor([0.5, 2.0]))
-    batch = Batch(1, {"a": torch.tensor([3]), "b": jagged}, {"x": torch.ones(1, 2)}, torch.ones(1))
-    parts = tensors(batch)
-    assert set(parts) == {
-        "labels", "dense.x", "ids.a", "ids.b.values", "ids.b.offsets", "ids.b.weights",
-    }  # fmt: skip
-    again = with_tensors(batch, {key: x.clone() for key, x in parts.items()})
-    for key, x in tensors(again).items():
-        assert torch.equal(x, parts[key]) and x is not parts[key]
 
 
 def test_on_a_cpu_steps_are_not_recorded():

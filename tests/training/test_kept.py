@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from shoal.command.cli import app
 from shoal.runs.trained import Trained
-from shoal.training.checkpoint import retention
+from shoal.training import retention
 from shoal.training.checkpoint.writing import read, write
 
 

@@ -9,7 +9,6 @@ import pytest
 import sklearn.metrics
 import torch
 
-import shoal.training.metrics.collection as collection
 from shoal.training.metrics import (
     METRICS,
     MetricSet,
@@ -18,7 +17,7 @@ from shoal.training.metrics import (
     canonical,
     higher_is_better,
 )
-from shoal.training.metrics.pairs import pair_counts, pairs_in_order
+from shoal.training.metrics.pairs import pair_counts
 
 VALUE = ["AUC", "LogLoss", "MAE", "RMSE"]
 
@@ -288,7 +287,7 @@ def test_recbole_agrees():
 def test_any_split_over_blocks_and_ranks_gives_the_same(
     monkeypatch, world_size, size, flush_entries
 ):
-    monkeypatch.setattr(collection, "FLUSH_ENTRIES", flush_entries)
+    monkeypatch.setattr(MetricSet, "flush_entries", flush_entries)
     ranked, valued, popularity = example_blocks()
     ranks = [MetricSet(IN_RECBOLE, TOPK, 41, torch.tensor(popularity)) for _ in range(world_size)]
     # All users on the ranks before the last one, if there are several: the last has rows only.
@@ -341,21 +340,6 @@ def merge(ranks):
     return results
 
 
-def test_labeled_rows_of_one_user_on_several_ranks_make_one_gauc():
-    _, valued, popularity = example_blocks()
-    expected, weight = 0.0, 0
-    for user in range(17):
-        mine = (valued.users == user).numpy()
-        labels, scores = valued.labels.numpy()[mine], valued.scores.numpy()[mine]
-        expected += sklearn.metrics.roc_auc_score(labels, scores) * labels.sum()
-        weight += labels.sum()
-    ranks = [MetricSet(["GAUC"], [1], 41, torch.tensor(popularity)) for _ in range(3)]
-    for number, start in enumerate(range(0, 500, 50)):
-        ranks[number % 3].update(part(valued, start, start + 50))
-    for result in merge(ranks):
-        assert result["gauc"] == pytest.approx(expected / weight, abs=1e-12)
-
-
 def test_blocks_of_different_widths():
     metrics = MetricSet(["Recall", "ItemCoverage"], [1, 3], 6, POPULARITY)
     metrics.update(Ranked(ITEMS[:2], HITS[:2], POSITIVES[:2]))
@@ -399,17 +383,6 @@ def test_extreme_probabilities_keep_the_log_loss_finite():
     assert metrics.compute()["logloss"] == pytest.approx(-math.log(1e-15) / 2)
 
 
-def test_wants():
-    def wants(*names):
-        metrics = MetricSet(names, [1], 6, POPULARITY)
-        return metrics.wants_ranked, metrics.wants_valued, metrics.wants_auc_pairs
-
-    assert wants("Recall") == (True, False, False)
-    assert wants("gauc") == (True, False, True)
-    assert wants("AUC") == (False, True, False)
-    assert wants("AUC", "NDCG") == (True, True, False)
-
-
 def test_names():
     assert canonical("ndcg") == "NDCG" and canonical("ITEMCOVERAGE") == "ItemCoverage"
     assert len(METRICS) == 17
@@ -419,21 +392,6 @@ def test_names():
     with pytest.raises(ValueError, match=r"unknown metric 'recal'; known .* did you mean Recall\?"):
         canonical("recal")
     assert list(by_hand(["recall", "Recall"], topk=[3, 3])) == ["recall@3"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"topk": []}, "topk is"),
-        ({"topk": [5, 0]}, r"topk is \[5, 0\]"),
-        ({"popularity": torch.zeros(5)}, r"shape \[5\]; it must be \[6\]"),
-        ({"tail_ratio": 0.0}, "tail_ratio is 0"),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    given = {"names": ["MRR"], "topk": [1], "num_items": 6, "popularity": POPULARITY, **arguments}
-    with pytest.raises(ValueError, match=message):
-        MetricSet(**given)
 
 
 def test_wrong_rows():
@@ -458,27 +416,3 @@ def test_wrong_rows():
 def test_nothing_evaluated_is_an_error(name):
     with pytest.raises(ValueError, match=f"{name}: nothing was evaluated"):
         MetricSet([name], [10], 6, POPULARITY).compute()
-
-
-@pytest.mark.parametrize("ties", [False, True])
-def test_pairs_in_order_are_those_of_one_user(ties):
-    rng = np.random.default_rng(3)
-    scores, labels = rng.normal(size=500), (rng.random(500) < 0.4).astype(np.float64)
-    scores = np.round(scores, 1) if ties else scores
-    found = pairs_in_order(torch.tensor(scores), torch.tensor(labels))
-    assert found == pairs_by_brute_force(scores, labels)
-    every = [torch.tensor(column) for column in (np.zeros(500), scores, labels)]
-    assert found == tuple(column.item() for column in pair_counts(*every))
-
-
-@pytest.mark.parametrize("label", [0.0, 1.0])
-def test_pairs_in_order_of_what_is_not_a_number_and_of_one_class(label):
-    scores, labels = torch.tensor([0.3, 0.1, torch.nan]).double(), torch.tensor([0.0, 1.0, label])
-    assert np.isnan(pairs_in_order(scores, labels)[0])
-    counts = pairs_in_order(scores[:2], torch.full((2,), label))
-    assert counts == (0.0, 2 * label, 2 - 2 * label)
-
-
-def test_zeros_of_both_signs_are_a_tie():
-    scores, labels = torch.tensor([-0.0, 0.0]).double(), torch.tensor([1.0, 0.0]).double()
-    assert pairs_in_order(scores, labels) == (0.5, 1, 1)

@@ -16,7 +16,7 @@ from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 from shoal.runs.build import build
-from shoal.training.checkpoint import snapshot, tensor_files
+from shoal.training.checkpoint import snapshot, writing
 from shoal.training.checkpoint.writing import CheckpointError, Checkpoints, give
 from shoal.world.world import World
 
@@ -24,7 +24,7 @@ GROWN = 53
 
 
 def on_ranks(world: World, folder: str) -> dict[str, Any]:
-    snapshot.CHUNK_BYTES, tensor_files.HELD_BYTES = 2_000, 5_000
+    snapshot.CHUNK_BYTES, writing.Files.held_bytes = 2_000, 5_000
     # Everything on the wire and on disk, by the file: how much of it there was at a time.
     sent: list[int] = []
     broadcast = world.broadcast_bytes
@@ -79,10 +79,10 @@ def failing(world: World, strategy: Any, folder: str) -> str:
             raise OSError(28, "No space left on device")
         return {"bytes": 0, "sha256": ""}
 
-    honest, tensor_files.write_tensors = tensor_files.write_tensors, write
+    honest, writing.write_tensors = writing.write_tensors, write
     checkpoints = Checkpoints(Path(folder), world)
     checkpoints.save(strategy, {"step": 2})
-    tensor_files.write_tensors = honest
+    writing.write_tensors = honest
     try:
         checkpoints.wait()
     except CheckpointError as error:
@@ -109,7 +109,7 @@ def test_files_travel_one_at_a_time(found: list[dict[str, Any]], folder: Path) -
     sizes = [file.stat().st_size for file in files]
     assert len(sizes) > 10 and max(sizes) < 5_000 < sum(sizes)
     for one in found:
-        head, *rows = one["sent"]  # the state and the dense part, then a file each
+        head, _, _, *rows = one["sent"]  # the state, then each file: of the dense part two
         assert sorted(rows) == sorted(sizes) and head < 10_000
 
 

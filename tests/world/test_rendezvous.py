@@ -50,8 +50,6 @@ def test_the_words_of_a_store(tmp_path: Path, place: Place) -> None:
         store.set("here/x", b"\0\1")
         assert other.get("x") == b"\0\1" and other.check(["x"]) and not store.check(["x"])
         assert [store.add("n", 2), store.add("n", 3)] == [2, 5]
-        assert other.compare_set("c", "", "1") == b"1" and store.get("here/c") == b"1"
-        assert other.compare_set("c", "2", "3") == b"1"
         assert store.delete_key("n") and not store.delete_key("n")
         with pytest.raises(dist.DistStoreError, match=r"wait timeout after 0.01 s, keys: never"):
             store.wait(["never"], timedelta(seconds=0.01))
@@ -176,7 +174,7 @@ def test_a_port_that_is_taken() -> None:
 
 
 def test_an_address_of_another_host_is_named_with_our_own() -> None:
-    assert ("127.0.0.1", "lo") in hosts.addresses_here()
+    assert "127.0.0.1" in hosts.addresses_here()
     place = Place(host="198.51.100.7", port=free_port())
     with pytest.raises(WorldError, match=r"--ip=198.51.100.7 is no address of this host, which ha"):
         Rendezvous(place, SECRET)

@@ -64,8 +64,11 @@ class PaddleRec(Dialect):
                     folder = home
             found |= own
             self.strongest |= dict.fromkeys(own, source)
-        placed = {key: _placed(value, found.get("workspace")) for key, value in found.items()}
-        return Said(placed, folder or Path.cwd())
+        workspace = found.get("workspace")
+        if isinstance(workspace, str):
+            texts = {key: value for key, value in found.items() if isinstance(value, str)}
+            found |= {k: text.replace("{workspace}", workspace) for k, text in texts.items()}
+        return Said(found, folder or Path.cwd())
 
     def name_model(self, named: Named | None) -> Named | None:
         """A model by the name of its folder there; ValueError if the config's names none."""
@@ -157,8 +160,3 @@ def _leaves(key: str, value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, 
         yield key, value, path
     elif value is not None:
         raise ValueError(f"{key}: given {given(value)}; it is a section of PaddleRec's keys")
-
-
-def _placed(value: Any, workspace: Any) -> Any:
-    known = isinstance(value, str) and isinstance(workspace, str)
-    return value.replace("{workspace}", workspace) if known else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal.compat.dialects import paddlerec_values as values
-from shoal.compat.dialects.paddlerec_values import as_bool, option, plain
+from shoal.compat.dialects.paddlerec_values import as_bool, option
 from shoal.config.dialect import (
     Row,
     free,
@@ -33,6 +33,12 @@ THREADS_RULE = (
     "threads of a worker that parse and, above 1, compute; 1: it computes with its share of the "
     "host's cores"
 )
+STARTS = ("model_init", "init_model", "warmup_model")
+INFERENCE, HETER = "read with use_inference only", "read with sync_mode heter, which is refused"
+BY_THE_HOUR = """
+    days pass_per_day start_day end_day split_interval split_per_pass data_donefile
+    checkpoint_per_pass save_delta_frequency
+"""
 ONLINE = (
     "a run trains on fixed files for runner.epochs; name them with runner.train_data_dir, and "
     "train run after run"
@@ -80,11 +86,7 @@ RUNNER = [
         "queuedataset_reader: not needed, Shoal reads slots itself; another: "
         "FOLDER/PATH.py:RecDataset, with DataLoader and RecDataset",
     ),
-    aware(
-        "infer_reader_path",
-        (),
-        "as train_reader_path, or one of those three",
-    ),
+    aware("infer_reader_path", (), "as train_reader_path, or one of those three"),
     aware(
         "pipe_command",
         ("data.clicks.pipe_command",),
@@ -108,8 +110,7 @@ RUNNER = [
     only("user_define_reader", [False, None], "name it with train_reader_path"),
     only("parse_ins_id", [False, None], "samples have no ids of their own"),
     only("parse_content", [False, None], "samples have no content besides slots"),
-    only("fs_name", ["", None], NO_REMOTE),
-    only("fs_ugi", ["", None], NO_REMOTE),
+    *[only(key, ["", None], NO_REMOTE) for key in ("fs_name", "fs_ugi")],
     refused("fs_client", NO_REMOTE),
     # training
     same("epochs", "train.epochs"),
@@ -119,61 +120,45 @@ RUNNER = [
         "per worker: multiplied by the number of workers, once, and the log says so; not with "
         "servers in async, where every worker takes batches of its own",
     ),
-    read_as("print_interval", "train.print_every", values.or_zero, "steps; null: none"),
-    Row(
-        "use_auc",
-        (),
-        "true or false: AUC is always computed, over all workers",
-        values.no_effect,
+    read_as(
+        "print_interval",
+        "train.print_every",
+        lambda value: 0 if value is None else value,
+        "steps; null: none",
     ),
+    Row("use_auc", (), "true or false: AUC is always computed, over all workers", values.no_effect),
     only("auc_num", [1, None], "a model has one AUC"),
     read_as("use_visual", "run.tensorboard", as_bool, "curves, for TensorBoard"),
     only("pure_bf16", [False, None], "training is in float32"),
-    Row(
-        "model_path",
-        (),
-        "only `static_model.py`, `dygraph_model.py`: the model is Shoal's",
-        values.model_path,
-    ),
+    only("model_path", [None, "static_model.py", "dygraph_model.py"], "the model is Shoal's"),
     only("user_define_net", [False, None], "the model is chosen with --model"),
     # saved models
     given_only("model_save_path", "run.root", "each run makes its own folder there"),
     same("save_checkpoint_interval", "checkpoint.every_epochs"),
-    only("model_init_path", [None, ""], NO_START),
-    only("init_model_path", [None, ""], NO_START),
-    only("warmup_model_path", [None, ""], NO_START),
+    *[only(f"{key}_path", [None, ""], NO_START) for key in STARTS],
     # their separate command for evaluation
     same("infer_batch_size", "eval.batch_size", "results do not change"),
     free("infer_load_path", f"{NOT_READ}; `shoal eval RUN` evaluates a run again"),
-    free("infer_start_epoch", EVALUATED),
-    free("infer_end_epoch", EVALUATED),
+    *[free(f"infer_{key}_epoch", EVALUATED) for key in ("start", "end")],
     free("use_inference", NO_EXPORT, note=True),
     only("inference", [False, None], NO_EXPORT),
-    free("save_inference_feed_varnames", "read with use_inference only"),
-    free("save_inference_fetch_varnames", "read with use_inference only"),
-    only("use_save_data", [False, None], NO_DUMP),
-    only("use_out_vec", [False, None], NO_DUMP),
-    free("out_vec_path", "read with use_out_vec only"),
-    free("emb_weight_name", "read with use_out_vec only"),
-    only("need_dump", [False, None], NO_DUMP),
-    only("dump_fields", [[], None], NO_DUMP),
-    only("dump_param", [[], None], NO_DUMP),
+    *[free(f"save_inference_{key}_varnames", INFERENCE) for key in ("feed", "fetch")],
+    *[only(key, [False, None], NO_DUMP) for key in ("use_save_data", "use_out_vec", "need_dump")],
+    *[free(key, "read with use_out_vec only") for key in ("out_vec_path", "emb_weight_name")],
+    *[only(key, [[], None], NO_DUMP) for key in ("dump_fields", "dump_param")],
     free("dump_fields_path", "read with need_dump only"),
-    only("local_sparse", [[], None], "read with sync_mode heter only, which is refused"),
-    only("remote_sparse", [[], None], "read with sync_mode heter only, which is refused"),
+    *[only(f"{key}_sparse", [[], None], HETER) for key in ("local", "remote")],
     # training by the hour, on new files
-    *[refused(key, ONLINE) for key in ("days", "pass_per_day", "start_day", "end_day")],
-    *[refused(key, ONLINE) for key in ("split_interval", "split_per_pass", "data_donefile")],
-    *[refused(key, ONLINE) for key in ("checkpoint_per_pass", "save_delta_frequency")],
+    *[refused(key, ONLINE) for key in BY_THE_HOUR.split()],
 ]
 
 
 RANK = "the cross layers have no mixture of experts; model.low_rank makes them of low rank"
 OPTIONS = [
-    option("sparse_feature_dim", "dim", "width of a row", plain),
-    option("fc_sizes", "layers", "hidden layers; the output layer is not among them", plain),
-    option("layer_sizes_dnn", "layers", "likewise", plain),
-    option("cross_num", "cross_layers", "cross layers of DCNV2", plain),
+    option("sparse_feature_dim", "dim", "width of a row"),
+    option("fc_sizes", "layers", "hidden layers; the output layer is not among them"),
+    option("layer_sizes_dnn", "layers", "likewise"),
+    option("cross_num", "cross_layers", "cross layers of DCNV2"),
     option("is_Stacked", "structure", "true: stacked, false: parallel", values.structure),
     option(
         "bot_layer_sizes",
@@ -211,11 +196,7 @@ HYPER = [
     free("sparse_fea_num", "not used there; the number of rows is sparse_feature_number"),
     same("dense_input_dim", "data.clicks.dense"),
     *OPTIONS,
-    aware(
-        "num_field",
-        (),
-        "only the number of slots (LR: and of dense values)",
-    ),
+    aware("num_field", (), "only the number of slots (LR: and of dense values)"),
     free("distributed_embedding", "where rows are kept is said by the strategy"),
     free("is_sparse", "gradients of rows are always sparse"),
     only("use_low_rank_mixture", [False, None], RANK),
@@ -230,12 +211,7 @@ HYPER = [
 TABLE = [
     *[replace(row, key=f"runner.{row.key}") for row in RUNNER],
     *[replace(row, key=f"hyper_parameters.{row.key}") for row in HYPER],
-    Row(
-        "workspace",
-        (),
-        "put in the place of `{workspace}` in other values",
-        lambda _: values.Translation(),
-    ),
+    Row("workspace", (), "put in the place of `{workspace}` in other values", values.nothing),
     free("loader.num_workers", NO_PROCESSES),
     free("config_abs_dir", "relative paths begin at the config's own folder, there as here"),
     refused(

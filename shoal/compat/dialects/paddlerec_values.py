@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.compat.dialects.paddlerec_gpubox import read_gpubox
 from shoal.config.dialect import Row, Translation
 from shoal.config.errors import did_you_mean
-from shoal.config.schema.launch import EVERY_GPU
+from shoal.config.launch_section import EVERY_GPU
 from shoal.config.sources import BARE
 from shoal.config.yaml_io import inline
 
@@ -65,10 +64,6 @@ def as_lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-def or_zero(value: Any) -> Any:
-    return 0 if value is None else value
-
-
 def whole(value: Any, least: int) -> int:
     if type(value) is not int or value < least:
         raise ValueError(f"given {inline(value)}; allowed: a whole number ≥ {least}")
@@ -101,7 +96,11 @@ def use_fleet(said: Said, value: Any) -> Translation:
 
 def no_effect(value: Any) -> Translation:
     """A truth value that changes nothing."""
-    truth(value)
+    return nothing(truth(value))
+
+
+def nothing(value: Any) -> Translation:
+    """Any value: it sets nothing here."""
     return Translation()
 
 
@@ -119,12 +118,6 @@ def sync_mode(said: Said, value: Any) -> Translation:
     modes = ["sync", "async", "geo", "gpubox"]
     hint = did_you_mean(str(value), modes)
     raise ValueError(f"given {inline(value)}; allowed: {', '.join(modes)}{hint}")
-
-
-def model_path(value: Any) -> Translation:
-    if value in (None, "static_model.py", "dygraph_model.py"):
-        return Translation()
-    raise ValueError(f"{inline(value)} is refused: Shoal's own model is trained, see --model")
 
 
 # Readers -----------------------------------------------------------------------------------------
@@ -160,8 +153,7 @@ def train_reader_path(said: Said, value: Any) -> Translation:
     stem = _stem(value)
     if stem == "criteo_lr_reader":
         raise ValueError(
-            "criteo_lr_reader is refused: ids with weights (feat_idx, feat_value) are not read; "
-            "give data of slots, and criteo_reader"
+            "criteo_lr_reader is refused: ids with weights are not read; give slots, criteo_reader"
         )
     if stem in SLOT_READERS or said.runner("reader_type") in PIPED:
         return Translation()
@@ -180,8 +172,7 @@ def infer_reader_path(said: Said, value: Any) -> Translation:
     if _reads_slots(value) and (piped or _reads_slots(said.runner("train_reader_path"))):
         return Translation()
     raise ValueError(
-        f"{inline(value)} is refused: one reader reads the training and the test files; give it "
-        "the value of runner.train_reader_path"
+        f"{inline(value)} is refused: one reader reads all files; give runner.train_reader_path's"
     )
 
 
@@ -245,7 +236,9 @@ def _needs_paddle(file: Path) -> bool:
 # Options of the model ----------------------------------------------------------------------------
 
 
-def option(key: str, name: str, rule: str, convert: Callable[[Said, Any], Any]) -> Row:
+def option(
+    key: str, name: str, rule: str, convert: Callable[[Said, Any], Any] | None = None
+) -> Row:
     """A key that is an option of the model; refused where the model has no such option."""
 
     def read(said: Said, value: Any) -> Translation:
@@ -253,13 +246,9 @@ def option(key: str, name: str, rule: str, convert: Callable[[Said, Any], Any]) 
             return Translation()
         if f"model.{name}" not in said.options:
             raise ValueError(f"is refused: {said.model} has no option {name}; leave it out")
-        return Translation({f"model.{name}": convert(said, value)})
+        return Translation({f"model.{name}": convert(said, value) if convert else value})
 
     return Row(key, (f"model.{name}",), rule, read, with_context=True)
-
-
-def plain(said: Said, value: Any) -> Any:
-    return value
 
 
 def sizes(value: Any) -> list[int]:
@@ -305,3 +294,60 @@ def num_field(said: Said, value: Any) -> Translation:
             "dense_input_dim; say the number of slots with sparse_inputs_slots"
         )
     return Translation()
+
+
+# GPUBox: there a server process, its ports and the GPUs are named by environment variables (those
+# of run_gpubox.sh). Here tables are divided over processes with a GPU each, so the GPUs alone say
+# something; what would ask for more than that is refused by name.
+
+GPUS, SERVERS = "FLAGS_selected_gpus", "PADDLE_PSERVERS_IP_PORT_LIST"
+PLAN = (
+    "sync_mode gpubox (parameter servers on GPUs) is strategy sharded, a process for each GPU: "
+    "tables above strategy.replicate_below are divided over the GPUs, every GPU has the smaller "
+    "ones, and no server is started; the log says which is where, `shoal plan` before the run"
+)
+NEEDLESS = (  # what run_gpubox.sh sets besides, for the server that there is none of
+    "PADDLE_PSERVER_PORT_ARRAY", "PADDLE_PSERVER_NUMS", "PADDLE_PORT", "POD_IP",
+    "PADDLE_TRAINER_ID", "PADDLE_TRAINERS", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS",
+    "FLAGS_LAUNCH_BARRIER",
+)  # fmt: skip
+
+
+def read_gpubox(reader: object, environment: Mapping[str, str]) -> Translation:
+    """What gpubox means here, with the variables there are; ValueError for what cannot be."""
+    values: dict[str, object] = {"strategy.name": "sharded"}
+    notes = [PLAN]
+    if environment.get("TRAINING_ROLE", "TRAINER").upper() != "TRAINER":
+        raise ValueError(
+            f"TRAINING_ROLE is {environment['TRAINING_ROLE']}: start the trainer alone"
+        )
+    trainers = environment.get("PADDLE_TRAINERS_NUM", "1")
+    if trainers != "1":
+        raise ValueError(
+            f"PADDLE_TRAINERS_NUM is {trainers}: hosts are named by launch.world_size, launch.ip "
+            "and launch.group_offset here (docs/distributed.md); unset it"
+        )
+    servers = [one for one in environment.get(SERVERS, "").split(",") if one]
+    elsewhere = [one for one in servers if one.split(":")[0] not in ("127.0.0.1", "localhost")]
+    if len(servers) > 1 or elsewhere:
+        raise ValueError(
+            f"{SERVERS} is {environment[SERVERS]}: no servers are started for gpubox here; unset "
+            "it, and name hosts by launch.world_size, launch.ip and launch.group_offset"
+        )
+    if GPUS in environment:
+        gpus = [one.strip() for one in environment[GPUS].split(",")]
+        if not all(one.isdecimal() for one in gpus) or len(set(gpus)) < len(gpus):
+            raise ValueError(
+                f"{GPUS} is {environment[GPUS]!r}; it is a list of GPUs such as 0,1,2,3"
+            )
+        values |= {"run.gpu_ids": ",".join(gpus), "launch.nproc": len(gpus)}
+        notes.append(f"{GPUS}={environment[GPUS]}: {len(gpus)} processes, a GPU each")
+    idle = [name for name in (SERVERS, *NEEDLESS) if environment.get(name)]
+    if idle:
+        notes.append(f"without effect, since no server is started: {', '.join(idle)}")
+    if reader not in (None, "InmemoryDataset"):
+        notes.append(
+            f"PaddleRec's gpubox takes reader_type InmemoryDataset alone; {reader} is read here as "
+            "under every strategy"
+        )
+    return Translation(values, notes=notes)

@@ -7,22 +7,40 @@ table: a flat key that is an option of the chosen model becomes model.KEY.
 from __future__ import annotations
 
 from shoal.compat.dialects import recbole_values as values
-from shoal.config.dialect import Dialect, Row, free, only, read_as, refused, same
+from shoal.compat.dialects.paddlerec_values import as_lower
+from shoal.config.dialect import (
+    Dialect,
+    Row,
+    Translation,
+    free,
+    only,
+    read_as,
+    refused,
+    same,
+)
 
 # The table ---------------------------------------------------------------------------------------
 
 FIXED = "names inside a batch are fixed here; leave it out"
 KNOWLEDGE = "columns of the knowledge graph have fixed names, and it is read as it is"
 NO_ALIAS = "every token field has its own ids"
+DROPPED = "RecBole dropped it too; use train_neg_sample_args"
+CACHED = "prepared columns are kept by themselves (data.cache)"
 
 TABLE: list[Row] = [
     # launch
     same("nproc", "launch.nproc"),
     read_as(
-        "world_size", "launch.world_size", values.read_world_size, "0 and less: as many as nproc"
+        *("world_size", "launch.world_size"),
+        lambda value: -1 if type(value) is int and value <= 0 else value,
+        "0 and less: as many as nproc",
     ),
     same("ip", "launch.ip"),
-    read_as("port", "launch.port", values.as_port, "a number, or a number in quotes"),
+    read_as(
+        *("port", "launch.port"),
+        lambda value: int(value) if isinstance(value, str) and value.isdecimal() else value,
+        "a number, or a number in quotes",
+    ),
     same("group_offset", "launch.group_offset"),
     same("offset", "launch.group_offset", "as in the Python form"),
     # environment
@@ -30,7 +48,7 @@ TABLE: list[Row] = [
     same("data_path", "data.path", "the data set is data_path/NAME/NAME.inter"),
     same("checkpoint_dir", "run.root", "each run makes its own folder there"),
     read_as("gpu_id", "run.gpu_ids", values.as_gpu_ids, "text, number or list; empty: no GPU"),
-    Row("use_gpu", ("run.device",), "true: auto, false: cpu", values.read_use_gpu),
+    read_as("use_gpu", "run.device", values.chosen("auto", "cpu"), "true: auto, false: cpu"),
     same("seed", "run.seed"),
     Row("state", ("run.log_level",), "in any case; critical is read as error", values.read_state),
     same("show_progress", "run.progress"),
@@ -39,19 +57,16 @@ TABLE: list[Row] = [
     Row("reproducibility", (), "any value: every run is reproducible", values.read_reproducibility),
     only("log_wandb", [False, None], "curves are written for TensorBoard (run.tensorboard)"),
     free("wandb_project", "read with log_wandb only"),
-    only("save_dataset", [False, None], "prepared columns are kept by themselves (data.cache)"),
-    free("dataset_save_path", "read with save_dataset only"),
-    only("save_dataloaders", [False, None], "prepared columns are kept by themselves (data.cache)"),
-    free("dataloaders_save_path", "read with save_dataloaders only"),
+    *[only(key, [False, None], CACHED) for key in ("save_dataset", "save_dataloaders")],
+    *[free(f"{of}_save_path", f"read with save_{of} only") for of in ("dataset", "dataloaders")],
     refused("device", "it is chosen by run.device (auto, cpu, cuda)"),
     refused("local_rank", "ranks are given by the launcher"),
     refused("single_spec", "the launcher decides it; set nproc"),
-    refused("config_file", "name config files on the command line"),
-    refused("config_files", "name config files on the command line"),
+    *[refused(key, "name them on the command line") for key in ("config_file", "config_files")],
     # training
     same("epochs", "train.epochs"),
     same("train_batch_size", "train.batch_size", "the global batch, there as here"),
-    read_as("learner", "train.optimizer.name", values.as_lower, "in any case"),
+    read_as("learner", "train.optimizer.name", as_lower, "in any case"),
     same("learning_rate", "train.optimizer.lr"),
     same("weight_decay", "train.optimizer.weight_decay"),
     Row(
@@ -60,16 +75,21 @@ TABLE: list[Row] = [
         "null, or a distribution of none: no negatives; `{}`: one uniform negative, as there",
         values.read_negatives,
     ),
-    refused("neg_sampling", "RecBole dropped it too; use train_neg_sample_args"),
-    refused("training_neg_sample_num", "RecBole dropped it too; use train_neg_sample_args"),
-    read_as("eval_step", "train.eval_every", values.read_eval_step, "epochs; 0 and less: never"),
+    *[refused(key, DROPPED) for key in ("neg_sampling", "training_neg_sample_num")],
+    read_as(
+        *("eval_step", "train.eval_every"),
+        lambda value: max(value, 0) if type(value) is int else value,
+        "epochs; 0 and less: never",
+    ),
     same("stopping_step", "train.patience", "ends after more than so many evaluations"),
     read_as(
         "clip_grad_norm", "train.clip_grad_norm", values.as_clip, "its max_norm; norm_type 2 only"
     ),
     same("loss_decimal_place", "run.loss_decimals"),
     only("require_pow", [False], "unless it is an option of the model"),
-    read_as("enable_amp", "train.precision", values.as_precision, "true: bfloat16"),
+    read_as(
+        "enable_amp", "train.precision", values.chosen("bfloat16", "float32"), "true: bfloat16"
+    ),
     only("enable_scaler", [False, None], "bfloat16 needs no scaling of the loss"),
     only("transform", [None], "batches are not transformed; masking belongs to the model"),
     # evaluation
@@ -101,13 +121,10 @@ TABLE: list[Row] = [
     only("ITEM_LIST_LENGTH_FIELD", ["item_length"], FIXED),
     only("LIST_SUFFIX", ["_list"], FIXED),
     only("POSITION_FIELD", ["position_id"], FIXED),
-    only("HEAD_ENTITY_ID_FIELD", ["head_id"], KNOWLEDGE),
-    only("TAIL_ENTITY_ID_FIELD", ["tail_id"], KNOWLEDGE),
-    only("RELATION_ID_FIELD", ["relation_id"], KNOWLEDGE),
-    only("ENTITY_ID_FIELD", ["entity_id"], KNOWLEDGE),
+    *[only(f"{of.upper()}_ENTITY_ID_FIELD", [f"{of}_id"], KNOWLEDGE) for of in ("head", "tail")],
+    *[only(f"{of.upper()}_ID_FIELD", [f"{of}_id"], KNOWLEDGE) for of in ("relation", "entity")],
     only("kg_reverse_r", [False, None], KNOWLEDGE),
-    only("entity_kg_num_interval", [None, "[0,inf)"], KNOWLEDGE),
-    only("relation_kg_num_interval", [None, "[0,inf)"], KNOWLEDGE),
+    *[only(f"{of}_kg_num_interval", [None, "[0,inf)"], KNOWLEDGE) for of in ("entity", "relation")],
     # data: what is loaded and kept
     Row("load_col", ("data.load",), "suffix: columns; null: all of .inter", values.read_load_col),
     read_as("unload_col", "data.unload", values.as_columns, "suffix: columns"),
@@ -137,10 +154,8 @@ TABLE: list[Row] = [
     ),
     same("threshold", "data.threshold", "one field; at or above the value the label is 1"),
     Row(
-        "normalize_field",
-        ("data.normalize",),
-        "a list of float fields",
-        values.read_normalize_field,
+        *("normalize_field", ("data.normalize",), "a list of float fields"),
+        lambda value: Translation() if value is None else Translation({"data.normalize": value}),
     ),
     Row("normalize_all", ("data.normalize",), "true: all", values.read_normalize_all),
     same("benchmark_filename", "data.presplit", "three name parts"),
@@ -148,9 +163,7 @@ TABLE: list[Row] = [
     free("numerical_features", "float fields are features unless data.features leaves them out"),
     only("discretization", [None, {}], "say data.features.NAME.buckets"),
     only("preload_weight", [None, {}], "rows start from (seed, table, id) on every rank"),
-    only("alias_of_user_id", [None, []], NO_ALIAS),
-    only("alias_of_item_id", [None, []], NO_ALIAS),
-    only("alias_of_entity_id", [None, []], NO_ALIAS),
+    *[only(f"alias_of_{of}_id", [None, []], NO_ALIAS) for of in ("user", "item", "entity")],
     only("alias_of_relation_id", [None, []], NO_ALIAS),
     only("encoding", [None, "utf-8"], "files are UTF-8"),
 ]

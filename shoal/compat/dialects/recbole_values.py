@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from shoal.compat.dialects.paddlerec_values import as_lower
 from shoal.config.dialect import Translation
 from shoal.config.errors import did_you_mean
 from shoal.config.yaml_io import inline
@@ -17,19 +18,11 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
-def as_lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
 def as_interval(value: Any) -> Any:
     """null is no limit; [5,10] without quotes is a list in YAML, and read as an interval there."""
     if value is None:
         return "[0,inf)"
     return inline(value).replace(" ", "") if isinstance(value, list) else value
-
-
-def as_port(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 def as_gpu_ids(value: Any) -> Any:
@@ -58,8 +51,7 @@ def as_intervals(value: Any) -> Any:
         for name, interval in value.items():
             if isinstance(interval, list):
                 raise ValueError(
-                    f"a list for {name} is refused: only float fields can be filtered, by an "
-                    'interval such as "[3,inf)"'
+                    f"a list for {name} is refused: give an interval of a float field: [3,inf)"
                 )
     return value
 
@@ -149,8 +141,7 @@ def read_eval_args(value: Any) -> Translation:
 def _split(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or len(value) != 1:
         raise ValueError(
-            f"split: given {inline(value)}; allowed: {{RS: [0.8, 0.1, 0.1]}} or "
-            "{LS: valid_and_test}"
+            f"split: given {inline(value)}; allowed: {{RS: [0.8, 0.1, 0.1]}}, {{LS: test_only}}"
         )
     ((kind, argument),) = value.items()
     if kind == "RS":
@@ -184,16 +175,6 @@ def read_normalize_all(value: Any) -> Translation:
     raise ValueError(f"given {inline(value)}; allowed: true or false")
 
 
-def read_normalize_field(value: Any) -> Translation:
-    return Translation() if value is None else Translation({"data.normalize": value})
-
-
-def read_use_gpu(value: Any) -> Translation:
-    if not isinstance(value, bool):
-        raise ValueError(f"given {inline(value)}; allowed: true or false")
-    return Translation({"run.device": "auto" if value else "cpu"})
-
-
 def read_load_col(value: Any) -> Translation:
     notes = []
     if value is None:
@@ -206,18 +187,12 @@ def read_reproducibility(value: Any) -> Translation:
     return Translation(notes=notes)
 
 
-def as_precision(value: Any) -> str:
-    """enable_amp: products in bfloat16, or all in float32."""
-    if not (value is None or isinstance(value, bool)):
-        raise ValueError(f"given {value!r}; it must be true or false")
-    return "bfloat16" if value else "float32"
+def chosen(yes: str, no: str) -> Callable[[Any], str]:
+    """How a truth value is read that chooses between two."""
 
+    def read(value: Any) -> str:
+        if not isinstance(value, bool | None):
+            raise ValueError(f"given {inline(value)}; allowed: true or false")
+        return yes if value else no
 
-def read_eval_step(value: Any) -> Any:
-    """Zero and less: never."""
-    return max(value, 0) if type(value) is int else value
-
-
-def read_world_size(value: Any) -> Any:
-    """Zero and less: as many as nproc."""
-    return -1 if type(value) is int and value <= 0 else value
+    return read

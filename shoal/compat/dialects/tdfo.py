@@ -31,8 +31,7 @@ def has_own_keys(source: Layer) -> bool:
 def _parts(value: Any) -> Translation:
     if not isinstance(value, str) or "*" not in value:
         raise ValueError(
-            f"given {inline(value)}; the prepared folder holds all parts and is read whole: write "
-            "a pattern that names them all (train_part_*.parquet), or leave it out"
+            f"given {inline(value)}; give a pattern of all parts (train_part_*.parquet), or none"
         )
     return Translation()
 
@@ -129,18 +128,13 @@ class Tdfo(Dialect):
         return self.model == MODEL and any(map(has_own_keys, self.sources))
 
     def row(self, name: str) -> Row:
-        if name == "sliding_step":
-            self._check_step()
+        if name == "sliding_step":  # windows further apart than they are long leave items out
+            given = {**DEFAULTS}
+            for source in self.sources:
+                given |= {k: source.values[k] for k in ("max_len", name) if k in source.values}
+            step, length = given[name], given["max_len"]
+            if isinstance(step, int) and isinstance(length, int) and step > length:
+                raise ValueError(
+                    f"sliding_step is {step} and max_len is {length}; the step is at most max_len"
+                )
         return self.rows[name]
-
-    def _check_step(self) -> None:
-        """Windows further apart than they are long would leave items out."""
-        given = {**DEFAULTS}
-        for source in self.sources:
-            given |= {k: v for k, v in source.values.items() if k in ("max_len", "sliding_step")}
-        step, length = given["sliding_step"], given["max_len"]
-        if isinstance(step, int) and isinstance(length, int) and step > length:
-            raise ValueError(
-                f"sliding_step is {step} and max_len is {length}: items between windows would "
-                "never be trained on; make the step at most max_len"
-            )

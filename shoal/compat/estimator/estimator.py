@@ -85,32 +85,24 @@ class Estimator:
 
     # ---- calling the model_fn -------------------------------------------------------------------
 
-    def _call(self, batch: Any, mode: Mode) -> tuple[EstimatorSpec, int]:
-        """The spec of this process's slice, and how many samples that has."""
-        features, labels, size = self._sliced(batch)
-        with self.loop.entered():
+    def _call(self, batch: Any, mode: Mode, new: bool = False) -> tuple[EstimatorSpec, int]:
+        """The spec of this process's slice, and how many samples that has; new: modules are."""
+        mine = self.loop.slice(tensors(batch, self.world.device))
+        features, labels = mine if isinstance(mine, tuple) and len(mine) == 2 else (mine, None)
+        with self.loop.scope() if new else self.loop.entered():
             spec = self.model_fn(features=features, labels=labels, mode=mode, params=self.params)
         if not isinstance(spec, EstimatorSpec):
             raise ValueError(f"model_fn gave {type(spec).__name__}; it gives an EstimatorSpec")
-        return spec, size
-
-    def _sliced(self, batch: Any) -> tuple[Any, Any, int]:
-        mine = self.loop.slice(tensors(batch, self.world.device))
-        pair = isinstance(mine, tuple) and len(mine) == 2
-        features, labels = mine if pair else (mine, None)
-        return features, labels, size_of(mine)
+        return spec, size_of(mine)
 
     def _build(self, batch: Any, mode: Mode) -> None:
         """Make the model's modules with a first batch, and load the newest checkpoint."""
         if self._built:
             return
-        features, labels, _ = self._sliced(batch)
         self.loop.previewing = True  # modules may be made
         try:
-            with self.loop.scope(), torch.no_grad():
-                spec = self.model_fn(
-                    features=features, labels=labels, mode=mode, params=self.params
-                )
+            with torch.no_grad():
+                spec, _ = self._call(batch, mode, new=True)
             self.loop.take_over_built()  # also where the scope stands within another
         finally:
             self.loop.previewing = False
@@ -192,22 +184,22 @@ class Estimator:
                     begun = True
                 loss = self._step(_train_op(spec).loss)
                 self.step, self._batch = self.step + 1, self._batch + 1
-                self._report(loss, curves)
+                if self.step % self.config.log_step_count_steps == 0:
+                    log.info("step %d: loss %.6f", self.step, loss)
+                if curves is not None and self.step % self.config.save_summary_steps == 0:
+                    curves.add(self.step, {"loss": loss})
                 ended = [hook.after_run(self.step, loss) for hook in hooks]
                 if self.step % self.config.save_checkpoints_steps == 0:
-                    saved = self._save()
-                    self._show(loss, look(), curves)
+                    saved = self._save(loss, look(), curves)
                 vote = torch.tensor([float(any(ended))], device=self.world.device)
                 if float(self.world.all_reduce(vote)) > 0:  # one process is enough
                     break
             for hook in hooks if begun else ():
                 hook.end()
             if begun and saved != (self.step, self._batch):
-                if saved is None or saved[0] != self.step:
-                    self._save()
-                    self._show(loss, look(), curves)
-                else:  # the input ended with it, which the checkpoint must record
-                    self._save()
+                # Where the input ended with a step that was saved, the checkpoint must record that.
+                is_new = saved is None or saved[0] != self.step
+                self._save(loss, look() if is_new else {}, curves)
             elif not begun:  # it was trained before
                 look()
 
@@ -243,20 +235,14 @@ class Estimator:
         self._build(first, mode)
         return islice(chain([first], batches), self._batch, None)
 
-    def _report(self, loss: float, curves: Curves | None) -> None:
-        if self.step % self.config.log_step_count_steps == 0:
-            log.info("step %d: loss %.6f", self.step, loss)
-        if curves is not None and self.step % self.config.save_summary_steps == 0:
-            curves.add(self.step, {"loss": loss})
-
-    def _show(self, loss: float, metrics: dict[str, float], curves: Curves | None) -> None:
-        if curves is not None and metrics:
-            curves.add(self.step, {"loss": loss, "valid": metrics})
-
-    def _save(self) -> tuple[int, int]:
+    def _save(
+        self, loss: float, metrics: dict[str, float], curves: Curves | None
+    ) -> tuple[int, int]:
         keep = self.config.keep_checkpoint_max
         state = {"step": self.step, "batch": self._batch}
         self.loop.save(self.folder.checkpoints, self.modules, keep=keep, **state)
+        if curves is not None and metrics:
+            curves.add(self.step, {"loss": loss, "valid": metrics})
         return self.step, self._batch
 
     # ---- using ----------------------------------------------------------------------------------
@@ -342,8 +328,7 @@ def _prediction(spec: EstimatorSpec, output: str | None) -> Tensor:
     if output is None or output not in given:
         known = ", ".join(given)
         raise ValueError(
-            f"model_fn predicts {known}; name the one to export: export_saved_model(folder, "
-            f"input_receiver, output={next(iter(given))!r})"
+            f"model_fn predicts {known}; name the one to export: output={next(iter(given))!r}"
         )
     return given[output]
 

@@ -39,8 +39,7 @@ class Evaluation:
             known = [key for key, one in METRICS.items() if one.needs == "valued"]
             raise ValueError(
                 f"eval_metric_ops[{name!r}] is a pair (scores, labels), which the metrics "
-                f"{', '.join(known)} take{did_you_mean(name, known)}; of others give a value per "
-                "sample"
+                f"{', '.join(known)} take{did_you_mean(name, known)}"
             )
         if name not in self._sets:
             self._sets[name] = MetricSet([name], [1], 1, torch.zeros(1))

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import shoal
@@ -27,6 +27,7 @@ from shoal.runs.artifact import export as artifacts
 from shoal.runs.artifact import files
 from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, write_table
 from shoal.runs.artifact.trace import Traced, trace
+from shoal.runs.artifact.writer import fields_of, write_graph
 from shoal.runs.collective.loop import Loop
 from shoal.world.durable import write_durably
 
@@ -48,7 +49,6 @@ def export_module(
 
     All processes call it, with the same features; the first one writes.
     """
-    main = loop.world.is_main
     path = hidden = Path(folder)
     loop.synchronize()
     was_training = model.training
@@ -59,44 +59,45 @@ def export_module(
     finally:
         model.train(was_training)
     traced: Traced | None = None
+    tables: dict[str, Any] = {}
+    name = type(model).__name__
+
+    def answer_batch(given: Batch) -> Tensor:
+        return answer({**{key: given.tensor(key) for key in given.ids}, **given.dense})
 
     def begin() -> list[str]:
         nonlocal path, hidden, traced
-        path = named_by_time(Path(folder))
-        hidden = files.begin(path)
-        traced = trace(model, _batch(features), lambda given: answer(_features(given)), alone=False)
+        second = int(time.time())
+        while (Path(folder) / str(second)).exists():  # the next one that is free
+            second += 1
+        path = Path(folder) / str(second)
+        hidden = stack.enter_context(files.new_folder(path))
+        traced = trace(model, _batch(features), answer_batch, alone=False)
         return traced[0]["tables"]
 
     def finish() -> str:
         assert traced is not None
-        found = _finish(path, hidden, type(model).__name__, traced, tables, asked, rows, step)
+        write_graph(hidden, traced)
+        signature = {
+            **{"shoal": shoal.__version__, "model": name, "kind": "module", "step": step},
+            **{"graph": "graph.json", "query": None, "rows": rows, "base": None, "tables": tables},
+        }
+        write_durably(hidden / files.SIGNATURE, json.dumps(signature, indent=1).encode())
+        found = artifacts.finish(hidden, path, asked, partial(_card, name, traced[0]))
         worst = found["largest_difference"]
         log.info("exported to %s: a fresh process's answers differ by at most %.3g", path, worst)
         return str(path)
 
-    try:
-        tables: dict[str, Any] = {}
-        for name in _agreed(loop, begin):
-            store = loop.stores[name]
+    with ExitStack() as stack:
+        for table in _agreed(loop, begin):
+            store = loop.stores[table]
             chunks = store.export(CHUNK_ROWS)
-            if main:
-                tables[name] = write_table(hidden, store.table, chunks, rows, loop.seed)
+            if loop.world.is_main:
+                tables[table] = write_table(hidden, store.table, chunks, rows, loop.seed)
             else:
                 for _ in chunks:  # all that hold rows take part
                     pass
         return Path(_agreed(loop, finish))
-    except BaseException:
-        if hidden != path:
-            shutil.rmtree(hidden, ignore_errors=True)
-        raise
-
-
-def named_by_time(folder: Path) -> Path:
-    """A new folder in this one, named by the second; by the next free one where it is taken."""
-    second = int(time.time())
-    while (folder / str(second)).exists():
-        second += 1
-    return folder / str(second)
 
 
 def _agreed(loop: Loop, do: Callable[[], Any]) -> Any:
@@ -113,81 +114,36 @@ def _agreed(loop: Loop, do: Callable[[], Any]) -> Any:
     return answer["done"]
 
 
-def _finish(
-    path: Path,
-    hidden: Path,
-    name: str,
-    traced: Traced,
-    tables: dict[str, Any],
-    asked: dict[str, Tensor],
-    rows: Kind,
-    step: int | None,
-) -> dict[str, Any]:
-    document, dense = traced
-    save_file(
-        {key: one.contiguous().cpu().clone() for key, one in dense.items()},
-        hidden / "dense.safetensors",
-    )
-    write_durably(hidden / "graph.json", json.dumps(document, indent=1).encode())
-    signature = {
-        **{"shoal": shoal.__version__, "model": name, "kind": "module", "step": step},
-        **{"graph": "graph.json", "query": None, "rows": rows, "base": None, "tables": tables},
-    }
-    write_durably(hidden / files.SIGNATURE, json.dumps(signature, indent=1).encode())
-    save_file(asked, hidden / artifacts.CHECK)
-    found = artifacts.check_apart(hidden, rows, None)
-    (hidden / artifacts.CHECK).unlink()
-    write_durably(hidden / "README.md", _card(name, document, found).encode())
-    files.write_manifest(hidden)
-    files.commit(hidden, path)
-    return found
-
-
-def _card(name: str, document: dict[str, Any], found: dict[str, Any]) -> str:
+def _card(name: str, document: dict[str, Any], found: dict[str, Any]) -> list[str]:
     inputs = [one for one in document["inputs"] if one["used"]]
-    given = ", ".join(f'"{one["name"]}": {one["dtype"]} {_shape(one["shape"])}' for one in inputs)
-    facts = [f"| {key.replace('_', ' ')} | {value} |" for key, value in found.items()]
-    return "\n".join(
-        [
-            f"# {name}",
-            "",
-            "Exported from a loop under `shoal.CollectiveStrategy`. It needs neither the program "
-            "nor its data: `shoal.load(FOLDER).answer(features)`, with features",
-            "",
-            f"    {{{given}}}",
-            "",
-            "A fresh process loaded it and answered as the trained model did.",
-            "",
-            "| | |",
-            "| --- | --- |",
-            *facts,
-            "",
-        ]
+    shapes = [", ".join("b" if n is None else str(n) for n in one["shape"]) for one in inputs]
+    given = ", ".join(
+        f'"{one["name"]}": {one["dtype"]} [{shape}]' for one, shape in zip(inputs, shapes)
     )
-
-
-def _shape(shape: list[int | None]) -> str:
-    return "[" + ", ".join("b" if size is None else str(size) for size in shape) + "]"
+    return [
+        f"# {name}",
+        "",
+        "Exported from a loop under `shoal.CollectiveStrategy`. It needs neither the program nor "
+        "its data: `shoal.load(FOLDER).answer(features)`, with features",
+        "",
+        f"    {{{given}}}",
+        "",
+        *artifacts.checked(found),
+    ]
 
 
 def _asked(features: Features, answer: Tensor) -> dict[str, Tensor]:
     """What a check asks and expects, as shoal.runs.artifact.check reads it."""
     if not isinstance(answer, Tensor):
         raise ValueError(f"the model answers {type(answer).__name__}; what is exported is a tensor")
-    batch = _batch(features)
-    found = {f"0.ids.{name}": batch.tensor(name).cpu().clone() for name in batch.ids}
-    found |= {f"0.dense.{name}": one.cpu().clone() for name, one in batch.dense.items()}
-    return found | {"0.logits": answer.detach().float().cpu().contiguous().clone()}
+    logits = {"0.logits": answer.detach().float().cpu().contiguous().clone()}
+    return fields_of(_batch(features), "0.") | logits
 
 
 def _batch(features: Features) -> Batch:
     ids = {name: one for name, one in features.items() if not one.is_floating_point()}
     dense = {name: one for name, one in features.items() if one.is_floating_point()}
     return Batch(len(next(iter(features.values()))), dict(ids), dense)
-
-
-def _features(batch: Batch) -> Features:
-    return {**{name: batch.tensor(name) for name in batch.ids}, **batch.dense}
 
 
 def named(features: Any) -> tuple[Features, bool]:
@@ -199,7 +155,6 @@ def named(features: Any) -> tuple[Features, bool]:
     for name, one in found.items():
         if not isinstance(one, Tensor) or one.dim() == 0:
             raise ValueError(
-                f"input {name!r} is {type(one).__name__}; what is exported takes tensors that "
-                "begin with a dimension of samples, by name"
+                f"input {name!r} is {type(one).__name__}; inputs are tensors [samples, ...]"
             )
     return found, had

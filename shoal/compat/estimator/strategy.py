@@ -83,8 +83,7 @@ class CollectiveStrategy(Loop):
         if found is None:
             if not self.previewing:
                 raise RuntimeError(
-                    f"module {name!r} was not there when the model was built: a model_fn asks for "
-                    "the same modules in every mode"
+                    f"module {name!r} is new: a model_fn asks for the same modules in every mode"
                 )
             found = make().to(self.world.device)
             self._kept.put(name, found)

@@ -1,7 +1,8 @@
 """Click logs: labelled samples with slots of ids and dense values.
 
 samples.py    Layout and Samples: which columns there are, and the columns of many samples
-lines.py      blocks of whole lines, and cells of separated text as numbers and ids
+lines.py      blocks of samples that are not read yet, and those of whole lines
+decode.py     columns of a frame as samples
 formats.py    what a format is, and the list of them
 slots.py      the formats, one file each: lines of slots
 criteo.py       raw Criteo
@@ -10,7 +11,7 @@ parquet.py      Parquet
 planted.py    the generated log, whose best possible AUC is known
 log.py        ClickLog: files of a format, in order, as blocks of samples
 pipe.py       a user's program between the files and the parser
-prefetch.py      work done ahead in threads, in order
+prefetch.py   work done ahead in threads, in order
 readers.py    batches: InMemory, Stream, Split
 mapped.py     logs in prepared folders: parsed once, mapped
 custom.py     batches of a reader that a user wrote

@@ -12,21 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from shoal.config.schema import ClicksSection
+from shoal.data.clicks.decode import decode, read_lines
 from shoal.data.clicks.formats import LineFormat
-from shoal.data.clicks.lines import Cells, Parser
+from shoal.data.clicks.lines import Parser
 from shoal.data.clicks.samples import Layout, Samples
 
-NUM_DENSE, NUM_SLOTS = 13, 26
-DENSE = tuple(f"I{k + 1}" for k in range(NUM_DENSE))
-SLOTS = tuple(f"C{k + 1}" for k in range(NUM_SLOTS))
-LABEL = "label"
-WIDTH = 1 + NUM_DENSE + NUM_SLOTS
-INTEGERS, STRINGS = slice(1, 1 + NUM_DENSE), slice(1 + NUM_DENSE, WIDTH)
-
-
-def changed(integers: np.ndarray) -> np.ndarray:
-    """Dense values of raw integers."""
-    return np.log1p(np.maximum(integers, 0)).astype(np.float32)
+DENSE = tuple(f"I{k + 1}" for k in range(13))
+SLOTS = tuple(f"C{k + 1}" for k in range(26))
+COLUMNS = ["label", *DENSE, *SLOTS]
 
 
 class Criteo(LineFormat):
@@ -36,18 +29,16 @@ class Criteo(LineFormat):
     is_log = True
 
     def layout(self, section: ClicksSection) -> Layout:
-        for key, given, size in [
-            ("slots", section.slots, NUM_SLOTS),
-            ("dense", section.dense, NUM_DENSE),
-        ]:
-            if given is not None and given != size:
+        for key, names in (("slots", SLOTS), ("dense", DENSE)):
+            if getattr(section, key) not in (None, len(names)):
                 raise ValueError(
-                    f"data.clicks.{key} is {given}, but raw Criteo has {size} of them; leave it out"
+                    f"data.clicks.{key} is {getattr(section, key)}, but raw Criteo has "
+                    f"{len(names)} of them; leave it out"
                 )
-        return Layout(SLOTS, DENSE, LABEL, section.rows)
+        return Layout(SLOTS, DENSE, "label", section.rows)
 
     def looks_so(self, file: Path, first: bytes) -> bool:
-        return first.count(b"\t") == WIDTH - 1 and not self.has_header(first)
+        return first.count(b"\t") == len(COLUMNS) - 1 and not self.has_header(first)
 
     def has_header(self, first: bytes) -> bool:
         """Its first cell is then no number."""
@@ -55,11 +46,7 @@ class Criteo(LineFormat):
 
     def parser(self, layout: Layout, first: bytes, separator: str, name: str) -> Parser:
         def parse(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
-            cells = Cells.split(data, starts, stops, ord("\t"), WIDTH)
-            whole, sound = cells.integers(INTEGERS)
-            cells.check(sound, INTEGERS, DENSE, "it must be a whole number")
-            dense = changed(whole)
-            ids = cells.ids(STRINGS, np.arange(NUM_SLOTS), layout, keep_integers=False)
-            return Samples(NUM_SLOTS, cells.labels(0, LABEL), dense, ids)
+            frame = read_lines(data, starts, stops, ord("\t"), COLUMNS, COLUMNS)
+            return decode(frame, layout, raw=True)
 
         return parse

@@ -11,7 +11,6 @@ data.clicks.slots (26) and data.clicks.dense (13).
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,26 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from shoal.config.plugins import load_code
 from shoal.data.batch import Batch
 from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.readers import ClickReader
 from shoal.data.clicks.samples import Layout, Samples
 
-DEFAULT = "RecDataset"
-
 
 def find_class(spec: str) -> type:
     """The class that FILE.py[:CLASS] names."""
     path, _, name = spec.partition(":")
-    name = name or DEFAULT
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"data.clicks.custom: there is no file {path}; give FILE.py[:CLASS]")
-    found = importlib.util.spec_from_file_location(f"shoal_custom_{file.stem}", file)
-    if found is None or found.loader is None:
-        raise ValueError(f"data.clicks.custom: {path} is not a Python file")
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    name = name or "RecDataset"
+    module = load_code(path, "data.clicks.custom", "FILE.py[:CLASS]")
     chosen = getattr(module, name, None)
     if not isinstance(chosen, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]

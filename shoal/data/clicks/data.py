@@ -18,12 +18,14 @@ from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.mapped import open_log
 from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
 from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.dataset import Phase
 from shoal.data.named import named_data
 from shoal.data.prepared.dataset import find_log
 from shoal.data.sources.files import find_files
 from shoal.world.world import World
 
-PHASES = ("train", "valid", "test")
+PHASES: tuple[Phase, ...] = ("train", "valid", "test")
+OF_FILES = ("pipe_command", "custom", "split_files")
 # Phases and the keys that name their files: of valid and test, one that is not named is the other.
 PARTS = (("train", "train"), ("valid", "valid", "test"), ("test", "test", "valid"))
 
@@ -93,39 +95,47 @@ def open_clicks(config: Config, world: World, tile: int) -> ClickData:
 
 def _planted(config: Config, world: World, tile: int) -> ClickData:
     section, clicks = config.data.clicks.planted, config.data.clicks
-    given = [key for key in (*PHASES, "pipe_command", "custom") if getattr(clicks, key) is not None]
-    given += ["split_files"] if clicks.split_files else []
-    given += ["reader"] if clicks.reader == "custom" else []
-    if given:
-        raise ValueError(
-            f"data.clicks.{given[0]} is for logs in files, and data.format planted_clicks is "
-            "generated; leave it out, or name the format of your files"
-        )
+    _refuse(config, (*PHASES, *OF_FILES), "data.format planted_clicks is generated")
     layout = planted.layout(section)
-    made = {phase: planted.planted_clicks(section, phase).samples for phase in PHASES}  # type: ignore[arg-type]
+    made: dict[str, Samples] = {p: planted.planted_clicks(section, p).samples for p in PHASES}
+    sources: dict[str, str] = dict.fromkeys(PHASES, "data.clicks.planted")
     shuffle = config.train.shuffle and clicks.reader == "memory"
-    batch_size = config.samples_per_step(world.size)
-    reader = InMemory(made["train"], layout, batch_size, config.run.seed, shuffle)
-    readers: dict[str, ClickReader] = {
-        phase: InMemory(made[phase], layout, tile, tile=tile) for phase in ("valid", "test")
-    }
     print_of = {"planted": section.model_dump(mode="json"), "shuffle": shuffle}
     return ClickData(
         *(config.data.title, "planted_clicks", clicks.reader, layout, None),
-        *(reader, readers, {}, print_of, dict.fromkeys(PHASES, "data.clicks.planted")),
+        *_in_memory(config, world, tile, layout, made),
+        files={},
+        fingerprint=print_of,
+        sources=sources,
     )
+
+
+def _refuse(config: Config, keys: tuple[str, ...], why: str) -> None:
+    """Options that only raw files have."""
+    given = [key for key in keys if getattr(config.data.clicks, key)]
+    given += ["reader"] if config.data.clicks.reader == "custom" else []
+    if given:
+        raise ValueError(f"data.clicks.{given[0]} is for raw files, and {why}; leave it out")
+
+
+def _in_memory(
+    config: Config, world: World, tile: int, layout: Layout, samples: Mapping[str, Samples]
+) -> tuple[ClickReader, dict[str, ClickReader]]:
+    """Readers of samples that are there: that of training, and those of the other phases."""
+    shuffle = config.train.shuffle and config.data.clicks.reader == "memory"
+    batch_size = config.samples_per_step(world.size)
+    reader = InMemory(samples["train"], layout, batch_size, config.run.seed, shuffle)
+    return reader, {
+        phase: InMemory(some, layout, tile, tile=tile)
+        for phase, some in samples.items()
+        if phase != "train"
+    }
 
 
 def _prepared(config: Config, world: World, tile: int) -> ClickData:
     """Logs that `shoal prepare` has parsed: their samples are mapped."""
     data, clicks = config.data, config.data.clicks
-    given = [key for key in ("pipe_command", "custom") if getattr(clicks, key) is not None]
-    given += ["split_files"] if clicks.split_files else []
-    if given or clicks.reader == "custom":
-        raise ValueError(
-            f"data.clicks.{(given or ['reader'])[0]} is for raw files, and data.clicks.train is a "
-            "prepared folder; leave it out"
-        )
+    _refuse(config, OF_FILES, "data.clicks.train is a prepared folder")
     found: dict[str, tuple[Samples, Layout, list[list[Any]]]] = {}
     sources: dict[str, str] = {}
     for phase, *keys in PARTS:
@@ -140,35 +150,24 @@ def _prepared(config: Config, world: World, tile: int) -> ClickData:
             )
         found[phase] = open_log(folder)
         sources[phase] = f"data.clicks.{key} ({folder})"
-    samples, layout, files = found["train"]
+    _, layout, files = found["train"]
     for phase, (_, other, _) in found.items():
         if other != layout:
             raise ValueError(
                 f"{sources[phase]} has other columns than {sources['train']}; prepare both with "
                 "the same data.clicks options"
             )
-    for key, value in (("label", layout.label), ("rows", layout.rows)):
-        if getattr(clicks, key) not in (None, value):
+    for key in ("label", "rows", "slots", "dense"):
+        said, made = getattr(clicks, key), getattr(layout, key)
+        same = (len(made), [*made]) if isinstance(made, tuple) else (made,)
+        if said is not None and said not in same:
             raise ValueError(
-                f"data.clicks.{key} is {getattr(clicks, key)}, and {sources['train']} was prepared "
-                f"with {value}; leave it out, or prepare it again"
+                f"data.clicks.{key} is {said}, and {sources['train']} was prepared with "
+                f"{same[-1]}; leave it out, or prepare it again"
             )
-    for key, names in (("slots", layout.slots), ("dense", layout.dense)):
-        said = getattr(clicks, key)
-        if said is not None and said not in (len(names), [*names]):
-            raise ValueError(
-                f"data.clicks.{key} is {said}, and {sources['train']} has {len(names)}: "
-                f"{', '.join(names)}; leave it out, or prepare it again"
-            )
-    shuffle = config.train.shuffle and clicks.reader == "memory"
-    batch_size = config.samples_per_step(world.size)
-    reader = InMemory(samples, layout, batch_size, config.run.seed, shuffle)
+    samples = {phase: one[0] for phase, one in found.items()}
+    reader, readers = _in_memory(config, world, tile, layout, samples)
     reader.prefetch = True  # a disk may have to be waited for
-    readers: dict[str, ClickReader] = {
-        phase: InMemory(found[phase][0], layout, tile, tile=tile)
-        for phase in ("valid", "test")
-        if phase in found
-    }
     print_of = _fingerprint(config, layout, files)
     return ClickData(
         *(data.title, "prepared", clicks.reader, layout, None),
@@ -265,7 +264,10 @@ class _Maker:
         first = sum(len(files.part(worker, size).files) for worker in range(rank))
         kept = None if counts is None else counts[first : first + len(own.files)]
         inner = self._make(own, share(batch_size, rank, size), kept)
-        return Split(inner, rank, size, self._most(inner.num_batches))
+        most = inner.num_batches  # of all workers: as many steps for each
+        if most is not None:
+            most = int(self.world.stack(torch.tensor([most], device=self.world.device)).max())
+        return Split(inner, rank, size, most)
 
     def _make(
         self, files: ClickLog, batch_size: int, counts: list[int] | None, tile: int | None = None
@@ -290,9 +292,3 @@ class _Maker:
         for number in range(rank, len(files.files), size):
             counts[number] = files.count(files.files[number]) or 0
         return self.world.all_reduce(counts.to(self.world.device)).tolist()
-
-    def _most(self, steps: int | None) -> int | None:
-        """The most steps that any worker makes with its own files; None where nobody knows."""
-        if steps is None:
-            return None
-        return int(self.world.stack(torch.tensor([steps], device=self.world.device)).max())

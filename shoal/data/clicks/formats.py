@@ -9,38 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from shoal.config.schema import ClicksSection, add_format
-from shoal.data.clicks.lines import (
-    BLOCK_BYTES,
-    LineBlock,
-    LongLine,
-    Parser,
-    count_lines,
-    line_chunks,
-)
-from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.clicks.lines import BLOCK_BYTES, Block, LineBlock, Parser, count_lines, line_chunks
+from shoal.data.clicks.samples import Layout
 from shoal.data.packed import LONGEST_LINE, open_text
-
-
-class Block(Protocol):
-    """Some samples of a file that are not read yet."""
-
-    @property
-    def name(self) -> str:
-        """Of the file."""
-
-    def __len__(self) -> int: ...
-
-    def samples(self, start: int, stop: int) -> Samples:
-        """Samples start to stop - 1."""
-
-    def sound(self) -> tuple[Samples | None, int]:
-        """The samples that can be read, None: no one can; and how many cannot."""
-
-    def num_bytes(self, start: int, stop: int) -> int:
-        """How many bytes those are."""
 
 
 class ClickFormat:
@@ -88,11 +62,12 @@ class LineFormat(ClickFormat):
             first = first_line(source)
             header = bool(first.strip(b"\r\n")) and self.has_header(first)
             source.seek(0)
-            return sum(map(count_lines, _named(line_chunks(source.read), str(file)))) - header
+            return sum(map(count_lines, line_chunks(source.read, str(file)))) - header
 
     def blocks(self, file: Path, layout: Layout, separator: str) -> Iterator[Block]:
         with open_text(file) as source:
-            yield from self.text(line_chunks(source.read), layout, separator, str(file))
+            chunks = line_chunks(source.read, str(file))
+            yield from self.text(chunks, layout, separator, str(file))
 
     def text(
         self, chunks: Iterator[bytes], layout: Layout, separator: str, name: str
@@ -100,24 +75,19 @@ class LineFormat(ClickFormat):
         """The samples of chunks of whole lines."""
         parser: Parser | None = None
         line = 1
-        try:
-            for chunk in _named(chunks, name):
-                if parser is None:
-                    rest = chunk.lstrip(b"\r\n")  # blank lines before anything else
-                    line += chunk.count(b"\n") - rest.count(b"\n")
-                    if not rest:
-                        continue
-                    chunk, first = rest, rest[: rest.find(b"\n") + 1 or len(rest)]
-                    parser = self.parser(layout, first, separator, name)
-                    if self.has_header(first):
-                        chunk, line = chunk[len(first) :], line + 1
-                block = LineBlock(chunk, parser, name, line)
-                line += block.num_lines
-                yield block
-        finally:
-            close = getattr(chunks, "close", None)
-            if close is not None:
-                close()
+        for chunk in chunks:
+            if parser is None:
+                rest = chunk.lstrip(b"\r\n")  # blank lines before anything else
+                line += chunk.count(b"\n") - rest.count(b"\n")
+                if not rest:
+                    continue
+                chunk, first = rest, rest[: rest.find(b"\n") + 1 or len(rest)]
+                parser = self.parser(layout, first, separator, name)
+                if self.has_header(first):
+                    chunk, line = chunk[len(first) :], line + 1
+            block = LineBlock(chunk, parser, name, line)
+            line += block.num_lines
+            yield block
 
 
 FORMATS: dict[str, ClickFormat] = {}
@@ -160,14 +130,6 @@ def checked(layout: Layout) -> Layout:
     if not layout.slots and not layout.dense:
         raise ValueError("data.clicks has neither slots nor dense values; name at least one")
     return layout
-
-
-def _named(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """The chunks; errors in them name the file."""
-    try:
-        yield from chunks
-    except LongLine as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 def first_line(source: BinaryIO) -> bytes:

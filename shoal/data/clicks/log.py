@@ -11,13 +11,12 @@ from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks import pipe
 from shoal.data.clicks.criteo import Criteo
 from shoal.data.clicks.delimited import Csv
-from shoal.data.clicks.formats import FORMATS, Block, looks_like, register
+from shoal.data.clicks.formats import FORMATS, looks_like, register
+from shoal.data.clicks.lines import Block
 from shoal.data.clicks.parquet import Parquet
 from shoal.data.clicks.samples import Layout
 from shoal.data.clicks.slots import SLOTS
 from shoal.data.sources.files import find_files
-
-HEAD_BYTES = 1 << 16  # of a file, that tell it from another
 
 for _form in (Parquet(), Criteo(), SLOTS, Csv()):
     register(_form)  # they are tried in this order
@@ -61,7 +60,7 @@ class ClickLog:
         result: list[list[Any]] = []
         for file in self.files:
             with open(file, "rb") as source:
-                digest = hashlib.sha256(source.read(HEAD_BYTES)).hexdigest()
+                digest = hashlib.sha256(source.read(1 << 16)).hexdigest()
             result.append([file.name, file.stat().st_size, digest])
         return result
 

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shoal.config.schema import DataSection
-from shoal.data.clicks.formats import Block, looks_like
+from shoal.data.clicks.formats import looks_like
+from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog, make_layout
 from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.prepared.dataset import MANIFEST, REMEDY, VERSION
-from shoal.data.prepared.folder import Job, Manifest, carry_out
-from shoal.data.sources.files import find_files
+from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
+from shoal.data.sources.files import input_files
 from shoal.data.store import (
     Appender,
     DamagedFolder,
@@ -44,28 +43,19 @@ TYPES = {"labels": "<f4", "dense": "<f4", "ids": "<i8", "offsets": "<i8"}
 DECIDED = ("slots", "dense", "label", "rows", "pipe_command")
 
 
-def log_files(config: DataSection, inputs: list[str]) -> list[Path]:
-    """The files of a log, in order."""
-    found = [path for name in inputs for path in find_files(name, ".", "INPUT")]
-    twice = [path for path, count in Counter(found).items() if count > 1]
-    if twice:
-        raise ValueError(f"{twice[0]} is named twice; its rows would count twice: name it once")
-    return found
-
-
 def prepare_log(job: Job) -> Manifest:
     """Prepare a folder of a click log, or add to it; its manifest."""
     return carry_out(job, LogSteps())
 
 
-class LogSteps:
+class LogSteps(Steps):
     """The steps for a click log."""
 
     def paths(self, job: Job) -> list[Path]:
         """The raw files."""
         if job.engine.width > 1:
             raise ValueError("--engine ray reads interactions; leave it out for a click log")
-        return log_files(job.config, job.inputs)
+        return input_files(job.inputs)
 
     def options(self, job: Job) -> dict[str, Any]:
         """What decides the layout."""
@@ -75,9 +65,6 @@ class LogSteps:
             "format": _form(job),
             "separator": job.config.separator,
         }
-
-    def check(self, job: Job, manifest: Manifest, new: list[Path]) -> None:
-        """Options say it all."""
 
     def add(
         self, job: Job, paths: list[Path], folder: Path, manifest: Manifest, work: Path
@@ -91,15 +78,16 @@ class LogSteps:
         skipped: Counter[str] = Counter()
 
         def parse(block: Block) -> tuple[Samples, int, int]:
-            size = block.num_bytes(0, len(block))
+            size = block.num_bytes(slice(None))
             if config.bad_rows != "skip":
-                return block.samples(0, len(block)), 0, size
+                return block.samples(slice(None)), 0, size
             samples, bad = block.sound()
             skipped[block.name] += bad
             return samples or Samples.none(layout), bad, size
 
         bad_rows = 0
-        for samples, bad, size in ahead(parse, _blocks(log), config.clicks.threads):
+        blocks = (block for file in log.files for block in log.blocks(file))
+        for samples, bad, size in ahead(parse, blocks, config.clicks.threads):
             writer.write(samples)
             bad_rows += bad
             job.progress(size)
@@ -116,13 +104,6 @@ class LogSteps:
             "files": [*manifest["files"], *log.fingerprint()],
         }
 
-    def finish(self, job: Job, manifest: Manifest, folder: Path) -> None:
-        """Nothing is made of samples."""
-
-    def outdated(self, job: Job, manifest: Manifest, made: Manifest) -> list[Path]:
-        """Nothing is replaced."""
-        return []
-
 
 def _form(job: Job) -> str:
     config = job.config
@@ -130,12 +111,7 @@ def _form(job: Job) -> str:
         return config.format
     if config.clicks.pipe_command is not None:
         return "slots"
-    return looks_like(log_files(config, job.inputs)[0])
-
-
-def _blocks(log: ClickLog) -> Iterator[Block]:
-    for file in log.files:
-        yield from log.blocks(file)
+    return looks_like(input_files(job.inputs)[0])
 
 
 class _Writer:

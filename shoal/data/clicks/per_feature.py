@@ -92,9 +92,4 @@ def slot(ids: Tensor | Jagged, number: int, batch: Batch) -> Tensor | Jagged:
     if isinstance(ids, Tensor):
         return ids[:, number].contiguous()
     every = len(ids) // max(1, batch.size)
-    lengths = ids.lengths[number::every] if every else ids.lengths
-    starts = ids.offsets[number:-1:every] if every else ids.offsets[:-1]
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    places = (starts - offsets[:-1]).repeat_interleave(lengths) + torch.arange(int(offsets[-1]))
-    weights = None if ids.weights is None else ids.weights[places]
-    return Jagged(ids.values[places], offsets, weights)
+    return ids.take(torch.arange(batch.size) * every + number)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from shoal.data.clicks.lines import line_chunks
 
-LAST_LINES = 10  # of stderr that an error shows
 _running: set[subprocess.Popen[bytes]] = set()
 
 
@@ -52,7 +51,7 @@ def piped(command: str, path: Path) -> Iterator[bytes]:
         assert process.stdout is not None
         _running.add(process)
         try:
-            yield from line_chunks(process.stdout.read)
+            yield from line_chunks(process.stdout.read, f"{path}, piped")
             status = process.wait()
         finally:  # also when the reader stops early
             if process.poll() is None:
@@ -67,7 +66,7 @@ def piped(command: str, path: Path) -> Iterator[bytes]:
 def _failure(command: str, path: Path, status: int, errors: int) -> str:
     size = os.fstat(errors).st_size
     tail = os.pread(errors, 8192, max(0, size - 8192)).decode("utf-8", "replace")
-    lines = tail.splitlines()[-LAST_LINES:]
+    lines = tail.splitlines()[-10:]
     ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
     said = "\n  ".join(["; its last words:", *lines]) if lines else ", and said nothing"
     return f"pipe_command {command!r} {ended} while reading {path}{said}"

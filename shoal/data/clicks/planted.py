@@ -1,6 +1,6 @@
 """Planted clicks: a generated log with a known logistic model, so the best possible AUC is known.
 
-    log odds = BIAS + strength * (  sum over slots of weight(slot, id)
+    log odds = -1.0 + strength * (  sum over slots of weight(slot, id)
                                   + sum over pairs of slots of factor(id) * factor(other id)
                                   + sum over dense values of weight * value  )
 
@@ -20,7 +20,6 @@ from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.dataset import Phase
 from shoal.data.random import hash64, uniform
 
-BIAS = -1.0
 DEVIATION = {"slots": 1.0, "pairs": 0.7, "dense": 0.7}
 # what a number is drawn for
 IDS, LABELS, DENSE, WEIGHTS, FACTORS, DENSE_WEIGHTS = range(6)
@@ -57,7 +56,7 @@ def planted_clicks(section: PlantedClicksSection, phase: Phase) -> PlantedClicks
     index = first + np.arange(section.samples if phase == "train" else tenth)
     numbers = _ids(section, index)  # [n, slots], from 0 within each slot
     dense = _normal(hash64(section.seed, DENSE, index[:, None], np.arange(section.dense)))
-    odds = BIAS + section.strength * _score(section, numbers, dense)
+    odds = -1.0 + section.strength * _score(section, numbers, dense)
     probabilities = 1 / (1 + np.exp(-odds))
     labels = uniform(hash64(section.seed, LABELS, index)) < probabilities
     ids = 1 + np.arange(section.slots) * section.ids_per_slot + numbers

@@ -10,8 +10,6 @@ from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-EACH = 2  # results per thread that may wait
-PATIENCE = 2.0  # seconds for the reading thread to end when it is told to
 
 
 def ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
@@ -19,7 +17,7 @@ def ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[
 
     One more thread walks over `items`. When the caller stops early, so does everything here.
     """
-    waiting: Queue[Future[R] | BaseException | None] = Queue(EACH * threads)
+    waiting: Queue[Future[R] | BaseException | None] = Queue(2 * threads)
     stop = threading.Event()
 
     def put(entry: Future[R] | BaseException | None) -> bool:
@@ -55,5 +53,5 @@ def ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[
             yield entry.result()
     finally:
         stop.set()
-        feeder.join(PATIENCE)  # not for ever: it may wait for a program that hangs
+        feeder.join(2.0)  # not for ever: it may wait for a program that hangs
         pool.shutdown(wait=True, cancel_futures=True)

@@ -14,16 +14,17 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from itertools import groupby, islice
+from operator import itemgetter
 
 import numpy as np
 
 from shoal.data.batch import Batch
-from shoal.data.clicks.formats import Block
+from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples, join
-from shoal.data.joined import Joined
+from shoal.data.joined import Joined, Made
 from shoal.data.reader import Reader
 
 log = logging.getLogger("shoal")
@@ -42,10 +43,14 @@ class Speed:
     def parse(self, spans: list[Span], layout: Layout) -> Samples:
         """The samples of the spans, on the clock."""
         begun = time.thread_time()
-        parts = [block.samples(start, stop) for block, start, stop in spans if stop > start]
+        parts, size = [], 0
+        for block, some in groupby(spans, key=itemgetter(0)):
+            rows = np.concatenate([np.arange(start, stop) for _, start, stop in some])
+            if len(rows):
+                parts.append(block.samples(rows))
+                size += block.num_bytes(rows)
         result = join(parts) if parts else Samples.none(layout)
         seconds = time.thread_time() - begun
-        size = sum(block.num_bytes(start, stop) for block, start, stop in spans)
         with self.lock:
             self.samples += len(result)
             self.bytes += size
@@ -94,9 +99,8 @@ class ClickReader(Reader):
 
     def num_tiles(self, size: int) -> int | None:
         """Steps of an evaluation on `size` ranks; None where that is known only at the end."""
-        return (
-            None if self.known_samples is None else -(-self.known_samples // self.global_size(size))
-        )
+        count = self.known_samples
+        return None if count is None else -(-count // self.global_size(size))
 
     def empty(self) -> Batch:
         """A batch without samples, for a rank that has none left."""
@@ -116,7 +120,7 @@ class InMemory(ClickReader):
 
     def __init__(
         self,
-        samples: Samples | Joined,
+        samples: Samples | Joined | Made,
         layout: Layout,
         batch_size: int,
         seed: int = 0,
@@ -126,28 +130,11 @@ class InMemory(ClickReader):
         super().__init__(layout, batch_size, seed, shuffle, tile)
         self.samples, self.num_samples = samples, len(samples)
         self.known_samples = self.num_samples
-        self._kept: tuple[tuple[int, ...], list[Batch]] | None = None
-
-    def batches(
-        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
-    ) -> Iterator[Batch]:
-        """This rank's slices of the global batches start, start + 1, ... of an epoch.
-
-        Those of an evaluation, if they are no more than are made at once, are kept for the next.
-        """
-        asked = (rank, size, start, skip)
-        few = self.num_samples <= self.chunk_samples * size
-        if self.tile is None or self.shuffle or not few:
-            yield from super().batches(epoch, *asked)
-            return
-        if self._kept is None or self._kept[0] != asked:
-            self._kept = asked, list(super().batches(epoch, *asked))
-        yield from self._kept[1]
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         if not self.shuffle and len(samples) and samples[-1] - samples[0] == len(samples) - 1:
-            return self.samples.slice(int(samples[0]), int(samples[-1]) + 1).batch()  # views
-        return self.samples.take(samples).batch()
+            return self.samples.batch_of(slice(int(samples[0]), int(samples[-1]) + 1))  # views
+        return self.samples.batch_of(samples)
 
 
 def load(files: ClickLog, threads: int = 1, profile: bool = False) -> Samples:
@@ -186,11 +173,20 @@ class Stream(ClickReader):
     ) -> Iterator[Batch]:
         """This rank's slices of the global batches start, start + 1, ...; the same every epoch."""
 
-        def parse(part: tuple[int, list[Span]]) -> Batch:
-            first, spans = part
-            return self.speed.parse(spans, self.layout).batch(first)
+        def parse(parts: list[tuple[int, list[Span]]]) -> list[Batch]:
+            samples = self.speed.parse([one for _, spans in parts for one in spans], self.layout)
+            stops = np.cumsum([sum(b - a for _, a, b in spans) for _, spans in parts]).tolist()
+            begins = [0, *stops]
+            return [
+                samples.cut(*place).batch(first) for (first, _), *place in zip(parts, begins, stops)
+            ]
 
-        yield from ahead(parse, self._slices(rank, size, start, skip), self.threads)
+        # Several batches are parsed at once: many small calls would cost more than the work.
+        slices = self._slices(rank, size, start, skip)
+        together = max(1, (1 << 14) * size // self.global_size(size))
+        parts = iter(lambda: list(islice(slices, together)), [])
+        for batches in ahead(parse, parts, self.threads):
+            yield from batches
         if self.profile:
             self.speed.report(f"reader in epoch {epoch}")
 
@@ -216,14 +212,10 @@ class Stream(ClickReader):
                     yield block, skip, len(block)
                 skip = max(0, skip - len(block))
             if self.counts is not None and found != self.counts[number]:
-                raise ValueError(_changed(file, self.counts[number], found))
-
-
-def _changed(file: Path, counted: int, found: int) -> str:
-    return (
-        f"{file} changed during the run: it had {counted} samples and now has {found}; give the "
-        "run files that nobody writes to"
-    )
+                raise ValueError(
+                    f"{file} changed during the run: it had {self.counts[number]} samples and now "
+                    f"has {found}; give the run files that nobody writes to"
+                )
 
 
 def _cut(blocks: Iterable[Span], step: int) -> Iterator[list[Span]]:

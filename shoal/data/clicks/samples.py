@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shoal.config.schema.data import Vocabulary
+from shoal.config.data_section import Vocabulary
 from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature
+from shoal.data.raw import gather
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Samples:
         dense = np.zeros((0, len(layout.dense)), np.float32)
         return cls(slots, np.zeros(0, np.float32), dense, np.zeros((0, slots), np.int64))
 
-    def slice(self, start: int, stop: int) -> Samples:
+    def cut(self, start: int, stop: int) -> Samples:
         """Samples start to stop - 1, as views."""
         labels, dense = self.labels[start:stop], self.dense[start:stop]
         if self.offsets is None:
@@ -97,17 +98,14 @@ class Samples:
         if self.offsets is None:
             return Samples(self.num_slots, labels, dense, self.ids[rows])
         lists = (rows[:, None] * self.num_slots + np.arange(self.num_slots)).reshape(-1)
-        starts = self.offsets[lists]
-        lengths = self.offsets[lists + 1] - starts
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Samples(self.num_slots, labels, dense, self.ids[places], offsets)
+        ids, offsets = gather(self.ids, self.offsets, lists, 0)
+        return Samples(self.num_slots, labels, dense, ids, offsets)
 
-    def first_ids(self, slot: int) -> np.ndarray:
-        """The first id of one slot, int64 [n]."""
-        if self.offsets is None:
-            return self.ids[:, slot]
-        return self.ids[self.offsets[slot : -1 : self.num_slots]]
+    def batch_of(self, rows: slice | np.ndarray) -> Batch:
+        """The batch of the given samples."""
+        if isinstance(rows, slice):
+            return self.cut(rows.start, rows.stop).batch()
+        return self.take(rows).batch()
 
     def batch(self, first: int = 0) -> Batch:
         """ids `slots` (a tensor [n, num_slots] or a Jagged), dense `dense`, labels.

@@ -19,13 +19,12 @@ import numpy as np
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import ClicksSection
 from shoal.data.clicks.formats import LineFormat, checked, numbered
-from shoal.data.clicks.lines import SHOWN, BadLine, Parser
+from shoal.data.clicks.lines import BadLine, Parser, show
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.kernels.core import has_core
 from shoal.kernels.slots import parse_slots, slot_keys
 
 LABEL, DENSE = "click", "dense_feature"
-NUM_SLOTS, NUM_DENSE = 26, 13  # of the Criteo data in this format
 INTEGER = re.compile(rb"-?[0-9]+")
 NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -37,8 +36,9 @@ class Slots(LineFormat):
     is_log = True
 
     def layout(self, section: ClicksSection) -> Layout:
-        slots = NUM_SLOTS if section.slots is None else section.slots
-        width = NUM_DENSE if section.dense is None else section.dense
+        """By default that of the Criteo data in this format."""
+        slots = 26 if section.slots is None else section.slots
+        width = 13 if section.dense is None else section.dense
         dense = (DENSE,) * width if isinstance(width, int) else tuple(width)
         others = isinstance(slots, list)
         label = section.label or LABEL
@@ -122,7 +122,7 @@ def parse_line(line: bytes, layout: Layout) -> tuple[float, list[float], list[li
         key_bytes, colon, value = token.partition(b":")
         key = key_bytes.decode("utf-8", "replace")
         if not colon or not key:
-            what = "an empty token (a space too many)" if not token else f"found {_show(token)}"
+            what = "an empty token (a space too many)" if not token else f"found {show(token)}"
             raise ValueError(f"{what}; tokens are KEY:VALUE with single spaces between them")
         if key in ids:
             ids[key].append(_id(key, value))
@@ -133,7 +133,7 @@ def parse_line(line: bytes, layout: Layout) -> tuple[float, list[float], list[li
                 raise ValueError(f"{key} comes twice")
             label = _number(key, value)
             if label not in (0.0, 1.0):
-                raise ValueError(f"{key} is {_show(value)}; a label is 0 or 1")
+                raise ValueError(f"{key} is {show(value)}; a label is 0 or 1")
         elif not layout.others:
             raise ValueError(_unknown(key, layout))
     if label is None:
@@ -152,18 +152,18 @@ def parse_line(line: bytes, layout: Layout) -> tuple[float, list[float], list[li
 
 def _id(key: str, value: bytes) -> int:
     if not INTEGER.fullmatch(value):
-        raise ValueError(f"slot {key} holds {_show(value)}; an id is a whole number")
+        raise ValueError(f"slot {key} holds {show(value)}; an id is a whole number")
     number = int(value) if len(value) <= 20 else 2**64
     # More than 19 digits are refused even where they are zeros in front.
     if not -(2**63) <= number < 2**63 or len(value.lstrip(b"-")) > 19:
-        raise ValueError(f"slot {key} holds {_show(value)}, which does not fit 64 bits with a sign")
+        raise ValueError(f"slot {key} holds {show(value)}, which does not fit 64 bits with a sign")
     return number
 
 
 def _number(key: str, value: bytes) -> float:
     number = float(value) if NUMBER.fullmatch(value) else math.nan
     if not abs(number) < 3.4028235677973366e38:  # half a step above the largest float32
-        raise ValueError(f"{key} is {_show(value)}; it must be a finite number")
+        raise ValueError(f"{key} is {show(value)}; it must be a finite number")
     return number
 
 
@@ -176,8 +176,3 @@ def _unknown(key: str, layout: Layout) -> str:
         "with data.clicks.slots, dense and label; a list of slots passes over the others"
         f"{did_you_mean(key, known)}"
     )
-
-
-def _show(value: bytes) -> str:
-    text = value[:SHOWN].decode("utf-8", "replace")
-    return repr(text) + ("…" if len(value) > SHOWN else "")

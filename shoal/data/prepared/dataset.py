@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from shoal.config.schema import PREPARED, DataSection
 from shoal.config.yaml_io import inline
-from shoal.data.dataset import Columns, Dataset, Phase
+from shoal.data.dataset import Columns, Dataset
 from shoal.data.prepared import views
 from shoal.data.sources.files import places_of
 from shoal.data.split import PHASES
@@ -33,35 +32,9 @@ logger = logging.getLogger(__name__)
 
 VERSION = 2
 MANIFEST = PREPARED
-VIEW_MEMORY = 1 << 31  # bytes that making a view may take when a run makes it
 # What preparation decides: a run has it as the folder was made, or refuses to start.
 DECIDED = ("fields", "filter", "threshold", "load", "unload")
 REMEDY = "prepare it again, into another folder: shoal prepare INPUT... --to DIR"
-
-
-@dataclass
-class Prepared(Dataset):
-    """A data set whose columns are mapped files."""
-
-    ids: dict[str, np.ndarray] = field(default_factory=dict)  # user-train, ..., seen
-    histories: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-
-    def history(self, phases: tuple[Phase, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        return self.histories.get(len(phases) if phases == PHASES[: len(phases)] else 0)
-
-    def seen(self) -> tuple[np.ndarray, np.ndarray] | None:
-        return self.ids["seen"], self.ids["seen-starts"]
-
-    def user_ids(self, phase: Phase) -> np.ndarray:
-        return self._ids("user", phase)
-
-    def item_ids(self, phase: Phase) -> np.ndarray:
-        return self._ids("item", phase)
-
-    def _ids(self, side: str, phase: Phase) -> np.ndarray:
-        """Those of training as they lie on disk, int32: they are the many."""
-        found = self.ids[f"{side}-{phase}"]
-        return found if phase == "train" else found.astype(np.int64)
 
 
 def find(config: DataSection) -> Path | None:
@@ -78,7 +51,7 @@ def find_log(pattern: str | None, root: str) -> Path | None:
     return next((folder for folder in places if (folder / MANIFEST).is_file()), None)
 
 
-def open_prepared(config: DataSection, seed: int) -> Prepared:
+def open_prepared(config: DataSection, seed: int) -> Dataset:
     """The data set of a prepared folder, split as data.split says."""
     folder = find(config)
     if folder is None:
@@ -104,24 +77,28 @@ def _check_options(folder: Path, made: Mapping[str, Any], config: DataSection) -
     """Refuse a config that asks for what the folder was not made with; defaults ask for nothing."""
     given, unsaid = config.model_dump(), DataSection().model_dump()
     for key in DECIDED:
-        for name, value, default, was in _leaves(key, given[key], unsaid[key], made[key]):
-            if value != default and value != was:
+        nested = isinstance(unsaid[key], dict)
+        said, default, was = (
+            one[key] if nested else {"": one[key]} for one in (given, unsaid, made)
+        )
+        for name, value in said.items():
+            if value not in (default[name], was.get(name)):
                 raise ValueError(
-                    f"data.{name} is {inline(value)}, and {folder} was prepared with "
-                    f"{inline(was)}: leave it out, or {REMEDY}"
+                    f"data.{f'{key}.{name}'.rstrip('.')} is {inline(value)}, and {folder} was "
+                    f"prepared with {inline(was.get(name))}: leave it out, or {REMEDY}"
                 )
+    refuse_absent(config)
+
+
+def refuse_absent(config: DataSection) -> None:
+    """Refuse options that no prepared folder has."""
+    given, unsaid = config.model_dump(), DataSection().model_dump()
     for key in ("normalize", "presplit", "extra_suffixes"):
         if given[key] != unsaid[key]:
             raise ValueError(
                 f"data.{key} is {inline(given[key])}, which a prepared folder does not have: leave "
                 "it out, or train from the files themselves"
             )
-
-
-def _leaves(key: str, value: Any, default: Any, was: Any) -> list[tuple[str, Any, Any, Any]]:
-    if key in ("fields", "filter"):
-        return [(f"{key}.{name}", value[name], default[name], was.get(name)) for name in value]
-    return [(key, value, default, was)]
 
 
 def _check_bytes(folder: Path, manifest: dict[str, Any]) -> None:
@@ -145,7 +122,7 @@ def for_view(manifest: dict[str, Any], columns: Columns, order: str) -> dict:
     return chosen
 
 
-def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int) -> Prepared:
+def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int) -> Dataset:
     fields, vocab = manifest["options"]["fields"], words_of(folder, manifest)
     parts = parts_of(folder, manifest, config)
     columns = parts["inter"]
@@ -158,7 +135,7 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
         logger.info("%s is split for the first time as data.split says; it is kept", folder)
         chosen = for_view(manifest, columns, config.split.order)
         try:
-            views.make_view(place, chosen, fields["user"], sizes, config.split, seed, VIEW_MEMORY)
+            views.make_view(place, chosen, fields["user"], sizes, config.split, seed, 1 << 31)
         except OSError as error:
             raise ValueError(
                 f"{place} cannot be written ({error.strerror}), and the split of a prepared folder "
@@ -168,14 +145,12 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
         view = views.open_view(place, rows, sizes)
         if view is None:
             raise DamagedFolder(f"{place} is not what was written there")
-    arrays = view.arrays
-    return Prepared(
+    return Dataset(
         name=manifest["name"],
         pairs=view.pairs,
-        vocab=vocab,  # type: ignore[arg-type]
-        splits={phase: arrays[f"rows-{phase}"] for phase in PHASES},
+        vocab=cast(dict[str, np.ndarray], vocab),
+        splits={phase: view.arrays[f"rows-{phase}"] for phase in PHASES},
         digests={"interactions": manifest["interactions"], "splits": view.splits},
-        ids={name: one for name, one in arrays.items() if not name.startswith("history")},
-        histories={n: (arrays[f"history-{n}"], arrays[f"offsets-{n}"]) for n in (1, 2, 3)},
+        kept=view.arrays,
         **parts,
     )

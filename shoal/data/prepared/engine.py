@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from shoal.world.cluster import open_ray
 
@@ -18,31 +18,19 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
-class Engine(Protocol):
-    """Does a function's work on many things."""
+class Here:
+    """This process."""
 
-    width: int  # how many are worked on at a time
+    width = 1  # how many are worked on at a time
 
     def map(
         self, function: Callable[[Given], Made], given: Iterable[Given]
     ) -> Iterator[tuple[Given, Made]]:
         """What is given with what the function makes of it, in order."""
-        ...
-
-
-class Here:
-    """This process."""
-
-    width = 1
-
-    def map(
-        self, function: Callable[[Given], Made], given: Iterable[Given]
-    ) -> Iterator[tuple[Given, Made]]:
-        """One after the other."""
         return ((one, function(one)) for one in given)
 
 
-class OnRay:
+class OnRay(Here):
     """A Ray cluster: a task for each CPU, and one that waits. Ray does a lost one again."""
 
     def __init__(self, address: str | None = None):

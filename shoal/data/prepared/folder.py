@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
 from shoal.data.prepared import views
 from shoal.data.prepared.dataset import MANIFEST, VERSION
-from shoal.data.prepared.engine import Engine, Here
+from shoal.data.prepared.engine import Here
 from shoal.data.store import all_stored, check_arrays, read_document, sync, write_document
 from shoal.world.durable import sole_holder
 
@@ -40,37 +40,35 @@ class Job:
     append: bool = False
     command: str = ""
     progress: Progress = field(default=lambda size: None)
-    engine: Engine = field(default_factory=Here)  # what parses files and brings users together
+    engine: Here = field(default_factory=Here)  # what parses files and brings users together
 
 
-class Steps(Protocol):
+class Steps:
     """What is done for one kind of data: interactions, or a click log."""
 
     def paths(self, job: Job) -> list[Path]:
         """The raw files; options that cannot be honoured are refused."""
-        ...
+        raise NotImplementedError  # every kind of data writes its own
 
     def options(self, job: Job) -> dict[str, Any]:
         """The options that decide what a folder holds."""
-        ...
-
-    def check(self, job: Job, manifest: Manifest, new: list[Path]) -> None:
-        """Refuse what does not fit a folder that is there."""
-        ...
+        raise NotImplementedError  # every kind of data writes its own
 
     def add(
         self, job: Job, paths: list[Path], folder: Path, manifest: Manifest, work: Path
     ) -> Manifest:
         """Write the rows of files behind those in `folder`; the manifest that will name them."""
-        ...
+        raise NotImplementedError  # every kind of data writes its own
+
+    def check(self, job: Job, manifest: Manifest, new: list[Path]) -> None:
+        """Refuse what does not fit a folder that is there."""
 
     def finish(self, job: Job, manifest: Manifest, folder: Path) -> None:
         """Make what is made of the rows, where it is not there."""
-        ...
 
     def outdated(self, job: Job, manifest: Manifest, made: Manifest) -> list[Path]:
         """What an append has replaced."""
-        ...
+        return []
 
 
 def carry_out(job: Job, steps: Steps) -> Manifest:
@@ -79,15 +77,9 @@ def carry_out(job: Job, steps: Steps) -> Manifest:
     to.parent.mkdir(parents=True, exist_ok=True)
     with locked(to):
         if not (to / MANIFEST).is_file():
-            if to.exists() and any(to.iterdir()):
-                raise ValueError(
-                    f"{to} is there and is no prepared folder; name a new one with --to"
-                )
-            if job.append:
-                raise ValueError(
-                    f"{to} is no prepared folder, so there is nothing to append to; leave out "
-                    "--append to make it"
-                )
+            if job.append or (to.exists() and any(to.iterdir())):
+                how = "leave out --append, or " if job.append else ""
+                raise ValueError(f"{to} is no prepared folder; {how}name another one with --to")
             return _make(job, paths, steps)
         manifest = read_document(to / MANIFEST, VERSION)
         there = [tuple(state) for state in manifest["inputs"]]

@@ -6,53 +6,48 @@ parsed. Rows come in the order of the files. Nothing else of a file is in memory
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.filters import SIDES
 from shoal.data.packed import plain_name
-from shoal.data.prepared.engine import Engine
-from shoal.data.raw import RawColumn, RawTable, choose_columns
+from shoal.data.prepared.engine import Here
+from shoal.data.raw import RawColumn, RawTable
 from shoal.data.sources.atomic import ATOMIC
-from shoal.data.sources.files import find_files
+from shoal.data.sources.files import find_files, input_files
 from shoal.data.sources.movielens import RATINGS
-from shoal.data.sources.table import FORMATS, Header, Part, TableFormat, format_of, read_table
-from shoal.data.sources.typed import Columns, declared_types, guess_type, join
+from shoal.data.sources.table import (
+    FORMATS,
+    Header,
+    Part,
+    TableFormat,
+    format_of,
+    read_table,
+    wanted_columns,
+)
+from shoal.data.sources.typed import Columns, declared_types, guess_type
 
 # Columns of published files, by what they are here.
 ALIASES = {"book_id": "item", "userId": "user", "movieId": "item"}
 
 
 def expand(names: list[str]) -> list[Path]:
-    """Files, the files of folders, and those that patterns stand for, sorted by name in each."""
+    """Files, the tables of folders, and those that patterns stand for, sorted by name in each."""
     endings = (".inter", *(ending for form in FORMATS.values() for ending in form.endings))
-    found: list[Path] = []
-    for name in names:
-        path = Path(name)
-        if path.is_dir():
-            some = [p for p in sorted(path.iterdir()) if plain_name(p).suffix in endings]
-        elif path.exists():
-            some = [path]
-        else:
-            some = [Path(one) for one in sorted(glob.glob(name))]
-        if not some:
-            raise ValueError(
-                f"{name} is no file, no folder with {', '.join(endings)} files and no pattern of "
-                "files; name the raw files to prepare"
-            )
-        found += some
-    if len(set(found)) < len(found):
-        twice = next(path for path in found if found.count(path) > 1)
-        raise ValueError(f"{twice} is named twice; its rows would count twice: name it once")
+    folders = [Path(name) for name in names if Path(name).is_dir()]
+    found = [
+        path
+        for path in input_files(names)
+        if path.parent not in folders or plain_name(path).suffix in endings
+    ]
+    if not found:
+        raise ValueError(f"{', '.join(names)}: no files that end in {', '.join(endings)}")
     return found
 
 
@@ -103,6 +98,10 @@ def is_table(path: Path) -> bool:
     return not any(form.reads(path) for form in (*RATINGS, ATOMIC))
 
 
+# Columns of a part (none: it has no rows), its lines, and bad rows that were left out.
+Parsed = tuple[dict[str, RawColumn], int, int]
+
+
 @dataclass(frozen=True)
 class Input:
     """A file: what its columns are called and hold."""
@@ -114,32 +113,17 @@ class Input:
     columns: dict[str, str]  # field -> the column's own name
     config: DataSection
 
-    def parse(self, part: Part, first: int) -> Piece:
+    def parse(self, part: Part, first: int) -> Parsed:
         """The rows of a part; first: the number of its first line, or row."""
         fields, wanted = self.config.fields, list(self.columns.values())
         piece = self.form.read(part, self.header, self.config, first, wanted)
-        needed = {n for n, kind in self.types.items() if kind == "float"} | {
-            fields.user,
-            fields.item,
-        }
-        reader = Columns(self.config, [piece], {self.columns[name] for name in needed})
-        found = {}
-        for name, own in self.columns.items():
-            found[name] = join(reader.column(own, self.types[name])[1], self.types[name])
-        bad = int(reader.bad.sum())
-        if bad:
-            rows = np.flatnonzero(~reader.bad)
-            found = {name: column.take(rows) for name, column in found.items()}
-        return Piece(found if len(piece.frame) > bad else {}, piece.num_lines, piece.skipped + bad)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows of a part: numbers, and words numbered as they come in it."""
-
-    columns: dict[str, RawColumn]  # none: it has no rows
-    lines: int
-    skipped: int  # bad rows that were left out
+        floats = {name for name, kind in self.types.items() if kind == "float"}
+        needed = {self.columns[name] for name in (*floats, fields.user, fields.item)}
+        reader = Columns(self.config, [piece], needed)
+        found = reader.good({own: self.types[name] for name, own in self.columns.items()})
+        columns = {name: found[own][1] for name, own in self.columns.items()}
+        skipped = piece.skipped + int(reader.bad.sum())
+        return ({} if reader.bad.all() else columns), piece.num_lines, skipped
 
 
 def open_input(
@@ -149,14 +133,15 @@ def open_input(
     form = form_of(path, config)
     header = form.header(path, config)
     if header.types:
-        chosen = _chosen(config, header.names, str(path))
+        chosen = wanted_columns(config, "inter", header.names, header.types, str(path))
         types = {name: header.types[name] for name in chosen}
         return Input(path, form, header, types, {name: name for name in chosen}, config)
     columns = _fields_of(path, header.names, config)
     said = (config.load or {}).get("inter") or (config.unload or {}).get("inter")
     declared, _ = declared_types(config, "inter")
     usual = [name for name in columns if name in declared]
-    chosen = _chosen(config, list(columns), str(path)) if said else usual
+    every = list(columns)
+    chosen = wanted_columns(config, "inter", every, {}, str(path)) if said else usual
     types, sample = {}, None
     for name in chosen:
         kind = declared.get(name) or known.get(name)
@@ -187,19 +172,7 @@ def _fields_of(path: Path, names: list[str], config: DataSection) -> dict[str, s
     return columns
 
 
-def _chosen(config: DataSection, available: list[str], where: str) -> list[str]:
-    """The columns to load; those of users and items must be among them."""
-    chosen = choose_columns(config, "inter", available, where)
-    for needed in (config.fields.user, config.fields.item):
-        if needed not in chosen:
-            raise ValueError(
-                f"{where}: no column {needed!r} among {', '.join(chosen)}; name the id columns in "
-                "data.fields.user and data.fields.item, and load them"
-            )
-    return chosen
-
-
-def parse_part(given: tuple[Input, Part], first: int | None = None) -> Piece | None:
+def parse_part(given: tuple[Input, Part], first: int | None = None) -> Parsed | None:
     """Parse a part; None where that cannot be and nobody knows by which line to tell it."""
     one, part = given
     try:
@@ -210,7 +183,7 @@ def parse_part(given: tuple[Input, Part], first: int | None = None) -> Piece | N
         raise
 
 
-def read_in_order(inputs: list[Input], memory: int, engine: Engine) -> Iterator[tuple[Piece, Part]]:
+def read_in_order(inputs: list[Input], memory: int, engine: Here) -> Iterator[tuple[Parsed, Part]]:
     """Rows of all files in their order, and what they were read of; a mistake is told."""
     parts = chain.from_iterable(
         ((one, part) for part in one.form.parts(one.path, one.header, memory)) for one in inputs
@@ -221,5 +194,5 @@ def read_in_order(inputs: list[Input], memory: int, engine: Engine) -> Iterator[
             first, last = one.form.first_row, one.path
         piece = piece or parse_part((one, part), first)
         assert piece is not None
-        first += piece.lines
+        first += piece[1]
         yield piece, part

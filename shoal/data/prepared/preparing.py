@@ -23,8 +23,8 @@ from shoal.data.dataset import FieldType
 from shoal.data.filters import looks_at_all
 from shoal.data.passes import chunks
 from shoal.data.prepared import views
-from shoal.data.prepared.dataset import DECIDED, for_view
-from shoal.data.prepared.folder import Job, Manifest, carry_out
+from shoal.data.prepared.dataset import DECIDED, for_view, refuse_absent
+from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
 from shoal.data.prepared.inputs import (
     Input,
     expand,
@@ -48,7 +48,7 @@ def prepare(job: Job) -> Manifest:
     return carry_out(job, Interactions())
 
 
-class Interactions:
+class Interactions(Steps):
     """The steps for interactions, with what is known of users and items."""
 
     def paths(self, job: Job) -> list[Path]:
@@ -99,9 +99,9 @@ class Interactions:
         skipped: Counter[Path] = Counter()
 
         def pieces() -> Iterator[dict[str, RawColumn]]:
-            for piece, part in read_in_order(inputs, job.memory, job.engine):
-                yield piece.columns
-                skipped[part.path] += piece.skipped
+            for (columns, _, bad), part in read_in_order(inputs, job.memory, job.engine):
+                yield columns
+                skipped[part.path] += bad
                 job.progress(part.size)
             for path, count in (+skipped).items():
                 logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, count)
@@ -139,13 +139,7 @@ class Interactions:
 
 def refuse_unsupported(config: DataSection) -> None:
     """Options that a prepared folder cannot honour."""
-    unsaid = DataSection()
-    for key in ("normalize", "presplit", "extra_suffixes"):
-        if getattr(config, key) != getattr(unsaid, key):
-            raise ValueError(
-                f"data.{key} is {inline(getattr(config, key))}; a prepared folder holds "
-                "interactions, split by data.split, and features as they are: leave it out"
-            )
+    refuse_absent(config)
     if not is_by_line(config.encoding):
         raise ValueError(
             f"data.encoding is {config.encoding}, which cannot be read some lines at a time: "

@@ -17,10 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +28,7 @@ import numpy as np
 from shoal.config.schema import SplitSection
 from shoal.data.pairs import Pairs, count_pairs
 from shoal.data.passes import by_user, chunks, count_ids
-from shoal.data.prepared.engine import Engine, Here
+from shoal.data.prepared.engine import Here
 from shoal.data.sampler import distinct
 from shoal.data.split import PHASES, phase_of_rows, phases_in_order
 from shoal.data.store import (
@@ -38,6 +36,7 @@ from shoal.data.store import (
     Stored,
     all_stored,
     check_arrays,
+    filled_folder,
     map_array,
     read_document,
     sync,
@@ -123,30 +122,17 @@ def make_view(
     split: SplitSection,
     seed: int,
     memory: int,
-    engine: Engine | None = None,
+    engine: Here | None = None,
 ) -> None:
     """Split the rows of mapped `columns` (user, item and, where there is one, time).
 
     sizes: numbers of user ids and of item ids.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = folder.parent / f".{folder.name}.{os.getpid()}"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    try:
+    rows = len(columns[user])
+    with filled_folder(folder, lambda: open_view(folder, rows, sizes) is not None) as work:
         body = _write(work, columns, user, sizes, split, seed, memory, engine or Here())
         sync(work, all_stored(body))
         write_document(work / DOCUMENT, {"version": VERSION, **body})
-        rows = len(columns[user])
-        if folder.exists() and open_view(folder, rows, sizes) is None:
-            shutil.rmtree(folder)  # it is damaged
-        try:
-            work.rename(folder)
-        except OSError:
-            if open_view(folder, rows, sizes) is None:  # else another process was first
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _write(
@@ -157,7 +143,7 @@ def _write(
     split: SplitSection,
     seed: int,
     memory: int,
-    engine: Engine,
+    engine: Here,
 ) -> dict[str, Any]:
     (num_users, num_items), users, rows = sizes, columns[user], len(columns[user])
     counts = count_ids(users, num_users)
@@ -170,21 +156,21 @@ def _write(
     lengths = [np.zeros(num_users, dtype=np.int64) for _ in histories]
     seen, seen_counts = Appender(work, Stored("seen", "<i8")), np.zeros(num_users, dtype=np.int64)
     ranges = (
-        _Range(span, part, counts[span], user, split if apart else None)
-        if apart
-        else _Range(span, {**part, "phase": phases[part["row"]]}, counts[span], user)
+        (span, part if apart else {**part, "phase": phases[part["row"]]}, counts[span])
         for span, part in by_user(columns, user, counts, memory // engine.width, work)
     )
     pairs = Pairs()
-    for given, done in engine.map(partial(_in_order, num_items=num_items), ranges):
-        span = given.span
-        phases[done.row] = done.phase
-        for history, length, some, counted in zip(histories, lengths, done.items, done.lengths):
-            history.write(some)
-            length[span] = counted
-        pairs += done.counts
-        seen.write(done.pairs)
-        seen_counts += np.bincount(done.pairs // num_items, minlength=num_users)
+    sort = partial(_in_order, user=user, split=split)
+    for (span, _, _), (row, phase, owner, item) in engine.map(sort, ranges):
+        phases[row] = phase
+        for n, (history, length) in enumerate(zip(histories, lengths)):
+            history.write(item[phase <= n])
+            taken = owner[phase <= n] - span.start
+            length[span] = np.bincount(taken, minlength=span.stop - span.start)
+        pairs += count_pairs(owner, item, phase, num_items)
+        trained = distinct(owner[phase == 0].astype(np.int64) * num_items + item[phase == 0])
+        seen.write(trained)
+        seen_counts += np.bincount(trained // num_items, minlength=num_users)
     arrays = {}
     seen.close()
     starts = np.concatenate([[0], np.cumsum(seen_counts)])
@@ -197,11 +183,12 @@ def _write(
         arrays[f"offsets-{n}"] = write_array(work, f"offsets-{n}", offsets, "<i8")
     arrays |= _write_phases(work, columns, user, phases)
     digest = hashlib.sha256()
-    for phase in PHASES:
-        stored = arrays[f"rows-{phase}"]
+    for name in PHASES:
+        stored = arrays[f"rows-{name}"]
         digest.update(np.int64(len(stored)).tobytes())
-        for some in _read(work, stored):
-            digest.update(some.data)
+        rows_of = map_array(work, stored)
+        for part in chunks(len(rows_of)):
+            digest.update(rows_of[part].data)
     del phases
     (work / "phases").unlink()
     return {
@@ -211,48 +198,18 @@ def _write(
     }
 
 
-@dataclass(frozen=True)
-class _Range:
-    """The rows of some users; split: what says their phases, where the rows do not."""
+def _in_order(
+    given: tuple[slice, dict[str, np.ndarray], np.ndarray], user: str, split: SplitSection
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of some users in order of user and time: their numbers, phases, users and items.
 
-    span: slice
-    part: dict[str, np.ndarray]
-    counts: np.ndarray
-    user: str
-    split: SplitSection | None = None
-
-
-@dataclass(frozen=True)
-class _Ordered:
-    """The same rows in order of user and time: their phases, and what each view of them holds."""
-
-    row: np.ndarray
-    phase: np.ndarray
-    items: list[np.ndarray]  # of the first 1, 2 and 3 phases
-    lengths: list[np.ndarray]  # how many of each user
-    pairs: np.ndarray
-    counts: Pairs
-
-
-def _in_order(given: _Range, num_items: int) -> _Ordered:
-    part, span = given.part, given.span
-    keys = [part["time"], part[given.user]] if "time" in part else [part[given.user]]
+    given: which users, their rows, and how many each has. Phases are those of the rows, or split.
+    """
+    _, part, counts = given
+    keys = [part["time"], part[user]] if "time" in part else [part[user]]
     order = np.lexsort(keys)
-    owner, item = part[given.user][order], part["item"][order]
-    phase = (
-        part["phase"][order] if given.split is None else phases_in_order(given.split, given.counts)
-    )
-    taken = [phase <= n for n in range(len(PHASES))]
-    users = span.stop - span.start
-    pairs = owner[phase == 0].astype(np.int64) * num_items + item[phase == 0]
-    return _Ordered(
-        part["row"][order],
-        phase,
-        [item[some] for some in taken],
-        [np.bincount(owner[some] - span.start, minlength=users) for some in taken],
-        distinct(pairs),
-        count_pairs(owner, item, phase, num_items),
-    )
+    phase = part["phase"][order] if "phase" in part else phases_in_order(split, counts)
+    return part["row"][order], phase, part[user][order], part["item"][order]
 
 
 def _reserve(path: Path, size: int) -> np.ndarray:
@@ -281,10 +238,3 @@ def _write_phases(
     for writer in writers.values():
         writer.close()
     return {writer.stored.file: writer.stored for writer in writers.values()}
-
-
-def _read(folder: Path, stored: Stored) -> Iterator[np.ndarray]:
-    """An array that was just written, some at a time."""
-    with open(folder / stored.file, "rb") as file:
-        while len(part := np.fromfile(file, stored.dtype, 1 << 20)):
-            yield part

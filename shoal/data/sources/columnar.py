@@ -15,7 +15,6 @@ from shoal.data.sources.typed import Piece
 if TYPE_CHECKING:
     import polars as pl
 
-ROWS = 1 << 20  # of Parquet at a time, where memory is bounded
 Made = TypeVar("Made")
 
 
@@ -31,11 +30,8 @@ def read_by_polars(path: Path, what: str, read: Callable[[], Made]) -> Made:
         raise ValueError(f"{path} is damaged: not readable as {what} ({error})") from None
 
 
-class Parquet(TableFormat):
-    """Read some rows at a time."""
-
-    name = "parquet"
-    endings = (".parquet",)
+class Columnar(TableFormat):
+    """Files that say which types their columns have."""
 
     def header(self, path: Path, config: DataSection) -> Header:
         return Header(list(self._schema(path)))
@@ -45,12 +41,22 @@ class Parquet(TableFormat):
 
         return pl.DataFrame(schema=self._schema(path))
 
+    def _schema(self, path: Path) -> pl.Schema:
+        raise NotImplementedError  # every format writes its own
+
+
+class Parquet(Columnar):
+    """Read some rows at a time."""
+
+    name = "parquet"
+    endings = (".parquet",)
+
     def parts(self, path: Path, header: Header, memory: int) -> Iterator[Part]:
         import polars as pl
 
         scan = pl.scan_parquet(path, hive_partitioning=False).select(pl.len())
         rows = read_by_polars(path, "Parquet", lambda: int(scan.collect().item()))
-        step = rows if memory >= EVERYTHING else ROWS
+        step = rows if memory >= EVERYTHING else 1 << 20
         bytes_of_row = path.stat().st_size / max(1, rows)
         for start in range(0, max(rows, 1), max(step, 1)):
             stop = min(start + step, rows)
@@ -73,19 +79,11 @@ class Parquet(TableFormat):
         return read_by_polars(path, "Parquet", lambda: pl.Schema(pl.read_parquet_schema(path)))
 
 
-class Arrow(TableFormat):
+class Arrow(Columnar):
     """Read whole: files and streams."""
 
     name = "arrow"
     endings = (".arrow", ".feather", ".ipc")
-
-    def header(self, path: Path, config: DataSection) -> Header:
-        return Header(list(self._schema(path)))
-
-    def sample(self, path: Path, header: Header, config: DataSection) -> pl.DataFrame:
-        import polars as pl
-
-        return pl.DataFrame(schema=self._schema(path))
 
     def read(
         self, part: Part, header: Header, config: DataSection, first: int, wanted: list[str]

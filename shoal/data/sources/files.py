@@ -6,6 +6,7 @@ import glob
 import hashlib
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,15 @@ def find_files(pattern: str, root: str, key: str) -> list[Path]:
     if any(base.is_dir() for base in places):
         what = "is a folder without files"
     raise ValueError(f"{key}: {pattern} {what}; looked for {looked} (data.path={root})")
+
+
+def input_files(names: list[str]) -> list[Path]:
+    """The files that inputs of `shoal prepare` name, in order."""
+    found = [path for name in names for path in find_files(name, ".", "INPUT")]
+    twice = [path for path, count in Counter(found).items() if count > 1]
+    if twice:
+        raise ValueError(f"{twice[0]} is named twice; its rows would count twice: name it once")
+    return found
 
 
 def places_of(pattern: str, root: str) -> list[Path]:

@@ -26,8 +26,6 @@ MIN_PER_USER = 5
 FEATURE_VALUES = 12  # that a feature of an item may have
 TOLD = 0.95  # of the variance of items' factors, by their features where there are any
 UNIT = 64.0  # integers per 1.0 in a factor; a score has UNIT * UNIT per 1.0
-_START = 880_000_000  # first second of the calendar
-_BLOCK = 1 << 16  # scores held at a time: about what a cache holds
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class Planted(Source):
         times = _times(section, users, sizes)
         order = np.argsort(times, kind="stable")
         # One second more per row: times rise strictly over the whole data set.
-        times = times[order] + np.arange(len(order)) + _START
+        times = times[order] + np.arange(len(order)) + 880_000_000
         users, items, stages = users[order], items[order], stages[order]
         ratings = _ratings(section, truth, users, items, stages)
 
@@ -220,7 +218,7 @@ def _draw(
     gumbel, bias, by_factor = gumbel.astype(number), bias.astype(number), by_factor.astype(number)
     tastes = [taste.astype(number) for taste in tastes]
     none = np.iinfo(np.int32).min if number is np.int32 else -np.inf
-    step = max(1, _BLOCK // section.items)
+    step = max(1, (1 << 16) // section.items)
     steps = np.arange(STAGES + 1)
     later = new_items(section) if section.new_items else None
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-NEWLINE = 10
-
 
 @dataclass(frozen=True)
 class Cells:
@@ -62,7 +60,7 @@ class Cells:
         if self.escape and self.escape.encode() in body:
             return None
         text = np.frombuffer(body, np.uint8)
-        ends = (text == separator[0]) | (text == NEWLINE)  # of cells
+        ends = (text == separator[0]) | (text == ord("\n"))  # of cells
         quotes = np.flatnonzero(text == quote[0])
         opening, closing = quotes[0::2], quotes[1::2]
         if len(opening) != len(closing):

@@ -12,8 +12,6 @@ from shoal.data.random import hash64, uniform_below
 from shoal.data.raw import Raw, RawColumn, RawTable, interaction_columns
 from shoal.data.sources.source import Source
 
-RATING = 5.0  # all alike, so that no filter by rating takes some of them
-
 
 class Random(Source):
     """Users and items at random."""
@@ -31,7 +29,7 @@ class Random(Source):
         columns = {
             fields.user: _drawn(section.seed, 0, rows, section.users),
             fields.item: _drawn(section.seed, 1, rows, section.items),
-            fields.rating: RawColumn(np.full(len(rows), RATING)),
+            fields.rating: RawColumn(np.full(len(rows), 5.0)),
             fields.time: RawColumn(rows.astype(np.float64)),
         }
         return Raw(

@@ -21,7 +21,7 @@ from shoal.data.packed import plain_name
 from shoal.data.passes import EVERYTHING
 from shoal.data.raw import RawTable, choose_columns
 from shoal.data.sources.quotes import Cells
-from shoal.data.sources.typed import Columns, Piece, declared_types, filled_numbers, join
+from shoal.data.sources.typed import Columns, Piece, declared_types, filled_numbers
 
 if TYPE_CHECKING:
     import polars as pl
@@ -139,9 +139,8 @@ def read_table(
                 f"{path}: its columns are not those of {paths[0]} (they differ in "
                 f"{', '.join(odd)}); files of one table have the same"
             )
-    wanted = choose_columns(config, suffix, names, where)
+    wanted = wanted_columns(config, suffix, names, given, where)
     declared, required = declared_types(config, suffix)
-    check_required(config, suffix, where, names, wanted, given, required)
     declared |= given
     filled = set(required)
     if suffix == "inter":  # a missing rating or time is an error, never an invented value
@@ -155,10 +154,7 @@ def read_table(
             first += pieces[-1].num_lines
     owner = np.repeat(owners, [len(piece.frame) for piece in pieces])
     reader = Columns(config, pieces, filled)
-    columns, types = {}, {}
-    for name in wanted:
-        types[name], columns[name] = reader.column(name, declared.get(name))
-    keep = np.flatnonzero(~reader.bad)
+    found = reader.good({name: declared.get(name) for name in wanted})
     bad = 0
     for number, path in enumerate(paths):
         count = sum(piece.skipped for piece, own in zip(pieces, owners) if own == number)
@@ -166,29 +162,24 @@ def read_table(
         if count:
             logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, count)
         bad += count
-    if len(keep) == 0:
+    if reader.bad.all():
         why = "it is empty: fill or remove the file"
         if bad:
             why = f"all {bad} are bad, and data.bad_rows is skip: data.bad_rows=error says why"
         raise ValueError(f"{where} holds no rows that can be read; {why}")
-    table = RawTable(where, types, {n: join(columns[n], types[n]) for n in wanted})
-    if len(keep) < len(owner):
-        table, owner = table.take(keep), owner[keep]
-    return table, owner, bad
+    types = {name: kind for name, (kind, _) in found.items()}
+    table = RawTable(where, types, {name: column for name, (_, column) in found.items()})
+    return table, owner[~reader.bad], bad
 
 
-def check_required(
-    config: DataSection,
-    suffix: str,
-    where: str,
-    names: list[str],
-    wanted: list[str],
-    types: dict[str, FieldType],
-    required: set[str],
-) -> None:
-    """Columns of ids must be there, loaded, and of words."""
+def wanted_columns(
+    config: DataSection, suffix: str, names: list[str], types: dict[str, FieldType], where: str
+) -> list[str]:
+    """The columns to load; those of ids must be there, loaded, and of words."""
+    wanted = choose_columns(config, suffix, names, where)
     if not wanted:
         raise ValueError(f"data.load.{suffix} leaves no column of {where}; name some")
+    required = declared_types(config, suffix)[1]
     for name in sorted(required, key=lambda one: one != config.fields.user):
         if name not in names:
             raise ValueError(
@@ -205,3 +196,4 @@ def check_required(
                 f"{where}, line 1: the id column {name!r} has type {types[name]}; "
                 f"write {name}:token"
             )
+    return wanted

@@ -28,7 +28,6 @@ from shoal.world.durable import open_regular
 if TYPE_CHECKING:
     import polars as pl
 
-MOST_HEADER = 1 << 20  # bytes
 TEXT_BYTES = 1 << 26  # of text at a time, at most, where memory is bounded
 SAMPLE_BYTES = 1 << 16
 WHOLE = -1  # where a part that is the whole file stops
@@ -224,7 +223,7 @@ def first_line(path: Path, encoding: str = "utf-8") -> str:
     """The first line of a text, which names columns."""
     try:
         with open_text(path) as source:
-            line = source.readline(MOST_HEADER) if is_by_line(encoding) else source.read()
+            line = source.readline(1 << 20) if is_by_line(encoding) else source.read()
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
     head = (

@@ -6,6 +6,7 @@ What is wrong is told with the file and the line, or left out and counted (data.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 LARGEST = float(np.finfo(np.float32).max)
-MIXED = 0.9  # share of numbers from which other text in a column is taken for a mistake
 TYPE_OF: dict[str, FieldType] = {
     "id": "token",
     "text": "token",
@@ -48,20 +48,11 @@ class Piece:
         return f"{self.name}, {self.unit} {number}"
 
 
-@dataclass
-class ParsedColumn:
-    """One column: values (String or Float64; null is empty), offsets for lists."""
-
-    values: pl.Series
-    offsets: np.ndarray | None = None
-
-
-def join(column: ParsedColumn, kind: FieldType) -> RawColumn:
-    """A column whose words are numbered as they come."""
+def _coded(values: pl.Series, offsets: np.ndarray | None = None) -> RawColumn:
+    """Numbers, or words that are numbered as they come."""
     import polars as pl
 
-    values, offsets = column.values, column.offsets
-    if kind.startswith("float"):
+    if values.dtype == pl.Float64:
         return RawColumn(values.fill_null(float("nan")).to_numpy(), None, offsets)
     words = values.unique(maintain_order=True).drop_nulls()
     if len(words) == 0:
@@ -112,7 +103,7 @@ def guess_type(name: str, series: pl.Series) -> FieldType:
         given = series.drop_nulls()
         given = given.filter(given != "")
         found = given.str.strip_chars().cast(pl.Float64, strict=False).count()
-        numbers = found > 0 and found >= MIXED * len(given)
+        numbers = found > 0 and found >= 0.9 * len(given)
         return "float" if numbers and not IS_ID.search(name) else "token"
     return "token" if dtype.is_integer() and IS_ID.search(name) else "float"
 
@@ -125,7 +116,17 @@ class Columns:
         self.stops = np.cumsum([len(piece.frame) for piece in pieces])
         self.bad = np.zeros(self.stops[-1], dtype=bool)
 
-    def column(self, name: str, type_: FieldType | None) -> tuple[FieldType, ParsedColumn]:
+    def good(
+        self, wanted: Mapping[str, FieldType | None]
+    ) -> dict[str, tuple[FieldType, RawColumn]]:
+        """Columns by name, with their types (None: guessed), without the rows that are `bad`."""
+        found = {name: self.column(name, type_) for name, type_ in wanted.items()}
+        if self.bad.any():
+            rows = np.flatnonzero(~self.bad)
+            found = {name: (kind, column.take(rows)) for name, (kind, column) in found.items()}
+        return found
+
+    def column(self, name: str, type_: FieldType | None) -> tuple[FieldType, RawColumn]:
         """Its type, declared or guessed, and its values."""
         import polars as pl
 
@@ -150,8 +151,8 @@ class Columns:
             if name in self.filled and values.has_nulls():
                 self._drop(name, values, values.is_null().to_numpy(), "is empty")
                 values = values.fill_null("")
-            return guessed, ParsedColumn(values)
-        return guessed, ParsedColumn(self._numbers(name, series))
+            return guessed, _coded(values)
+        return guessed, _coded(self._numbers(name, series))
 
     def _guess(self, name: str, series: pl.Series) -> FieldType:
         import polars as pl
@@ -198,7 +199,7 @@ class Columns:
             self._drop(name, series, (text.is_null() & ~odd).to_numpy(), "is empty")
         return numbers.set(odd, None) if odd.any() else numbers
 
-    def _lists(self, name: str, series: pl.Series, type_: FieldType) -> ParsedColumn:
+    def _lists(self, name: str, series: pl.Series, type_: FieldType) -> RawColumn:
         import polars as pl
 
         if not isinstance(series.dtype, pl.List):
@@ -210,7 +211,7 @@ class Columns:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         flat = series.filter(pl.Series(lengths > 0)).explode()
         if type_ == "token_seq":
-            return ParsedColumn(_words(name, flat, self.pieces[0].name), offsets)
+            return _coded(_words(name, flat, self.pieces[0].name), offsets)
         numbers = flat.cast(pl.Float64, strict=False)
         odd = ~(numbers.abs() <= LARGEST).fill_null(False)
         if odd.any():
@@ -218,7 +219,7 @@ class Columns:
             raise ValueError(
                 f"{self._where(row)}: {flat[int(odd.arg_max() or 0)]!r} in {name!r} is not a number"
             )
-        return ParsedColumn(numbers, offsets)
+        return _coded(numbers, offsets)
 
     def _where(self, row: int) -> str:
         number = int(np.searchsorted(self.stops, row, side="right"))

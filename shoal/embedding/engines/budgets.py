@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.config.tiers import show_size
+from shoal.config.row_rules import show_size
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Table
 
 INDEX_FIXED, INDEX_GROWING = 8, 24  # bytes of the index for a row that host memory may lack
 SLOT = 16  # bytes beside a row in host memory: whose it is, when it was used
+INDEX_GPU, SLOT_GPU = 4, 13  # both likewise in GPU memory
 FEWEST = 64  # rows in memory below which a tier makes no sense
 
 
@@ -48,6 +49,7 @@ def share_out(
     if budget is None:
         return {name: Share(sizes[name] * (t.rows or 0), None) for name, t in tables.items()}
     left, shares = budget, {}
+    of_row, of_slot = (INDEX_GPU, SLOT_GPU) if key == "rows.tiers.gpu" else (INDEX_FIXED, SLOT)
     by_size = sorted(tables, key=lambda n: sizes[n] * (tables[n].rows or 1 << 60))
     for done, name in enumerate(by_size):
         rows, share = tables[name].rows, left // (len(tables) - done)
@@ -55,8 +57,8 @@ def share_out(
         if whole is not None and whole <= share:
             shares[name] = Share(whole, None)
         else:
-            index = (rows or 0) * INDEX_FIXED
-            each = sizes[name] + SLOT + (INDEX_GROWING if rows is None else 0)
+            index = (rows or 0) * of_row
+            each = sizes[name] + of_slot + (INDEX_GROWING if rows is None else 0)
             slots = (share - index) // each
             if slots < FEWEST:
                 need = (index + FEWEST * each) * (len(tables) - done) + budget - left

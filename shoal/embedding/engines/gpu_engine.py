@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.engines.admission import Shrink
+from shoal.embedding.engines.gpu_cache import CachedGpuTables
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.engines.row_engine import AdamRows, RowEngine
@@ -68,9 +69,24 @@ class GpuEngine(RowEngine):
         """A growing table is not: it may have to move its rows between two steps."""
         return not self.group.grows
 
+    @property
+    def offloaded(self) -> bool:  # type: ignore[override]
+        """Whether rows may be in host memory."""
+        return self.group.cached
+
+    def prefetch(self, ids: Sequence[Tensor]) -> None:
+        """A hint: these ids [n_k] are used by the step after the next one."""
+        if isinstance(self.group, CachedGpuTables):
+            self.group.prefetch(ids)
+
+    def stage(self, ids: Sequence[Tensor]) -> None:
+        """Before a recorded step is replayed: put the rows of all its ids [n_k] where it reads."""
+        if isinstance(self.group, CachedGpuTables):
+            self.group.stage(ids)
+
     def lend(self) -> Tensor | None:
         whole = self.table.rows is not None and not self.table.half
-        return self.group.whole(self.number) if whole else None
+        return self.group.whole(self.number) if whole and not self.group.cached else None
 
     def adam_rows(self) -> AdamRows | None:
         values, optimizer = self.lend(), self.optimizer
@@ -156,7 +172,11 @@ class GpuEngine(RowEngine):
         grads = self.flat_grads(grads, len(flat))
         if isinstance(ids, Every):
             self._begin_unless_recorded(lr, self._look_up(flat))
-            self.group.apply(self._every_segments, grads)
+            if not isinstance(self.group, CachedGpuTables):
+                self.group.apply(self._every_segments, grads)
+                return
+            for some, part in zip(flat.split(at_once := self.group.at_once), grads.split(at_once)):
+                self.group.apply(self.group.sort(self._look_up(some)), part)
             return
         self.flat_counts(counts, len(flat))  # none: its ids are not counted
         self._push(self._look_up(flat), grads, lr)

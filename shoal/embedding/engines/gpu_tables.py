@@ -44,6 +44,7 @@ class GpuTables:
     """Fixed tables of one width that learn by one optimizer."""
 
     grows = False
+    cached = False  # whether rows may be in host memory, see gpu_cache
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class GpuTables:
     def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
         """Rows of all ids: [n, dim] float32; `learn`: a push of the same ids may come next."""
         rows = self.locate(lookup)
-        if learn and len(rows):
+        if learn and len(rows) and not self.cached:  # else they may be on their way to their slots
             self._sort_beside(lookup, rows)
         return gpu_lookup.gather(self.arena.values, rows, lookup, self.recipes, self.grows)
 

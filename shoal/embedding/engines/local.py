@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from shoal.config.tiers import TiersSection
+from shoal.config.row_rules import TiersSection
 from shoal.embedding.engines import native
 from shoal.embedding.engines.admission import Admission
 from shoal.embedding.engines.budgets import Share, row_bytes, share_out
@@ -154,8 +154,8 @@ def _make_tiered(
 ) -> dict[str, RowEngine]:
     """Engines of the tables that have no room for all rows where they are used.
 
-    In GPU memory, that is, over host memory, or over a disk where that has no room; without a GPU
-    in host memory over a disk.
+    In GPU memory, that is, over host memory, over a disk where that has no room either; without a
+    GPU in host memory over a disk.
     """
     in_host = _slots(share_out(tables, optimizers, tiers.host))
     over_host = device.type == "cuda" and tiers.gpu is not None
@@ -187,10 +187,17 @@ def _make_tiered(
                 "(rows.admission, rows.decay, rows.shrink): such rows are neither counted nor "
                 "dropped; leave out one of the two"
             )
-        folder = Path(tiers.ssd) if tiers.ssd is not None and name in in_host else None
-        made[name] = Tiered(
-            table, optimizer, seed, number, folder, device=device if over_host else None
-        )
+        folder = None if tiers.ssd is None else Path(tiers.ssd)
+        if not over_host:
+            made[name] = Tiered(table, optimizer, seed, number, folder)
+        elif table.rows is not None and name not in in_host and has_triton():
+            from shoal.embedding.engines.gpu_cache import CachedGpuTables
+            from shoal.embedding.engines.gpu_engine import GpuEngine
+
+            made[name] = GpuEngine(CachedGpuTables(table, optimizer, seed, device, number), 0)
+        else:
+            place = folder if name in in_host else None
+            made[name] = Tiered(table, optimizer, seed, number, place, device=device)
     return made
 
 

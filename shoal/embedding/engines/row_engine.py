@@ -34,7 +34,7 @@ class RowEngine(ABC):
     """A Store that holds its rows in this process. Subclasses hold the memory."""
 
     recordable = False  # whether a push may be part of a CUDA graph; see `begin_many`
-    offloaded = False  # whether rows may lie elsewhere, and come when they are used
+    offloaded = False  # whether rows may lie elsewhere, and are staged where they are used
     device = torch.device("cpu")  # where ids and gradients are wanted
 
     def __init__(
@@ -91,7 +91,10 @@ class RowEngine(ABC):
         return None
 
     def prefetch(self, ids: Sequence[Tensor]) -> None:
-        """A hint: these ids [n_k] are pulled soon; rows that are offloaded may be read now."""
+        """A hint: these ids [n_k] are pulled soon; rows that are offloaded may be staged."""
+
+    def stage(self, ids: Sequence[Tensor]) -> None:
+        """Before a recorded step is replayed: put the rows of all its ids [n_k] where it reads."""
 
     def forget(self) -> None:
         """Drop every row of a growing table, and every count."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,13 @@ from shoal.embedding.engines.admission import Shrink
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.engines.row_records import RowRecords, distinct
+from shoal.embedding.engines.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Init, Table
 
 NOBODY = 1 << 62  # the time of a slot without a row
 AT_ONCE = 1 << 16  # rows that pass through memory on their way at a time
-
-
-@dataclass
-class Traffic:
-    """What ids that were pulled found so far; of equal ones only the first finds a cold row."""
-
-    hot: int = 0
-    cold: int = 0
-    ahead: int = 0  # rows that were read from the disk before they were asked for
-    evicted: int = 0
 
 
 class Tiered(RowEngine):

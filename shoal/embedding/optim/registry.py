@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from shoal.config.schema.train import ROW_OPTIMIZERS
+from shoal.config.train_section import ROW_OPTIMIZERS
 
 Kind = Literal["row", "dim"]  # of a piece of state: one float per row, or one per value
 State = dict[str, Tensor]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from shoal.config.tiers import TiersSection
+from shoal.config.row_rules import TiersSection
 from shoal.embedding.engines.admission import Admission
 from shoal.embedding.engines.local import make_engines, make_local
 from shoal.embedding.engines.row_engine import RowEngine

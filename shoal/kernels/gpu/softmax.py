@@ -17,6 +17,7 @@ row may reach 4,094 (it becomes infinite, and the loss is no number).
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -329,7 +330,7 @@ def update(
     _, count, dim = parts.shape
     num_rows = len(rows[0])
     shape = shape or update_shape(count, dim)
-    how = {"HAS_BIAS": bias is not None, "DIM": dim, "EARLY": count <= FEW}
+    how: dict[str, Any] = {"HAS_BIAS": bias is not None, "DIM": dim, "EARLY": count <= FEW}
     how |= {"DECAY": optimizer.weight_decay, "DECOUPLED": optimizer.decoupled}
     how |= {"RATE_1": 1.0 - optimizer.betas[0], "RATE_2": 1.0 - optimizer.betas[1]}
     tables = *rows, *(rows if bias is None else bias)

@@ -8,8 +8,6 @@ Attention decides which pairs of features count:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +21,6 @@ from shoal.models.nn.mlp import begin_normal
 class AFM(FM):
     """FM with attention over its pairs; p begins as the number of pairs, where it is FM."""
 
-    @dataclass
     class Options(FM.Options):
         dim: int = 16
         initial_range: float = 0.1

@@ -8,7 +8,7 @@ Song et al., CIKM 2019. Features look at each other; what a feature becomes is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -21,7 +21,6 @@ from shoal.models.nn.mlp import Tower, begin_normal
 class AutoInt(Vectors):
     """Attention over features; without `layers` there is no tower, as in the plain AutoInt."""
 
-    @dataclass
     class Options(Vectors.Options):
         dim: int = 16
         initial_range: float = 0.1

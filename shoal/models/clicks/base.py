@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ class Flat(ClickModel):
 
     options: Any
 
-    @dataclass
     class Options(ClickModel.Options):
         dim: int = 9
         # first values lie within +- this; products near 0 carry no signal
@@ -43,7 +41,6 @@ class Vectors(ClickModel):
     options: Any
     embed: Embeddings
 
-    @dataclass
     class Options(ClickModel.Options):
         dim: int = 9
         # first values lie within +- this; from 0 they would never leave

@@ -7,7 +7,7 @@ Cross layers of one vector each make products of one degree more each, beside a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from shoal.models.nn.mlp import MLP, begin_normal
 class DCN(Flat):
     """The first deep and cross network; DCNV2 has matrices in place of the vectors."""
 
-    @dataclass
     class Options(Flat.Options):
         cross_layers: int = 3
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])

@@ -9,7 +9,7 @@ Cross layers make products of features, of one degree more each; a perceptron do
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 import torch
@@ -25,7 +25,6 @@ class DCNV2(Flat):
 
     gated: ClassVar[bool] = False
 
-    @dataclass
     class Options(Flat.Options):
         cross_layers: int = 2
         low_rank: int | None = None  # None: W is whole; a number: of this rank

@@ -7,7 +7,7 @@ A factorization machine and a perceptron that share their vectors:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from shoal.models.nn.mlp import Tower
 class DeepFM(FM):
     """First order, second order, and a perceptron over the vectors of all features."""
 
-    @dataclass
     class Options(FM.Options):
         layers: list[int] = field(default_factory=lambda: [512, 256, 128, 32])
         dropout: float = 0.0

@@ -10,7 +10,7 @@ dot products, which a perceptron reads beside the dense vector:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor
 
@@ -25,7 +25,6 @@ class DLRM(ClickModel):
     vectors [b, n, dim]    dots [b, n * (n - 1) / 2]    tower [b, dim + pairs] -> logits [b]
     """
 
-    @dataclass
     class Options(ClickModel.Options):
         dim: int = 16
         bottom_layers: list[int] = field(default_factory=lambda: [512, 256, 64])  # then dim

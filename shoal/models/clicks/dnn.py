@@ -5,7 +5,7 @@ logit = tower of [v_1, v_2, ..., dense]
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor
 
@@ -19,7 +19,6 @@ class DNN(Flat):
 
     several_labels = True
 
-    @dataclass
     class Options(Flat.Options):
         initial_range: float = 1e-4  # first values lie within +- this; unseen ids add almost 0
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])

@@ -7,8 +7,6 @@ A feature has another vector for every field that it meets:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from shoal.models.base import Batch, Facts
@@ -19,7 +17,6 @@ from shoal.models.clicks.lr import LR
 class FFM(LR, Vectors):
     """A row holds a feature's vectors for all fields: fields * dim wide."""
 
-    @dataclass
     class Options(Vectors.Options):
         dim: int = 4
 

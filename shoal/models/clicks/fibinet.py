@@ -8,7 +8,7 @@ Features are weighed by a squeeze and excitation network, and pairs meet by a bi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import torch
@@ -26,7 +26,6 @@ class FiBiNET(FM):
     left: Tensor
     right: Tensor
 
-    @dataclass
     class Options(FM.Options):
         initial_range: float = 0.1
         # one matrix for all features, one for each, or one for each pair

@@ -8,7 +8,7 @@ Two perceptrons read the features through separate gates, and meet in a bilinear
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from shoal.models.nn.mlp import MLP, begin_normal
 class FinalMLP(Flat):
     """Gates read all features."""
 
-    @dataclass
     class Options(Flat.Options):
         layers: list[int] = field(default_factory=lambda: [400, 400])
         # widths of the second perceptron's layers

@@ -9,8 +9,6 @@ Cross layers whose products pass a gate:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shoal.models.clicks.dcnv2 import DCNV2
 
 
@@ -19,6 +17,5 @@ class GDCN(DCNV2):
 
     gated = True
 
-    @dataclass
     class Options(DCNV2.Options):
         cross_layers: int = 3

@@ -9,7 +9,7 @@ Masks that all features together decide multiply the features, or the layer befo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import torch
@@ -41,7 +41,6 @@ class MaskBlock(nn.Module):
 class MaskNet(Vectors):
     """Blocks beside each other, or one after the other."""
 
-    @dataclass
     class Options(Vectors.Options):
         # blocks side by side, or one upon the other
         structure: Literal["parallel", "serial"] = "parallel"

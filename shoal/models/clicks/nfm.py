@@ -7,7 +7,7 @@ A perceptron reads the sum of the products of all pairs, element by element:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from shoal.models.nn.mlp import Tower
 class NFM(FM):
     """FM whose pairs are added up late, after a perceptron. There is no batch norm."""
 
-    @dataclass
     class Options(FM.Options):
         dim: int = 16
         # first values lie within +- this; their products are what is read

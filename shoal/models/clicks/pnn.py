@@ -8,7 +8,7 @@ A perceptron reads the vectors and the products of their pairs:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import torch
@@ -23,7 +23,6 @@ from shoal.models.nn.mlp import Tower
 class PNN(Vectors):
     """Inner products, the outer product of the sum, or both."""
 
-    @dataclass
     class Options(Vectors.Options):
         # of every two features' vectors: one number, a matrix, or both
         product: Literal["inner", "outer", "both"] = "inner"

@@ -8,7 +8,7 @@ A linear model that remembers and a perceptron that generalises, trained togethe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ class WideDeep(DNN):
 
     several_labels = False
 
-    @dataclass
     class Options(DNN.Options):
         layers: list[int] = field(default_factory=lambda: [512, 256, 128, 32])
         wide_slots: bool = False  # True: ids take part in the wide part too, a weight each

@@ -9,7 +9,7 @@ and `linear` new ones of sums, so that l layers hold products of up to 2^l featu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,6 @@ class WukongLayer(nn.Module):
 class Wukong(Vectors):
     """A stack of factorization machines below a perceptron."""
 
-    @dataclass
     class Options(Vectors.Options):
         dim: int = 16
         initial_range: float = 0.1

@@ -8,7 +8,7 @@ The compressed interaction network makes vectors of products of one degree more 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from shoal.models.nn.mlp import Tower, begin_normal
 class xDeepFM(FM):
     """All vectors of a layer go on to the next one and to the end."""
 
-    @dataclass
     class Options(FM.Options):
         initial_range: float = 0.1  # first values lie within +- this; near 0 their products vanish
         # widths of the layers that multiply features by each other

@@ -7,23 +7,22 @@ The first and the last layer are tables, so that they shard; the last column is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.models.base import Batch, Embeddings, Init, Jagged, Retrieval, Samples, Table
+from shoal.models.base import Batch, Embeddings, Init, Jagged, Retrieval, Table
 from shoal.models.nn.user_items import Taken, even, owners
 
 
 class Autoencoder(Retrieval):
     """A user is what was taken, so a new one is folded in like any other."""
 
-    samples: ClassVar[Samples] = "users"
+    samples = "users"
 
-    @dataclass
     class Options(Retrieval.Options):
         latent_dimension: int = 128
         dropout_prob: float = 0.5  # of the items that the encoder is shown

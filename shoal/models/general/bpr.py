@@ -7,8 +7,6 @@ Matrix factorisation, trained so that an item the user took scores above one the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval, Table
@@ -23,7 +21,6 @@ class BPR(Retrieval):
 
     cuda_graph_safe = True
 
-    @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
 

@@ -10,7 +10,6 @@ Means are over the global batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +26,6 @@ class DirectAU(BPR):
 
     cuda_graph_safe = False
 
-    @dataclass
     class Options(BPR.Options):
         gamma: float = 1.0  # weight of uniformity
 

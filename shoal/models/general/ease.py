@@ -7,14 +7,13 @@ The weights that best tell a user's items from the others, in closed form:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from shoal.models.base import Facts
 from shoal.models.general.item_weights import ItemWeights
 from shoal.models.nn.closed_form import check_memory, negative_inverse_
+from shoal.models.options import Positive
 
 
 class EASE(ItemWeights):
@@ -22,13 +21,8 @@ class EASE(ItemWeights):
 
     weights: Tensor  # [num_items, num_items], row: the item that is scored
 
-    @dataclass
     class Options(ItemWeights.Options):
-        reg_weight: float = 250.0
-
-        def __post_init__(self) -> None:
-            if not self.reg_weight > 0.0:
-                raise ValueError(f"reg_weight is {self.reg_weight}; it must be above 0")
+        reg_weight: Positive = 250.0
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -9,7 +9,6 @@ Squared error over all pairs, of which those not taken weigh c. Their sum needs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +22,6 @@ from shoal.models.base import (
     Jagged,
     Output,
     Retrieval,
-    Samples,
     Table,
 )
 from shoal.models.nn.dropout import Dropout
@@ -33,9 +31,8 @@ from shoal.models.nn.user_items import owners
 class ENMF(Retrieval):
     """Matrix factorisation that learns from everything, without negatives."""
 
-    samples: ClassVar[Samples] = "users"
+    samples = "users"
 
-    @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
         dropout_prob: float = 0.7  # of the user's vector

@@ -10,8 +10,7 @@ items' vectors, so users are never stored: a new one is folded in like any other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,33 +20,24 @@ from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
 from shoal.models.nn.closed_form import Progress
 from shoal.models.nn.user_items import Taken
+from shoal.models.options import Count, NotNegative, Positive
 
 
 class IALS(Retrieval):
     """Implicit alternating least squares."""
 
-    trainable: ClassVar[bool] = False
+    trainable = False
     items: Tensor  # [num_items, d]
 
-    @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
-        epochs: int = 16
-        alpha: float = 0.1  # weight of every pair, beside 1 of those taken
-        reg_weight: float = 0.01
+        epochs: Count = 16
+        alpha: NotNegative = 0.1  # weight of every pair, beside 1 of those taken
+        reg_weight: Positive = 0.01
         nu: float = 1.0  # 1: who has more is held back more, 0: all alike
         # cholesky: exact; cg: a few steps of conjugate gradients from the last vectors
         solver: Literal["cholesky", "cg"] = "cholesky"
-        cg_steps: int = 3  # of conjugate gradients, for each vector in each epoch
-
-        def __post_init__(self) -> None:
-            if self.epochs < 1 or not self.reg_weight > 0.0 or self.alpha < 0.0:
-                raise ValueError(
-                    f"epochs is {self.epochs}, reg_weight {self.reg_weight}, alpha {self.alpha}; "
-                    "at least 1, above 0, at least 0"
-                )
-            if self.cg_steps < 1:
-                raise ValueError(f"cg_steps is {self.cg_steps}; it must be at least 1")
+        cg_steps: Count = 3  # of conjugate gradients, for each vector in each epoch
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -6,7 +6,7 @@ score(user, item) = sum of W[i, item] over the items i that the user took
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ class ItemWeights(Retrieval):
     `encode_item` gives an item's column of W: the weight of each item for it.
     """
 
-    trainable: ClassVar[bool] = False
+    trainable = False
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)

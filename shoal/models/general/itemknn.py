@@ -9,26 +9,21 @@ Items are alike when the same users took them; each listens to its k nearest one
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shoal.models.general.item_weights import SparseWeights
 from shoal.models.nn.user_items import nearest
+from shoal.models.options import Count, NotNegative
 
 
 class ItemKNN(SparseWeights):
     """Neighbourhoods of items by cosine."""
 
-    @dataclass
     class Options(SparseWeights.Options):
-        k: int = 100
-        shrink: float = 0.0
-
-        def __post_init__(self) -> None:
-            if self.k < 1 or self.shrink < 0.0:
-                raise ValueError(f"k is {self.k}, shrink {self.shrink}; at least 1, and at least 0")
+        k: Count = 100
+        shrink: NotNegative = 0.0
 
     def solve(self) -> Iterator[Tensor]:
         for best, index in nearest(self.taken, self.options.k, self.options.shrink):

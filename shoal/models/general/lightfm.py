@@ -9,7 +9,6 @@ of the features, so that an item nobody has taken yet is still described by its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -25,7 +24,6 @@ class LightFM(Retrieval):
 
     reads_features = True
 
-    @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
         # BPR: an item above a negative; logistic: each by itself, or labels

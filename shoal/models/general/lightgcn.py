@@ -9,8 +9,6 @@ Only E(0) is learned, by the BPR loss plus an L2 term on the E(0) of the nodes i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,7 +26,6 @@ class LightGCN(Propagated):
 
     cuda_graph_safe = True
 
-    @dataclass
     class Options(Propagated.Options):
         embedding_size: int = 64
         n_layers: int = 2  # how often vectors spread over the graph

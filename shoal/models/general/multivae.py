@@ -9,7 +9,7 @@ another network makes of the items:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import torch
@@ -27,7 +27,6 @@ class MultiVAE(Autoencoder):
 
     updates: Tensor
 
-    @dataclass
     class Options(Autoencoder.Options):
         # widths of the encoder's layers; the decoder's are their mirror
         mlp_hidden_dimension: list[int] = field(default_factory=lambda: [600])

@@ -9,7 +9,7 @@ Two halves, each with its own tables, joined at the last layer:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ class NeuMF(Model):
     users [b, 1, d], items and k negatives [b, 1 + k, d] of each half -> logits [b, 1 + k]
     """
 
-    @dataclass
     class Options(Model.Options):
         mf_embedding_size: int = 64  # width of the factorisation half's vectors
         mlp_embedding_size: int = 64  # width of the perceptron half's vectors

@@ -8,7 +8,7 @@ laid side by side:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import torch
@@ -26,7 +26,6 @@ class NGCF(LightGCN):
 
     cuda_graph_safe = False
 
-    @dataclass
     class Options(LightGCN.Options):
         n_layers: int = 0  # 0: as many as hidden_size_list has
         # width of each layer's output

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -14,10 +11,9 @@ from shoal.models.base import Batch, Facts, Model
 class Pop(Model):
     """An item's score is the number of its training interactions, the same for every user."""
 
-    trainable: ClassVar[bool] = False
+    trainable = False
     counts: Tensor
 
-    @dataclass
     class Options(Model.Options):
         """None: popularity has nothing to tune."""
 

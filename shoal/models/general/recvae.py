@@ -15,7 +15,7 @@ of them. The authors take turns epoch by epoch; here every step has users of bot
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from shoal.models.general.autoencoder import Autoencoder
 from shoal.models.nn.dropout import dropout, normal_like, uniform_like
 from shoal.models.nn.mlp import begin_xavier
 from shoal.models.nn.user_items import even, owners
-from shoal.models.options import check_range
+from shoal.models.options import Count, Share
 
 
 class RecVAE(Autoencoder):
@@ -36,7 +36,6 @@ class RecVAE(Autoencoder):
     updates: Tensor
     old_rows: Tensor
 
-    @dataclass
     class Options(Autoencoder.Options):
         hidden_dimension: int = 600  # width of the encoder's layers
         latent_dimension: int = 200
@@ -44,15 +43,13 @@ class RecVAE(Autoencoder):
         beta: float = 0.2  # weight of the prior, where gamma is 0
         # of N(0, 1), of the old posterior and of a wide normal
         mixture_weights: list[float] = field(default_factory=lambda: [0.15, 0.75, 0.1])
-        decoder_share: float = 0.25  # of the users train the decoder, the others the encoder
-        prior_every: int = 50  # steps after which the old encoder is the one of now
+        decoder_share: Share = 0.25  # of the users train the decoder, the others the encoder
+        prior_every: Count = 50  # steps after which the old encoder is the one of now
 
         def __post_init__(self) -> None:
             weights = self.mixture_weights
             if len(weights) != 3 or min(weights) <= 0.0:
                 raise ValueError(f"mixture_weights is {weights}; three numbers above 0")
-            check_range(self, "decoder_share", 0, 1)
-            check_range(self, "prior_every", 1)
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -8,15 +8,14 @@ more like itself than like any other:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 from shoal.models.base import Batch, Output
 from shoal.models.general.lightgcn import LightGCN
-from shoal.models.nn.contrast import contrast
 from shoal.models.nn.dropout import shared_dropout
+from shoal.models.nn.losses import contrast
 
 
 class SGL(LightGCN):
@@ -24,7 +23,6 @@ class SGL(LightGCN):
 
     cuda_graph_safe = False
 
-    @dataclass
     class Options(LightGCN.Options):
         type: Literal["ED", "ND", "RW"] = "ED"  # drop edges, nodes, or other edges in every layer
         n_layers: int = 3

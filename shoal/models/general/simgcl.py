@@ -12,16 +12,14 @@ terms of users and of items are means, as the BPR loss is. RecBole-GNN has sums 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.models.base import Batch, Output
 from shoal.models.general.lightgcn import LightGCN
-from shoal.models.nn.contrast import contrast_within
 from shoal.models.nn.dropout import uniform_like
+from shoal.models.nn.losses import contrast_within
 
 
 class SimGCL(LightGCN):
@@ -29,7 +27,6 @@ class SimGCL(LightGCN):
 
     cuda_graph_safe = False
 
-    @dataclass
     class Options(LightGCN.Options):
         eps: float = 0.1  # length of the noise on a node
         temperature: float = 0.2  # of the contrast between two views

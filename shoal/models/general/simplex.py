@@ -9,7 +9,6 @@ it is nearer than a margin:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +23,6 @@ from shoal.models.nn.user_items import Taken
 class SimpleX(Retrieval):
     """Cosine contrastive loss with many negatives."""
 
-    @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
         margin: float = 0.9  # a negative less like the user than this costs nothing

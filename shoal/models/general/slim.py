@@ -9,31 +9,23 @@ G = X^T X, W[i, j] can be above 0 only where G[i, j] is above l1: nothing else i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shoal.models.general.item_weights import SparseWeights
 from shoal.models.nn.closed_form import check_memory
+from shoal.models.options import Count, NotNegative, Positive
 
 
 class SLIM(SparseWeights):
     """Few weights, none of them below 0."""
 
-    @dataclass
     class Options(SparseWeights.Options):
-        l1: float = 2.0  # times that two items must come together to be heard at all
-        l2: float = 20.0
-        sweeps: int = 30
+        l1: NotNegative = 2.0  # times that two items must come together to be heard at all
+        l2: Positive = 20.0
+        sweeps: Count = 30
         tolerance: float = 1e-4  # of the largest change in a sweep
-
-        def __post_init__(self) -> None:
-            if self.l1 < 0.0 or not self.l2 > 0.0 or self.sweeps < 1:
-                raise ValueError(
-                    f"l1 is {self.l1}, l2 {self.l2}, sweeps {self.sweeps}; l1 at least 0, l2 above "
-                    "0, sweeps at least 1"
-                )
 
     def solve(self) -> Iterator[Tensor]:
         count = self.facts.num_items

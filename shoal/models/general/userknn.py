@@ -6,33 +6,26 @@ CSCW 1994, with cosine on what was taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch
 from shoal.models.base import Facts, Model
 from shoal.models.nn.user_items import Taken, nearest, owners
+from shoal.models.options import Count, NotNegative
 
 
 class UserKNN(Model):
     """Neighbourhoods of users by cosine."""
 
-    trainable: ClassVar[bool] = False
+    trainable = False
     neighbours: Tensor  # [num_users, k]
     alike: Tensor  # [num_users, k]
     pairs: Tensor  # user * num_items + item of all that was taken, ascending
 
-    @dataclass
     class Options(Model.Options):
-        k: int = 100
-        shrink: float = 0.0
-
-        def __post_init__(self) -> None:
-            if self.k < 1 or self.shrink < 0.0:
-                raise ValueError(f"k is {self.k}, shrink {self.shrink}; at least 1, and at least 0")
+        k: Count = 100
+        shrink: NotNegative = 0.0
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

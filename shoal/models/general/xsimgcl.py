@@ -9,8 +9,6 @@ own layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from shoal.models.base import Batch, Facts, Output
@@ -20,7 +18,6 @@ from shoal.models.general.simgcl import SimGCL
 class XSimGCL(SimGCL):
     """Contrast across layers of one noisy pass."""
 
-    @dataclass
     class Options(SimGCL.Options):
         eps: float = 0.2
         cl_weight: float = 0.1

@@ -7,8 +7,6 @@ Users are entities too, and taking an item is one more relation p:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +17,6 @@ from shoal.models.knowledge.base import KnowledgeModel, TransR
 class CFKG(KnowledgeModel):
     """One space for users, items and what is known of them."""
 
-    @dataclass
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
         kg_weight: float = 1.0

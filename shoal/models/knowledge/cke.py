@@ -9,8 +9,6 @@ The structural part of the paper; texts and pictures are left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from shoal.models.base import Batch, Facts, Output, Retrieval
@@ -21,7 +19,6 @@ from shoal.models.nn.losses import bpr_loss
 class CKE(KnowledgeModel, Retrieval):
     """Factorisation with TransR beside it."""
 
-    @dataclass
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
         kg_embedding_size: int = 64  # width of a relation's space

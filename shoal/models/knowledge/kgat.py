@@ -9,7 +9,7 @@ Users, items and entities are one graph; a node hears its neighbours as much as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import torch
@@ -33,7 +33,6 @@ class KGAT(Spread):
     tail_counts: Tensor
     tail_place: Tensor
 
-    @dataclass
     class Options(Spread.Options):
         embedding_size: int = 64
         kg_embedding_size: int = 64  # width of a relation's space

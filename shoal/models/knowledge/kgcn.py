@@ -10,7 +10,6 @@ Every node has `neighbor_sample_size` neighbours, drawn once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -28,7 +27,6 @@ class KGCN(KnowledgeModel):
     near: Tensor  # [nodes, neighbours]
     by: Tensor  # their relations; 0: the node has none and is its own neighbour
 
-    @dataclass
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
         n_iter: int = 1  # hops from an item

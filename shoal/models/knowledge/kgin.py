@@ -9,8 +9,6 @@ Intents are mixtures of relations; a user hears the items taken through the inte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,7 +21,6 @@ from shoal.models.nn.edges import Edges
 class KGIN(Spread):
     """The squares of intents' cosines keep them different; edges are walked both ways."""
 
-    @dataclass
     class Options(Spread.Options):
         embedding_size: int = 64
         context_hops: int = 2  # hops over the graph

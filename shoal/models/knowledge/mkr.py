@@ -9,8 +9,6 @@ Wang et al., WWW 2019. An item v and its entity e lend each other features in ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,7 +41,6 @@ class MKR(KnowledgeModel, Retrieval):
 
     node_item: Tensor  # [nodes]: the item that a node is; 0: none
 
-    @dataclass
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
         low_layers_num: int = 1  # layers in which items and entities cross

@@ -11,8 +11,6 @@ A user has `n_memory` triples of each hop, drawn once: walks from items that the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +28,6 @@ class RippleNet(KnowledgeModel):
 
     memory: Tensor  # [num_users, hops, n_memory, 3]: head, relation, tail; 0 where a walk ended
 
-    @dataclass
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
         n_hop: int = 2  # hops from the items of a user

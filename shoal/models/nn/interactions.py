@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -20,24 +18,7 @@ def sum_of_products(vectors: Tensor) -> Tensor:
 
     sum over pairs of v_i * v_j  =  ((sum of v_i)^2 - sum of v_i^2) / 2, so n steps, not n^2.
     """
-    if vectors.requires_grad and not torch.compiler.is_compiling():
-        return _Pairs.apply(vectors)
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1))
-
-
-class _Pairs(torch.autograd.Function):
-    """sum_of_products; its gradient of v_i is what the other vectors sum up to: two passes."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor) -> Tensor:
-        total = vectors.sum(1)
-        ctx.save_for_backward(vectors, total)
-        return 0.5 * (total * total - (vectors * vectors).sum(1))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        vectors, total = ctx.saved_tensors
-        return (total.unsqueeze(1) - vectors).mul_(grads[0].unsqueeze(1))
 
 
 class Dots(nn.Module):

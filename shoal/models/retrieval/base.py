@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval
 from shoal.models.nn.losses import in_batch_softmax
-from shoal.models.options import check_positive
+from shoal.models.options import Positive
 
 
 class InBatch(Retrieval):
@@ -24,17 +23,13 @@ class InBatch(Retrieval):
     logq: Tensor
     target: str  # the field of a batch that is asked for
 
-    @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
         cosine: bool = True  # vectors are compared by angle
-        temperature: float = 0.1  # scores are divided by it
+        temperature: Positive = 0.1  # scores are divided by it
         correct: bool = True  # less ln of how often an item occurs: popular ones are drawn more
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
-
-        def __post_init__(self) -> None:
-            check_positive(self, "temperature")
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)

@@ -8,7 +8,7 @@ Item Recommendations, Yi et al., RecSys 2019.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor, nn
 
@@ -20,7 +20,6 @@ from shoal.models.retrieval.base import InBatch
 class DSSM(InBatch):
     """Two towers that meet in a cosine."""
 
-    @dataclass
     class Options(InBatch.Options):
         mlp_hidden_size: list[int] = field(default_factory=lambda: [128])
         dropout_prob: float = 0.0

@@ -10,14 +10,13 @@ predicts the next by separate vectors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Samples, Table
+from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Table
 from shoal.models.sequential.base import BY_TIME, lengths
 
 
@@ -25,9 +24,8 @@ class Word2Vec(Retrieval):
     """Skip-gram with negatives, of items in a history."""
 
     kind = "sequential"
-    samples: ClassVar[Samples] = "prefixes"
+    samples = "prefixes"
 
-    @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
         window: int = 10  # items back that predict the next

@@ -6,13 +6,13 @@ candidate generation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from shoal.models.base import Batch, Embeddings, Facts, Init, Samples, Table
+from shoal.models.base import Batch, Embeddings, Facts, Init, Table
 from shoal.models.nn.mlp import MLP
 from shoal.models.retrieval.base import InBatch
 from shoal.models.sequential.base import SEQUENCE_DEFAULTS, lengths
@@ -22,9 +22,8 @@ class YoutubeDNN(InBatch):
     """A perceptron over the mean of what a user took, asked for the next item."""
 
     kind = "sequential"
-    samples: ClassVar[Samples] = "prefixes"
+    samples = "prefixes"
 
-    @dataclass
     class Options(InBatch.Options):
         mlp_hidden_size: list[int] = field(default_factory=lambda: [128, 64])
         dropout_prob: float = 0.0

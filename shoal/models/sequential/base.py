@@ -28,7 +28,7 @@ from shoal.models.nn.losses import (
     over_vectors,
 )
 from shoal.models.nn.transformer import Activation
-from shoal.models.options import check_positive, check_range
+from shoal.models.options import Positive, Share
 
 BY_TIME: dict[str, Any] = {
     "data.split.by": "leave_one_out",
@@ -62,19 +62,14 @@ class Sequential(Model):
     embed: Embeddings
     logq: Tensor
 
-    @dataclass
     class Options(Model.Options):
         loss_type: LossType = "CE"  # sampled, gBCE and BPR also need train.negatives
-        gbce_t: float = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE
-        label_smoothing: float = 0.0  # CE: so much of the target is spread over all items
+        gbce_t: Share = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE
+        label_smoothing: Share = 0.0  # CE: so much of the target is spread over all items
         cosine: bool = False  # states and items are compared by angle
-        temperature: float = 1.0  # scores are divided by it
+        temperature: Positive = 1.0  # scores are divided by it
 
         DEFAULTS: ClassVar[dict[str, Any]] = SEQUENCE_DEFAULTS
-
-        def __post_init__(self) -> None:
-            check_range(self, "label_smoothing gbce_t", 0, 1)
-            check_positive(self, "temperature")
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)

@@ -11,7 +11,6 @@ recommend, a mask token is set behind the history: what item is there?
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +26,7 @@ from shoal.models.nn.losses import (
     missing_negatives,
 )
 from shoal.models.nn.transformer import Activation, Transformer
-from shoal.models.options import check_range
+from shoal.models.options import Count, NotNegative, Share
 from shoal.models.sequential.base import SEQUENCE_DEFAULTS, AttentionOptions, lengths, num_places
 
 
@@ -44,34 +43,30 @@ class BERT4Rec(Retrieval):
     kind = "sequential"
     popularity: Tensor
 
-    @dataclass
     class Options(AttentionOptions, Retrieval.Options):
         hidden_size: int = 64
-        inner_size: int | None = None  # of the feed-forward layers; null: 4 × hidden_size
+        inner_size: Count | None = None  # of the feed-forward layers; null: 4 × hidden_size
         hidden_dropout_prob: float = 0.1
         attn_dropout_prob: float = 0.1
         hidden_act: Activation = "relu"
         initializer_range: float = 0.02
         tied: bool = False  # the items' own vectors as output layer
         loss_type: LossType = "CE"  # sampled, gBCE and BPR also need train.negatives
-        gbce_t: float = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE
-        mask_ratio: float = 0.2  # of the items are hidden and asked for
-        random_ratio: float = 0.2  # of the hidden ones show a random item, the others the mask
-        ft_ratio: float = 0.0  # of the samples end anywhere and hide their last item alone
-        dupe_factor: int = 1  # samples of each window in an epoch, each with its own masks
-        window_stride: int | None = None  # items between windows; null: a tenth of data.max_len
+        gbce_t: Share = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE
+        mask_ratio: Share = 0.2  # of the items are hidden and asked for
+        random_ratio: Share = 0.2  # of the hidden ones show a random item, the others the mask
+        ft_ratio: Share = 0.0  # of the samples end anywhere and hide their last item alone
+        dupe_factor: Count = 1  # samples of each window in an epoch, each with its own masks
+        window_stride: Count | None = None  # items between windows; null: a tenth of data.max_len
         windows_from_start: bool = False  # windows at items 0, stride, ...; else from the end
         mask_last: bool = False  # the last item of a window is always asked for, besides the others
-        label_smoothing: float = 0.0  # CE: this share of the truth is spread over all items
-        debias: float = 0.0  # ranked by score - debias · ln(times an item occurs in training)
+        label_smoothing: Share = 0.0  # CE: this share of the truth is spread over all items
+        debias: NotNegative = 0.0  # ranked by score - debias · ln(times an item occurs in training)
 
         DEFAULTS: ClassVar[dict[str, Any]] = SEQUENCE_DEFAULTS
         RANKING: ClassVar[tuple[str, ...]] = ("debias",)
 
         def __post_init__(self) -> None:
-            check_range(self, "mask_ratio random_ratio ft_ratio gbce_t label_smoothing", 0, 1)
-            check_range(self, "debias", 0)
-            check_range(self, "dupe_factor window_stride inner_size", 1)
             if self.mask_ratio == 0.0 and self.ft_ratio == 0.0:
                 raise ValueError("mask_ratio is 0: nothing would be asked for; give it more")
             if self.label_smoothing and self.loss_type != "CE":

@@ -9,8 +9,6 @@ row, filters of width 1 weigh the items.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,7 +23,6 @@ class Caser(NextItem):
 
     samples = "prefixes"
 
-    @dataclass
     class Options(NextItem.Options):
         embedding_size: int = 64
         nh: int = 8  # horizontal filters of each height

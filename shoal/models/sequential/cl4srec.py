@@ -12,8 +12,6 @@ users in the batch:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,7 +26,6 @@ from shoal.models.sequential.sasrec import SASRec
 class CL4SRec(SASRec):
     """SASRec with a contrast between augmented histories."""
 
-    @dataclass
     class Options(SASRec.Options):
         cl_weight: float = 0.1
         cl_temperature: float = 1.0  # of the contrast between two views of a history

@@ -8,8 +8,6 @@ ComiRec-SA: each interest is its own attention over the history.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +19,6 @@ from shoal.models.sequential.base import MultiInterest, num_places
 class ComiRec(MultiInterest):
     """Interests by self-attention, of which the nearest to the target learns."""
 
-    @dataclass
     class Options(MultiInterest.Options):
         embedding_size: int = 64
         interests: int = 4

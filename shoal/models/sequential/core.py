@@ -9,7 +9,6 @@ A session is a weighted mean of its items' own vectors, so both live in one spac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.transformer import HIDDEN, Transformer
+from shoal.models.options import Positive
 from shoal.models.sequential.base import AttentionOptions, NextItem, num_places
 
 
@@ -26,13 +26,12 @@ class CORE(NextItem):
 
     samples = "prefixes"
 
-    @dataclass
     class Options(AttentionOptions, NextItem.Options):
         dnn_type: Literal["trm", "ave"] = "trm"  # what weighs items: a transformer, or nothing
         embedding_size: int = 64
         sess_dropout: float = 0.2  # of the items' vectors
         cosine: bool = True
-        temperature: float = 0.07
+        temperature: Positive = 0.07
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

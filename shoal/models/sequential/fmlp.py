@@ -9,8 +9,6 @@ Histories are aligned to their end, so that the last item is always at the last 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,7 +24,6 @@ class FMLP(NextItem):
 
     samples = "prefixes"
 
-    @dataclass
     class Options(NextItem.Options):
         n_layers: int = 2
         hidden_size: int = 64

@@ -8,7 +8,6 @@ A user's taste, and what follows the last item:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +24,6 @@ class FPMC(NextItem):
     The two vectors of an item that is recommended are the halves of one row.
     """
 
-    @dataclass
     class Options(NextItem.Options):
         embedding_size: int = 64
         loss_type: LossType = "BPR"

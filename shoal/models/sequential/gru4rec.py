@@ -7,8 +7,6 @@ A recurrent network reads the items in order, and its state is asked for the nex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
@@ -20,7 +18,6 @@ from shoal.models.sequential.base import NextItem
 class GRU4Rec(NextItem):
     """Gated recurrent units over the history, trained at every position."""
 
-    @dataclass
     class Options(NextItem.Options):
         embedding_size: int = 64
         hidden_size: int = 128

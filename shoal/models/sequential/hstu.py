@@ -14,7 +14,6 @@ are in buckets of log2. When asked, that is the time of the request.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +33,6 @@ class HSTU(NextItem):
     reads_times = True
     recompute = False  # whether backward computes layers again instead of keeping what they made
 
-    @dataclass
     class Options(NextItem.Options):
         n_layers: int = 2
         n_heads: int = 1

@@ -9,7 +9,6 @@ Items look at k interests instead of at each other, and positions have their own
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -27,7 +26,6 @@ class LightSANs(NextItem):
 
     samples = "prefixes"
 
-    @dataclass
     class Options(AttentionOptions, NextItem.Options):
         hidden_size: int = 64
         k_interests: int = 5  # interests that stand for the items in attention

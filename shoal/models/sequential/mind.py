@@ -10,8 +10,6 @@ Items are routed to interest capsules; logits b begin at random and grow where b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +23,6 @@ class MIND(MultiInterest):
 
     first: Tensor
 
-    @dataclass
     class Options(MultiInterest.Options):
         embedding_size: int = 64
         interests: int = 4

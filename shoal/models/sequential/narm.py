@@ -8,7 +8,7 @@ Two readings of a session by one recurrent network, its last state and an attent
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ class NARM(NextItem):
 
     samples = "prefixes"
 
-    @dataclass
     class Options(NextItem.Options):
         embedding_size: int = 64
         hidden_size: int = 128

@@ -8,7 +8,7 @@ Convolutions that see only what came before, with holes that grow from layer to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from shoal.models.sequential.base import NextItem
 class NextItNet(NextItem):
     """Dilated causal convolutions, trained at every position."""
 
-    @dataclass
     class Options(NextItem.Options):
         embedding_size: int = 64
         kernel_size: int = 3  # positions that a convolution looks at

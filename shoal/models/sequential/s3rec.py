@@ -13,7 +13,7 @@ which compares segments of histories, is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,6 @@ class S3Rec(SASRec):
 
     reads_features = True
 
-    @dataclass
     class Options(SASRec.Options):
         mask_ratio: float = 0.2  # share of the items that are hidden
         pretext_weight: float = 0.2  # of the losses that relate items and features

@@ -10,8 +10,6 @@ next item, so a history of l items trains l predictions in one pass:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +25,6 @@ class SASRec(NextItem):
     Layers are pre-norm, x + dropout(g(norm(x))), as in section III-B of the paper.
     """
 
-    @dataclass
     class Options(AttentionOptions, NextItem.Options):
         hidden_size: int = 64
         initializer_range: float = 0.02

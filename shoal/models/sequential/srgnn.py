@@ -9,8 +9,6 @@ steps along incoming and outgoing edges, then an attention with the last item as
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +21,6 @@ class SRGNN(NextItem):
 
     samples = "prefixes"
 
-    @dataclass
     class Options(NextItem.Options):
         embedding_size: int = 64
         step: int = 1  # along the edges

@@ -8,8 +8,6 @@ KDD 2018.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +20,6 @@ class STAMP(NextItem):
 
     samples = "prefixes"
 
-    @dataclass
     class Options(NextItem.Options):
         embedding_size: int = 64
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.models.base import Batch, Embeddings, Facts, Init, Jagged, Model, Output, Samples, Table
+from shoal.models.base import Batch, Embeddings, Facts, Init, Jagged, Model, Output, Table
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.mlp import begin_normal
 from shoal.models.nn.semantic_ids import semantic_ids, taken_vectors
@@ -34,7 +34,7 @@ from shoal.models.nn.transformer import (
     split_heads,
 )
 from shoal.models.nn.user_items import owners
-from shoal.models.options import check_range
+from shoal.models.options import Count
 from shoal.models.sequential.base import SEQUENCE_DEFAULTS, num_places
 
 DROPPED = -1e3  # of ln p, for every code behind a beginning that did not go on
@@ -44,30 +44,26 @@ class TIGER(Model):
     """Writes the semantic id of the next item. One table holds the vectors of all codes."""
 
     kind = "sequential"
-    samples: ClassVar[Samples] = "prefixes"
+    samples = "prefixes"
     reads_features = True
     codes: Tensor  # [num_items, levels + 1], of item 0 zeros
 
-    @dataclass
     class Options(Model.Options):
         hidden_size: int = 128
         inner_size: int = 512
         n_layers: int = 2  # of the encoder, and of the decoder
         n_heads: int = 4
         dropout_prob: float = 0.1
-        code_levels: int = 3  # beside the last one, which distinguishes items
-        code_size: int = 256  # different codes of a level
+        code_levels: Count = 3  # beside the last one, which distinguishes items
+        code_size: Count = 256  # different codes of a level
         code_steps: int = 300  # steps of the RQ-VAE
         # what items' codes are made of
         codes_from: Literal["interactions", "features"] = "interactions"
         vector_size: int = 64  # of the vectors that codes are made of
-        beam_size: int = 50  # codes that are written side by side
+        beam_size: Count = 50  # codes that are written side by side
 
         DEFAULTS: ClassVar[dict[str, Any]] = SEQUENCE_DEFAULTS
         RANKING: ClassVar[tuple[str, ...]] = ("beam_size",)
-
-        def __post_init__(self) -> None:
-            check_range(self, "code_levels code_size beam_size", 1)
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -8,7 +8,6 @@ interval, at most `time_span` of them:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -26,7 +25,6 @@ class TiSASRec(NextItem):
 
     reads_times = True
 
-    @dataclass
     class Options(AttentionOptions, NextItem.Options):
         hidden_size: int = 64
         hidden_act: Activation = "relu"

@@ -65,19 +65,12 @@ class Answers:
             # A copy, however large: else zmq tells when it is done by a thread that wants the GIL.
             self.socket.send(message, zmq.NOBLOCK)
 
-    def give_rows(self, reader: Any, request: Request, ring: Any) -> bool:
-        """Rows that native code reads and sends, in parts; False: it cannot read the request.
-
-        ring: memory that they may go through, or None.
-        """
-        kind = int(Kind.OK)
-        if self._outlet is not None:
-            to = request.address
-            return reader.send(self._outlet, to, request.head, kind, ANSWER_VALUES, ring)
-        answer = reader.answer(request.head, kind)
-        if answer is not None:
-            self.give_message(request.address, answer)
-        return answer is not None
+    def give_rows(self, reader: Any, request: Request) -> bool:
+        """Rows that native code reads and sends, in parts; False: Python must do it."""
+        if self._outlet is None:
+            return False
+        to, kind = request.address, int(Kind.OK)
+        return reader.send(self._outlet, to, request.head, kind, ANSWER_VALUES)
 
     def refuse(self, address: bytes, header: Header, why: str, lost: bool = False) -> None:
         """Why it was not done; lost: the run cannot continue."""

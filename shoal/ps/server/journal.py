@@ -125,12 +125,6 @@ class Journal:
             self._replaced = False
             self._remove(self._numbers()[:-1])
 
-    def sweep(self, servers: int) -> None:
-        """A run of so many servers begins: remove what one with more of them has left."""
-        for server, _, name in self._listed():
-            if self.index == 0 and server >= servers:
-                os.unlink(name, dir_fd=self._folder)
-
     def discard(self) -> None:
         """Forget what is there: it is of another run, or the run is over."""
         self.found = False

@@ -23,7 +23,6 @@ from shoal.config.section import Section
 from shoal.ps.wire import WireError
 
 MOST = 1 << 53  # batches, steps: whole numbers that JSON keeps
-MOST_RANGES = 1 << 16  # apart from each other, of batches that were applied
 
 
 class Turn(Section):
@@ -194,8 +193,8 @@ class Applied:
             raise WireError(
                 f"gradients of batches {first} to {last - 1}, some of which came before"
             )
-        if not inside and len(self._edges) >= 2 * MOST_RANGES:
-            raise WireError(f"gradients of batch {first}, far from {MOST_RANGES} others that came")
+        if not inside and len(self._edges) >= 1 << 17:
+            raise WireError(f"gradients of batch {first}, far from too many others that came")
         return not inside
 
     def add(self, epoch: int, first: int, last: int) -> None:

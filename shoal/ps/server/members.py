@@ -17,7 +17,6 @@ from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.ledger import Asked, Ledger, Turn
 from shoal.ps.wire import ANY_NUMBER, MOST_WORKERS, Header, WireError, json_frame
 
-MOST_SAID = 1 << 20  # bytes of a request, with the notes of a chief
 log = logging.getLogger("shoal")
 
 
@@ -33,7 +32,6 @@ class Worker:
     done: bool = False
     lost: str = ""  # why it was given up, while others continue
     orders: dict[int, bool] = field(default_factory=dict)  # number of the last ones -> carried out
-    ring: Any = None  # memory that its rows may go through: shared.py
 
 
 class Members(dict[int, Worker]):
@@ -144,14 +142,14 @@ class Members(dict[int, Worker]):
     def lease(self, request: Request) -> None:
         """A worker asks what to do."""
         self._check_keeper()
-        asked = request.read(Asked, "a LEASE that is not right", MOST_SAID)
+        asked = request.read(Asked, "a LEASE that is not right", 1 << 20)
         answer = self.ledger.ask(request.header.worker, asked, self.alive)
         self.answers.give(request, [json_frame(answer)])
 
     def turn(self, request: Request) -> None:
         """The chief says what comes next."""
         self._check_keeper()
-        turn = request.read(Turn, "a TURN that is not right", MOST_SAID)
+        turn = request.read(Turn, "a TURN that is not right", 1 << 20)
         self.ledger.go_on(request.header.worker, turn)
 
     def look_after(self) -> str | None:
@@ -163,7 +161,7 @@ class Members(dict[int, Worker]):
         if not self.elastic:
             return silent[0][1] if silent else None
         for number, why in silent:
-            self[number].lost, self[number].ring = why, None
+            self[number].lost = why
             if self.index == 0:
                 log.warning("%s", why)
             self._reclaim(number)

@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import Field
 from safetensors.torch import save as format_tensors
 
 from shoal.config.section import Section
-from shoal.ps.server.answers import Answers, Request
+from shoal.ps.server.answers import Request
 from shoal.ps.server.journal import REQUEST, STATE, Journal, Rows, committed
 from shoal.ps.server.shards import Written, load_shards
 from shoal.ps.server.state import State
@@ -37,27 +37,10 @@ from shoal.ps.wire import (
 log = logging.getLogger("shoal")
 
 
-class Recovering(Protocol):
-    """A server, as far as its recovery needs it."""
-
-    index: int
-    folder: Path | None
-    answers: Answers
-    steps: Steps | None
-    writer: Any
-    refused: int
-
-    def receive(self, address: bytes, head: Any, frames: list[memoryview]) -> None: ...
-
-    def finish_jobs(self) -> None: ...
-
-    def fail(self, why: str) -> None: ...
-
-
 class Recovery:
     """The journal of a server, or none: then nothing here does anything."""
 
-    def __init__(self, server: Recovering, with_journal: bool):
+    def __init__(self, server: Any, with_journal: bool):
         if with_journal and server.folder is None:
             raise ValueError("a journal needs a folder: start the server with --folder=DIR")
         self.server = server

@@ -16,7 +16,7 @@ from pathlib import Path
 import zmq
 from safetensors.torch import save as format_tensors
 
-from shoal.config.tiers import TiersSection
+from shoal.config.row_rules import TiersSection
 from shoal.ps.keys import Keys
 from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.members import Members
@@ -31,7 +31,6 @@ from shoal.ps.wire import (
     COUNT,
     IN_PIECES,
     MOST_FRAMES,
-    MOST_PIECES,
     Header,
     Kind,
     WireError,
@@ -170,7 +169,7 @@ class Server:
         self.messages += 1
         header = Header(Kind.ERROR, 0)
         try:
-            if len(frames) > MOST_PIECES:
+            if len(frames) > 1 << 12:  # pieces of one
                 raise WireError(f"a message of {1 + len(frames)} frames")
             header = parse_header(head)
             self._heard = time.monotonic()
@@ -250,7 +249,6 @@ class Server:
             state = make_state(spec, self.index, self.tiers)
             self.steps = Steps(state, self.members, self.fail, self.recovery.write_down)
             self.members.elastic = spec.elastic
-            self.recovery.journal.sweep(spec.servers)
         if self.members.register(header, host):
             self.recovery.write_down(request)
         self.answers.give(request, [self.life, COUNT.pack(header.worker)])
@@ -378,5 +376,4 @@ HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.BYE: Server._bye,
     Kind.LEASE: lambda server, request: server.members.lease(request),
     Kind.TURN: Server._turn,
-    Kind.SHARE: lambda server, request: server._steps().share(request),
 }

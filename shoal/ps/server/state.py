@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
-from shoal.config.tiers import TiersSection
+from shoal.config.row_rules import TiersSection
 from shoal.embedding.engines.admission import admission_of, tend
 from shoal.embedding.engines.local import make_engines, push_all
 from shoal.embedding.engines.row_engine import RowEngine

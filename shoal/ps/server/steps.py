@@ -21,11 +21,9 @@ from shoal.ps.server.answers import Request
 from shoal.ps.server.ledger import Applied
 from shoal.ps.server.members import Members, Worker
 from shoal.ps.server.state import Push, State
-from shoal.ps.shared import open_offered
 from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
-    SHARED,
     WITH_DENSE,
     Header,
     Kind,
@@ -106,15 +104,7 @@ class Steps:
             self._reader_of, self._reader = state.stores, row_reader(state.stores, limits)
         if self._reader is None:
             return False
-        ring = self.members[request.header.worker].ring if request.header.flags & SHARED else None
-        return self.answers.give_rows(self._reader, request, ring)
-
-    def share(self, request: Request) -> None:
-        """Take up memory that a worker's rows may go through, in the place of what it had."""
-        worker = self.members[request.header.worker]
-        worker.ring = None  # whatever becomes of this one
-        worker.ring = open_offered(request.only(1)[0])
-        self.answers.give(request, [])
+        return self.answers.give_rows(self._reader, request)
 
     def _is_time(self, header: Header) -> bool:
         """Whether the rows that a pull of a step may see are ready."""
@@ -238,7 +228,6 @@ class Steps:
         """A worker is done: it keeps nobody waiting, and nobody may wait for it."""
         if self.pushes and number not in self.pushes:
             self.fail(f"worker {number} is done, and others wait for its gradients")
-        self.members[number].ring = None
         self.release()
 
     def abandon(self) -> list[Request]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from shoal.kernels.wire import native_arriving
@@ -27,13 +25,10 @@ class ArrivingRows:
         """Whether all rows are there."""
         return self.begun and self.done == self.total if self.core is None else self.core.whole
 
-    def take(self, frame: memoryview, ring: Any = None) -> None:
-        """Copy a part; one that is not the next is dropped: it came before, or comes again.
-
-        ring: where the values of a part may stand; native code alone reads there.
-        """
+    def take(self, frame: memoryview) -> None:
+        """Copy a part; one that is not the next is dropped: it came before, or comes again."""
         if self.core is not None:
-            if not self.core.take(frame, ring):
+            if not self.core.take(frame):
                 raise WireError(f"{len(frame)} bytes that are not part of the rows asked for")
             return
         first, rows = parse_part(frame)

@@ -28,7 +28,6 @@ class Caller:
     session: int = 0  # drawn where none is given
     plain: bool = False  # go to other hosts without keys
     recovery: float = 0.0  # seconds that a server may take to recover; 0: one gone is lost
-    shared_memory: bool = True  # whether rows of servers on this host may come through it
     replicas: int = 1  # servers that hold the same rows
     joins: bool = False  # a run that is under way: its servers are there, or gone
 
@@ -39,8 +38,6 @@ class Caller:
                 "does without"
             )
             check_private(self.addresses, "strategy.ps.addresses: the server", remedy)
-        # Memory is offered to one server, and not again to its replica when that is lost.
-        self.shared_memory = self.shared_memory and self.replicas == 1
         self.session = self.session or secrets.randbits(63) | 1
         self.context = Context()
         self.bytes_sent = 0

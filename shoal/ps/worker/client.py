@@ -134,7 +134,6 @@ class Client(Caller):
         for link, asked in zip(links, numbers):
             life, number = link.wait(asked, patience)
             link.life, self.worker = bytes(life), COUNT.unpack(number)[0]
-            link.offer_memory()
 
     def bye(self) -> None:
         """Let every server know that this worker is done.
@@ -195,10 +194,9 @@ class Client(Caller):
         asked: list[list[Asked]] = []
         for link in self.links:
             requests: list[Asked] = []
-            flags = link.offering.flags(self.flags)
             for some in cut(shares, dims, link.index, most):
                 wanted = [(shares[k].table, shares[k].ids, first, last) for k, first, last in some]
-                header = self.header(Kind.PULL, flags, step)
+                header = self.header(Kind.PULL, self.flags, step)
                 requests.append(Asked(link, header, wanted, some))
             for one in requests[:UNDER_WAY]:
                 one.send()

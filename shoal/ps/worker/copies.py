@@ -9,7 +9,7 @@ touched makes one trip there and one back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -65,8 +65,8 @@ class Copy:
         return Served(part.keys, ordered, None, part.counts)
 
 
-class Window:
-    """The rows that a worker updated since it last heard from the servers."""
+class GeoRows(ServedRows):
+    """Rows that are updated here; differences travel when a window ends."""
 
     def __init__(
         self,
@@ -74,13 +74,12 @@ class Window:
         tables: Mapping[str, Table],
         optimizers: Mapping[str, RowOptimizer],
         seed: int,
+        device: torch.device,
     ):
-        self.copies = {
-            name: Copy(RemoteTable(table, number, client), optimizers[name], seed)
-            for number, (name, table) in enumerate(tables.items())
-        }
+        super().__init__(client, list(tables.values()), None, device)
+        self.copies = {name: Copy(one, optimizers[name], seed) for name, one in self.remote.items()}
 
-    def begin(self) -> None:
+    def begin_window(self) -> None:
         """The next batches start from what the servers have."""
         for copy in self.copies.values():
             copy.begin()
@@ -90,16 +89,6 @@ class Window:
         found = [(copy.remote.number, copy.changes(workers)) for copy in self.copies.values()]
         made = [(number, one) for number, one in found if one is not None]
         return [one.share(number) for number, one in made], [one.grads for _, one in made]
-
-
-class GeoRows(ServedRows):
-    """Rows that are updated here; differences travel when a window ends."""
-
-    def __init__(
-        self, client: Client, tables: Sequence[Table], window: Window, device: torch.device
-    ):
-        super().__init__(client, tables, None, device)
-        self.copies = window.copies
 
     def _fetch(self, trip: ServedTrip, learn: bool) -> None:
         """Have this window's rows here, and the lookups answered from the copies."""

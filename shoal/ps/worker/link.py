@@ -15,11 +15,8 @@ from typing import Any
 
 import zmq
 
-from shoal.kernels.wire import native_inlet, native_outlet
 from shoal.ps.address import nobody_listens
-from shoal.ps.shared import Offering
 from shoal.ps.wire import (
-    COMPRESSED,
     COPY_BELOW,
     HEADER,
     Header,
@@ -29,7 +26,6 @@ from shoal.ps.wire import (
     in_pieces,
     parse_header,
     parse_json,
-    pull_head,
     pull_message,
 )
 from shoal.ps.worker.arriving import ArrivingRows
@@ -57,13 +53,9 @@ class Link:
         self.failure = ""  # why it is lost, as the heartbeat found
         self.left_out = False  # it is lost, and its replica continues
         self.life = b""  # which process of the server it is that answers
-        self.inlet, self.outlet = native_inlet(self.socket), native_outlet(self.socket)
-        self.offering = Offering(self.name, address, caller.shared_memory)
 
     def close(self) -> None:
         """Drop the connection."""
-        self.inlet = self.outlet = None  # native code does not notice that a socket was closed
-        self.offering.close()
         self.socket.close()
 
     @property
@@ -81,27 +73,11 @@ class Link:
 
     def ask_rows(self, header: Header, wanted: Wanted) -> None:
         """Send a request for rows; `wait` returns when they are where `rows` says."""
-        self._post(header, partial(self._send_pull, header, wanted))
-
-    def offer_memory(self) -> None:
-        """Let rows come through memory, where the server is on this host and can open it."""
-        header = self.caller.header(Kind.SHARE)
-        frame = self.offering.make(header.sequence)
-        if frame is not None:
-            self._send([header.pack(), frame])
+        self._post(header, partial(self._send, [pull_message(header, wanted)]))
 
     def _post(self, header: Header, send: Callable[[], None]) -> None:
         self.due[header.sequence] = send
         send()
-
-    def _send_pull(self, header: Header, wanted: Wanted) -> None:
-        if self.outlet is None or header.flags & COMPRESSED:
-            self._send([pull_message(header, wanted)])
-            return
-        head = pull_head(header, wanted)
-        ids = [(one.data_ptr() + 8 * first, last - first) for _, one, first, last in wanted]
-        self.caller.bytes_sent += len(head) - HEADER.size + 8 * sum(count for _, count in ids)
-        self.outlet.ask(head, ids)
 
     def _send(self, message: list[Any]) -> None:
         size = sum(map(len, message))
@@ -125,7 +101,9 @@ class Link:
         """Until an answer is here."""
         heard = asked_again = time.monotonic()
         while number not in self.came:
-            if self._take(number):
+            frames = self._receive()
+            if frames is not None:
+                self._sort(frames)
                 heard = time.monotonic()
                 BEAT.tick()
                 continue
@@ -158,23 +136,8 @@ class Link:
         return known and silent > 2 * LOOK_SECONDS and nobody_listens(self.address)
 
     def _ask_again(self) -> None:
-        if self.offering.made:  # what came of it is as little known as what came of the others
-            self.offer_memory()
         for send in list(self.due.values()):
             send()
-
-    def _take(self, number: int) -> bool:
-        """A message, within a second, the rows of this number first; whether there was one."""
-        rows = self.rows.get(number)
-        if rows is None or rows.core is None or self.inlet is None:
-            frames = self._receive()
-        else:
-            frames = self.inlet.receive(rows.core, self.offering.ring)
-            if rows.whole:
-                self._finish_rows(number)
-        if frames:
-            self._sort([memoryview(frame) for frame in frames])
-        return frames is not None
 
     def _receive(self) -> list[memoryview] | None:
         """The frames of a message, if one comes within a second."""
@@ -192,14 +155,13 @@ class Link:
         """Keep an answer that is due for whoever asked."""
         header = parse_header(frames[0])
         rows = self.rows.get(header.sequence)
-        if rows is not None and header.kind in (Kind.OK, Kind.PLACED):
+        if rows is not None and header.kind == Kind.OK:
             if len(frames) != 1:
                 raise WireError(f"rows in {len(frames)} frames; there must be one")
-            if header.kind == Kind.PLACED and rows.core is None:
-                raise WireError("rows in memory, where none may be")
-            rows.take(frames[0], self.offering.ring)
+            rows.take(frames[0])
             if rows.whole:
-                self._finish_rows(header.sequence)
+                del self.due[header.sequence], self.rows[header.sequence]
+                self.came[header.sequence] = header, []
         elif self.due.pop(header.sequence, None) is not None:
             self.rows.pop(header.sequence, None)
             self.came[header.sequence] = header, frames
@@ -207,17 +169,8 @@ class Link:
             before, self.life = self.life, bytes(frames[2])
             if before not in (b"", self.life):  # started again: what was on its way is lost
                 self._ask_again()
-        elif header.kind == Kind.PLACED:  # came twice
-            if self.offering.ring is not None:
-                self.offering.ring.pass_by(frames[0])
-        elif self.offering.take_answer(header, frames):
-            pass
         elif header.kind == Kind.ERROR and header.sequence == 0:
             raise self._error(frames)
-
-    def _finish_rows(self, number: int) -> None:
-        del self.due[number], self.rows[number]
-        self.came[number] = Header(Kind.OK, self.caller.worker), []
 
     def _error(self, frames: list[memoryview]) -> Exception:
         found = parse_json(frames[1])

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shoal.ps.shared import Offering
 from shoal.ps.wire import Header, Kind, Wanted, json_frame, parse_json
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.link import Link
@@ -43,11 +42,6 @@ class Replicas:
     @property
     def name(self) -> str:
         return self.live[0].name
-
-    @property
-    def offering(self) -> Offering:
-        """None is made: rows come through sockets."""
-        return self.live[0].offering
 
     def close(self) -> None:
         """Drop the connections."""

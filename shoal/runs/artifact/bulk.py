@@ -1,6 +1,11 @@
-"""Bulk: the best items of many users into a file, some thousand users at a time.
+"""Bulk: the best items of many users, or the clicks of many samples, into a file.
 
 user, rank, item, score     a row for each place of each user's list; parquet, csv or jsonl
+click                       a row for each sample, in order
+
+Exact ranking is the default. An index looks at few of the items, so some of the best are missed:
+how many is measured against exact ranking on queries of the model itself, and reported. Samples
+have the format of the data that the model was trained on; labels are not needed.
 """
 
 from __future__ import annotations
@@ -8,71 +13,83 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from shoal.config.schema import DataSection
+from shoal.data.clicks import ClickLog
+from shoal.data.clicks.per_feature import per_feature
+from shoal.data.encoder import LogEncoder
 from shoal.data.ids import Ids
-from shoal.runs.artifact.loaded import Artifact
+from shoal.data.packed import open_text, plain_name
+from shoal.data.prepared.inputs import form_of
+from shoal.data.sources.table import read_frame
+from shoal.kernels.topk import Pairs
+from shoal.runs.artifact.loaded import Artifact, Fields
 from shoal.runs.recommender import NOBODY
 
-CHUNK_USERS = 1 << 14
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 
 
-@dataclass(frozen=True)
-class Job:
-    """What is recommended to whom."""
+def recommend_many(
+    folder: str | Path,
+    output: str | Path,
+    topk: int = 10,
+    users: str | Path | None = None,
+    exclude: str | None = None,
+    only: str | None = None,
+    category: str | None = None,
+    seen: bool | None = None,
+    approximate: bool = False,
+    nproc: int = 0,
+    spreadsheet: bool = False,
+) -> int:
+    """Write the best items of users of an artifact; how many users there are.
 
-    artifact: str
-    output: str
-    topk: int = 10
-    users: str | None = None  # a file of users, one in a line; None: all
-    exclude: str | None = None  # a file of items that may not come
-    only: str | None = None  # a file of the items that alone may come
-    category: str | None = None  # FILE:COLUMN=VALUE: items of a table that have this value
-    seen: bool | None = None  # whether what was taken may come again; None: as trained
-    approximate: bool = False  # by an index, whose recall is told
-
-
-def recommend_many(job: Job, nproc: int = 0) -> int:
-    """Write the file; how many users it has. nproc: cores that compute; 0: all."""
-    if job.topk < 1 or nproc < 0:
-        raise ValueError(
-            f"topk is {job.topk} and nproc {nproc}; topk is 1 or more, nproc not less than 0"
-        )
+    users: a file of them, one in a line; None: all. exclude, only: files of items. category:
+    FILE:COLUMN=VALUE, items of a table that have this value. seen: whether what was taken may come
+    again; None: as trained. approximate: by an index. nproc: cores that compute; 0: all.
+    spreadsheet: ids that it would compute, as =HYPERLINK(...), get a ' in front.
+    """
+    if topk < 1 or nproc < 0:
+        raise ValueError(f"topk is {topk} and nproc {nproc}; topk is 1 or more, nproc 0 or more")
     if nproc:
         torch.set_num_threads(nproc)
-    artifact = Artifact(job.artifact)
+    artifact = Artifact(folder)
     artifact.needs_catalogue()
-    users, names = _users(artifact, job.users)
-    allowed = _allowed(artifact, job)
-    banned = _numbers(artifact, job.exclude) if job.exclude else NOBODY
+    numbers, names = _users(artifact, users)
+    chosen = allowed_items(only, category)
+    allowed = None if chosen is None else _numbers(artifact, chosen)
+    if allowed is not None and not len(allowed):
+        raise ValueError("no item is left to recommend: --only and --category name none of them")
+    banned = _numbers(artifact, read_lines(exclude)) if exclude else NOBODY
     by, items = None, names_of(artifact.items)
-    if job.approximate:
-        from shoal.runs.artifact.index import Approximate
-
+    if spreadsheet:
+        names, items = _not_computed(names), _not_computed(items)
+    if approximate:
         if allowed is not None:
             raise ValueError("an index ranks the whole catalogue: leave --only and --category out")
         index = Approximate(artifact)
         by = index.rank
-        text = f"approximate: recall@{job.topk} is {index.recall(job.topk):.4f}"
+        text = f"approximate: recall@{topk} is {index.recall(topk):.4f}"
         print(text, file=sys.stderr, flush=True)
-    with parts_of(job.output) as write:
-        for first in range(0, len(users), CHUNK_USERS):
-            some = slice(first, first + CHUNK_USERS)
-            how = (job.topk, allowed, banned, job.seen, by)
-            found = artifact.recommender.rank_users(users[some], *how)
+    with parts_of(output) as write:
+        for first in range(0, len(numbers), 1 << 14):
+            some = slice(first, first + (1 << 14))
+            how = (topk, allowed, banned, seen, by)
+            found = artifact.recommender.rank_users(numbers[some], *how)
             write(_columns(names[some], items, *found))
-    return len(users)
+    return len(numbers)
 
 
-def _users(artifact: Artifact, file: str | None) -> tuple[np.ndarray, Any]:
+def _users(artifact: Artifact, file: str | Path | None) -> tuple[np.ndarray, Any]:
     """Numbers of the users, 0 where one is not known, and what they are called."""
     import polars as pl
 
@@ -100,20 +117,28 @@ def names_of(ids: Ids) -> Any:
     return pl.Series(ids.values.tolist(), dtype=kind)
 
 
-def _numbers(artifact: Artifact, file: str) -> np.ndarray:
-    """Items of a file; those that the model does not know cannot come anyway."""
-    found = np.unique(artifact.items.find(read_lines(file)))
+def _not_computed(ids: Any) -> Any:
+    """A column of ids without formulas; -0.5 is none."""
+    import polars as pl
+
+    if ids.dtype != pl.String:
+        return ids
+    formula = ids.str.contains(r"^[=+\-@\t\r]") & ids.cast(pl.Float64, strict=False).is_null()
+    return ids.zip_with(~formula, "'" + ids)
+
+
+def _numbers(artifact: Artifact, items: list[str]) -> np.ndarray:
+    """Numbers of items; those that the model does not know cannot come anyway."""
+    found = np.unique(artifact.items.find(items))
     return found[found > 0]
 
 
-def _allowed(artifact: Artifact, job: Job) -> np.ndarray | None:
-    allowed = None if job.only is None else _numbers(artifact, job.only)
-    if job.category is not None:
-        known = np.unique(artifact.items.find(items_of_category(job.category)))
-        chosen = known[known > 0]
-        allowed = chosen if allowed is None else np.intersect1d(allowed, chosen)
-    if allowed is not None and not len(allowed):
-        raise ValueError("no item is left to recommend: --only and --category name none of them")
+def allowed_items(only: str | None, category: str | None) -> list[str] | None:
+    """The items that alone may come: those of a file, of a category, or of both; None: all."""
+    allowed = None if only is None else read_lines(only)
+    if category is not None:
+        chosen = items_of_category(category)
+        allowed = chosen if allowed is None else [one for one in allowed if one in {*chosen}]
     return allowed
 
 
@@ -174,30 +199,133 @@ def parts_of(output: str | Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     folder = path.with_name(f".{path.name}.parts")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    files: list[Path] = []
+    whole, parts = folder / f"whole{path.suffix}", 0
 
     def write(columns: dict[str, Any]) -> None:
-        files.append(folder / f"{len(files):08d}{path.suffix}")
+        nonlocal parts
+        parts += 1
         table = pl.DataFrame(columns)
         if path.suffix == ".parquet":
-            table.write_parquet(files[-1])
-        elif path.suffix == ".csv":
-            table.write_csv(files[-1], include_header=len(files) == 1)
-        else:
-            table.write_ndjson(files[-1])
+            table.write_parquet(folder / f"{parts:08d}.parquet")
+            return
+        with open(whole, "ab") as out:
+            if path.suffix == ".csv":
+                table.write_csv(out, include_header=parts == 1)
+            else:
+                table.write_ndjson(out)
 
     try:
         yield write
-        if not files:
+        if not parts:
             raise ValueError(f"there is nothing to write to {path}")
-        whole = folder / f"whole{path.suffix}"
         if path.suffix == ".parquet":
-            pl.scan_parquet(files).sink_parquet(whole)
-        else:
-            with open(whole, "wb") as out:
-                for file in files:
-                    with open(file, "rb") as part:
-                        shutil.copyfileobj(part, out)
+            pl.scan_parquet(sorted(folder.iterdir())).sink_parquet(whole)
         os.replace(whole, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---- approximate top-k, by usearch (HNSW) -------------------------------------------------------
+
+
+class Approximate:
+    """An index over the item vectors of an artifact."""
+
+    def __init__(self, artifact: Artifact):
+        try:
+            from usearch.index import Index
+        except ImportError as error:
+            raise ValueError(f"{error}; run `make extras EXTRAS=index` in the clone") from error
+        self.artifact = artifact
+        vectors = artifact.item_vectors().numpy()
+        self._index: Any = Index(ndim=vectors.shape[1], metric="ip", dtype="f32")
+        self._index.add(np.arange(1, len(vectors)), vectors[1:])
+
+    def rank(self, query: Fields, topk: int, without: Pairs) -> tuple[np.ndarray, np.ndarray]:
+        """As Recommender.rank, but for what the index misses: items [b, k], scores [b, k]."""
+        queries = self.artifact.queries(query)
+        size = len(queries)
+        longest = int(np.bincount(without[0], minlength=1).max()) if len(without[0]) else 0
+        wanted = min(topk + longest + 64, len(self.artifact.items) - 1)
+        found = self._index.search(queries.numpy(), wanted)
+        keys = np.asarray(found.keys, dtype=np.int64).reshape(size, wanted)
+        # The index rounds; scores are the model's own.
+        vectors = self.artifact.item_vectors()[torch.from_numpy(keys.reshape(-1))]
+        scores = torch.einsum("bd,bnd->bn", queries, vectors.view(size, wanted, -1)).numpy().copy()
+        banned = set(zip(without[0].tolist(), without[1].tolist()))
+        for row, keys_of in enumerate(keys.tolist()):
+            for column, key in enumerate(keys_of):
+                if (row, key) in banned:
+                    scores[row, column] = -np.inf
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :topk]
+        scores = np.take_along_axis(scores, order, 1)
+        return np.where(np.isneginf(scores), 0, np.take_along_axis(keys, order, 1)), scores
+
+    def recall(self, topk: int) -> float:
+        """How much of the exact lists is found, for users spread over all of them."""
+        users = np.linspace(1, len(self.artifact.users) - 1, 256).astype(np.int64)
+        users = np.unique(users)
+        query = self.artifact.of_users(users)
+        exact, _ = self.artifact.recommender.rank(query, len(users), topk)
+        found, _ = self.rank(query, topk, (NOBODY, NOBODY))
+        same = sum(len(np.intersect1d(a[a > 0], b)) for a, b in zip(exact, found))
+        return same / max(1, int((exact > 0).sum()))
+
+
+# ---- clicks of samples --------------------------------------------------------------------------
+
+
+def predict_file(folder: str | Path, source: str | Path, output: str | Path) -> int:
+    """Write a probability for each sample of a file, in order; how many there were."""
+    artifact = Artifact(folder)
+    artifact.needs_clicks()
+    if not Path(source).is_file():
+        raise ValueError(f"--input: there is no file {source}")
+    names = [name for name, _ in artifact.labels]
+    names = ["click"] if len(names) == 1 else names
+    count = 0
+    with tempfile.TemporaryDirectory(prefix="shoal-predict-") as scratch, parts_of(output) as write:
+        for chances in _chances(artifact, Path(source), Path(scratch)):
+            write(dict(zip(names, chances.reshape(len(chances), -1).T)))
+            count += len(chances)
+        if not count:
+            raise ValueError(f"--input: {source} has no samples")
+    return count
+
+
+def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.ndarray]:
+    encoder, some = artifact.encoder, 1 << 16  # samples at a time
+    if not isinstance(encoder, LogEncoder) or encoder.form in ("csv", "parquet"):
+        if isinstance(encoder, LogEncoder):
+            spelling = DataSection(separator=artifact.signature["separator"], quote=None)
+        else:
+            spelling = encoder.config
+        frame = read_frame(source, spelling, form_of(source, spelling))
+        for first in range(0, len(frame), some):
+            yield artifact.predictor.predict(frame[first : first + some])
+        return
+    layout = encoder.layout
+    form = "criteo" if encoder.form == "criteo" else "slots"  # (as generated clicks are written)
+    file = _with_labels(source, form, layout.label, scratch)
+    for block in ClickLog([file], form, layout).blocks(file):
+        for first in range(0, len(block), some):
+            batch = block.samples(slice(first, first + some)).batch()
+            yield artifact.predictor.of(per_feature(batch, layout, encoder.features)).numpy()
+
+
+def _with_labels(source: Path, form: str, label: str, scratch: Path) -> Path:
+    """A file of lines that have labels: the given one, or a copy of it with zeros."""
+    copy = scratch / f"{plain_name(source).stem}.txt"
+    with open_text(source) as lines:
+        first = lines.readline()
+        if form == "slots":
+            has, zero = f" {label}:".encode() in b" " + first, f"{label}:0 ".encode()
+        else:
+            has, zero = first.count(b"\t") != 38, b"0\t"
+        if has:
+            return source
+        with open(copy, "wb") as out:
+            for line in chain([first], lines):
+                if line.strip(b"\r\n"):
+                    out.write(zero + line.rstrip(b"\r\n") + b"\n")
+    return copy

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 
 from shoal.config.schema import DataSection
-from shoal.config.schema.data import Kind, Side, Vocabulary
 from shoal.data.dataset import FieldType
 from shoal.data.encode import Encoding, Numbers
 from shoal.data.encoder import SIDES, FeatureEncoder
@@ -27,7 +27,7 @@ from shoal.data.features import Feature
 from shoal.data.ids import Ids
 from shoal.data.raw import gather
 from shoal.runs.artifact.files import (
-    ArtifactError,
+    damaged,
     read_json,
     read_tensors,
     read_words,
@@ -37,7 +37,21 @@ from shoal.world.durable import write_durably
 
 FILE, SIDES_FILE = "features.json", "sides.safetensors"
 SPELLING = {"separator", "seq_separator", "quote", "escape", "encoding", "format"}
-MOST_FEATURES, MOST_WIDTH = 10_000, 1 << 16
+
+
+@dataclass
+class Document:
+    """What features.json holds."""
+
+    features: Annotated[list[Feature], Field(max_length=10_000)]
+    numbers: dict[str, Numbers]
+    fills: dict[str, float]  # feature -> what an empty number is
+    types: dict[str, FieldType]  # of columns
+    words: dict[str, str]  # table -> file
+    fields: dict[str, str]  # of users and items
+    packed: bool
+    spelling: dict[str, Any]  # keys of the section data
+    time: str
 
 
 def write_encoder(folder: Path, encoder: FeatureEncoder) -> None:
@@ -69,91 +83,55 @@ def write_encoder(folder: Path, encoder: FeatureEncoder) -> None:
     if sides:
         save_file({name: one.contiguous() for name, one in sides.items()}, folder / SIDES_FILE)
     config = encoder.config
-    document = {
-        "features": [asdict(feature) for feature in features],
-        "numbers": {name: asdict(one) for name, one in encoder.encoding.numbers.items()},
-        "fills": dict(encoder.fills),
-        "types": dict(encoder.types),
-        "words": files,
-        "fields": encoder.fields,
-        "packed": encoder.packed,
-        "spelling": config.model_dump(mode="json", include=SPELLING),
-        "time": config.fields.time,
-    }
-    write_durably(folder / FILE, json.dumps(document, indent=1).encode())
+    document = Document(
+        features,
+        dict(encoder.encoding.numbers),
+        dict(encoder.fills),
+        dict(encoder.types),
+        files,
+        encoder.fields,
+        encoder.packed,
+        config.model_dump(mode="json", include=SPELLING),
+        config.fields.time,
+    )
+    write_durably(folder / FILE, json.dumps(asdict(document), indent=1).encode())
 
 
 def read_encoder(folder: Path, manifest: dict[str, Any]) -> FeatureEncoder:
     """The encoder of an artifact, whose author may be anybody."""
     document = read_json(folder, FILE, manifest)
-    try:
-        return _encoder(folder, manifest, document)
-    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        if isinstance(error, ArtifactError):
-            raise
-        text = str(error).splitlines()[0][:200]
-        raise ArtifactError(f"artifact {folder} is damaged: {FILE}: {text}") from error
+    with damaged(f"artifact {folder}: {FILE}"):
+        return _encoder(folder, manifest, TypeAdapter(Document).validate_python(document))
 
 
-def _encoder(folder: Path, manifest: dict[str, Any], document: dict[str, Any]) -> FeatureEncoder:
-    user, item = str(document["fields"]["user"]), str(document["fields"]["item"])
-    words = {
-        file: read_words(folder, manifest, file)
-        for file in {"users", "items", *document["words"].values()}
-    }
-    ids = {user: words["users"], item: words["items"]}
-    encoding = Encoding(
-        {str(table): words[file] for table, file in document["words"].items()},
-        {str(name): _numbers(one) for name, one in document["numbers"].items()},
-    )
-    features = [_feature(one) for one in document["features"]]
-    if len(features) > MOST_FEATURES:
-        raise ValueError(f"{len(features)} features; {MOST_FEATURES} are the most")
+def _encoder(folder: Path, manifest: dict[str, Any], document: Document) -> FeatureEncoder:
+    user, item, types = document.fields["user"], document.fields["item"], document.types
+    names = {"users", "items", *document.words.values()}
+    words = {file: read_words(folder, manifest, file) for file in names}
+    encoding = Encoding({k: words[file] for k, file in document.words.items()}, document.numbers)
     stored = read_tensors(folder, SIDES_FILE, manifest) if SIDES_FILE in manifest["files"] else {}
     columns = []
-    for number, feature in enumerate(features):
+    for number, feature in enumerate(document.features):
+        sizes = [one for one in (feature.rows, feature.length, feature.dim) if one is not None]
+        if not all(one > 0 for one in sizes) or feature.width > 1 << 16:
+            raise ValueError(f"the sizes of {feature.name[:80]!r}")
         size = len(words["users" if feature.side == "user" else "items"])
         take = _of_side(stored, number, feature, size)
         columns.append(FeatureColumn(feature, _nothing if take is None else take))
+        if feature.cross:
+            continue
         exact = feature.is_sparse and feature.buckets is None and feature.vocabulary == "exact"
-        if exact and not feature.cross and len(encoding.words[feature.table]) != feature.rows:
+        if exact and len(encoding.words[feature.table]) != feature.rows:
             raise ValueError(f"the words of {feature.name!r} are not as many as its rows")
-    types = {str(name): one for name, one in document["types"].items()}
-    if not set(types.values()) <= set(get_args(FieldType)):
-        raise ValueError("types of columns")
-    for feature in features:
         for name in (feature.column, feature.weights, feature.time):
-            if name is not None and not feature.cross and name not in types:
+            if name is not None and name not in types:
                 raise ValueError(f"the column {name!r} has no type")
-    spelling = {key: value for key, value in document["spelling"].items() if key in SPELLING}
-    fields_ = {"user": user, "item": item, "time": str(document["time"])}
-    config = DataSection.model_validate({**spelling, "fields": fields_})
-    fills = {str(name): float(one) for name, one in document["fills"].items()}
+    spelling = {key: value for key, value in document.spelling.items() if key in SPELLING}
+    named = {"user": user, "item": item, "time": document.time}
+    config = DataSection.model_validate({**spelling, "fields": named})
     table = FeatureTable(columns, user, item, encoding)
-    return FeatureEncoder(table, types, fills, ids, config, bool(document["packed"]))
-
-
-def _feature(facts: dict[str, Any]) -> Feature:
-    """One feature, as far as encoding depends on it."""
-    lists = {key: tuple(facts[key]) for key in ("transforms", "cross")}
-    limits = facts["buckets"]
-    limits = tuple(map(float, limits)) if isinstance(limits, list) else limits
-    found = Feature(**{**facts, **lists, "buckets": limits})
-    sizes = [one for one in (found.rows, found.length, found.dim) if one is not None]
-    texts = (found.name, found.column, found.table, found.pooling, *found.cross)
-    right = all(isinstance(one, str) for one in texts)
-    right &= all(type(one) is int and one > 0 for one in sizes)
-    right &= found.kind in get_args(Kind) and found.side in get_args(Side)
-    right &= found.vocabulary in get_args(Vocabulary) and found.width <= MOST_WIDTH
-    if not right:
-        raise ValueError(f"the feature {str(found.name)[:80]!r}")
-    return found
-
-
-def _numbers(facts: dict[str, Any]) -> Numbers:
-    steps = tuple(None if one is None else (float(one[0]), float(one[1])) for one in facts["steps"])
-    bounds = facts["bounds"]
-    return Numbers(steps, None if bounds is None else tuple(map(float, bounds)))
+    ids = {user: words["users"], item: words["items"]}
+    return FeatureEncoder(table, types, document.fills, ids, config, document.packed)
 
 
 def _nothing(rows: np.ndarray) -> Taken:

@@ -7,25 +7,26 @@ model was asked on held-out samples. Where the answers differ nothing is left be
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from shoal.runs.artifact import files
-from shoal.runs.artifact.card import write_card
 from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.artifact.tables import Kind
 from shoal.runs.artifact.writer import Writer
+from shoal.runs.listing import read_json
 from shoal.runs.trained import Trained
-from shoal.world.durable import replace_durably
+from shoal.world.durable import replace_durably, write_durably
 
 CHECK = ".check.safetensors"
-EXPORTS = "exports.json"  # in a run's folder: where it was exported
 
 
 def export(
@@ -46,25 +47,37 @@ def export(
     True
     """
     path = Path(to)
-    hidden = files.begin(path)
-    try:
+    with files.new_folder(path) as hidden:
         trained = Trained(run, trust=trust)
         base = None if delta is None else _base_of(delta, path)
         asked = Writer(trained, hidden, rows, base, histories).write()
-        save_file(asked, hidden / CHECK)
-        found = check_apart(hidden, rows, tolerance)
-        (hidden / CHECK).unlink()
-        if onnx:
-            from shoal.runs.artifact.onnx import write_onnx
+        found = finish(hidden, path, asked, partial(card_of_run, trained), tolerance, onnx)
+    exports = Path(run) / "exports.json"  # where it was exported
+    entry = {"to": str(path.absolute()), "rows": rows, "at": time.strftime("%Y-%m-%d %H:%M")}
+    known = [*read_json(exports, []), entry]
+    replace_durably(exports, (json.dumps(known, indent=1) + "\n").encode())
+    return found
 
-            found |= write_onnx(hidden, Artifact(hidden, check=False), asked)
-        write_card(hidden, trained, found)
-        files.write_manifest(hidden)
-        files.commit(hidden, path)
-    except BaseException:
-        shutil.rmtree(hidden, ignore_errors=True)
-        raise
-    _note(Path(run), path, rows)
+
+def finish(
+    hidden: Path,
+    path: Path,
+    asked: dict[str, Tensor],
+    card: Callable[[dict[str, Any]], list[str]],
+    tolerance: float | None = None,
+    onnx: bool = False,
+) -> dict[str, Any]:
+    """Show an artifact whose parts are written, if it answers what was asked; what was found."""
+    save_file(asked, hidden / CHECK)
+    found = check_apart(hidden, tolerance)
+    (hidden / CHECK).unlink()
+    if onnx:
+        from shoal.runs.artifact.onnx import write_onnx
+
+        found |= write_onnx(hidden, Artifact(hidden, check=False), asked)
+    write_durably(hidden / "README.md", "\n".join(card(found)).encode())
+    files.write_manifest(hidden)
+    files.commit(hidden, path)
     return found
 
 
@@ -72,13 +85,12 @@ def _base_of(delta: str | Path, path: Path) -> Artifact:
     base = Artifact(delta)
     if base.folder.resolve().parent != path.resolve().parent:
         raise ValueError(
-            f"a delta lies beside what it builds upon: export to {base.folder.parent}/..., or "
-            "leave --delta out"
+            f"a delta lies beside what it builds upon: export to {base.folder.parent}/..."
         )
     return base
 
 
-def check_apart(hidden: Path, rows: Kind, tolerance: float | None) -> dict[str, Any]:
+def check_apart(hidden: Path, tolerance: float | None) -> dict[str, Any]:
     """Load the artifact in a fresh process and compare; what it found, or an error."""
     files.write_manifest(hidden)
     command = [sys.executable, "-m", "shoal.runs.artifact.check", str(hidden), str(hidden / CHECK)]
@@ -90,13 +102,54 @@ def check_apart(hidden: Path, rows: Kind, tolerance: float | None) -> dict[str, 
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def _note(run: Path, path: Path, rows: Kind) -> None:
-    """Remember in the run's folder where it was exported."""
-    file = run / EXPORTS
-    try:
-        known = json.loads(file.read_text())
-        known = known if isinstance(known, list) else []
-    except (OSError, ValueError):
-        known = []
-    known.append({"to": str(path.absolute()), "rows": rows, "at": time.strftime("%Y-%m-%d %H:%M")})
-    replace_durably(file, (json.dumps(known, indent=1) + "\n").encode())
+# ---- the card: what the model is, what it was trained on, how good, how checked -----------------
+
+
+def card_of_run(trained: Trained, found: dict[str, Any]) -> list[str]:
+    """The lines of README.md for a run."""
+    config, state = trained.config, trained.state
+    use = "predict(...)" if found.get("samples") else "recommend(user, topk=10)"
+    lines = [
+        f"# {config.model.title} trained on {config.data.name}",
+        "",
+        "Exported by [Shoal](https://pypi.org/project/shoal-rec/). It needs neither the config nor "
+        "the data it was trained with.",
+        "",
+        "```python",
+        "import shoal",
+        f'model = shoal.load("PATH/OF/THIS/FOLDER")\nmodel.{use}',
+        "```",
+        "",
+        "## Training",
+        "",
+        f"- {state['step']} steps, best epoch {state['best_epoch']}, seed {config.run.seed}",
+        f"- options: `{json.dumps(config.model.options)}`",
+        f"- optimizer: {config.train.optimizer.name}, lr {config.train.optimizer.lr}",
+        "",
+    ]
+    result = read_json(trained.folder.path / "result.json", {})
+    if result:
+        lines += ["## Metrics", "", "| metric | best valid | test |", "| --- | --- | --- |"]
+        valid, test = result.get("best_valid") or {}, result.get("test") or {}
+        for name in test:
+            lines.append(f"| {name} | {valid.get(name, float('nan')):.4f} | {test[name]:.4f} |")
+        lines.append("")
+    return [*lines, *checked(found)]
+
+
+def checked(found: dict[str, Any]) -> list[str]:
+    """The lines about what was found when the artifact was checked."""
+    return [
+        "## Checked",
+        "",
+        "A fresh process loaded this artifact and answered as the trained model did, on held-out "
+        "samples.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name.replace('_', ' ')} | {value} |" for name, value in found.items()),
+        "",
+        f"Rows are stored as {found['rows']}; no value of a row differs by more than "
+        f"{found['largest_row_error']:.3g} from the one that was trained.",
+        "",
+    ]

@@ -36,7 +36,6 @@ from shoal.world.durable import count, is_plain_name, open_regular, sync_folder,
 FORMAT = 1
 ID_TYPES = {"int": int, "float": float, "str": str}  # that users and items come back in
 MANIFEST, SIGNATURE = "manifest.json", "signature.json"
-JSON_BYTES = 1 << 26  # of a manifest, a signature or a graph
 HEADER_BYTES = 512  # of a file that holds one tensor: room is left before its size is known
 NAMES = {
     torch.float32: "F32",
@@ -49,6 +48,18 @@ NAMES = {
 
 class ArtifactError(ValueError):
     """An artifact is absent, damaged, or was not made by a version that this one understands."""
+
+
+@contextmanager
+def damaged(what: str) -> Iterator[None]:
+    """Whatever is wrong with what an author wrote is one error, which names it."""
+    try:
+        yield
+    except (ArtifactError, OSError, MemoryError):
+        raise
+    except Exception as error:  # of many kinds
+        text = " ".join(str(error).split())[:200]
+        raise ArtifactError(f"{what} is damaged: {text}") from error
 
 
 class TensorFile:
@@ -78,8 +89,12 @@ class TensorFile:
         self._file.close()
 
 
-def begin(path: Path) -> Path:
-    """The hidden folder that an artifact is written into, empty; refuses a place that is taken."""
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """The hidden folder that an artifact is written into, empty; refuses a place that is taken.
+
+    It is removed where an error ends the writing.
+    """
     if path.exists():
         raise ValueError(f"{path} is there already; name a folder that is not")
     hidden = hidden_of(path)
@@ -89,7 +104,11 @@ def begin(path: Path) -> Path:
         hidden.mkdir()
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}; name another folder") from error
-    return hidden
+    try:
+        yield hidden
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
 
 
 def hidden_of(path: Path) -> Path:
@@ -119,7 +138,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} is no artifact: it has no {MANIFEST}; `shoal export RUN --to DIR` makes one"
         )
     manifest = _read_json(folder / MANIFEST)
-    try:
+    with damaged(f"artifact {folder}"):
         stated = manifest.pop("sha256")
         if stated != digest(manifest):
             raise ArtifactError(f"artifact {folder} is damaged: its manifest was changed")
@@ -130,13 +149,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         for name, facts in manifest["files"].items():
             if not is_plain_name(name) or not isinstance(facts["bytes"], int):
                 raise ArtifactError(f"artifact {folder} is damaged: {name!r} is no plain name")
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ArtifactError(f"artifact {folder} is damaged: its manifest lacks {error}") from error
     return {**manifest, "sha256": stated}
 
 
 def verify(folder: Path, manifest: dict[str, Any]) -> None:
-    """Every byte of every file is what the manifest says."""
+    """Every byte of every file is what the manifest says; of one that is being copied, not yet."""
+    for name, facts in manifest["files"].items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != facts["bytes"]:
+            what = "is not there" if size is None else f"is not of its {facts['bytes']} bytes"
+            raise ArtifactError(f"artifact {folder} is not whole: {name} {what}")
     for name, facts in manifest["files"].items():
         try:
             found = count(folder / name, facts["bytes"])
@@ -144,8 +167,6 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
             raise ArtifactError(
                 f"artifact {folder} is damaged: {name}: {error.strerror}"
             ) from error
-        if found["bytes"] != facts["bytes"]:
-            raise ArtifactError(f"artifact {folder} is damaged: {name} is not of its size")
         if found != facts:
             raise ArtifactError(f"artifact {folder} is damaged: {name} fails its checksum")
 
@@ -160,9 +181,9 @@ def read_json(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, An
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path, links=False) as file:
-            text = file.read(JSON_BYTES + 1)
-        if len(text) > JSON_BYTES:
-            raise ArtifactError(f"{path} is too long: more than {JSON_BYTES} bytes")
+            text = file.read((1 << 26) + 1)
+        if len(text) > 1 << 26:
+            raise ArtifactError(f"{path} is too long: more than {1 << 26} bytes")
         value = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"cannot read {path}: {error}") from error
@@ -193,10 +214,8 @@ def write_words(folder: Path, field: str, words: Iterable[str]) -> None:
 def read_words(folder: Path, manifest: dict[str, Any], field: str, kind: str = "str") -> Ids:
     """The same back; kind: the type that they come back in."""
     found = read_tensors(folder, f"words-{field}.safetensors", manifest, ["bytes", "offsets"])
-    try:
+    with damaged(f"artifact {folder}: {field!r}"):
         return Ids(unpack_words(found), ID_TYPES[kind])
-    except (ValueError, LookupError) as error:
-        raise ArtifactError(f"artifact {folder} is damaged: {field!r}: {error}") from error
 
 
 _PRIVATE: ContextVar[bool] = ContextVar("private", default=False)

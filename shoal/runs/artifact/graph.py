@@ -7,7 +7,7 @@ in operators/ alone are known, and each only computes tensors from tensors:
     {"name": "linear", "op": "aten.linear.default", "args": [{"node": "x"}, {"node": "w"}]}
 
 The author of a graph may be anybody. So before every call its operator's rule checks the arguments,
-and its cost must be within bounds (bounds.py). When a graph is opened, it is run once with shapes
+and its cost must be within bounds. When a graph is opened, it is run once with shapes
 alone, by the same rules.
 
 Rows come in at nodes `shoal.lookup`: ids in, rows of a table out. The tables stay outside. Of a
@@ -18,34 +18,33 @@ list for each sample, `shoal.pooled` has one row each, `shoal.listed` the rows o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from shoal.data.batch import Jagged
-from shoal.runs.artifact.bounds import Meter, TooLarge
-from shoal.runs.artifact.files import ArtifactError
-from shoal.runs.artifact.operators.numbers import NUMBERS
-from shoal.runs.artifact.operators.rule import Cost, cost, need
+from shoal.runs.artifact.files import ArtifactError, damaged
+from shoal.runs.artifact.operators.rule import Cost, Meter, TooLarge, cost, need
 from shoal.runs.artifact.operators.table import (
     DTYPES,
     ELSEWHERE,
     FORMATS,
     MOST_AXES,
+    NUMBERS,
     OPERATORS,
     Operator,
     operator,
 )
+from shoal.runs.artifact.tables import RowTable
 
 LOOKUP, POOLED, LISTED = "shoal.lookup", "shoal.pooled", "shoal.listed"
 PADDED = "shoal.padded"
-NODES = 100_000
-SAMPLES = 64  # with whose shapes a graph is checked
+OURS = (LOOKUP, POOLED, LISTED, PADDED)
 # (table, ids, how rows of lists are pooled): rows
 Lookup = Callable[[str, "Tensor | Jagged", str], Tensor]
+Fields = Mapping[str, "Tensor | Jagged"]
 
 
 class Lists:
@@ -76,26 +75,20 @@ class Graph:
     ):
         """`tensors`: what it reads, by name; `dims`: the width of each table's rows."""
         self.where, self.dims = where, dims
-        with self._damages():
+        with damaged(self.where):
             self._build(document, tensors)
-
-    @contextmanager
-    def _damages(self) -> Iterator[None]:
-        """Whatever is wrong with a document is one error, which names it."""
-        try:
-            yield
-        except ArtifactError:
-            raise
-        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-            raise ArtifactError(f"{self.where} is damaged: {error}") from error
 
     def _build(self, document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.inputs: dict[str, dict[str, Any]] = {one["name"]: one for one in document["inputs"]}
         self.tables: list[str] = list(document["tables"])
-        self.constants = {name: _constant(tensors[key]) for name, key in document["dense"].items()}
+        self.constants = {name: tensors[key] for name, key in document["dense"].items()}
+        for one in self.constants.values():
+            need(
+                one.dtype in DTYPES.values() and one.dim() <= MOST_AXES, "a tensor of %s", one.dtype
+            )
         self.output: str = document["output"]
         nodes = document["nodes"]
-        need(len(nodes) <= NODES, "%s nodes; %s are the most", len(nodes), NODES)
+        need(len(nodes) <= 100_000, "%s nodes; 100000 are the most", len(nodes))
         known = {name for name, facts in self.inputs.items() if facts["used"]} | {*self.constants}
         self.steps: list[Step] = []
         for node in nodes:
@@ -122,8 +115,8 @@ class Graph:
         if operation in OPERATORS:
             call = operator(operation)
             args = call.named(args, kwargs)
-        elif operation in _LOOKUPS or operation in NUMBERS:
-            call = operation if operation in _LOOKUPS else NUMBERS[operation]
+        elif operation in OURS or operation in NUMBERS:
+            call = operation if operation in OURS else NUMBERS[operation]
             need(not kwargs, "%s takes no %s", operation, list(kwargs))
         else:
             raise ArtifactError(
@@ -154,9 +147,9 @@ class Graph:
 
     def check(self) -> None:
         """Refuse a graph that cannot answer: run it with shapes, without memory."""
-        with self._damages():
+        with damaged(self.where):
             try:
-                self._check_for(SAMPLES)
+                self._check_for(64)
             except TooLarge:  # so many are answered in parts, and one sample must do
                 self._check_for(1)
 
@@ -175,7 +168,7 @@ class Graph:
         for step, done in zip(self.steps, self.last):
             try:
                 made = self._made(step, values, lookup, meter)
-            except ArtifactError:
+            except (ArtifactError, TooLarge):
                 raise
             except Exception as error:  # of many kinds, by rules, by torch and by tables
                 text = (str(error).splitlines() or [type(error).__name__])[0][:300]
@@ -215,12 +208,74 @@ class Graph:
         if lookup is None:
             kind = torch.int64 if call == PADDED else torch.float32
             return torch.empty(shape, dtype=kind, device="meta")
-        return _LOOKUPS[call](lookup, *found)
+        return _look_up(call, lookup, *found)
 
 
-def _constant(one: Tensor) -> Tensor:
-    need(one.dtype in DTYPES.values() and one.dim() <= MOST_AXES, "a tensor of %s", one.dtype)
-    return one
+# ---- in parts that are within the bounds ---------------------------------------------------------
+
+
+class Running:
+    """A graph with the tables that it reads."""
+
+    def __init__(self, graph: Graph, tables: Mapping[str, RowTable]):
+        self.graph, self.tables = graph, tables
+        # Samples, or pairs of a query and an item, that are not known to be too many at a time.
+        self._fit = 1 << 16
+
+    def samples(self, fields: Fields) -> Tensor:
+        """The answer for samples by field: [b, ...]."""
+        count = self._count(fields)
+        return self._in_parts(count, 1, 0, lambda a, b: _part(fields, count, a, b))
+
+    def pairs(self, query: Fields, size: int, items: Tensor) -> Tensor:
+        """The answer for every query and items [n]: [size, n]."""
+        return self._in_parts(len(items), size, 1, lambda a, b: {**query, "items": items[a:b]})
+
+    def _count(self, fields: Fields) -> int:
+        """How many samples these are."""
+        for name, facts in self.graph.inputs.items():
+            if facts["used"]:
+                one = fields[name]
+                places = math.prod(facts["shape"][1:]) if isinstance(one, Jagged) else 1
+                return len(one) // max(1, places)
+        return 1
+
+    def _in_parts(
+        self, count: int, each: int, axis: int, part: Callable[[int, int], Fields]
+    ) -> Tensor:
+        """`each`: how many samples one of `count` is; answers are joined along the axis."""
+        answers: list[Tensor] = []
+        first = 0
+        with torch.inference_mode():
+            while first < count or not answers:
+                some = max(1, self._fit // max(1, each))
+                last = min(count, first + some)
+                try:
+                    answers.append(self.graph(part(first, last), self._look_up))
+                except TooLarge as error:
+                    if last - first <= 1:
+                        raise ArtifactError(str(error)) from error
+                    self._fit = (last - first) // 2 * each
+                    continue
+                first = last
+            return answers[0] if len(answers) == 1 else torch.cat(answers, axis)
+
+    def _look_up(self, table: str, ids: Tensor | Jagged, how: str) -> Tensor:
+        return self.tables[table].pooled(ids, how)
+
+
+def _part(fields: Fields, count: int, first: int, last: int) -> dict[str, Tensor | Jagged]:
+    """Samples first..last-1 of `count`."""
+    if (first, last) == (0, count):
+        return dict(fields)
+    found: dict[str, Tensor | Jagged] = {}
+    for name, one in fields.items():
+        if isinstance(one, Jagged):
+            each = len(one) // count  # lists of a sample
+            found[name] = one.lists(first * each, last * each)
+        else:
+            found[name] = one[first:last]
+    return found
 
 
 # ---- rows of tables -----------------------------------------------------------------------------
@@ -243,40 +298,22 @@ def _shape_of(
     return [*shape, dim], cost((flat + 2 * math.prod(shape)) * dim)
 
 
-def _look_up(lookup: Lookup, ids: Tensor | Lists, table: str, _dim: int) -> Tensor:
-    return _pooled(lookup, ids, table, 0, "sum")
-
-
-def _pooled(lookup: Lookup, ids: Tensor | Lists, table: str, _dim: int, how: str) -> Tensor:
-    if isinstance(ids, Lists):
+def _look_up(kind: str, lookup: Lookup, ids: Tensor | Lists, *rest: Any) -> Tensor:
+    """What one of these nodes gives."""
+    if kind in (LOOKUP, POOLED):
+        table, how = rest[0], rest[2] if kind == POOLED else "sum"
+        if isinstance(ids, Tensor):
+            return lookup(table, ids, how)
         rows = lookup(table, ids.jagged, how)
         return rows.view(*ids.shape, rows.shape[-1])
-    return lookup(table, ids, how)
-
-
-def _listed(lookup: Lookup, ids: Tensor | Lists, table: str, _dim: int, length: int) -> Tensor:
-    lists = _one_each(ids)
-    rows = lookup(table, lists.values, "sum")
-    places = lists.places(length)
+    lists = ids.jagged if isinstance(ids, Lists) else Jagged(ids, torch.arange(len(ids) + 1))
+    if kind == PADDED:
+        return lists.padded(rest[0])
+    rows = lookup(rest[0], lists.values, "sum")
+    places = lists.places(rest[2])
     if not len(rows):
         return rows.new_zeros(*places.shape, rows.shape[-1])
     return torch.where(places[..., None] >= 0, rows[places.clamp(min=0)], 0.0)
-
-
-def _padded(_lookup: Lookup, ids: Tensor | Lists, length: int) -> Tensor:
-    return _one_each(ids).padded(length)
-
-
-def _one_each(ids: Tensor | Lists) -> Jagged:
-    return ids.jagged if isinstance(ids, Lists) else Jagged(ids, torch.arange(len(ids) + 1))
-
-
-_LOOKUPS: dict[str, Callable] = {
-    LOOKUP: _look_up,
-    POOLED: _pooled,
-    LISTED: _listed,
-    PADDED: _padded,
-}
 
 
 # ---- arguments ----------------------------------------------------------------------------------
@@ -298,8 +335,7 @@ def _decode(value: Any, known: set[str]) -> Any:
         return _Node(name)
     if what == "float":
         return float(name)
-    allowed: dict[str, Any] = {"dtype": DTYPES, "memory_format": FORMATS}[what]  # type: ignore[assignment]
-    return allowed[name]
+    return DTYPES[name] if what == "dtype" else FORMATS[name]
 
 
 def _names(value: Any, found: set[str]) -> None:

@@ -7,7 +7,7 @@ clicks = shoal.load("exported/DeepFM").predict(frame)  # probabilities
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,24 @@ from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import FILE as FEATURES
 from shoal.runs.artifact.encoding import read_encoder
 from shoal.runs.artifact.files import ArtifactError
-from shoal.runs.artifact.graph import Graph
-from shoal.runs.artifact.histories import FILE as HISTORIES
-from shoal.runs.artifact.histories import StoredHistories
-from shoal.runs.artifact.running import Running
+from shoal.runs.artifact.graph import Graph, Running
 from shoal.runs.artifact.tables import RowTable
 from shoal.runs.predictions import Predictor
-from shoal.runs.recommender import NOBODY, Asked, History, Ranking, Recommender, padded
+from shoal.runs.recommender import (
+    NOBODY,
+    Asked,
+    History,
+    Ranking,
+    Recommender,
+    asked_at,
+    padded,
+)
 from shoal.training.evaluation import predicted
+from shoal.training.evaluation.phases import Lists
 
 DELTAS = 64  # that may lie upon each other
-MOST_LEN = 1 << 16  # items of a history that a model may read
 GRAPHS = {"clicks": "predict", "module": "answer"}  # kinds without a catalogue, and their use
-POPULARITY = "popularity.safetensors"
+POPULARITY, HISTORIES = "popularity.safetensors", "histories.safetensors"
 Fields = Mapping[str, Tensor]
 
 
@@ -51,10 +56,8 @@ class Artifact:
         if check:
             files.verify(self.folder, self.manifest)
         self.signature = files.read_json(self.folder, files.SIGNATURE, self.manifest)
-        try:
+        with files.damaged(f"artifact {folder}: signature.json"):
             self._open(check)
-        except (LookupError, TypeError, AttributeError, OverflowError) as error:
-            raise ArtifactError(f"artifact {folder} is damaged: signature: {error}") from error
 
     def _open(self, check: bool) -> None:
         signature = self.signature
@@ -80,7 +83,7 @@ class Artifact:
             return
         self.max_len, self.repeatable = int(signature["max_len"]), bool(signature["repeatable"])
         self.user_field, self.item_field = str(signature["user_field"]), signature["item_field"]
-        if not 0 <= self.max_len <= MOST_LEN:
+        if not 0 <= self.max_len <= 1 << 16:
             raise ArtifactError(f"artifact {self.folder} is damaged: max_len {self.max_len}")
         kinds = signature.get("id_types", ["str", "str"])
         self.users = files.read_words(self.folder, self.manifest, "users", kinds[0])
@@ -99,7 +102,17 @@ class Artifact:
         base = self.signature["base"]
         if base is None:
             return own
-        below = open_base(self.folder, base, check)
+        # What a delta builds upon lies beside it, and is the very same one.
+        folder, name = self.folder, base["name"]
+        if not files.is_plain_name(name) or len(list(files.chain(folder, name, DELTAS))) > DELTAS:
+            raise ArtifactError(f"artifact {folder} is damaged: its base {name!r} cannot be")
+        if not (folder.parent / name).is_dir():
+            raise ArtifactError(
+                f"artifact {folder} is a delta of {name}, which is not beside it; bring it there"
+            )
+        below = Artifact(folder.parent / name, check)
+        if below.manifest["sha256"] != base["sha256"]:
+            raise ArtifactError(f"artifact {folder} is a delta of another {name}; export it anew")
         for name, table in own.items():
             if name in below.tables and below.tables[name].dim == table.dim:
                 table.below = below.tables[name]
@@ -127,9 +140,9 @@ class Artifact:
         seen: whether what was taken before may come again; by default as the model was trained.
         exclude, only: items that may not come; the items that alone may come.
         """
-        some = None if only is None else list(only)
-        more = {"topk": topk, "exclude": list(exclude), "only": some, "seen": seen, "times": times}
-        return self.recommender.recommend(user, history=history, **more)
+        how: dict[str, Any] = {"history": history, "times": times, "topk": topk, "seen": seen}
+        how |= {"exclude": list(exclude), "only": None if only is None else list(only)}
+        return self.recommender.recommend(user, **how)
 
     @cached_property
     def recommender(self) -> Recommender:
@@ -140,12 +153,6 @@ class Artifact:
     def score(self, user: Any, items: Sequence[Any]) -> list[float]:
         """Scores of items for one user."""
         return self.recommender.score(Asked(user), items)
-
-    def score_history(
-        self, history: Sequence[Any], items: Sequence[Any], times: Sequence[int] | None = None
-    ) -> list[float]:
-        """Scores of items for a history, oldest first."""
-        return self.recommender.score(Asked(history=history, times=times), items)
 
     def similar_items(self, item: Any, topk: int = 10) -> Ranking:
         """Items whose vectors point the same way: [(item, cosine), ...], without itself."""
@@ -161,17 +168,16 @@ class Artifact:
             raise ValueError(f"vectors of {what!r}; there are user and item")
         return self.queries(self.of_users(self.users.need(words, "user")))
 
-    def needs_clicks(self) -> None:
-        """Refuse what only a click model answers."""
-        if self.kind != "clicks":
+    def needs_clicks(self, kinds: Container[str] = ("clicks",)) -> None:
+        """Refuse what only a click model (or a model of these kinds) answers."""
+        if self.kind not in kinds:
             raise ValueError(f"{self.model} ranks items: it predicts no clicks; use recommend")
 
     def needs_catalogue(self) -> None:
         """Refuse what a click model cannot answer."""
         if self.kind in GRAPHS:
             raise ValueError(
-                f"{self.model} predicts clicks of samples: it knows neither users nor a catalogue "
-                f"of items; use {GRAPHS[self.kind]}"
+                f"{self.model} predicts clicks of samples, not items; use {GRAPHS[self.kind]}"
             )
 
     # ---- its catalogue, as a recommender asks for it (runs/recommender.py) ----------------------
@@ -189,15 +195,12 @@ class Artifact:
         """Refuse histories that the model cannot read."""
         if not self.reads_histories:
             raise ValueError(
-                f"{self.model} learned a vector for each user of its data, and a history has none: "
-                "it cannot recommend for somebody new. Go on training with these interactions "
-                "(shoal train --from), take a model that reads histories such as SASRec, or ask "
-                "for similar_items"
+                f"{self.model} learned a vector for each user of its data, and a history has none; "
+                "train on with these interactions (shoal train --from), or ask for similar_items"
             )
         if not timed and self._reads("history_time"):
             raise ValueError(
-                f"{self.model} reads when items were taken: give times, in seconds, one for each "
-                "item, and behind them, if you like, that of the request"
+                f"{self.model} reads when items were taken: give times, in seconds, for each item"
             )
 
     def _reads(self, field: str) -> bool:
@@ -230,8 +233,7 @@ class Artifact:
     def _need_stored(self) -> None:
         if self._stored is None and (self.reads_histories or not self.repeatable):
             raise ValueError(
-                f"{self.folder} was exported without histories (--no-histories): give the history "
-                "yourself, or export again with them"
+                f"{self.folder} was exported without histories (--no-histories): give the history"
             )
 
     @cached_property
@@ -279,8 +281,7 @@ class Artifact:
             part = {name: value[a:b] for name, value in query.items()}
             wanted = torch.arange(first, last) if items is None else items[first:last]
             found = self.running.pairs(part, b - a, wanted)
-            self._check(found, (b - a, last - first))
-            out.copy_(found)
+            out.copy_(self._checked(found, (b - a, last - first)))
 
         return fill
 
@@ -293,21 +294,20 @@ class Artifact:
             found = torch.ones(len(users), 1)
         else:
             found = self.tables["query_vectors"].rows(users)
-        self._check(found, (len(users), self.tables["item_vectors"].dim))
-        return found
+        return self._checked(found, (len(users), self.tables["item_vectors"].dim))
 
-    def _check(self, found: Tensor, shape: tuple[int, int]) -> None:
-        """Whether a graph gave what is asked of it."""
+    def _checked(self, found: Tensor, shape: tuple[int, int]) -> Tensor:
+        """What a graph gave, if it is of the shape that is asked for."""
         if found.shape != shape or not found.is_floating_point():
             told = f"{found.dtype} {list(found.shape)}, not floats {list(shape)}"
             raise ArtifactError(f"artifact {self.folder} is damaged: its graph gives {told}")
+        return found
 
     # ---- click models ---------------------------------------------------------------------------
 
     def logits(self, fields: Mapping[str, Tensor | Jagged]) -> Tensor:
         """The log odds of a click of samples, by field: [b]; [b, labels] of several labels."""
-        if self.kind not in GRAPHS:
-            raise ValueError(f"{self.model} ranks items: it predicts no clicks; use recommend")
+        self.needs_clicks(GRAPHS)
         assert self.graph is not None
         used = {name for name, facts in self.graph.inputs.items() if facts["used"]}
         missing = used - fields.keys()
@@ -345,18 +345,13 @@ class Artifact:
         if facts is None:
             if FEATURES not in self.manifest["files"]:
                 raise ValueError(
-                    f"{self.folder} was exported by an older version, which kept no words of "
-                    "features: export it again"
+                    f"{self.folder} has no words of features (an older version): export it again"
                 )
             return read_encoder(self.folder, self.manifest)
-        try:
-            layout = Layout(
-                *(tuple(facts["slots"]), tuple(facts["dense"]), facts["label"]),
-                *(facts["rows"], facts["others"]),
-            )
+        with files.damaged(f"artifact {self.folder}: layout"):
+            lists = {key: tuple(facts[key]) for key in ("slots", "dense")}
+            layout = Layout(**{**facts, **lists})
             return LogEncoder(layout, self.signature["format"], dict(self.signature["apart"]))
-        except (LookupError, TypeError, ValueError) as error:
-            raise ArtifactError(f"artifact {self.folder} is damaged: layout: {error}") from error
 
     @property
     def labels(self) -> list[list[str]]:
@@ -364,21 +359,35 @@ class Artifact:
         return self.signature["labels"]
 
 
-def open_base(folder: Path, base: Mapping[str, Any], check: bool = True) -> Artifact:
-    """The artifact that a delta builds upon: it lies beside it, and is the very same one."""
-    name = base["name"]
-    if not files.is_plain_name(name) or len(list(files.chain(folder, name, DELTAS))) > DELTAS:
-        raise ArtifactError(f"artifact {folder} is damaged: its base {name!r} cannot be")
-    path = folder.parent / name
-    if not path.is_dir():
-        raise ArtifactError(
-            f"artifact {folder} is a delta of {name}, which is not beside it; bring it there, or "
-            "export a whole one"
-        )
-    found = Artifact(path, check)
-    if found.manifest["sha256"] != base["sha256"]:
-        raise ArtifactError(f"artifact {folder} is a delta of another {name}; export it anew")
-    return found
+class StoredHistories:
+    """The histories of all users."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], num_users: int, num_items: int):
+        found = files.read_tensors(folder, HISTORIES, manifest)
+        with files.damaged(f"artifact {folder}: its histories"):
+            offsets, items = found["offsets"].numpy(), found["items"].numpy()
+            times = found["times"].numpy() if "times" in found else None
+            right = offsets.dtype == np.int64 and offsets.shape == (num_users + 1,)
+            right = right and items.ndim == 1 and items.dtype.kind == "i"
+            right = right and offsets[0] == 0 and offsets[-1] == len(items)
+            right = right and bool((np.diff(offsets) >= 0).all())
+            right = right and (not len(items) or 0 <= items.min() <= items.max() < num_items)
+            if not right or (times is not None and times.shape != items.shape):
+                raise ValueError("they are not of their shape")
+        self.items, self.offsets, self.times = items, offsets, times
+
+    def of(self, user: int) -> History:
+        """What one user took; asked now, which is as late as the last item."""
+        first, last = self.offsets[user], self.offsets[user + 1]
+        items = self.items[first:last].astype(np.int64)
+        if self.times is None:
+            return History(items)
+        return History(items, asked_at(self.times[first:last], len(items)))
+
+    def pairs(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What each of these users took, as pairs: place in `users` [m], item [m]."""
+        rows, items = Lists(self.items, self.offsets).chosen(users).block(0, len(users))
+        return rows, items.astype(np.int64)
 
 
 def load(folder: str | Path) -> Artifact:

@@ -22,12 +22,11 @@ from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.pooling import pool_rows
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
-from shoal.runs.artifact.files import ArtifactError, TensorFile, read_tensors
+from shoal.runs.artifact.files import ArtifactError, TensorFile, damaged, read_tensors
 
 Kind = Literal["float32", "float16", "int8"]
 TYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
 CHUNK_ROWS = 1 << 16
-MOST_ROWS, MOST_DIM = 1 << 40, 1 << 20
 
 
 def write_table(
@@ -98,7 +97,7 @@ class RowTable:
 
     def __init__(self, folder: Path, manifest: dict[str, Any], name: str, facts: dict[str, Any]):
         self.folder, self.name, self.facts = folder, name, facts
-        try:
+        with damaged(f"artifact {folder}: table {name!r}"):
             self.dim, self.kind = int(facts["dim"]), facts["kind"]
             count, size = int(facts["rows"]), facts["size"]
             kind, scale = facts["init"]
@@ -106,8 +105,6 @@ class RowTable:
             self.table = Table(name, self.dim, size, Init(kind, scale), facts["padding"])
             self.seed = int(facts["seed"])
             self.size = count if size is None else int(size)
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise ArtifactError(f"artifact {folder} is damaged: table {name!r}: {error}") from error
         self.values = read_tensors(folder, f"rows-{name}.safetensors", manifest, ["values"])[
             "values"
         ]
@@ -122,7 +119,7 @@ class RowTable:
         wrong |= self.ids is None and size != count
         for one, like in ((self.ids, torch.int64), (self.scale, torch.float32)):
             wrong |= one is not None and (one.shape != (count,) or one.dtype != like)
-        if wrong or not (0 < self.dim <= MOST_DIM and 0 <= self.size <= MOST_ROWS):
+        if wrong or not (0 < self.dim <= 1 << 20 and 0 <= self.size <= 1 << 40):
             raise ArtifactError(f"artifact {folder} is damaged: table {name!r} is not of its shape")
         if self.ids is not None and bool((self.ids.diff() <= 0).any()):
             raise ArtifactError(f"artifact {folder} is damaged: ids of {name!r} do not ascend")

@@ -20,42 +20,32 @@ from torch import Tensor, nn
 
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
-from shoal.embedding.service import Collected, Gradients, Lookup, RowService
+from shoal.embedding.service import Collected, Gradients, RowService
 from shoal.embedding.store import Every, Store
 from shoal.models.nn.item_features import ItemFeatures
-from shoal.runs.artifact.graph import LISTED, LOOKUP, PADDED, POOLED
-from shoal.runs.artifact.operators.numbers import NUMBERS
-from shoal.runs.artifact.operators.table import DTYPES, ELSEWHERE, OPERATORS
+from shoal.runs.artifact.graph import OURS, PADDED
+from shoal.runs.artifact.operators.table import DTYPES, ELSEWHERE, NUMBERS, OPERATORS
 
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
-OURS = (LOOKUP, POOLED, LISTED, PADDED)
-MOST_ROWS = 1 << 16  # of a table that is read whole for every answer
 FEATURES = "item_features"  # the table of what a model makes of items' features
 _library = torch.library.Library("shoal", "DEF")
-_library.define("lookup(Tensor ids, str table, int dim) -> Tensor")
-_library.define("pooled(Tensor ids, str table, int dim, str how) -> Tensor")
-_library.define("listed(Tensor ids, str table, int dim, int length) -> Tensor")
-_library.define("padded(Tensor ids, int length) -> Tensor")
 
 
-@torch.library.register_fake("shoal::lookup", lib=_library)
-def _(ids: Tensor, table: str, dim: int) -> Tensor:
-    return ids.new_empty([*ids.shape, dim], dtype=torch.float32)
+def _define(name: str, arguments: str, behind: Callable[..., list[int]], rows: bool = True) -> None:
+    """An operator on ids, whose answer has their shape and these axes behind it."""
+    _library.define(f"{name}(Tensor ids, {arguments}) -> Tensor")
+
+    def fake(ids: Tensor, *rest: Any) -> Tensor:
+        kind = torch.float32 if rows else ids.dtype
+        return ids.new_empty([*ids.shape, *behind(*rest)], dtype=kind)
+
+    torch.library.register_fake(f"shoal::{name}", fake, lib=_library)
 
 
-@torch.library.register_fake("shoal::pooled", lib=_library)
-def _(ids: Tensor, table: str, dim: int, how: str) -> Tensor:
-    return ids.new_empty([*ids.shape, dim], dtype=torch.float32)
-
-
-@torch.library.register_fake("shoal::listed", lib=_library)
-def _(ids: Tensor, table: str, dim: int, length: int) -> Tensor:
-    return ids.new_empty([*ids.shape, length, dim], dtype=torch.float32)
-
-
-@torch.library.register_fake("shoal::padded", lib=_library)
-def _(ids: Tensor, length: int) -> Tensor:
-    return ids.new_empty([*ids.shape, length])
+_define("lookup", "str table, int dim", lambda table, dim: [dim])
+_define("pooled", "str table, int dim, str how", lambda table, dim, how: [dim])
+_define("listed", "str table, int dim, int length", lambda table, dim, length: [length, dim])
+_define("padded", "int length", lambda length: [length], rows=False)
 
 
 @dataclass(frozen=True)
@@ -84,15 +74,15 @@ def _listed(embed: Embeddings, field: str, batch: Batch, length: int) -> Tensor:
     return Embeddings.listed(embed, field, batch, length)
 
 
+def _of_features(name: str, features: ItemFeatures, ids: Tensor) -> Tensor:
+    rows = torch.ops.shoal.lookup(ids, name, features.number * features.dim)
+    return rows.view(*ids.shape, features.number, features.dim)
+
+
 def item_features(model: nn.Module) -> dict[str, ItemFeatures]:
     """Table of the artifact -> what makes its rows of items' features."""
     found = [one for one in model.modules() if isinstance(one, ItemFeatures)]
     return {FEATURES + (str(k) if k else ""): one for k, one in enumerate(found)}
-
-
-def _of_features(name: str, number: int, dim: int, ids: Tensor) -> Tensor:
-    rows = torch.ops.shoal.lookup(ids, name, number * dim)
-    return rows.view(*ids.shape, number, dim)
 
 
 class Cut(RowService):
@@ -103,16 +93,16 @@ class Cut(RowService):
         self.read = stores
 
     def pull(self, lookups: Any, learn: bool) -> list[Tensor]:
-        return [self._node(one) for one in lookups]
-
-    def _node(self, one: Lookup) -> Tensor:
-        table, ids = self.read[one.table].table, one.ids
-        if isinstance(ids, Every):
-            rows = table.rows or 0
-            if rows > MOST_ROWS:
-                raise ValueError(f"it reads all {rows} rows of {one.table!r} for every answer")
-            ids = torch.arange(rows)
-        return torch.ops.shoal.lookup(ids, one.table, table.dim)
+        nodes = []
+        for one in lookups:
+            table, ids = self.read[one.table].table, one.ids
+            if isinstance(ids, Every):
+                rows = table.rows or 0
+                if rows > 1 << 16:
+                    raise ValueError(f"it reads all {rows} rows of {one.table!r} for every answer")
+                ids = torch.arange(rows)
+            nodes.append(torch.ops.shoal.lookup(ids, one.table, table.dim))
+        return nodes
 
     def collect(self, dense: Any = ()) -> Collected:
         raise NotImplementedError  # nothing is trained
@@ -170,9 +160,8 @@ def trace(
             except Exception as error:
                 failures.append(str(error).split("\n\n")[0][:600])
         raise ValueError(
-            f"torch.export cannot take {type(model).__name__}: {failures[0]}. A model that is "
-            "exported takes batches of any size: x.shape[0], not len(x) nor a plain number, and no "
-            "branch on a tensor's values"
+            f"torch.export cannot take {type(model).__name__}: {failures[0]}. Batches are of any "
+            "size: write x.shape[0], not len(x), and do not branch on a tensor's values"
         )
 
 
@@ -186,7 +175,7 @@ def _cut(model: nn.Module, stack: ExitStack) -> None:
                 setattr(one, name, partial(stands_in, one))
                 stack.callback(delattr, one, name)
     for name, features in item_features(model).items():
-        features.forward = partial(_of_features, name, features.number, features.dim)  # type: ignore[method-assign]
+        features.__dict__["forward"] = partial(_of_features, name, features)
         stack.callback(delattr, features, "forward")
 
 
@@ -198,16 +187,12 @@ def _export(module: nn.Module, fields: dict[str, Tensor], lists: Collection[str]
         program = torch.export.export(module, (values,), dynamic_shapes=(dynamic,), strict=False)
         program = program.run_decompositions({})  # functional, and otherwise as the model has it
         if any(not _is_known(node) for node in program.graph.nodes):
-            program = program.run_decompositions(_simpler())
+            # Torch writes operators that a graph does not know by simpler ones.
+            table = torch.export.default_decompositions()
+            for known in [one for one in table if str(one) in OPERATORS]:
+                del table[known]
+            program = program.run_decompositions(table)
     return _write(program, fields, lists)
-
-
-def _simpler() -> Any:
-    """How torch writes operators that a graph does not know by simpler ones."""
-    table = torch.export.default_decompositions()
-    for known in [one for one in table if str(one) in OPERATORS]:
-        del table[known]
-    return table
 
 
 def _is_known(node: Any) -> bool:
@@ -239,8 +224,17 @@ def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> T
     tensors: dict[str, Tensor] = {}
     inputs: list[dict[str, Any]] = []
     dense, nodes, tables = {}, [], []
-    names = _Names(fields)
+    names: dict[Any, str] = {}  # of nodes: inputs have those of their fields, whatever they are
     asked = iter(fields.items())
+
+    def name_of(node: Any) -> str:
+        if node not in names:
+            name = node.name
+            while name in fields or name in names.values():
+                name += "_"
+            names[node] = name
+        return names[node]
+
     output = ""
     for node, spec in zip(graph.nodes, program.graph_signature.input_specs):
         if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT:
@@ -249,27 +243,27 @@ def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> T
             kind = str(field.dtype).removeprefix("torch.")
             facts = {"name": name, "dtype": kind, "shape": shape, "used": bool(node.users)}
             inputs.append(facts | ({"list": True} if name in lists else {}))
-            names.known[node] = name
+            names[node] = name
         elif node.users:
-            dense[names.of(node)] = spec.target
+            dense[name_of(node)] = spec.target
             tensors[spec.target] = stored[spec.target].detach().clone()
     for node in graph.nodes:
         if node.op == "call_function":
             operation = _name_of(node.target)
-            args = [_encode(one, names) for one in node.args]
+            args = [_encode(one, name_of) for one in node.args]
             if operation in OURS:
                 tables += [node.args[1]] if operation != PADDED else []
             elif not _is_known(node):
                 raise ValueError(f"it calls {operation}, which the graph of an artifact has not")
             kwargs = {
-                key: _encode(value, names)
+                key: _encode(value, name_of)
                 for key, value in node.kwargs.items()
                 if key not in ELSEWHERE
             }
-            nodes.append({"name": names.of(node), "op": operation, "args": args, "kwargs": kwargs})
+            nodes.append({"name": name_of(node), "op": operation, "args": args, "kwargs": kwargs})
         elif node.op == "output":
             found = node.args[0][-1] if isinstance(node.args[0], (list, tuple)) else node.args[0]
-            output = names.of(found)
+            output = name_of(found)
     document = {
         "inputs": inputs,
         "dense": dense,
@@ -280,28 +274,11 @@ def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> T
     return document, tensors
 
 
-class _Names:
-    """The names of nodes: inputs have those of their fields, whatever they are; others another."""
-
-    def __init__(self, fields: Collection[str]):
-        self.known: dict[Any, str] = {}
-        self._taken = set(fields)
-
-    def of(self, node: Any) -> str:
-        if node not in self.known:
-            name = node.name
-            while name in self._taken:
-                name += "_"
-            self._taken.add(name)
-            self.known[node] = name
-        return self.known[node]
-
-
-def _encode(value: Any, names: _Names) -> Any:
+def _encode(value: Any, name_of: Callable[[Any], str]) -> Any:
     if isinstance(value, torch.fx.Node):
-        return {"node": names.of(value)}
+        return {"node": name_of(value)}
     if isinstance(value, (list, tuple)):
-        return [_encode(one, names) for one in value]
+        return [_encode(one, name_of) for one in value]
     if isinstance(value, torch.dtype) and str(value).removeprefix("torch.") in DTYPES:
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, torch.memory_format):

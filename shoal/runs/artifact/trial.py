@@ -26,24 +26,22 @@ from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.loaded import GRAPHS, Artifact
 from shoal.runs.recommender import History
 
-SECONDS = 60  # of CPU time
-MEMORY = 8 << 30  # bytes of addresses, beyond those of the opened artifact
-WAIT = 600  # seconds until a process that does not even compute is given up
-SIZES = (1, 3, 64)  # samples that are asked together
-ITEMS = 256  # that are scored
 _passed: set[str] = set()  # checksums of artifacts that need not be tried again
 
 
-def try_apart(artifact: Artifact, seconds: int = SECONDS) -> None:
-    """Refuse an artifact whose graph ends its process, or takes too much of it."""
+def try_apart(artifact: Artifact, seconds: int = 60, patience: int = 600) -> None:
+    """Refuse an artifact whose graph ends its process, or takes too much of it.
+
+    seconds: of CPU time; patience: seconds until a process that does not compute is given up.
+    """
     if artifact.graph is None or artifact.manifest["sha256"] in _passed:
         return
     command = [sys.executable, "-m", "shoal.runs.artifact.trial"]
     command += [str(artifact.folder), str(seconds)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
     except subprocess.TimeoutExpired:
-        done = subprocess.CompletedProcess(command, 1, "", f"no answer in {WAIT} s")
+        done = subprocess.CompletedProcess(command, 1, "", f"no answer in {patience} s")
     if done.returncode < 0:
         why = f"it ended the process that tried it, by {signal.Signals(-done.returncode).name}"
     elif done.returncode:
@@ -60,7 +58,7 @@ def main() -> None:
     artifact = Artifact(Path(sys.argv[1]), check=False)  # the caller has checked it
     _limit(int(sys.argv[2]))
     try:
-        for size in SIZES:
+        for size in (1, 3, 64):  # samples that are asked together
             _ask(artifact, size, np.random.default_rng(size))
     except (MemoryError, ArtifactError) as error:
         print(str(error) or "it does not fit into memory", file=sys.stderr)
@@ -76,7 +74,7 @@ def _limit(seconds: int) -> None:
     addresses = Path("/proc/self/statm")
     if addresses.exists():
         now = int(addresses.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (now + (8 << 30), now + (8 << 30)))
 
 
 def _ask(artifact: Artifact, size: int, rng: np.random.Generator) -> None:
@@ -94,7 +92,7 @@ def _ask(artifact: Artifact, size: int, rng: np.random.Generator) -> None:
     taken = [rng.integers(min(1, count - 1), count, length) for length in some]
     times = [np.sort(rng.integers(0, 1 << 31, len(one) + 1)) for one in taken]
     query = artifact._query(users, [History(*one) for one in zip(taken, times)])
-    items = torch.from_numpy(rng.integers(0, count, min(count, ITEMS)))
+    items = torch.from_numpy(rng.integers(0, count, min(count, 256)))
     artifact.recommender.scores(query, size, items)
 
 

@@ -6,7 +6,8 @@ Rows pass through in chunks; no process ever holds more than the store itself an
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 import shoal
 from shoal.data.batch import Batch, Jagged
 from shoal.data.clicks import ClickData
-from shoal.data.dataset import Dataset, Phase
+from shoal.data.dataset import Dataset
 from shoal.data.encoder import FeatureEncoder
 from shoal.data.history import Histories
 from shoal.embedding.store import Rows
@@ -31,14 +32,11 @@ from shoal.runs.artifact.encoding import write_encoder
 from shoal.runs.artifact.loaded import POPULARITY, Artifact
 from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.runs.artifact.trace import Traced, item_features, trace
-from shoal.runs.catalogue import RunCatalogue
+from shoal.runs.catalogue import ALL, RunCatalogue
 from shoal.runs.recommender import Recommender
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.world.durable import write_durably
-
-ALL: tuple[Phase, ...] = ("train", "valid", "test")
-ASKED_USERS, ASKED_ITEMS, ASKED_LISTS, ASKED_TILES, ASKED_SAMPLES = 64, 256, 8, 4, 1 << 12
 
 
 class Writer:
@@ -77,8 +75,15 @@ class Writer:
                 traced, asked = self._clicks()
             else:
                 traced, asked = self._catalogue()
-        if traced is not None:
-            self._write_graph(traced)
+            if traced is not None:
+                write_graph(self.folder, traced)
+                stores, made = self.parts.strategy.stores, item_features(self.model)
+                for name in traced[0]["tables"]:
+                    if name in made:
+                        count = self.model.facts.num_items
+                        self._write_vectors(name, count, partial(_flat, made[name]))
+                    else:
+                        self._write_rows(stores[name].table, stores[name].export(CHUNK_ROWS))
         self.signature["tables"] = self.tables
         text = json.dumps(self.signature, indent=1)
         write_durably(self.folder / files.SIGNATURE, text.encode())
@@ -111,7 +116,10 @@ class Writer:
             if told.times is not None:
                 taken["times"] = torch.from_numpy(told.times)
             save_file(taken, self.folder / "histories.safetensors")
-        users = self._held_out(dataset)
+        # Users of the test split, or any, spread over all of them.
+        users = np.unique(dataset.user_ids("test"))
+        users = users if len(users) else np.arange(1, dataset.num_users)
+        users = users[np.linspace(0, len(users) - 1, min(len(users), 64)).astype(np.int64)]
         read = told if sequential else None
         traced = None
         if isinstance(model, Retrieval):
@@ -121,8 +129,11 @@ class Writer:
                 self.signature["query"] = "graph"
             else:
                 self.signature["query"] = "user"
-                self._write_queries(evaluator, dataset.num_users)
-            self._write_items(model.encode_item)
+                self._write_vectors(
+                    *("query_vectors", dataset.num_users),
+                    lambda users: model.encode_query(evaluator.query(users.cpu().numpy(), None)),
+                )
+            self._write_vectors("item_vectors", dataset.num_items, model.encode_item)
         else:
             traced = self._score_graph(evaluator.query(users, read), evaluator)
         return traced, self._ask(evaluator, dataset, users, read)
@@ -146,7 +157,10 @@ class Writer:
             return traced
         self.signature |= {"kind": "retrieval", "query": "constant", "graph": None}
         anyone = evaluator.query(np.zeros(1, np.int64), None)
-        self._write_items(lambda ids: self.model.score(anyone, ids)[0, :, None])
+        count = self.model.facts.num_items
+        self._write_vectors(
+            "item_vectors", count, lambda ids: self.model.score(anyone, ids)[0, :, None]
+        )
         return None
 
     def _trace(
@@ -167,54 +181,29 @@ class Writer:
             further = {name: one.clone() for name, one in (more or {}).items()}
             return trace(self.model, copy, answer, further, lists)
 
-    def _write_queries(self, evaluator: Evaluator, count: int) -> None:
-        def chunks() -> Iterator[Rows]:
-            for first in range(0, count, CHUNK_ROWS):
-                users = np.arange(first, min(first + CHUNK_ROWS, count))
-                batch = evaluator.query(users, None)
-                vectors = self.model.encode_query(batch).float().cpu()  # type: ignore[operator]
-                yield Rows(torch.from_numpy(users), vectors)
+    def _write_vectors(self, name: str, count: int, encode: Callable[[Tensor], Tensor]) -> None:
+        """The vectors of users or items 0..count-1, as `encode` makes them of their numbers."""
 
-        self._write_vectors("query_vectors", count, chunks())
+        def vectors(ids: Tensor) -> Tensor:
+            return encode(ids.to(self.trained.world.device)).float().cpu()
 
-    def _write_items(self, encode: Any, name: str = "item_vectors") -> None:
-        count = self.model.facts.num_items
-
-        def chunks() -> Iterator[Rows]:
-            for first in range(0, count, CHUNK_ROWS):
-                ids = torch.arange(first, min(first + CHUNK_ROWS, count))
-                yield Rows(ids, encode(ids.to(self.trained.world.device)).float().cpu())
-
-        self._write_vectors(name, count, chunks())
-
-    def _write_vectors(self, name: str, count: int, chunks: Iterator[Rows]) -> None:
-        first = next(chunks)
-
-        def all_of_them() -> Iterator[Rows]:
-            yield first
-            yield from chunks
-
-        table = Table(name, first.values.shape[1], count, Init("constant", 0.0))
-        self._write_rows(table, all_of_them())
-
-    def _held_out(self, dataset: Dataset) -> np.ndarray:
-        """Users of the test split, or any, spread over all of them."""
-        users = np.unique(dataset.user_ids("test"))
-        users = users if len(users) else np.arange(1, dataset.num_users)
-        return users[np.linspace(0, len(users) - 1, min(len(users), ASKED_USERS)).astype(np.int64)]
+        ids = torch.arange(count)
+        dim = vectors(ids[:1]).shape[1]
+        chunks = (Rows(some, vectors(some)) for some in ids.split(CHUNK_ROWS))
+        self._write_rows(Table(name, dim, count, Init("constant", 0.0)), chunks)
 
     def _ask(
         self, evaluator: Evaluator, dataset: Dataset, users: np.ndarray, told: Histories | None
     ) -> dict[str, Tensor]:
         """Scores of some items for some users; and the lists that some of them are recommended."""
-        count = min(dataset.num_items - 1, ASKED_ITEMS)
+        count = min(dataset.num_items - 1, 256)
         items = torch.from_numpy(np.linspace(1, dataset.num_items - 1, count).astype(np.int64))
         batch = evaluator.query(users, told)
         scores = self.model.score(batch, items.to(self.trained.world.device)).float().cpu()
         asked = {f"ids.{name}": batch.tensor(name).cpu() for name in batch.ids}
         asked |= {"items": items, "scores": scores.contiguous()}
         if self.histories:
-            some = users[:ASKED_LISTS]
+            some = users[:8]
             lists = Recommender(RunCatalogue(self.model, evaluator)).rank_users(some, 10)
             for user, best, own in zip(some.tolist(), *lists):
                 asked[f"list.{user}.items"] = torch.from_numpy(best[best > 0])
@@ -229,18 +218,12 @@ class Writer:
         facts = model.facts
         labels = [[one.name, one.loss] for one in facts.labels]
         self.signature |= {"kind": "clicks", "labels": labels or [["click", "logistic"]]}
+        layout = data.layout if isinstance(data, ClickData) else None
         if isinstance(data, ClickData):
-            layout = data.layout
             self.signature |= {
                 "format": data.form,
                 "separator": self.config.data.separator,
-                "layout": {
-                    "slots": list(layout.slots),
-                    "dense": list(layout.dense),
-                    "label": layout.label,
-                    "rows": layout.rows,
-                    "others": layout.others,
-                },
+                "layout": asdict(data.layout),
             }
         else:  # interactions with the features of both sides
             self.signature |= {"format": "features", "layout": None}
@@ -250,11 +233,11 @@ class Writer:
         reader = evaluator.readers.get("test") or self.parts.reader
         asked: dict[str, Tensor] = {}
         example = None
-        for number, batch in zip(range(ASKED_TILES), reader.batches(0)):
+        for number, batch in zip(range(4), reader.batches(0)):
             if not batch.size:
                 break
-            batch = batch.rows(0, min(batch.size, ASKED_SAMPLES))
-            asked |= _fields_of(batch, f"{number}.")
+            batch = batch.rows(0, min(batch.size, 1 << 12))
+            asked |= fields_of(batch, f"{number}.")
             asked[f"{number}.logits"] = model.logits(batch.to(self.trained.world.device)).cpu()
             example = example or batch
         if example is None:
@@ -265,34 +248,16 @@ class Writer:
         lists = {
             name
             for name, one in example.ids.items()
-            if name in known and (isinstance(data, ClickData) or isinstance(one, Jagged))
+            if name in known and (layout or isinstance(one, Jagged))
         }
         traced = self._trace(_one_id_each(example), model.logits, lists=lists)
-        self.signature["apart"] = self._apart(traced[0]) if isinstance(data, ClickData) else {}
+        # Of a click log with a field for each feature: the column that each is.
+        used = {one["name"] for one in traced[0]["inputs"] if one["used"]} if layout else set()
+        columns = {f.name: f.column for f in facts.features if facts.per_feature}
+        self.signature["apart"] = {k: column for k, column in columns.items() if k in used}
         return traced, asked
 
-    def _apart(self, document: dict[str, Any]) -> dict[str, str]:
-        """Of a click log with a field for each feature: the column that each is."""
-        facts = self.model.facts
-        used = {one["name"] for one in document["inputs"] if one["used"]}
-        return {f.name: f.column for f in facts.features if facts.per_feature and f.name in used}
-
     # ---- what both write ------------------------------------------------------------------------
-
-    def _write_graph(self, traced: Traced) -> None:
-        document, tensors = traced
-        save_file(
-            {name: one.contiguous().cpu().clone() for name, one in tensors.items()},
-            self.folder / "dense.safetensors",
-        )
-        write_durably(self.folder / "graph.json", json.dumps(document, indent=1).encode())
-        stores, made = self.parts.strategy.stores, item_features(self.model)
-        for name in document["tables"]:
-            if name in made:
-                with torch.inference_mode():
-                    self._write_items(partial(_flat, made[name]), name)
-            else:
-                self._write_rows(stores[name].table, stores[name].export(CHUNK_ROWS))
 
     def _write_rows(self, table: Table, chunks: Iterator[Rows]) -> None:
         base: RowTable | None = None
@@ -311,18 +276,21 @@ class Writer:
         mine, others = self.tables[name], self.tables[other]
         if {**mine, "init": 0, "padding": 0} != {**others, "init": 0, "padding": 0}:
             return
-        pairs = [
-            (
-                self.folder / f"{kind}-{name}.safetensors",
-                self.folder / f"{kind}-{other}.safetensors",
-            )
-            for kind in ("rows", "ids", "scale")
-        ]
-        pairs = [(a, b) for a, b in pairs if a.exists() or b.exists()]
-        if all(a.exists() and b.exists() and files.count(a) == files.count(b) for a, b in pairs):
-            for _, b in pairs:
-                b.unlink()
+        kinds = ("rows", "ids", "scale")
+        pairs = [[self.folder / f"{k}-{n}.safetensors" for n in (name, other)] for k in kinds]
+        counts = [[files.count(one) if one.exists() else None for one in pair] for pair in pairs]
+        if all(a == b for a, b in counts):
+            for _, one in pairs:
+                one.unlink(missing_ok=True)
             self.tables[other] = {**others, "same_as": name}
+
+
+def write_graph(folder: Path, traced: Traced) -> None:
+    """Write the graph of a model, and the tensors that it reads."""
+    document, tensors = traced
+    dense = {name: one.contiguous().cpu().clone() for name, one in tensors.items()}
+    save_file(dense, folder / "dense.safetensors")
+    write_durably(folder / "graph.json", json.dumps(document, indent=1).encode())
 
 
 def _flat(features: ItemFeatures, ids: Tensor) -> Tensor:
@@ -330,18 +298,19 @@ def _flat(features: ItemFeatures, ids: Tensor) -> Tensor:
     return features(ids).flatten(-2)
 
 
-def _fields_of(batch: Batch, prefix: str) -> dict[str, Tensor]:
+def fields_of(batch: Batch, prefix: str) -> dict[str, Tensor]:
     """A batch as tensors by name."""
     found: dict[str, Tensor] = {}
     for name, ids in batch.ids.items():
         if isinstance(ids, Jagged):
-            found[f"{prefix}values.{name}"] = ids.values.clone()
-            found[f"{prefix}offsets.{name}"] = ids.offsets.clone()
+            found[f"{prefix}values.{name}"] = ids.values
+            found[f"{prefix}offsets.{name}"] = ids.offsets
             if ids.weights is not None:
-                found[f"{prefix}weights.{name}"] = ids.weights.clone()
+                found[f"{prefix}weights.{name}"] = ids.weights
         else:
-            found[f"{prefix}ids.{name}"] = ids.clone()
-    return found | {f"{prefix}dense.{name}": one.clone() for name, one in batch.dense.items()}
+            found[f"{prefix}ids.{name}"] = ids
+    found |= {f"{prefix}dense.{name}": one for name, one in batch.dense.items()}
+    return {name: one.cpu().clone() for name, one in found.items()}
 
 
 def _one_id_each(batch: Batch) -> Batch:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,7 @@ from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.store import Rows, Store
 from shoal.embedding.table import Table
 from shoal.models.base import Facts, Model
-from shoal.runs.collective.modules import Spread, Weighing, take_over
-from shoal.runs.collective.scopes import entered
+from shoal.runs.collective.modules import Spread, Weighing, entered, take_over
 from shoal.runs.collective.slices import cut, size_of
 from shoal.runs.collective.updates import RowUpdates, SteppedByUser, optimizer_section
 from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give
@@ -35,7 +34,6 @@ from shoal.world.variables import is_first
 from shoal.world.world import World, connect
 
 T = TypeVar("T")
-SOME_ROWS = 1 << 20
 
 
 class Number(int):
@@ -140,22 +138,22 @@ class Loop:
                 yield
             return
         before, self.in_embedding_scope = self.in_embedding_scope, True
-        originals = {kind: kind.__init__ for kind in (nn.Embedding, nn.EmbeddingBag)}
-        for kind, original in originals.items():
-            kind.__init__ = _noting(original, self._built)  # type: ignore[method-assign]
+        kinds: Any = (nn.Embedding, nn.EmbeddingBag)
+        originals = [kind.__init__ for kind in kinds]
+        for kind, original in zip(kinds, originals):
+            kind.__init__ = _noting(original, self._built)
         try:
             yield
         finally:
             self.in_embedding_scope = before
-            for kind, original in originals.items():
-                kind.__init__ = original  # type: ignore[method-assign]
+            for kind, original in zip(kinds, originals):
+                kind.__init__ = original
 
     def preview(self, table: Table, ids: Tensor) -> Tensor:
         """Rows before there are any, as they will begin: that is where a model is tried out."""
         if not self.previewing:
             raise RuntimeError(
-                f"embedding {table.name!r} has no rows yet: hand the strategy your optimizer "
-                "before the first batch, optimizer = strategy.optimizer(torch.optim.Adagrad(...))"
+                f"embedding {table.name!r} has no rows yet: call strategy.optimizer(...) first"
             )
         return initial_rows(table, self.seed, ids.reshape(-1)).view(*ids.shape, table.dim)
 
@@ -163,19 +161,15 @@ class Loop:
         """Take an embedding into the strategy."""
         if self._ready:
             raise RuntimeError(
-                f"embedding {module.table.name!r} comes after strategy.optimizer(...): build the "
-                "whole model first"
+                f"embedding {module.table.name!r} is built after strategy.optimizer(...)"
             )
         self._spread.append(module)
 
     def take_over_built(self) -> None:
         """Spread torch's own embeddings, with the weights that they have now."""
-        seen: list[nn.Module] = []
-        for module in self._built:
-            if not any(module is one for one in seen):
-                seen.append(module)
+        built = list(dict.fromkeys(self._built))  # a subclass's __init__ may be noted twice
         self._built.clear()
-        for module in seen:
+        for module in built:
             taken = take_over(module, f"embedding_{len(self._spread)}", self)
             if taken is not None:
                 self.adopt(taken)
@@ -200,7 +194,9 @@ class Loop:
         self.set_up(optimizer_section(dense, rows, lr, options), dense)
         if dense is None:
             return RowUpdates(self._step, self.section.lr)
-        dense.register_step_pre_hook(lambda optimizer, args, kwargs: self._step(_lr_of(optimizer)))
+        dense.register_step_pre_hook(
+            lambda optimizer, args, kwargs: self._step(float(optimizer.param_groups[0]["lr"]))
+        )
         return dense
 
     def set_up(self, section: OptimizerSection, dense: torch.optim.Optimizer | None = None) -> None:
@@ -235,16 +231,15 @@ class Loop:
         if self.world.broadcast_bytes(digest if self.world.is_main else None) != digest:
             raise ValueError(
                 f"the weight of {store.table.name} begins otherwise on rank {self.world.rank} than "
-                "on rank 0; build it within strategy.scope() and seed what else is random"
+                "on rank 0; build it within strategy.scope()"
             )
         first = self._inner.row_optimizers[store.table.name].initial_state()
-        for start in range(0, len(values), SOME_ROWS):
-            some = values[start : start + SOME_ROWS]
+        for ids in torch.arange(len(values)).split(1 << 20):
             state = {
                 key: torch.full(shape, first.get(key, 0.0), dtype=kind)
-                for key, (shape, kind) in store.state_shapes(len(some)).items()
+                for key, (shape, kind) in store.state_shapes(len(ids)).items()
             }
-            store.restore(Rows(torch.arange(start, start + len(some)), some, state))
+            store.restore(Rows(ids, values[ids], state))
 
     def _begin(self) -> None:
         """A step begins: its lookups' gradients are collected at its end."""
@@ -326,7 +321,7 @@ class Loop:
 
     def go_back(self, snapshot: Snapshot, model: nn.Module) -> None:
         """Take over what a checkpoint holds."""
-        self._inner.model = model  # type: ignore[assignment]
+        self._inner.model = cast(Model, model)
         give(self._inner, snapshot)
         self._begin()
 
@@ -334,7 +329,7 @@ class Loop:
         self, folder: str | os.PathLike[str], model: nn.Module, keep: int = 2
     ) -> Checkpoints:
         self.synchronize()
-        self._inner.model = model  # type: ignore[assignment]  # whose dense state is saved
+        self._inner.model = cast(Model, model)  # whose dense state is saved
         return Checkpoints(Path(folder).absolute(), self.world, keep)
 
 
@@ -344,7 +339,3 @@ def _noting(original: Any, built: list[nn.Module]) -> Any:
         built.append(self)
 
     return __init__
-
-
-def _lr_of(optimizer: torch.optim.Optimizer) -> float:
-    return float(optimizer.param_groups[0]["lr"])

@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
-from shoal.runs.collective.scopes import Scope, present_scope
 
 ROWS = "rows"  # the name of the parameter that stands for them
+entered: list[Any] = []  # the strategies whose scopes a module is built in, the innermost last
 
 
 class Weighing:
@@ -29,21 +29,10 @@ class Weighing:
         self.weight = weight
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return _Weigh.apply(rows, self) if rows.requires_grad else rows
-
-
-class _Weigh(torch.autograd.Function):
-    """The identity; its gradient is multiplied by the weight of when backward comes by."""
-
-    @staticmethod
-    def forward(context: Any, rows: Tensor, weighing: Weighing) -> Tensor:
-        context.weighing = weighing
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(context: Any, grads: Tensor) -> tuple[Tensor, None]:
-        weight = context.weighing.weight
-        return (grads if weight == 1.0 else grads * weight), None
+        if rows.requires_grad:
+            rows = rows.view_as(rows)
+            rows.register_hook(lambda grads: grads * self.weight)  # of when backward comes by
+        return rows
 
 
 class Spread(nn.Module):
@@ -56,9 +45,9 @@ class Spread(nn.Module):
     table: Table
     embed: Embeddings
     first_rows: Tensor | None  # values that rows begin with; None: as the table says
-    _scope: Scope
+    _scope: Any  # the strategy
 
-    def _spread(self, table: Table, scope: Scope, first_rows: Tensor | None = None) -> None:
+    def _spread(self, table: Table, scope: Any, first_rows: Tensor | None = None) -> None:
         self.table, self.first_rows, self._scope = table, first_rows, scope
         self.embed = Embeddings({table.name: table})
         self._parameters[ROWS] = nn.Parameter(torch.empty(0, table.dim))
@@ -103,9 +92,12 @@ class Embedding(Spread):
         padding: int | None = None,
     ):
         super().__init__()
-        scope = present_scope(f"shoal.Embedding({name!r})")
-        self._spread(Table(name, dim, rows, init or Init(), padding), scope)
-        scope.adopt(self)
+        if not entered or not entered[-1].in_embedding_scope:
+            raise RuntimeError(
+                f"shoal.Embedding({name!r}) must be built within `with strategy.embedding_scope():`"
+            )
+        self._spread(Table(name, dim, rows, init or Init(), padding), entered[-1])
+        entered[-1].adopt(self)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids of any shape -> that shape + [dim]."""
@@ -161,7 +153,7 @@ class SpreadBag(_Taken, nn.EmbeddingBag):  # type: ignore[override]
         )
 
 
-def take_over(module: nn.Module, name: str, scope: Scope) -> Spread | None:
+def take_over(module: nn.Module, name: str, scope: Any) -> Spread | None:
     """Let an nn.Embedding or nn.EmbeddingBag read spread rows; None: a frozen one, left alone."""
     assert isinstance(module, nn.Embedding | nn.EmbeddingBag)
     if not module.weight.requires_grad:

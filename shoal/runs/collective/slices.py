@@ -23,7 +23,7 @@ def leaves(batch: Any) -> Iterator[Any]:
     elif batch is not None:
         raise ValueError(
             f"a batch holds {type(batch).__name__}; it is made of tensors, arrays, and tuples, "
-            "lists and dicts of them, so that every process can take its slice"
+            "lists and dicts of them"
         )
 
 
@@ -41,8 +41,7 @@ def size_of(batch: Any) -> int:
     sizes = {len(one) for one in leaves(batch)}
     if len(sizes) != 1:
         raise ValueError(
-            f"the tensors of a batch have {sorted(sizes)} samples; each begins with a dimension of "
-            "samples, of the same size"
+            f"the tensors of a batch have {sorted(sizes)} samples; each has as many, [samples, ...]"
         )
     return sizes.pop()
 

@@ -30,8 +30,6 @@ from shoal.world.durable import replace_durably
 log = logging.getLogger("shoal")
 LEDGER = "ledger.json"
 UNFINISHED = (".tmp", ".part")
-KEPT = 2  # runs whose folders stay: the last, and the one that it went on from
-DELTAS = 32  # exports upon each other, then a whole one
 
 
 @dataclass
@@ -71,8 +69,7 @@ class Ledger:
             path = folder / entry.name
             if not path.is_file() or path.stat().st_size != entry.bytes:
                 raise ValueError(
-                    f"{path} was begun and is gone or changed; bring it back as it was "
-                    f"({entry.bytes} bytes)"
+                    f"{path} was begun and is gone or changed; bring back its {entry.bytes} bytes"
                 )
             return entry, path
         known = {one.name: one for one in self.entries}
@@ -100,68 +97,64 @@ def is_whole(path: Path) -> bool:
     return not path.name.startswith(".") and path.suffix not in UNFINISHED and path.is_file()
 
 
-@dataclass(frozen=True)
-class Following:
-    """What is followed, and where it goes."""
-
-    folder: Path
-    output: Path
-    export: Path | None = None
-    every: float = 600.0  # seconds between exports
-    once: bool = False  # end when all files that are there are trained on
-    poll: float = 1.0  # seconds between looks
-
-
-def follow(resolved: Resolved, asked: Following, start: str | None, trust: bool = False) -> int:
+def follow(
+    resolved: Resolved,
+    folder: Path,
+    output: Path,
+    start: str,
+    to: Path | None = None,
+    every: float = 600.0,
+    once: bool = False,
+    trust: bool = False,
+) -> int:
     """Train on files as they come, until the process is told to end; how many there were.
 
     resolved: the config of the run to go on from, with what is other; start: that run's folder.
+    to: where it exports, every so many seconds. once: end when all files that are there are done.
     """
-    if not asked.folder.is_dir():
-        raise ValueError(f"--follow: there is no folder {asked.folder}")
-    asked.output.mkdir(parents=True, exist_ok=True)
-    with RunFolder(asked.output).locked():
-        ledger = Ledger(asked.output)
-        if start is None and not any(one.done for one in ledger.entries):
-            raise ValueError("--follow goes on from a run: name it with --from RUN")
-        if asked.export is not None:
+    if not folder.is_dir():
+        raise ValueError(f"--follow: there is no folder {folder}")
+    output.mkdir(parents=True, exist_ok=True)
+    with RunFolder(output).locked():
+        ledger = Ledger(output)
+        if to is not None:
             for one in ledger.entries:  # what a kill left half done
-                shutil.rmtree(files.hidden_of(asked.export / one.run), ignore_errors=True)
-        count, exported = 0, time.monotonic() - asked.every
+                shutil.rmtree(files.hidden_of(to / one.run), ignore_errors=True)
+        count, exported = 0, time.monotonic() - every
         while True:
-            found = ledger.next(asked.folder)
+            found = ledger.next(folder)
             if found is not None:
-                _learn(resolved, asked, ledger, found, start)
+                _learn(resolved, output, ledger, found, start)
                 count += 1
             done = [one for one in ledger.entries if one.done]
-            waits = found is None and asked.once
-            due = waits or time.monotonic() - exported >= asked.every
-            if asked.export is not None and due and done and done[-1].export is None:
-                _export(asked, done, trust)
+            waits = found is None and once
+            due = waits or time.monotonic() - exported >= every
+            if to is not None and due and done and done[-1].export is None:
+                _export(output, to, done, trust)
                 ledger.save()
                 exported = time.monotonic()
             if waits:
                 return count
             if found is None:
-                time.sleep(asked.poll)
+                time.sleep(1.0)
 
 
 def _learn(
     resolved: Resolved,
-    asked: Following,
+    folder: Path,
     ledger: Ledger,
     found: tuple[Entry, Path],
-    start: str | None,
+    start: str,
 ) -> None:
     """One file: a run that goes on from the one before."""
     entry, path = found
     before = [one.run for one in ledger.entries if one.done]
-    last = str(asked.output / before[-1]) if before else start
-    output = asked.output / entry.run
+    last = str(folder / before[-1]) if before else start
+    output = folder / entry.run
     values: dict[str, Any] = {"start.run": last, "run.output": str(output)}
-    if (Path(str(last)) / "vocabulary.safetensors").is_file():
+    if (Path(last) / "vocabulary.safetensors").is_file():
         values["start.words"] = last
-    values |= data_of(resolved, path.absolute(), asked.output)
+    values |= data_of(resolved, path.absolute(), folder)
     log.info("%s: %s", entry.run, path)
     result = train(resolved.with_values(values, "--follow"), resume=output.exists())
     told = result or json.loads((output / "result.json").read_text())
@@ -169,8 +162,8 @@ def _learn(
     ledger.save()
     gc.unfreeze()  # what a trainer froze is this run's, and goes with it
     gc.collect()
-    for old in ledger.entries[:-KEPT]:
-        shutil.rmtree(asked.output / old.run, ignore_errors=True)
+    for old in ledger.entries[:-2]:  # the last stays, and the one that it went on from
+        shutil.rmtree(folder / old.run, ignore_errors=True)
 
 
 def data_of(resolved: Resolved, path: Path, output: Path) -> dict[str, Any]:
@@ -188,18 +181,18 @@ def data_of(resolved: Resolved, path: Path, output: Path) -> dict[str, Any]:
     return values | {"data.split.by": "ratio", "data.split.ratio": [1.0, 0.0, 0.0]}
 
 
-def _export(asked: Following, done: list[Entry], trust: bool) -> None:
+def _export(output: Path, folder: Path, done: list[Entry], trust: bool) -> None:
     """An artifact of the last run: what changed since the one before, now and then all of it."""
-    assert asked.export is not None
     entry = done[-1]
     earlier = [one.export for one in done if one.export is not None]
-    base = asked.export / earlier[-1] if earlier and len(earlier) % DELTAS else None
+    # After 32 exports upon each other comes a whole one.
+    base = folder / earlier[-1] if earlier and len(earlier) % 32 else None
     if base is not None and not base.is_dir():
         base = None
-    to = asked.export / entry.run
+    to = folder / entry.run
     if not to.exists():  # else a kill came after it was made and before it was noted
         begun = time.perf_counter()
-        export(asked.output / entry.run, to, delta=base, trust=trust)
+        export(output / entry.run, to, delta=base, trust=trust)
         log.info("exported %s in %.1f s", to, time.perf_counter() - begun)
     entry.export = entry.run
 

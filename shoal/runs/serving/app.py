@@ -30,17 +30,10 @@ import shoal
 from shoal.runs.serving.batching import Batcher, Full
 from shoal.runs.serving.figures import Figures
 from shoal.runs.serving.openapi import describe, page_of
-from shoal.runs.serving.questions import Predict, Question, Recommend, Score, Similar, parse
+from shoal.runs.serving.questions import QUESTIONS, parse
 from shoal.runs.serving.service import Service
 
-QUESTIONS: dict[str, type[Question]] = {
-    "recommend": Recommend,
-    "score": Score,
-    "similar": Similar,
-    "predict": Predict,
-}
 OPEN = ("/health", "/ready")  # answered without a token
-LARGE = 1 << 14  # bytes of a body that is parsed beside the event loop
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 SAFE = [  # every answer has these headers
     (b"x-content-type-options", b"nosniff"),
@@ -80,10 +73,10 @@ class Api:
         # Batches side by side, each on one core: the parts of one small product would wait for
         # each other, the longer the busier the machine is.
         self.threads = ThreadPoolExecutor(limits.threads, "model", torch.set_num_threads, (1,))
-        self.parser = ThreadPoolExecutor(1, "parse")  # large bodies wait for each other alone
         self.batchers = {
             kind: Batcher(
-                *(self._work(kind), limits.batch, limits.waiting, self.threads, limits.threads)
+                self._work(kind),
+                *(limits.batch, limits.waiting, self.threads, limits.threads),
             )
             for kind in QUESTIONS
         }
@@ -93,7 +86,6 @@ class Api:
 
     def close(self) -> None:
         """End the threads, when nobody is answered any more."""
-        self.parser.shutdown()
         self.threads.shutdown()
 
     def app(self) -> Starlette:
@@ -164,22 +156,23 @@ class Api:
             body = await self._body(request)
             try:
                 async with asyncio.timeout(self.limits.answer_seconds):
-                    answer = await batcher.ask(await self._parsed(question, body))
+                    if len(body) <= 1 << 14:
+                        asked = parse(question, body)
+                    else:  # the event loop goes on meanwhile
+                        asked = await asyncio.to_thread(parse, question, body)
+                    answer = await batcher.ask(asked)
             except Full:
                 raise Refused(429, "too many requests wait; come again") from None
             except TimeoutError:
                 raise Refused(503, "no answer in time; come again") from None
             except ValueError as error:
-                raise _refusal(str(error)) from None
+                # Who asks for somebody unknown does not learn who is known.
+                if "not known" in str(error):
+                    raise Refused(404, str(error).partition(";")[0]) from None
+                raise Refused(422, str(error)) from None
             return _json(answer)
 
         return post
-
-    async def _parsed(self, question: type[Question], body: bytes) -> Question:
-        if len(body) <= LARGE:
-            return parse(question, body)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.parser, parse, question, body)
 
     async def _body(self, request: Request) -> bytes:
         most = self.limits.body_bytes
@@ -237,11 +230,6 @@ PAGE = resources.files("shoal.runs.serving").joinpath("page.html").read_text()
 def _path(request: Request) -> str:
     """The path that was routed; request.url has the text of the header `host` before it."""
     return request.scope["path"]
-
-
-def _refusal(why: str) -> Refused:
-    """What a model cannot answer; who asks for somebody unknown does not learn who is known."""
-    return Refused(404, why.partition(";")[0]) if "not known" in why else Refused(422, why)
 
 
 def _json(value: Any, status: int = 200) -> Response:

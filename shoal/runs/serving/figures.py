@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-
 
 class Figures:
     """Counts requests and how long they took, by route."""
+
+    bounds = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
 
     def __init__(self) -> None:
         self.begun = time.time()
@@ -22,8 +22,8 @@ class Figures:
         """One request was answered."""
         self.requests[route, status] = self.requests.get((route, status), 0) + 1
         self.seconds[route] = self.seconds.get(route, 0.0) + seconds
-        counts = self.buckets.setdefault(route, [0] * (len(BUCKETS) + 1))
-        counts[bisect_left(BUCKETS, seconds)] += 1
+        counts = self.buckets.setdefault(route, [0] * (len(self.bounds) + 1))
+        counts[bisect_left(self.bounds, seconds)] += 1
 
     def text(self, more: dict[str, float], info: dict[str, str]) -> str:
         """All of it, and further numbers by name."""
@@ -34,7 +34,7 @@ class Figures:
         lines.append("# TYPE shoal_request_seconds histogram")
         for route, counts in sorted(self.buckets.items()):
             total = 0
-            for bound, number in zip([*map(str, BUCKETS), "+Inf"], counts):
+            for bound, number in zip([*map(str, self.bounds), "+Inf"], counts):
                 total += number
                 labels = f'route="{route}",le="{bound}"'
                 lines.append(f"shoal_request_seconds_bucket{{{labels}}} {total}")
@@ -44,10 +44,7 @@ class Figures:
         for name, value in more.items():
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# TYPE shoal_{name} {kind}", f"shoal_{name} {value:g}"]
-        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in info.items())
+        escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+        labels = ",".join(f'{name}="{value.translate(escapes)}"' for name, value in info.items())
         lines += ["# TYPE shoal_artifact_info gauge", f"shoal_artifact_info{{{labels}}} 1"]
         return "\n".join(lines) + "\n"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -20,9 +20,7 @@ from shoal.runs.serving.app import Api, Limits
 from shoal.runs.serving.service import Service
 
 log = logging.getLogger("shoal")
-HEAD_BYTES = 1 << 16
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-SHORTEST = 16  # characters of a token
 
 
 class Bounded(HttpToolsProtocol):
@@ -59,7 +57,7 @@ class Bounded(HttpToolsProtocol):
         if self._timer is not None:
             self._head += len(data)
         super().data_received(data)
-        if self._timer is not None and self._head > HEAD_BYTES:
+        if self._timer is not None and self._head > 1 << 16:
             self._refuse(b"431 Request Header Fields Too Large")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -126,15 +124,13 @@ class Server(uvicorn.Server):
                 self.force_exit = self.should_exit = True
             self.api.stopping = True
             # Who sends requests here must first notice that it is not ready.
-            loop.call_later(self.drain if number == signal.SIGTERM else 0.0, self._close)
+            wait = self.drain if number == signal.SIGTERM else 0.0
+            loop.call_later(wait, setattr, self, "should_exit", True)
 
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop, number)
         yield
-
-    def _close(self) -> None:
-        self.should_exit = True
 
 
 def serve(
@@ -218,9 +214,9 @@ def read_token(file: str | None) -> str | None:
             raise ValueError(f"{source}: {error.strerror}") from error
         if others:
             raise ValueError(f"{source} can be read or changed by others: chmod 600 {file}")
-    if len(text) < SHORTEST or not text.isascii() or not text.isprintable():
+    if len(text) < 16 or not text.isascii() or not text.isprintable():
         raise ValueError(
-            f"{source} must hold {SHORTEST} plain characters or more, random ones: "
+            f"{source} must hold 16 plain characters or more, random ones: "
             "(umask 077; head -c 24 /dev/urandom | base64 > FILE)"
         )
     return text

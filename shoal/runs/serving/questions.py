@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import (
@@ -23,11 +23,6 @@ from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.recommender import Asked, Ranking
 
 MOST_ITEMS = 10_000  # in a list of a request
-MOST_TOPK = 1_000
-MOST_USERS = 1_000
-MOST_SAMPLES = 10_000
-MOST_IDS = 1_000  # in one cell
-MOST_TEXT = 1 << 16  # characters of one cell
 MOST_CELLS = 1 << 20  # samples x columns of a request; as many are predicted at a time
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 Words = Annotated[list[Word], Field(max_length=MOST_ITEMS)]
@@ -59,11 +54,11 @@ class Who(Question):
 class Recommend(Who):
     """The best items, of a user, of several users or for a history."""
 
-    users: Annotated[list[Word], Field(min_length=1, max_length=MOST_USERS)] | None = Field(
+    users: Annotated[list[Word], Field(min_length=1, max_length=1_000)] | None = Field(
         None, description="several users, answered in one pass"
     )
 
-    topk: int = Field(10, ge=1, le=MOST_TOPK)
+    topk: int = Field(10, ge=1, le=1_000)
     exclude: Words = Field([], description="items that may not come")
     only: Words | None = Field(None, description="items that alone may come")
     seen: bool | None = Field(None, description="whether items taken before may come again")
@@ -79,11 +74,11 @@ class Similar(Question):
     """Items whose vectors point the same way."""
 
     item: Word
-    topk: int = Field(10, ge=1, le=MOST_TOPK)
+    topk: int = Field(10, ge=1, le=1_000)
 
 
-One = int | float | Annotated[str, Field(max_length=MOST_TEXT)] | None
-Cell = One | Annotated[list[One], Field(max_length=MOST_IDS)]
+One = int | float | Annotated[str, Field(max_length=1 << 16)] | None
+Cell = One | Annotated[list[One], Field(max_length=1_000)]
 SAMPLE = TypeAdapter(dict[str, Cell], config=ConfigDict(strict=True))
 
 
@@ -91,7 +86,7 @@ class Predict(Question):
     """Clicks of samples: columns as the training data had them; a cell may hold a list."""
 
     samples: Annotated[  # values are checked sample by sample, until one is wrong
-        list[dict[str, SkipValidation[Cell]]], Field(min_length=1, max_length=MOST_SAMPLES)
+        list[dict[str, SkipValidation[Cell]]], Field(min_length=1, max_length=10_000)
     ]
 
 
@@ -191,3 +186,17 @@ def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> Batch:
         except ValidationError as error:
             raise ValueError(_first_of(error, "samples", number)) from None
     return encoder.batch(encoder.frame(samples))
+
+
+QUESTIONS: dict[str, type[Question]] = {
+    "recommend": Recommend,
+    "score": Score,
+    "similar": Similar,
+    "predict": Predict,
+}
+ANSWERS: dict[str, Callable[[Artifact, Sequence[Any]], list[Any]]] = {
+    "recommend": answer_recommend,
+    "score": answer_score,
+    "similar": answer_similar,
+    "predict": answer_predict,
+}

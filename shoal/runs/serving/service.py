@@ -17,7 +17,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,18 +26,9 @@ from typing import Any
 from shoal.runs.artifact import files
 from shoal.runs.artifact.loaded import DELTAS, Artifact
 from shoal.runs.artifact.trial import try_apart
-from shoal.runs.serving import questions
+from shoal.runs.serving.questions import ANSWERS
 
 log = logging.getLogger("shoal")
-AGAIN_SECONDS = 60.0  # after which the machine may be able to load what it could not
-ANSWERS: dict[str, Callable[[Artifact, Sequence[Any]], list[Any]]] = {
-    "recommend": questions.answer_recommend,
-    "score": questions.answer_score,
-    "similar": questions.answer_similar,
-    "predict": questions.answer_predict,
-}
-
-
 State = tuple[Any, ...]  # of the files of an artifact
 
 
@@ -109,9 +100,9 @@ class Service:
         return [one.parent.resolve() for one in reversed(found)]
 
     def _refuse(self, folder: Path, state: State, error: Exception) -> None:
-        theirs = isinstance(error, ValueError)  # else the machine's, which may pass
+        theirs = isinstance(error, ValueError)  # else the machine's, which may pass in a minute
         why = str(error) if theirs else f"cannot load {folder}: {error!r}"
-        again = math.inf if theirs else time.monotonic() + AGAIN_SECONDS
+        again = math.inf if theirs else time.monotonic() + 60.0
         before = self.refused.get(folder)
         known = before is not None and before.why == why  # while it is copied, likely
         self.refused[folder] = Refused(state, why, again, known)
@@ -140,7 +131,6 @@ class Service:
 
 def load(folder: Path, state: State) -> Artifact:
     """The model of an artifact whose files were in this state, all of it in memory."""
-    check_sizes(folder)
     with files.private():
         model = Artifact(folder)
         try_apart(model)
@@ -148,16 +138,6 @@ def load(folder: Path, state: State) -> Artifact:
     if state_of(folder) != state:
         raise ValueError(f"{folder} changed while it was loaded")
     return model
-
-
-def check_sizes(folder: Path) -> None:
-    """Refuse one that is being copied before all of it is read for its checksums."""
-    for name, facts in files.read_manifest(folder)["files"].items():
-        path = folder / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != facts["bytes"]:
-            what = "is not there" if found is None else f"is not of its {facts['bytes']} bytes"
-            raise ValueError(f"artifact {folder} is not whole: {name} {what}")
 
 
 def state_of(folder: Path) -> State:

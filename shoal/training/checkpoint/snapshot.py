@@ -8,8 +8,7 @@ them, and a snapshot only names them.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ class CheckpointError(ValueError):
 class Snapshot:
     """A checkpoint: file name -> its bytes, and the trainer's state (plain JSON values).
 
-    Of files with rows that lie on rank 0's disk it has the path there, and None on other ranks.
+    Of files with rows that lie on rank 0's disk it has the path there; other ranks have None.
     `rows` names the files with rows that are not in `files`, those of a base before its deltas.
     """
 
@@ -89,7 +88,7 @@ def rows_per_file(store: Store) -> int:
 def give(strategy: Strategy, snapshot: Snapshot) -> None:
     """Put a snapshot back into a model that was set up."""
     model = strategy.model
-    dense = parse_tensors(_bytes_of(snapshot, "dense.safetensors"))
+    dense = parse_tensors(file_bytes(snapshot, "dense.safetensors", strategy.world))
     missing, unexpected = (
         model.state_dict().keys() - dense.keys(),
         dense.keys() - model.state_dict().keys(),
@@ -100,8 +99,8 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
             f"{sorted(unexpected)} besides"
         )
     model.load_state_dict(dense)
-    optimizer = parse_tensors(_bytes_of(snapshot, "optimizer.safetensors"))
-    strategy.restore_dense(optimizer)
+    optimizer = file_bytes(snapshot, "optimizer.safetensors", strategy.world)
+    strategy.restore_dense(parse_tensors(optimizer))
     steps = dict(snapshot.state["steps"])
     for number, (folder, files) in enumerate(snapshot.rows):
         strategy.load_rows(Path(folder), files, steps, fresh=number == 0)
@@ -110,12 +109,16 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
             if store.table.rows is None:
                 store.forget()
     taken = {name: Taken() for name in strategy.stores}
-    for name, data in row_files(snapshot, strategy.world):
+    for file in snapshot.files:
+        name = table_of(file)
+        if name is None:
+            continue
         if name not in strategy.stores:
             raise CheckpointError(
                 f"the checkpoint has a table {name!r} that the model does not have"
             )
-        take_over(strategy.stores[name], parse_tensors(data), taken[name])
+        tensors = parse_tensors(file_bytes(snapshot, file, strategy.world))
+        take_over(strategy.stores[name], tensors, taken[name])
     for name, found in taken.items():
         if name in strategy.rows.counted and name in steps:
             # Servers of an async run counted the pushes of all workers, and ages go by that count.
@@ -125,31 +128,20 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
     strategy.rows.steps = steps
 
 
-def _bytes_of(snapshot: Snapshot, name: str) -> bytes:
-    data = snapshot.files[name]
-    assert isinstance(data, bytes)
+def file_bytes(snapshot: Snapshot, file: str, world: World) -> bytes:
+    """The bytes of one file, on all ranks: rank 0 has it, and sends it."""
+    data, failure = snapshot.files[file], None
+    if isinstance(data, Path):
+        try:
+            data = data.read_bytes()
+        except OSError as error:
+            failure, data = error, b""
+    data = world.broadcast_bytes(data)
+    if failure is not None:
+        raise CheckpointError(f"cannot read {file} of a checkpoint: {failure.strerror}")
+    if not data:
+        raise PeerLost("rank 0 could not read a checkpoint")
     return data
-
-
-def row_files(snapshot: Snapshot, world: World) -> Iterator[tuple[str, bytes]]:
-    """Table and bytes of each file with rows, one at a time on all ranks."""
-    for file, data in snapshot.files.items():
-        name = table_of(file)
-        if name is None:
-            continue
-        failure = None
-        if isinstance(data, Path):
-            try:
-                data = data.read_bytes()
-            except OSError as error:
-                failure, data = error, b""
-        if world.size > 1:
-            data = world.broadcast_bytes(data)
-        if failure is not None:
-            raise CheckpointError(f"cannot read {file} of a checkpoint: {failure.strerror}")
-        if not data:
-            raise PeerLost("rank 0 could not read a checkpoint")
-        yield name, data
 
 
 def table_of(file: str) -> str | None:
@@ -159,27 +151,3 @@ def table_of(file: str) -> str | None:
     """
     name = file.rsplit("/", 1)[-1]
     return name[len("rows-") :].rsplit("-", 1)[0] if name.startswith("rows-") else None
-
-
-def pack(snapshot: Snapshot | None) -> bytes:
-    """A snapshot as bytes, for other ranks; of files on disk only the names."""
-    if snapshot is None:
-        return b""
-    here = {name: data for name, data in snapshot.files.items() if isinstance(data, bytes)}
-    sizes = {name: len(here[name]) if name in here else None for name in snapshot.files}
-    head = {"state": snapshot.state, "sizes": sizes, "rows": snapshot.rows}
-    text = json.dumps(head).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, *here.values()])
-
-
-def unpack(data: bytes) -> Snapshot | None:
-    """The opposite of `pack`."""
-    if not data:
-        return None
-    position = 8 + int.from_bytes(data[:8], "little")
-    head = json.loads(data[8:position])
-    snapshot = Snapshot(head["state"], rows=[(folder, files) for folder, files in head["rows"]])
-    for name, size in head["sizes"].items():
-        snapshot.files[name] = None if size is None else data[position : position + size]
-        position += size or 0
-    return snapshot

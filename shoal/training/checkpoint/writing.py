@@ -19,9 +19,13 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
 
 from shoal.training.checkpoint.reading import FORMAT, MANIFEST, digest, manifest_value, read
 from shoal.training.checkpoint.remote import Copies
@@ -29,11 +33,8 @@ from shoal.training.checkpoint.snapshot import (
     CheckpointError,
     Snapshot,
     give,
-    pack,
     take,
-    unpack,
 )
-from shoal.training.checkpoint.tensor_files import Files
 from shoal.training.strategy.base import Strategy
 from shoal.world.durable import sync_folder, write_counted, write_durably
 from shoal.world.world import PeerLost, World
@@ -244,19 +245,24 @@ class Checkpoints:
         """Rank 0 loads and tells the others, so that only its host needs the files."""
         if self.world.size == 1:
             return load()
-        mine, payload, failure = None, None, None
+        mine, failure = None, None
+        head: Any = None  # of what rank 0 has
         if self.world.is_main:
             try:
                 mine = load()
-                payload = b"y" + pack(mine)
+                head = mine and [mine.state, list(mine.files), mine.rows]
             except CheckpointError as error:
-                failure, payload = error, b"n"
-        payload = self.world.broadcast_bytes(payload)
+                failure, head = error, "failed"
+        payload = json.dumps(head).encode() if self.world.is_main else None
+        head = json.loads(self.world.broadcast_bytes(payload))
         if failure is not None:
             raise failure
-        if payload == b"n":
+        if head == "failed":
             raise PeerLost("rank 0 could not load a checkpoint")
-        return mine if self.world.is_main else unpack(payload[1:])
+        if head is None or self.world.is_main:
+            return mine
+        state, files, rows = head
+        return Snapshot(state, dict.fromkeys(files), [(folder, names) for folder, names in rows])
 
 
 def step_name(step: int) -> str:
@@ -349,3 +355,44 @@ def write(
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
         raise
+
+
+class Files:
+    """Files of a checkpoint that is being taken: a few are held, to be written in the background,
+    the others are written as they come. After a failure they are dropped.
+    """
+
+    held_bytes = 1 << 28  # of rows that are kept in memory until they are written
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.held: dict[str, dict[str, Tensor]] = {}
+        self.written: dict[str, Any] = {}  # name -> bytes and checksum
+        self.failure: OSError | None = None
+        self._room = self.held_bytes
+
+    def put(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Take one file. Other ranks send on whatever happens here, so nothing is raised."""
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if size <= self._room:
+            self.held[name] = tensors
+            self._room -= size
+        elif self.failure is None:
+            try:
+                self.written[name] = write_tensors(self.folder / name, tensors)
+            except OSError as error:
+                self.failure = error
+
+    def write_held(self) -> dict[str, Any]:
+        """Write those too, and let go of them; of all of them bytes and checksum."""
+        while self.held:
+            name = next(iter(self.held))
+            self.written[name] = write_tensors(self.folder / name, self.held.pop(name))
+        return self.written
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write a safetensors file durably; its bytes and checksum."""
+    dense = torch.contiguous_format  # a column of one number has its table's stride otherwise
+    copies = {name: tensor.clone(memory_format=dense) for name, tensor in tensors.items()}
+    return write_counted(path, save(copies))

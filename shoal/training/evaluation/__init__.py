@@ -2,6 +2,5 @@
 
 from shoal.training.evaluation.clicks import ClickEvaluator, predicted
 from shoal.training.evaluation.evaluator import Evaluator
-from shoal.training.evaluation.interval import Interval
 
-__all__ = ["ClickEvaluator", "Evaluator", "Interval", "predicted"]
+__all__ = ["ClickEvaluator", "Evaluator", "predicted"]

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import EvalSection
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset, Phase
 from shoal.data.history import Histories
 from shoal.kernels.topk import TopK
 from shoal.models.base import Model, Retrieval
-from shoal.training.evaluation.phases import EARLIER, PhaseData
-from shoal.training.evaluation.ranking import PairCounts, auc_pairs, mask
-from shoal.training.metrics import MetricSet, Ranked, Valued
+from shoal.training.evaluation.phases import EARLIER, Lists, PhaseData
+from shoal.training.metrics import MetricSet, Ranked, Valued, pair_counts
 from shoal.world.world import World
 
-Scorer = Callable[[Tensor, Tensor | None], Tensor]  # items [n], their vectors -> scores [b, n]
+Scorer = Callable[[Tensor, Tensor], Tensor]  # items [n], their vectors -> scores [b, n]
+Progress = Callable[[Iterator[int], int], Iterator[int]]
 TILE_USERS = 256
 BLOCK_ITEMS = 1 << 14
 
@@ -49,12 +49,13 @@ class Evaluator:
         popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
         self.popularity = torch.from_numpy(popularity)
         self._phases: dict[str, tuple[PhaseData, Histories | None]] = {}
+        self._encoded: Tensor | None = None  # vectors of all items, where they are one block
 
     def evaluate(
         self,
         model: Model,
         phase: Phase,
-        progress: Callable[[Iterator[int], int], Iterator[int]] = lambda steps, total: steps,
+        progress: Progress = lambda steps, total: steps,
     ) -> dict[str, float]:
         """Metric name -> value, equal on every rank."""
         data, histories = self._prepared(phase)
@@ -70,11 +71,16 @@ class Evaluator:
                 "AUC, LogLoss, MAE and RMSE need labels, and full ranking has none; "
                 "use eval.mode labeled, uniN or popN, or leave those metrics out"
             )
-        run = self._rank_all if data.mode == "full" else self._rank_candidates
+        self._encoded = None  # rows may have changed
         was_training = model.training
         model.eval()
         with torch.inference_mode():
-            run(model, data, histories, metrics, progress)
+            for bounds in self._rounds(len(data.users), progress):
+                queries = [self.query(data.users[a:b], histories) for a, b in bounds]
+                if data.mode == "full":
+                    self._rank_all(model, data, metrics, bounds, queries)
+                else:
+                    self._rank_candidates(model, data, metrics, bounds, queries)
         model.train(was_training)
         metrics.reduce(self.world)
         return metrics.compute(f"the {phase} split of {self.dataset.name!r}")
@@ -100,7 +106,7 @@ class Evaluator:
             self._phases[phase] = data, histories
         return self._phases[phase]
 
-    def _rounds(self, num_users: int, progress: Callable) -> Iterator[list[tuple[int, int]]]:
+    def _rounds(self, num_users: int, progress: Progress) -> Iterator[list[tuple[int, int]]]:
         """This rank's tiles, some at a time. Every rank makes the same number of tiles and rounds
         (empty ones at the end), because a pull may be a collective."""
         num_tiles = -(-num_users // TILE_USERS)
@@ -125,50 +131,50 @@ class Evaluator:
 
     def query(self, users: np.ndarray, histories: Histories | None) -> Batch:
         """A batch that asks for scores."""
-        ids = {self.dataset.user_field: torch.from_numpy(users)}
+        ids: dict[str, Tensor | Jagged] = {self.dataset.user_field: torch.from_numpy(users)}
         if histories is not None:
             ids["history"] = torch.from_numpy(histories.latest(users))
             if histories.times is not None:
                 ids["history_time"] = torch.from_numpy(histories.latest_times(users))
-        return Batch(len(users), ids).to(self.world.device)  # type: ignore[arg-type]
+        return Batch(len(users), ids).to(self.world.device)
 
     # ---- full ranking -------------------------------------------------------------------------
 
-    def _rank_all(self, model, data, histories, metrics, progress) -> None:  # type: ignore[no-untyped-def]
+    def _rank_all(
+        self,
+        model: Model,
+        data: PhaseData,
+        metrics: MetricSet,
+        bounds: list[tuple[int, int]],
+        queries: list[Batch],
+    ) -> None:
         device = self.world.device
         keep = min(max(self.section.topk), self.dataset.num_items - 1)
-        encoded: dict[int, Tensor] = {}
-        for bounds in self._rounds(len(data.users), progress):
-            queries = [self.query(data.users[a:b], histories) for a, b in bounds]
-            scorers = [self._scorer(model, query) for query in queries]
-            best = [TopK(keep) for _ in bounds]
-            pairs = (
-                [PairCounts(data, a, b, device) for a, b in bounds]
-                if metrics.wants_auc_pairs
-                else []
-            )
-            for again in range(2 if pairs else 1):
-                for tile, start, scores in self._scored(model, scorers, encoded):
-                    mask(scores, data.masked, *bounds[tile], start)
-                    if again:
-                        pairs[tile].count(scores)
-                    else:
-                        best[tile].add(scores, start)
-                        if pairs:
-                            pairs[tile].find(scores, start)
-            for tile, (a, b) in enumerate(bounds):
-                if a == b:
-                    continue
-                items = best[tile].items()
-                users = data.users[a:b, None]
-                hits = torch.from_numpy(data.is_positive.contains(users, items.numpy()))
-                counts = torch.from_numpy(np.diff(data.positives.offsets[a : b + 1]))
-                extra = pairs[tile].result() if pairs else (None, None)
-                metrics.update(Ranked(items, hits, counts, *extra))
+        scorers = [self._scorer(model, query) for query in queries]
+        best = [TopK(keep) for _ in bounds]
+        pairs = []
+        if metrics.wants_auc_pairs:
+            pairs = [PairCounts(data, a, b, device) for a, b in bounds]
+        for again in range(2 if pairs else 1):
+            for tile, start, scores in self._scored(model, scorers):
+                mask(scores, data.masked, *bounds[tile], start)
+                if again:
+                    pairs[tile].count(scores)
+                else:
+                    best[tile].add(scores, start)
+                    if pairs:
+                        pairs[tile].find(scores, start)
+        for tile, (a, b) in enumerate(bounds):
+            if a == b:
+                continue
+            items = best[tile].items()
+            users = data.users[a:b, None]
+            hits = torch.from_numpy(data.is_positive.contains(users, items.numpy()))
+            counts = torch.from_numpy(np.diff(data.positives.offsets[a : b + 1]))
+            extra = pairs[tile].result() if pairs else (None, None)
+            metrics.update(Ranked(items, hits, counts, *extra))
 
-    def _scored(
-        self, model: Model, scorers: list[Scorer], encoded: dict[int, Tensor]
-    ) -> Iterator[tuple[int, int, Tensor]]:
+    def _scored(self, model: Model, scorers: list[Scorer]) -> Iterator[tuple[int, int, Tensor]]:
         """Scores of all tiles, a block of items after the other: tile, first item, [users, items].
 
         One block: its vectors are made once and kept. Many: once per round, to bound memory.
@@ -176,66 +182,139 @@ class Evaluator:
         num_items, device = self.dataset.num_items, self.world.device
         for start in range(0, num_items, BLOCK_ITEMS):
             block = torch.arange(start, min(start + BLOCK_ITEMS, num_items), device=device)
-            vectors = encoded.get(start)
-            if vectors is None and isinstance(model, Retrieval):
-                vectors = model.encode_item(block)
-                if num_items <= BLOCK_ITEMS:
-                    encoded[start] = vectors
+            vectors = self._encoded
+            if vectors is None:
+                vectors = model.encode_item(block) if isinstance(model, Retrieval) else block
+                self._encoded = vectors if num_items <= BLOCK_ITEMS else None
             for tile, scorer in enumerate(scorers):
                 yield tile, start, scorer(block, vectors)
 
     def _scorer(self, model: Model, asked: Batch) -> Scorer:
         if isinstance(model, Retrieval):
             queries = model.encode_query(asked)
-            return lambda block, vectors: queries @ vectors.T  # type: ignore[union-attr]
+            return lambda block, vectors: queries @ vectors.T
         return lambda block, _: model.score(asked, block)
 
     # ---- ranking of given candidates, and labeled rows ------------------------------------------
 
-    def _rank_candidates(self, model, data, histories, metrics, progress) -> None:  # type: ignore[no-untyped-def]
-        device = self.world.device
-        for bounds in self._rounds(len(data.users), progress):
-            for a, b in bounds:
-                batch = self.query(data.users[a:b], histories)
-                rows, items = data.candidates.block(a, b)
-                lengths = np.diff(data.candidates.offsets[a : b + 1])
-                width = int(lengths.max(initial=0))
-                column = np.arange(len(items)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-                grid = np.zeros((b - a, width), dtype=np.int64)
-                grid[rows, column] = items
-                scores = model.score(batch, torch.from_numpy(grid).to(device)).float().cpu()
-                real = torch.from_numpy(np.arange(width) < lengths[:, None])
-                if a == b:
-                    continue
-                if data.mode == "labeled":
-                    labels = torch.zeros(b - a, width)
-                    first, last = data.candidates.offsets[a], data.candidates.offsets[b]
-                    labels[rows, column] = torch.from_numpy(data.row_labels[first:last])
-                else:
-                    positive = data.is_positive.contains(data.users[a:b, None], grid)
-                    labels = torch.from_numpy(positive & real.numpy()).float()
-                self._update(metrics, data.users[a:b], grid, scores, labels, real)
+    def _rank_candidates(
+        self,
+        model: Model,
+        data: PhaseData,
+        metrics: MetricSet,
+        bounds: list[tuple[int, int]],
+        queries: list[Batch],
+    ) -> None:
+        for (a, b), query in zip(bounds, queries):
+            rows, items = data.candidates.block(a, b)
+            lengths = np.diff(data.candidates.offsets[a : b + 1])
+            width = int(lengths.max(initial=0))
+            column = np.arange(len(items)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            grid = np.zeros((b - a, width), dtype=np.int64)
+            grid[rows, column] = items
+            asked = torch.from_numpy(grid).to(self.world.device)
+            scores = model.score(query, asked).float().cpu()
+            real = torch.from_numpy(np.arange(width) < lengths[:, None])
+            if a == b:
+                continue
+            if data.mode == "labeled":
+                labels = torch.zeros(b - a, width)
+                first, last = data.candidates.offsets[a], data.candidates.offsets[b]
+                labels[rows, column] = torch.from_numpy(data.row_labels[first:last])
+            else:
+                positive = data.is_positive.contains(data.users[a:b, None], grid)
+                labels = torch.from_numpy(positive & real.numpy()).float()
+            users = torch.from_numpy(data.users[a:b])[:, None].expand_as(real)
+            if metrics.wants_valued:
+                self._add_valued(metrics, users[real], scores[real], labels[real])
+            if metrics.wants_ranked:
+                self._add_ranked(metrics, torch.from_numpy(grid), scores, (labels > 0) & real, real)
 
-    def _update(self, metrics, users, grid, scores, labels, real) -> None:  # type: ignore[no-untyped-def]
-        if metrics.wants_valued:
-            values = scores[real]
-            if bool(((labels == 0) | (labels == 1)).all()):
-                values = torch.sigmoid(values)
-            owner = torch.from_numpy(users)[:, None].expand_as(real)[real]
-            metrics.update(Valued(owner, values, labels[real]))
-        if metrics.wants_ranked:
-            positive = (labels > 0) & real
-            some = positive.any(1)  # a user without a positive has nothing to find
-            if not bool(some.any()):
-                return
-            scores = scores.masked_fill(~real, -torch.inf)[some]
-            positive, items = positive[some], torch.from_numpy(grid)[some]
-            keep = min(max(self.section.topk), scores.shape[1])
-            value, column = torch.topk(scores, keep, dim=1)
-            found = value > -torch.inf
-            hits = positive.gather(1, column) & found
-            ranked = torch.where(found, items.gather(1, column), 0)
-            extra: tuple = (None, None)
-            if metrics.wants_auc_pairs:
-                extra = auc_pairs(scores, positive)
-            metrics.update(Ranked(ranked, hits, positive.sum(1), *extra))
+    def _add_valued(
+        self, metrics: MetricSet, users: Tensor, scores: Tensor, labels: Tensor
+    ) -> None:
+        binary = bool(((labels == 0) | (labels == 1)).all())
+        metrics.update(Valued(users, torch.sigmoid(scores) if binary else scores, labels))
+
+    def _add_ranked(
+        self, metrics: MetricSet, items: Tensor, scores: Tensor, positive: Tensor, real: Tensor
+    ) -> None:
+        some = positive.any(1)  # a user without a positive has nothing to find
+        if not bool(some.any()):
+            return
+        items, positive, real = items[some], positive[some], real[some]
+        scores = scores[some].masked_fill(~real, -torch.inf)
+        keep = min(max(self.section.topk), scores.shape[1])
+        value, column = torch.topk(scores, keep, dim=1)
+        found = value > -torch.inf
+        hits = positive.gather(1, column) & found
+        ranked = torch.where(found, items.gather(1, column), 0)
+        numerator = negatives = None
+        if metrics.wants_auc_pairs:
+            rows = torch.arange(len(scores))[:, None].expand_as(scores)
+            numerator, _, negatives = pair_counts(rows[real], scores[real], positive[real])
+        metrics.update(Ranked(ranked, hits, positive.sum(1), numerator, negatives))
+
+
+class PairCounts:
+    """For GAUC: how many negatives each positive of a tile beats. First pass finds the scores of
+    the positives, second pass counts against every block."""
+
+    def __init__(self, data: PhaseData, a: int, b: int, device: torch.device):
+        rows, items = data.positives.block(a, b)
+        self.rows, self.items = (
+            torch.from_numpy(rows).to(device),
+            torch.from_numpy(items).to(device),
+        )
+        self.size, self.device = b - a, device
+        self.scores = torch.full((len(rows),), -torch.inf, device=device)
+        self.below = torch.zeros(len(rows), dtype=torch.float64, device=device)
+        self.candidates = torch.zeros(b - a, dtype=torch.int64, device=device)
+
+    def find(self, scores: Tensor, start: int) -> None:
+        inside = (self.items >= start) & (self.items < start + scores.shape[1])
+        self.scores[inside] = scores[self.rows[inside], self.items[inside] - start]
+
+    def count(self, scores: Tensor) -> None:
+        ascending = scores.sort(dim=1).values
+        excluded = (scores == -torch.inf).sum(1)
+        self.candidates += scores.shape[1] - excluded
+        # Positives side by side, one row of thresholds per user.
+        grid, column = self._grid(self.scores)
+        less = torch.searchsorted(ascending, grid, side="left")[self.rows, column]
+        upto = torch.searchsorted(ascending, grid, side="right")[self.rows, column]
+        self.below += (less + upto).double() / 2 - excluded[self.rows]
+
+    def _grid(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        counts = torch.bincount(self.rows, minlength=self.size)
+        first = counts.cumsum(0) - counts
+        column = torch.arange(len(values), device=self.device) - first[self.rows]
+        grid = torch.zeros(self.size, int(counts.max()) if len(counts) else 0, device=self.device)
+        grid[self.rows, column] = values
+        return grid, column
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Pairs won [b] and negatives [b]. Pairs among the positives themselves are taken out."""
+        grid, column = self._grid(self.scores)
+        real = torch.zeros_like(grid, dtype=torch.bool)
+        real[self.rows, column] = True
+        reachable = real & (grid > -torch.inf)  # a positive of the history is no candidate
+        counts = reachable.sum(1)
+        wins = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        found = self.scores > -torch.inf
+        wins.index_add_(0, self.rows[found], self.below[found])
+        # m positives among themselves (each also meets itself) win m*m / 2 half-pairs altogether.
+        return (wins - counts.double() ** 2 / 2).cpu(), (self.candidates - counts).cpu()
+
+
+def mask(scores: Tensor, masked: Lists, a: int, b: int, start: int) -> None:
+    """Exclude the padding item and the `masked` items of each user, in place."""
+    if start == 0:
+        scores[:, 0] = -torch.inf
+    rows, items = masked.block(a, b)
+    if start or scores.shape[1] <= int(items.max(initial=0)):
+        inside = (items >= start) & (items < start + scores.shape[1])
+        rows, items = rows[inside], items[inside]
+    if len(rows):
+        flat = torch.from_numpy(rows * scores.shape[1] + items - start).to(scores.device)
+        scores.view(-1)[flat] = -torch.inf

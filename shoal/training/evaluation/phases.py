@@ -81,17 +81,16 @@ class PhaseData:
         else:
             self.masked = Lists.of(seen_users, seen_items, self.users, dataset.num_users)
         if self.num_negatives:
-            self._draw_negatives(dataset, phase, seen_users, seen_items, seed)
+            self._draw_negatives(dataset, phase, (seen_users, seen_items), seed)
 
-    def _draw_negatives(self, dataset, phase, seen_users, seen_items, seed) -> None:  # type: ignore[no-untyped-def]
+    def _draw_negatives(
+        self, dataset: Dataset, phase: Phase, seen: tuple[np.ndarray, np.ndarray], seed: int
+    ) -> None:
         """N different negatives for each positive; their union is a user's candidates."""
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
-        all_users, all_items = (
-            np.concatenate([seen_users, users]),
-            np.concatenate([seen_items, items]),
-        )
+        known = np.concatenate([seen[0], users]), np.concatenate([seen[1], items])
         sampler = NegativeSampler(
-            Seen(all_users, all_items, dataset.num_users, dataset.num_items),
+            Seen(*known, dataset.num_users, dataset.num_items),
             dataset.num_items,
             distribution="popularity" if self.mode == "pop" else "uniform",
             alpha=1.0,

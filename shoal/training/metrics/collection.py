@@ -22,8 +22,6 @@ from shoal.training.metrics.definitions import (
 )
 from shoal.world.world import World
 
-FLUSH_ENTRIES = 2**20  # entries that may wait to be measured: a few tens of MiB
-
 
 class MetricSet:
     """The metrics of one evaluation: update with blocks, reduce over ranks, compute.
@@ -33,6 +31,8 @@ class MetricSet:
     Blocks are kept (not copied) until enough have come to be measured at once.
     """
 
+    flush_entries = 2**20  # entries that may wait to be measured: a few tens of MiB
+
     def __init__(
         self,
         names: Sequence[str],
@@ -41,15 +41,8 @@ class MetricSet:
         popularity: Tensor,
         tail_ratio: float = 0.1,
     ) -> None:
-        if not topk or min(topk) < 1:
-            raise ValueError(f"topk is {list(topk)}; it must hold one or more numbers from 1 up")
-        if popularity.shape != (num_items,):
-            shape = list(popularity.shape)
-            raise ValueError(f"popularity has shape {shape}; it must be [{num_items}]")
         popularity = popularity.detach().cpu().double().clone()
         popularity[0] = 0
-        if not tail_ratio > 0:
-            raise ValueError(f"tail_ratio is {tail_ratio}; it must be above 0")
         self.setting = Setting(torch.tensor(list(dict.fromkeys(topk))), popularity, tail_ratio)
         chosen = dict.fromkeys(map(canonical, names))
         self.metrics = {name: METRICS[name](self.setting) for name in chosen}
@@ -71,7 +64,7 @@ class MetricSet:
         else:
             self._valued.append(block)
             self._waiting += block.users.numel()
-        if self._waiting >= FLUSH_ENTRIES:
+        if self._waiting >= self.flush_entries:
             self._flush()
 
     def reduce(self, world: World) -> None:

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from shoal.config import checks
 from shoal.config.errors import did_you_mean
-from shoal.training.metrics.pairs import pair_counts, pairs_in_order
+from shoal.training.metrics.pairs import pair_counts
 
 State = dict[str, Tensor]
 CONCATENATED = ("row_users", "row_scores", "row_labels")  # parts of a state; all others are summed
@@ -326,9 +326,10 @@ class AUC(Metric):
         return {"row_scores": block.scores, "row_labels": block.labels}
 
     def compute(self, state: State) -> Tensor:
-        pairs, positives, negatives = pairs_in_order(state["row_scores"], state["row_labels"])
-        pairs, every = torch.tensor([pairs, float(positives) * negatives], dtype=torch.float64)
-        return pairs / every  # nan where a class is absent
+        scores, labels = state["row_scores"], state["row_labels"]
+        everyone = torch.zeros(len(scores), dtype=torch.int64)
+        pairs, positives, negatives = pair_counts(everyone, scores, labels)
+        return (pairs / (positives.double() * negatives)).squeeze(0)  # nan where a class is absent
 
 
 class GAUC(Metric):

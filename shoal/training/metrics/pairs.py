@@ -7,21 +7,6 @@ import torch
 from torch import Tensor
 
 
-def pairs_in_order(scores: Tensor, labels: Tensor) -> tuple[float, int, int]:
-    """The same of all rows together: numerator, positives and negatives.
-
-    Each class is sorted by itself: numpy sorts numbers several times as quickly as it orders them.
-    """
-    score, positive = scores.numpy(), labels.numpy() == 1
-    high, low = np.sort(score[positive]), np.sort(score[~positive])
-    odd = any(len(some) and np.isnan(some[-1]) for some in (high, low))  # they are sorted last
-    below = up_to = np.searchsorted(low, high)
-    if (np.append(low, np.nan)[below] == high).any():  # ties are rare, and cost as much again
-        up_to = np.searchsorted(low, high, side="right")
-    pairs = float("nan") if odd else (int(below.sum()) + int(up_to.sum())) / 2
-    return pairs, len(high), len(low)
-
-
 def pair_counts(users: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of the rows of each user, in ascending order of their ids, [u] each:
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.config.schema import StrategySection
-from shoal.config.schema.strategy import STRATEGIES
+from shoal.config.strategy_section import STRATEGIES
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import World
 
@@ -30,7 +30,7 @@ def _single(section: StrategySection, world: World, join_timeout: float) -> Stra
 
 
 def _ddp(section: StrategySection, world: World, join_timeout: float) -> Strategy:
-    from shoal.training.strategy.ddp import DDP
+    from shoal.training.strategy.collective import DDP
 
     return DDP(world, fused=section.fused)
 

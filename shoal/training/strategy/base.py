@@ -39,7 +39,6 @@ from shoal.embedding.store import Every, Store
 from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
 from shoal.models.nn.dropout import begin_slice
-from shoal.training.strategy.gathered import Gathered
 from shoal.world.compiled import keep_compiled
 from shoal.world.world import World
 
@@ -211,26 +210,20 @@ class Strategy(ABC):
 
     def forward_backward(self, parts: Sequence[Batch]) -> Sums:
         """Leave the gradients of the summed loss on dense parameters and looked-up rows."""
-        loss: Tensor | float = 0.0
+        losses: list[Tensor] = []
         count: int | Tensor = 0
         self.gathered.parts = len(parts)
-        for number, part in enumerate(parts, 1):
+        for part in parts:
             output = self.forward(part)
-            loss = output.loss.detach() if number == 1 else loss + output.loss.detach()
+            losses.append(output.loss.detach())
             count = count + output.count
-            if number == len(parts):
-                self.before_last_backward()
             output.loss.backward()
         self.gathered.parts = 1
-        assert isinstance(loss, Tensor)  # there is one part at least
-        return Sums(loss, count)
+        return Sums(sum(losses[1:], losses[0]), count)
 
     @abstractmethod
     def update(self, sums: Sums, lr: float) -> Tensor:
         """After backward: processes agree, dense parameters and rows are updated; the mean loss."""
-
-    def before_last_backward(self) -> None:
-        """Called by `forward_backward`: gradients are complete as backward leaves them now."""
 
     def clip(self, gradients: Gradients, scale: float) -> tuple[Gradients, float]:
         """Scale all gradients so that their joint L2 norm is at most what was asked for.
@@ -302,3 +295,37 @@ class Strategy(ABC):
 
     def close(self) -> None:
         """The run is over."""
+
+
+class Gathered:
+    """Gathers a tensor of every rank; what `Model.gather_global` calls. Every rank must call it."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self.parts = 1  # that this step's batch is cut into
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if self.parts > 1:
+            raise ValueError(
+                "the model looks across the global batch, which train.accumulate trains in "
+                f"{self.parts} parts; set train.accumulate=1"
+            )
+        return tensor if self.world.size == 1 else Gather.apply(tensor, self.world)
+
+
+class Gather(torch.autograd.Function):
+    """[b, ...] of every rank -> [global b, ...], in order of rank, which is that of samples."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, world: World) -> Tensor:
+        joined, lengths = world.gather([tensor.detach().contiguous()])
+        context.world, context.lengths = world, [length for (length,) in lengths]
+        return joined[0]
+
+    @staticmethod
+    def backward(context: Any, grads: Tensor) -> tuple[Tensor, None]:
+        """The gradients that all ranks have for this rank's samples, summed in order of rank."""
+        world, lengths = context.world, context.lengths
+        mine = lengths[world.rank]
+        came = world.all_to_all(grads.float().contiguous(), lengths, [mine] * world.size)
+        return came.view(world.size, mine, *grads.shape[1:]).sum(0).to(grads.dtype), None

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.embedding.optim.dense import make_optimizer
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
-from shoal.ps.worker.copies import GeoRows, Window
+from shoal.ps.worker.copies import GeoRows
 from shoal.ps.worker.lease import Lease
 from shoal.training.strategy.base import Sums
 from shoal.training.strategy.ps import ParameterServers
@@ -42,13 +42,14 @@ class Geo(ParameterServers):
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         self.client, self.prefetches = self._say_hello(tables), False  # most rows are here already
-        self.window = Window(self.client, tables, self.row_optimizers, self.seed)
-        return GeoRows(self.client, list(tables.values()), self.window, self.world.device)
+        how = (self.row_optimizers, self.seed, self.world.device)
+        self.window = GeoRows(self.client, tables, *how)
+        return self.window
 
     def begin_lease(self, lease: Lease) -> None:
         super().begin_lease(lease)
         self._batches, self._begun = 0, [p.detach().clone() for p in self.dense]
-        self.window.begin()
+        self.window.begin_window()
 
     @property
     def _sharers(self) -> int:
@@ -90,7 +91,7 @@ class Geo(ParameterServers):
                     parameter.copy_(piece.view_as(parameter) / workers)
                     position += parameter.numel()
         self._begun = [p.detach().clone() for p in self.dense]
-        self.window.begin()
+        self.window.begin_window()
         self.world.bytes_sent += self.client.bytes_sent - before
 
     def synchronize(self) -> None:
@@ -107,4 +108,4 @@ class Geo(ParameterServers):
     def restore_dense(self, tensors: dict[str, Tensor]) -> None:
         super().restore_dense({})
         self._begun = [p.detach().clone() for p in self.dense]
-        self.window.begin()
+        self.window.begin_window()

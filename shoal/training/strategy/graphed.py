@@ -13,7 +13,9 @@ nothing. Other lists vary too much: such steps are not recorded.
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,13 +26,10 @@ from torch import Tensor
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.engines.local import begin_all
+from shoal.embedding.store import Every, Ids
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
-
-AHEAD = 8  # batches that may wait on their way to the GPU
-ALIGN = 16  # bytes
-SHAPES = 64  # shapes of batches that are recorded; later ones run plainly
 
 log = logging.getLogger("shoal")
 Step = Callable[[Sequence[Batch], float | None], Tensor]
@@ -81,8 +80,12 @@ class Graphed(Single):
         return None
 
     def receive(self, batch: Batch) -> Batch:
-        """As it is where steps are recorded: it goes to the GPU when its step does, or before."""
-        return batch if self.recorder is not None else super().receive(batch)
+        return super().receive(batch) if self.recorder is None else self.recorder.receive(batch)
+
+    def prefetch(self, batch: Batch) -> None:
+        if self.recorder is not None and self.prefetches:
+            self.recorder.wait_for_copies()
+        super().prefetch(batch)
 
     def step(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         if self.recorder is None:
@@ -96,16 +99,34 @@ class Recorder:
     def __init__(self, strategy: Graphed):
         self.strategy, self.device = strategy, strategy.world.device
         self.engines = list(strategy.engines.values())
+        self.offloaded = {one.table.name: one for one in self.engines if one.offloaded}
         self._lr = torch.zeros((), device=self.device)
         self._loss = torch.zeros((), device=self.device)
         self._known_lr: float | None = None
-        self._recorded: dict[tuple, Recorded] = {}
+        self._recorded: dict[tuple, tuple[torch.cuda.CUDAGraph, Batch]] = {}  # and what it reads
         self._seen: set[tuple] = set()
         self._memory: Tensor | None = None
         self._pool = torch.cuda.graph_pool_handle()
         self._copies = torch.cuda.Stream(self.device)
+        self._done: deque[torch.cuda.Event] = deque()  # of steps that the GPU may still compute
         if strategy.dense_optimizer is not None:
             strategy.dense_optimizer.recorded_lr = self._lr
+
+    def receive(self, batch: Batch) -> Batch:
+        """The batch in the GPU's memory, by copies that steps before it do not wait for."""
+        if not has_lists(batch):
+            batch = pad(ask(batch) if self._asks else batch)
+        while len(self._done) > 8:  # batches of later steps wait in the GPU's memory
+            self._done.popleft().synchronize()
+        with torch.cuda.stream(self._copies):
+            batch = batch.to(self.device)
+        for x in tensors(batch).values():
+            x.record_stream(torch.cuda.current_stream())
+        return batch
+
+    def wait_for_copies(self) -> None:
+        """Let what is computed from now on read the batches that were received."""
+        torch.cuda.current_stream().wait_stream(self._copies)
 
     def step(self, plain: Step, parts: Sequence[Batch], lr: float) -> Tensor:
         """The step `plain` of these parts, recorded where its shape came before."""
@@ -113,24 +134,40 @@ class Recorder:
             self._lr.fill_(lr)
             self._known_lr = lr
         self._check_memory()
-        if len(parts) > 1 or self._needs_host(parts[0]):
-            return plain([part.to(self.device) for part in parts], lr)
-        batch = pad(ask(parts[0]) if self._asks else parts[0])
+        parts = [self.receive(part) for part in parts]  # as they are, where they were received
+        self.wait_for_copies()
+        loss = self._replayed(plain, parts, lr)
+        self._done.append(torch.cuda.Event())
+        self._done[-1].record()
+        return loss
+
+    def _replayed(self, plain: Step, parts: Sequence[Batch], lr: float) -> Tensor:
+        batch = parts[0]
+        if len(parts) > 1 or self._needs_host(batch):
+            return plain(parts, lr)
+        if any(isinstance(ids, Every) for ids in self._offloaded_ids(batch)):  # too many to stage
+            return plain(parts, lr)
         shape = shape_of(batch)
         found = self._recorded.get(shape)
-        if found is None and (shape not in self._seen or len(self._recorded) == SHAPES):
+        if found is None and (shape not in self._seen or len(self._recorded) == 64):
             self._seen.add(shape)
-            return plain([batch.to(self.device)], lr)
+            return plain(parts, lr)
         if found is None:
-            found = self._recorded[shape] = Recorded(batch, self.device, self._copies)
-            found.take(batch)
+            graph, batch = found = torch.cuda.CUDAGraph(), copy.deepcopy(batch)
+            self._recorded[shape] = found
             # A thread that makes the next batches may pin their memory meanwhile.
-            with torch.cuda.graph(found.graph, self._pool, capture_error_mode="thread_local"):
-                self._loss.copy_(plain([found.batch], lr))
+            with torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
+                self._loss.copy_(plain([batch], lr))
         else:
-            found.take(batch)
+            graph, memory = found
+            for own, x in zip(tensors(memory).values(), tensors(batch).values()):
+                own.copy_(x)
+            batch = memory
         begin_all(self.engines, lr)
-        found.graph.replay()
+        for name, engine in self.offloaded.items():
+            ids = self._offloaded_ids(batch, name)
+            engine.stage([one for one in ids if isinstance(one, Tensor)])
+        graph.replay()
         return self._loss.clone()
 
     def _needs_host(self, batch: Batch) -> bool:
@@ -144,6 +181,13 @@ class Recorder:
         model = self.strategy.model
         return model.kind == "sequential" and model.cuda_graph_safe
 
+    def _offloaded_ids(self, batch: Batch, name: str | None = None) -> list[Ids]:
+        """Ids of a table whose rows may be in host memory, or of all those tables."""
+        names = self.offloaded if name is None else {name}
+        if not names:
+            return []
+        return [one.ids for one in self.strategy.lookups(batch) if one.table in names]
+
     def _check_memory(self) -> None:
         """Forget what was recorded before a checkpoint brought other tensors."""
         strategy = self.strategy
@@ -152,69 +196,8 @@ class Recorder:
             now = next((x for key, x in state.items() if key != "step"), None)
             if now is not self._memory:
                 self._memory = now
-                if self._recorded:
-                    torch.cuda.synchronize(self.device)  # a batch may be on its way to one
                 self._recorded.clear()
                 self._seen.clear()
-
-
-class Recorded:
-    """A graph, and the memory from which it reads its batch.
-
-    A batch goes to the GPU on a stream of copies, while the step before it is still computed, and
-    from there into the graph's memory when that step has ended:
-
-        copies     (wait: taken)  host -> staged
-        computing                 (wait: copies)  staged -> memory  (record: taken)  replay
-    """
-
-    def __init__(self, batch: Batch, device: torch.device, copies: torch.cuda.Stream):
-        self.graph, self.copies = torch.cuda.CUDAGraph(), copies
-        self.places: dict[str, tuple[int, int]] = {}
-        size = 0
-        for key, x in tensors(batch).items():
-            self.places[key] = size, x.numel() * x.element_size()
-            size += -(-self.places[key][1] // ALIGN) * ALIGN
-        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
-        self.batch = with_tensors(batch, self._views(self.memory, batch))
-        self._waiting = []
-        for _ in range(AHEAD):
-            host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            self._waiting.append((host, self._views(host, batch), torch.cuda.Event()))
-        self._staged = torch.empty(size, dtype=torch.uint8, device=device)
-        self._staged_views = self._views(self._staged, batch)
-        self._taken = torch.cuda.Event()  # what was staged before is in the graph's memory
-        # Memory comes from those who had it before on this stream, and they may still be at work.
-        copies.wait_stream(torch.cuda.current_stream(device))
-        self._turn = 0
-
-    def _views(self, memory: Tensor, like: Batch) -> dict[str, Tensor]:
-        views = {}
-        for key, x in tensors(like).items():
-            start, length = self.places[key]
-            views[key] = memory[start : start + length].view(x.dtype).view(x.shape)
-        return views
-
-    def take(self, batch: Batch) -> None:
-        """Into the graph's memory, by copies which the host does not wait for: one, or of pinned
-        tensors as they are."""
-        parts = tensors(batch)
-        with torch.cuda.stream(self.copies):
-            self._taken.wait()
-            if all(x.is_pinned() for x in parts.values()):
-                for key, view in self._staged_views.items():
-                    view.copy_(parts[key], non_blocking=True)
-            else:
-                host, on_host, gone = self._waiting[self._turn % AHEAD]
-                gone.synchronize()  # its last copy left long ago, unless the GPU is far behind
-                for key, x in parts.items():
-                    on_host[key].copy_(x)
-                self._staged.copy_(host, non_blocking=True)
-                gone.record()
-                self._turn += 1
-        torch.cuda.current_stream().wait_stream(self.copies)
-        self.memory.copy_(self._staged)
-        self._taken.record()
 
 
 def shape_of(batch: Batch) -> tuple:
@@ -270,18 +253,3 @@ def tensors(batch: Batch) -> dict[str, Tensor]:
         else:
             found[f"ids.{name}"] = ids
     return {key: x for key, x in found.items() if x is not None}
-
-
-def with_tensors(batch: Batch, given: dict[str, Tensor]) -> Batch:
-    """The same batch made of other tensors, as `tensors` names them."""
-    ids: dict[str, Tensor | Jagged] = {}
-    for name, old in batch.ids.items():
-        if isinstance(old, Jagged):
-            key = f"ids.{name}"
-            weights = given.get(f"{key}.weights")
-            ids[name] = Jagged(given[f"{key}.values"], given[f"{key}.offsets"], weights)
-        else:
-            ids[name] = given[f"ids.{name}"]
-    dense = {name: given[f"dense.{name}"] for name in batch.dense}
-    labels, weights = given.get("labels"), given.get("weights")
-    return Batch(batch.size, ids, dense, labels, batch.first, weights)

@@ -108,7 +108,6 @@ class ParameterServers(Strategy):
             plain=section.plain,
             recovery=self.join_timeout if section.journal else 0.0,
             joins=self.elastic and not is_worker(),
-            shared_memory=self.world.shared_memory,
             replicas=section.replicas,
         )
         client.flags = BFLOAT16 * section.bfloat16 | COMPRESSED * section.compress

@@ -39,47 +39,26 @@ class ShardedByTorchRec(Sharded):
 
     def _refuse(self, tables: dict[str, Table]) -> None:
         """Say what TorchRec cannot do, and what to do instead."""
-        optimizer, section = row_optimizer_of(self.optimizer_section), self.section
+        section, optimizer = self.section, row_optimizer_of(self.optimizer_section)
         plain = RowOptimizer(self.optimizer_section.name, optimizer.weight_decay)
-        reason = None
-        if any(one != plain for one in self.row_optimizers.values()):
-            reason = (
-                "train.optimizer.rows or train.optimizer.tables give rows an optimizer of their "
-                "own: TorchRec's tables have that of train.optimizer; leave them out"
-            )
-        elif optimizer.name not in OPTIMIZERS:
-            reason = (
-                f"train.optimizer.name is {self.optimizer_section.name}: on CPUs FBGEMM updates "
-                "rows by sgd and adagrad, and those alone are offered on GPUs too; use one of "
-                f"{', '.join(OPTIMIZERS)}"
-            )
-        elif optimizer.weight_decay:
-            reason = (
-                f"train.optimizer.weight_decay is {optimizer.weight_decay}: FBGEMM's sgd and "
-                "adagrad have none; set it to 0"
-            )
-        elif self.clip_grad_norm is not None:
-            reason = (
-                f"train.clip_grad_norm is {self.clip_grad_norm}: the optimizer runs within "
-                "TorchRec's backward, before the norm of all gradients is known; leave it out"
-            )
+        has = f"FBGEMM updates rows by {' and '.join(OPTIMIZERS)}, without weight_decay"
+        refused = {
+            "train.optimizer.rows": any(one != plain for one in self.row_optimizers.values()),
+            f"train.optimizer.name={optimizer.name} ({has})": optimizer.name not in OPTIMIZERS,
+            f"train.optimizer.weight_decay ({has})": optimizer.weight_decay > 0,
+            "train.clip_grad_norm (rows are updated within backward)": self.clip_grad_norm,
+        }
         for table in tables.values():
-            own = section.tables.get(table.name, {})
+            own, name = section.tables.get(table.name, {}), f"table {table.name!r}"
             place = own.get("place", "auto")
             place = section.place if place == "auto" else place
-            if table.rows is None:
-                reason = f"table {table.name!r} grows: TorchRec's tables are fixed; give it rows"
-            elif place not in ("auto", "row"):
-                reason = (
-                    f"table {table.name!r} is placed by {place}: it is cut by row only; set its "
-                    "place to row or auto"
+            by = own.get("by", "range")
+            refused[f"{name} that grows: give it rows"] = table.rows is None
+            refused[f"{name} placed by {place}, but by row"] = place not in ("auto", "row")
+            refused[f"{name} cut by {by}, but by range"] = by != "range"
+        for what, given in refused.items():
+            if given:
+                raise ValueError(
+                    f"strategy.backend torchrec does not support {what}; leave that out, or set "
+                    "strategy.backend=native"
                 )
-            elif own.get("by", "range") != "range":
-                reason = (
-                    f"table {table.name!r} is cut by {own['by']}: TorchRec cuts by range; leave "
-                    f"strategy.tables.{table.name}.by out"
-                )
-        if reason is not None:
-            raise ValueError(
-                f"strategy.backend torchrec cannot do it: {reason}, or set strategy.backend=native"
-            )

@@ -7,7 +7,7 @@ be made of them: what the user took before, `{kind: sequence, column: item_id, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ class HistoryModel(ClickModel):
 
     reads_history = True
 
-    @dataclass
     class Options(ClickModel.Options):
         dim: int = 16
         initial_range: float = 0.01

@@ -7,8 +7,6 @@ A transformer reads the candidate and the history, each at its place, and the to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +34,6 @@ class Sequence(HistoryReader):
 class BST(HistoryModel):
     """Places are counted from the first of the last `length` items."""
 
-    @dataclass
     class Options(HistoryModel.Options):
         n_layers: int = 1
         n_heads: int = 2

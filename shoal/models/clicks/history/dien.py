@@ -12,7 +12,7 @@ e' is of an item drawn at random from the table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +58,6 @@ class Evolution(HistoryReader):
 class DIEN(HistoryModel):
     """Where a table grows there is nothing to draw from, and no auxiliary loss."""
 
-    @dataclass
     class Options(HistoryModel.Options):
         aux_weight: float = 1.0  # of the loss that asks interests for the next item
 

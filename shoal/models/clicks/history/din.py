@@ -9,7 +9,7 @@ Weights are not made to sum to 1: how many items matter is seen too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,6 @@ class Interest(HistoryReader):
 class DIN(HistoryModel):
     """Relu in place of the paper's Dice, whose statistics would be those of a batch."""
 
-    @dataclass
     class Options(HistoryModel.Options):
         # widths inside the attention
         attention_layers: list[int] = field(default_factory=lambda: [80, 40])

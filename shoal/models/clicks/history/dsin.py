@@ -8,8 +8,6 @@ directions sets it among the others, H_s, and the candidate c weighs both:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -61,7 +59,6 @@ class Sessions(HistoryReader):
 class DSIN(HistoryModel):
     """Features have no times of single items: sessions are so many equal parts of the length."""
 
-    @dataclass
     class Options(HistoryModel.Options):
         sessions: int = 4  # parts that a history is cut into
         n_heads: int = 2

@@ -11,7 +11,7 @@ The last term: a later step is no likelier than the one before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from shoal.models.nn.mlp import MLP, begin_normal
 class AITM(SeveralLabels):
     """Towers in a row, each with what came before."""
 
-    @dataclass
     class Options(SeveralLabels.Options):
         tower_layers: list[int] = field(default_factory=lambda: [400, 64])
         # of the penalty where a later label is likelier than an earlier one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ class SeveralLabels(Flat):
 
     several_labels = True
 
-    @dataclass
     class Options(Flat.Options):
         tower_layers: list[int] = field(default_factory=lambda: [64])  # of each label
         dropout: float = 0.0

@@ -9,7 +9,7 @@ More labels are more factors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from shoal.models.nn.mlp import Tower
 class ESMM(SeveralLabels):
     """Labels are steps, each only after the one before; vectors are shared, towers are not."""
 
-    @dataclass
     class Options(SeveralLabels.Options):
         tower_layers: list[int] = field(default_factory=lambda: [400, 400])
 

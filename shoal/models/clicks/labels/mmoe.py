@@ -7,7 +7,7 @@ Ma et al., KDD 2018. Every label weighs the same experts by its own gate:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor, nn
 
@@ -19,7 +19,6 @@ from shoal.models.nn.mlp import Tower
 class MMoE(SeveralLabels):
     """Experts that labels share as much as suits them."""
 
-    @dataclass
     class Options(SeveralLabels.Options):
         experts: int = 8  # perceptrons that all labels share
         expert_layers: list[int] = field(default_factory=lambda: [128])

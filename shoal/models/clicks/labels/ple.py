@@ -9,7 +9,7 @@ Every label has its own experts beside shared ones, in several layers:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,6 @@ class Extraction(nn.Module):
 class PLE(SeveralLabels):
     """Experts of single labels keep what would harm the others."""
 
-    @dataclass
     class Options(SeveralLabels.Options):
         own_experts: int = 2  # of each label
         shared_experts: int = 2  # of all labels

@@ -7,7 +7,7 @@ One perceptron reads the features, and a tower for each label reads the perceptr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor, nn
 
@@ -19,7 +19,6 @@ from shoal.models.nn.mlp import MLP, Tower, begin_normal
 class SharedBottom(SeveralLabels):
     """What labels have in common is learned once."""
 
-    @dataclass
     class Options(SeveralLabels.Options):
         layers: list[int] = field(default_factory=lambda: [400, 400])
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from shoal.runs.artifact.operators.rule import (
     Arguments,
@@ -20,52 +19,27 @@ from shoal.runs.artifact.operators.rule import (
     stretches_to,
 )
 
-MOST_LAYERS = 16  # of a recurrent network
-FAR = 1 << 16  # strides, pads and steps of a convolution
-HOW = ("stride", "padding", "dilation")
 
+def product(a: Arguments) -> Cost:
+    """[..., n, k] x [..., k, m], a vector being a row on the left and a column on the right.
 
-def mm(a: Arguments) -> Cost:
-    """[n, k] x [k, m]; addmm adds what stretches to [n, m]."""
-    left, right = a["mat1" if "mat1" in a else "self"], a["mat2"]
-    need(left.dim() == right.dim() == 2, "a product of two matrices")
-    if "mat1" in a:
-        stretches_to(a["self"], [len(left), right.shape[1]])
-        same_floats(a["self"], left)
-    return _product(left, right)
-
-
-def bmm(a: Arguments) -> Cost:
-    """[b, n, k] x [b, k, m]."""
-    left, right = a["self"], a["mat2"]
-    need(left.dim() == right.dim() == 3 and len(left) == len(right), "pairs of matrices")
-    return _product(left, right)
-
-
-def matmul(a: Arguments) -> Cost:
-    """The same, stretched over the axes in front; a vector is a row on the left, a column right."""
-    left, right = a["self"], a["other"]
+    linear has [m, k] on the right, and adds a bias; addmm adds what stretches to [n, m].
+    """
+    if "weight" in a:
+        left, right, more = a["input"], a["weight"], a["bias"]
+        need(right.dim() == 2, "a linear layer of a matrix")
+        need(more is None or list(more.shape) == [len(right)], "a bias of another size")
+        right = right.T
+    elif "mat1" in a:
+        left, right, more = a["mat1"], a["mat2"], a["self"]
+    else:
+        left, right, more = a["self"], a["other"] if "other" in a else a["mat2"], None
     need(left.dim() > 0 and right.dim() > 0, "a product of single numbers")
+    same_floats(left, right, more)
     left = left[None] if left.dim() == 1 else left
     right = right[:, None] if right.dim() == 1 else right
-    return _product(left, right)
-
-
-def linear(a: Arguments) -> Cost:
-    """[..., k] x [m, k] + [m]."""
-    x, weight, bias = a["input"], a["weight"], a["bias"]
-    need(x.dim() > 0 and weight.dim() == 2, "a linear layer of a matrix")
-    need(bias is None or list(bias.shape) == [len(weight)], "a bias of another size")
-    same_floats(x, weight, bias)
-    need(x.shape[-1] == weight.shape[1], "%s x %s", x.shape, weight.shape)
-    made = x.numel() // max(1, x.shape[-1]) * len(weight)
-    return cost(x.numel() + made, made * x.shape[-1])
-
-
-def _product(left: Tensor, right: Tensor) -> Cost:
     (*front, n, k), (*other, inner, m) = left.shape, right.shape
     need(k == inner, "%s x %s", left.shape, right.shape)
-    same_floats(left, right)
     count = math.prod(broadcast(front, other))
     copied = count * (n * k + k * m) if front and other else left.numel() + right.numel()
     return cost(copied + count * n * m, count * n * k * m)
@@ -102,19 +76,10 @@ def _letters(term: str, count: int) -> list[str]:
     return found
 
 
-def conv1d(a: Arguments) -> Cost:
-    """[b, channels, places] by [out, channels / groups, window]."""
-    return _conv(a, 1)
-
-
-def conv2d(a: Arguments) -> Cost:
-    """The same with two axes of places, and windows of two axes."""
-    return _conv(a, 2)
-
-
-def _conv(a: Arguments, spots: int) -> Cost:
+def conv(a: Arguments) -> Cost:
+    """[b, channels, places] by [out, channels / groups, window], with one axis of places or two."""
     x, weight, bias, groups = a["input"], a["weight"], a["bias"], a["groups"]
-    need(weight.dim() == x.dim() == 2 + spots, "a convolution of other axes")
+    need(weight.dim() == x.dim() > 2, "a convolution of other axes")
     need(x.numel() > 0 and weight.numel() > 0, "a convolution of nothing")
     need(groups >= 1 and len(weight) % groups == 0, "%s groups", groups)
     need(x.shape[1] == weight.shape[1] * groups, "%s channels", x.shape[1])
@@ -122,10 +87,9 @@ def _conv(a: Arguments, spots: int) -> Cost:
     same_floats(x, weight, bias)
     made, padded = len(x), len(x) * x.shape[1]
     for axis, (size, window) in enumerate(zip(x.shape[2:], weight.shape[2:])):
-        stride, pad, step = (_each(a[name], axis, spots) for name in HOW)
-        need(
-            1 <= stride <= FAR and 0 <= pad <= FAR and 1 <= step <= FAR, "strides of a convolution"
-        )
+        stride, pad, step = (_each(a[name], axis) for name in ("stride", "padding", "dilation"))
+        far = 1 << 16
+        need(1 <= stride <= far and 0 <= pad <= far and 1 <= step <= far, "a convolution's strides")
         wide = size + 2 * pad - step * (window - 1) - 1
         need(wide >= 0, "a window that is wider than all places")
         made *= wide // stride + 1
@@ -135,9 +99,9 @@ def _conv(a: Arguments, spots: int) -> Cost:
     return cost(held, made * len(weight) * window // groups)
 
 
-def _each(sizes: list[int], axis: int, count: int) -> int:
-    need(len(sizes) in (1, count), "sizes %s of a convolution", sizes)
-    return sizes[axis if len(sizes) == count else 0]
+def _each(sizes: list[int], axis: int) -> int:
+    need(len(sizes) == 1 or axis < len(sizes), "sizes %s of a convolution", sizes)
+    return sizes[axis if len(sizes) > 1 else 0]
 
 
 def attention(a: Arguments) -> Cost:
@@ -161,7 +125,7 @@ def attention(a: Arguments) -> Cost:
 def gru(a: Arguments) -> Cost:
     """[n, b, k] (or [b, n, k]), the state [layers, b, h], and the weights of every layer."""
     x, state, params, layers = a["input"], a["hx"], a["params"], a["num_layers"]
-    need(x.dim() == state.dim() == 3 and 1 <= layers <= MOST_LAYERS, "a GRU of other axes")
+    need(x.dim() == state.dim() == 3 and 1 <= layers <= 16, "a GRU of other axes")
     need(a["dropout"] == 0.0 and not a["train"] and not a["bidirectional"], "a GRU that trains")
     length, size = (x.shape[1], x.shape[0]) if a["batch_first"] else (x.shape[0], x.shape[1])
     h, given, each = state.shape[2], x.shape[2], 4 if a["has_biases"] else 2

@@ -1,19 +1,20 @@
 """A rule: what the arguments of an operator must be before a graph calls it.
 
 A graph may come from anybody, and torch's operators do not check all that they are given: a wrong
-axis or size can make one read or write outside its arrays. So a rule looks at every argument that
-decides where an operator reads and writes: axes, sizes, shapes, and the values of indexes. It runs
-before every call, on the very arguments of that call; of `meta` tensors, which have shapes and no
-memory, it checks all but values.
+size or index can make one read or write outside its arrays. A rule looks at what torch does not
+check (tests/fuzz/operators.py shows that nothing is left). It runs before every call, on the very
+arguments of that call; of `meta` tensors, which have shapes and no memory, it checks all but
+values.
 
 A rule takes the arguments by name, raises ValueError for what is not allowed, and returns the cost
-of the call, before any memory is taken.
+of the call, before any memory is taken. Sizes may depend on the number of samples, so a meter adds
+the costs up in every run, not only when the artifact is opened.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -51,18 +52,11 @@ def need(right: bool, why: str, *shown: Any) -> None:
         raise ValueError(why % tuple(list(x) if isinstance(x, torch.Size) else x for x in shown))
 
 
-def axis_of(x: Tensor, axis: Any, more: int = 0) -> int:
-    """An axis of a tensor, counted from the front; `more`: places behind its last axis."""
-    count = max(1, x.dim() + more)  # torch lets a single number have one axis
+def axis_of(x: Tensor, axis: int) -> int:
+    """An axis of a tensor, counted from the front."""
+    count = max(1, x.dim())  # torch lets a single number have one axis
     need(-count <= axis < count, "axis %s of %s", axis, x.shape)
     return axis % count
-
-
-def axes_of(x: Tensor, axes: Any) -> list[int]:
-    """Axes of a tensor, each named once."""
-    found = [axis_of(x, one) for one in (axes if isinstance(axes, list) else [axes])]
-    need(len(set(found)) == len(found), "an axis twice in %s", axes)
-    return found
 
 
 def sizes_of(sizes: list[int]) -> list[int]:
@@ -108,3 +102,60 @@ def within(index: Tensor, low: int, high: int) -> None:
         low,
         high - 1,
     )
+
+
+# ---- bounds: what one run of a graph may hold and compute ---------------------------------------
+
+NUMBERS = 1 << 27  # that one call of an operator makes, results and in between
+HELD = 1 << 31  # bytes of all results that are still needed
+WORK = 1 << 38  # numbers and products that are computed in all
+
+
+class TooLarge(ValueError):
+    """A graph would hold or compute too much for the samples that it is given."""
+
+
+class Meter:
+    """Counts what one run of a graph holds and computes."""
+
+    def __init__(self, where: str, free: Iterable[Any]):
+        """`where` names the graph in errors; `free`: tensors that are there anyway."""
+        self.where, self.work, self.held = where, 0, 0
+        # Storage -> how many results lie in it.
+        self._users = {one.untyped_storage()._cdata: 1 for one in _tensors(list(free))}
+
+    def admit(self, cost: Cost) -> None:
+        """Refuse a call that would go beyond the bounds."""
+        self.work += cost.work
+        for what, found, most in (
+            ("makes {} numbers at a time", cost.numbers, NUMBERS),
+            ("holds {} bytes", self.held + 4 * cost.numbers, HELD),
+            ("computes {} numbers", self.work, WORK),
+        ):
+            if found > most:
+                raise TooLarge(f"{self.where} {what.format(found)}; {most} are the most")
+
+    def add(self, made: Any) -> None:
+        """Count what was made; views of what is counted take nothing."""
+        for one in _tensors(made):
+            if room(one.shape) > NUMBERS:  # an axis is empty, so it took no memory; a sum would
+                raise TooLarge(f"{self.where} makes a tensor {list(one.shape)}")
+            storage = one.untyped_storage()
+            users = self._users.get(storage._cdata, 0)
+            self._users[storage._cdata] = users + 1
+            if not users:
+                self.held += storage.nbytes()
+
+    def remove(self, made: Any) -> None:
+        """The same backwards, when nothing reads it any more."""
+        for one in _tensors(made):
+            storage = one.untyped_storage()
+            self._users[storage._cdata] -= 1
+            if not self._users[storage._cdata]:
+                del self._users[storage._cdata]
+                self.held -= storage.nbytes()
+
+
+def _tensors(made: Any) -> list[Tensor]:
+    every = made if isinstance(made, list | tuple) else [made]
+    return [one for one in every if isinstance(one, Tensor)]

@@ -6,6 +6,8 @@ tests/fuzz/operators.py an example of it; the tests then call it with hostile ar
 
 from __future__ import annotations
 
+import math
+import operator as python
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -13,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.runs.artifact.operators import axes, indexing, plain, products, views
-from shoal.runs.artifact.operators.numbers import LARGEST
+from shoal.runs.artifact.operators import indexing, products, shapes
 from shoal.runs.artifact.operators.rule import Arguments, Cost, Rule, need
 
 MOST_AXES = 8
+LARGEST = 1 << 62  # number that is computed with
 NO_END = (1 << 63) - 1  # of a slice
 DTYPES = {
     str(one).removeprefix("torch."): one
@@ -28,7 +30,7 @@ FORMATS = {
 }
 ELSEWHERE = ("device", "layout", "pin_memory")  # where a tensor lies is the machine's affair
 _ALLOWED: dict[Rule, str] = {
-    plain.elementwise: """
+    shapes.elementwise: """
         _to_copy.default abs.default add.Tensor addcmul.default alias.default bitwise_and.Tensor
         bitwise_not.default bitwise_or.Tensor ceil.default clamp.default clamp_max.default
         clamp_min.default clone.default cos.default detach.default div.Tensor elu.default eq.Scalar
@@ -42,38 +44,30 @@ _ALLOWED: dict[Rule, str] = {
         sqrt.default square.default sub.Tensor tanh.default where.Scalar where.ScalarOther
         where.ScalarSelf where.self zeros_like.default
     """,
-    plain.dividing: "div.Tensor_mode floor_divide.default remainder.Scalar",
-    plain.dropout: "dropout.default",
-    plain.prelu: "prelu.default",
-    plain.making: """
+    shapes.dividing: "div.Tensor_mode floor_divide.default remainder.Scalar",
+    shapes.making: """
         full.default new_full.default new_ones.default new_zeros.default ones.default
         scalar_tensor.default zeros.default
     """,
-    plain.arange: "arange.default arange.start arange.start_step",
-    axes.reduction: """
+    shapes.arange: "arange.default arange.start arange.start_step",
+    shapes.along_axes: """
         _log_softmax.default _softmax.default all.dim amax.default amin.default any.dim
-        argmax.default cumsum.default linalg_vector_norm.default log_softmax.int logsumexp.default
-        max.dim mean.default mean.dim min.dim softmax.int sum.default sum.dim_IntList
+        argmax.default batch_norm.default cumsum.default dropout.default layer_norm.default
+        linalg_vector_norm.default log_softmax.int logsumexp.default max.dim mean.default mean.dim
+        min.dim native_layer_norm.default softmax.int sort.default sum.default sum.dim_IntList
+        topk.default
     """,
-    axes.sorting: "sort.default topk.default",
-    axes.layer_norm: "layer_norm.default native_layer_norm.default",
-    axes.batch_norm: "batch_norm.default",
-    axes.rfft: "fft_rfft.default",
-    axes.irfft: "fft_irfft.default",
-    views.reshape: "_unsafe_view.default reshape.default view.default",
-    views.expand: "expand.default",
-    views.permute: "permute.default",
-    views.transpose: "transpose.int",
-    views.some_axes: "flip.default squeeze.dim squeeze.dims",
-    views.diagonal: "diagonal.default",
-    views.unsqueeze: "unsqueeze.default",
-    views.select: "select.int",
-    views.slices: "slice.Tensor",
-    views.splitting: "split.Tensor split_with_sizes.default unbind.int",
-    views.as_complex: "view_as_complex.default",
-    views.cat: "cat.default",
-    views.stack: "stack.default",
-    views.padding: "constant_pad_nd.default pad.default",
+    shapes.rfft: "fft_rfft.default",
+    shapes.irfft: "fft_irfft.default",
+    shapes.view: """
+        _unsafe_view.default diagonal.default flip.default permute.default prelu.default
+        reshape.default select.int slice.Tensor squeeze.dim squeeze.dims transpose.int
+        unsqueeze.default view.default view_as_complex.default
+    """,
+    shapes.expand: "expand.default",
+    shapes.splitting: "split.Tensor split_with_sizes.default unbind.int",
+    shapes.joining: "cat.default stack.default",
+    shapes.padding: "constant_pad_nd.default pad.default",
     indexing.index_select: "index_select.default",
     indexing.embedding: "embedding.default",
     indexing.gather: "gather.default",
@@ -81,13 +75,9 @@ _ALLOWED: dict[Rule, str] = {
     indexing.index: "index.Tensor",
     indexing.index_put: "index_put.default",
     indexing.searchsorted: "searchsorted.Tensor",
-    products.mm: "addmm.default mm.default",
-    products.bmm: "bmm.default",
-    products.matmul: "matmul.default",
-    products.linear: "linear.default",
+    products.product: "addmm.default bmm.default linear.default matmul.default mm.default",
     products.einsum: "einsum.default",
-    products.conv1d: "conv1d.default",
-    products.conv2d: "conv2d.default",
+    products.conv: "conv1d.default conv2d.default",
     products.attention: "scaled_dot_product_attention.default",
     products.gru: "gru.input",
 }
@@ -190,3 +180,49 @@ def _type(kind: Any, name: str) -> Check:
     if text == "Tensor" and name == "other":  # torch takes a plain number there
         return lambda value: _tensor(value) or _number(value)
     return _CHECKS[text]
+
+
+# ---- plain numbers: sizes, and what is computed from them ---------------------------------------
+
+_NAMES = "add sub mul floordiv mod neg ge le gt lt eq ne truediv"
+
+
+def _of_numbers(function: Callable) -> Callable:
+    """Arithmetic of numbers alone: lists, text and numbers of any length could grow without end."""
+
+    def checked(*numbers: Any) -> Any:
+        for one in numbers:
+            if isinstance(one, torch.SymInt | torch.SymFloat):  # while a graph is traced again
+                continue
+            if not isinstance(one, int | float) or abs(one) > LARGEST:
+                raise TypeError(f"a number is computed from {str(one)[:80]}")
+        return function(*numbers)
+
+    return checked
+
+
+def _item(made: Any, place: Any) -> Any:
+    """One of several tensors that an operator made."""
+    if not isinstance(made, list | tuple) or not isinstance(place, int):
+        raise TypeError(f"item {str(place)[:80]} of a {type(made).__name__}")
+    return made[place]
+
+
+def _size(made: Any, axis: Any) -> int:
+    """The size of an axis of a tensor, or of lists in its place."""
+    if not isinstance(axis, int):
+        raise TypeError(f"the size of axis {str(axis)[:80]}")
+    return made.shape[axis]
+
+
+NUMBERS: dict[str, Callable] = {
+    **{f"operator.{name}": _of_numbers(getattr(python, name)) for name in _NAMES.split()},
+    "operator.getitem": _item,
+    "aten.sym_size.int": _size,
+    "aten.sym_numel.default": lambda made: math.prod(made.shape),
+    "math.max": _of_numbers(max),
+    "math.min": _of_numbers(min),
+    "torch.sym_max": _of_numbers(max),
+    "torch.sym_min": _of_numbers(min),
+    "math.trunc": _of_numbers(math.trunc),
+}

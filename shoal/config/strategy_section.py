@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from shoal.config.choices import Choices
-from shoal.config.section import STRICT, WRITTEN, ReadBy, Section
+from shoal.config.section import STRICT, WRITTEN, Choices, ReadBy, Section
 
 Place = Literal["auto", "row", "table", "column", "replicate"]
 SHARDED = ReadBy(("sharded",))

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
+from torch import Tensor
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import Config, OptimizerSection, RowOptimizerOptions
 from shoal.data.dataset import Dataset
 from shoal.data.fingerprint import as_saved
-from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.chosen import row_optimizer_of
 from shoal.embedding.store import Rows
 from shoal.models.own import code_of, is_own
-from shoal.runs.daily.decay import ages_after, fade
-from shoal.runs.daily.growth import FILE, read_vocabularies
-from shoal.training.checkpoint.snapshot import table_of
+from shoal.runs.decay import ages_after, change_rows, fade, fields_of_tables
+from shoal.runs.growth import FILE, read_vocabularies
+from shoal.runs.listing import read_json
 from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give
 from shoal.training.evaluation import Evaluator
 from shoal.training.run_folder import RunFolder
@@ -47,12 +47,9 @@ def begin(config: Config, strategy: Strategy, dataset: Any, world: World) -> Non
     if config.start.run is not None:
         known = _go_on(Path(config.start.run), config, strategy, dataset, world)
     for table, said in config.start.pretrained.items():
-        file, frozen = (said, False) if isinstance(said, str) else _options(said)
-        _take_vectors(table, file, strategy, dataset, {} if frozen else known)
-
-
-def _options(said: Any) -> tuple[str, bool]:
-    return said["file"], said.get("frozen", False)
+        options = {"file": said} if isinstance(said, str) else said
+        stays = {} if options.get("frozen", False) else known
+        _take_vectors(table, options["file"], strategy, dataset, stays)
 
 
 def frozen_optimizer(config: Config) -> OptimizerSection:
@@ -63,9 +60,8 @@ def frozen_optimizer(config: Config) -> OptimizerSection:
             continue
         if row_optimizer_of(section, table).name == "ftrl":
             raise ValueError(
-                f"start.pretrained: ftrl makes a row anew from its state at every step, so table "
-                f"{table!r} cannot be frozen with it; choose another with "
-                f"train.optimizer.tables.{table}.name"
+                f"start.pretrained: table {table!r} cannot be frozen with ftrl; choose another "
+                f"with train.optimizer.tables.{table}.name"
             )
         tables[table] = RowOptimizerOptions(**{**tables.get(table, {}), "lr": 0.0})
     return section.model_copy(update={"tables": tables})
@@ -85,7 +81,7 @@ def _go_on(
     before = snapshot.state["fingerprint"]
     _check_model(run, before, config, strategy)
     if isinstance(dataset, Dataset):
-        _make_room(snapshot, strategy, before["num_items"], dataset.num_items)
+        _make_room(snapshot, strategy, dataset, before["num_items"])
         log.info(
             "going on from %s (step %d): %d new users, %d new items",
             *(run, snapshot.state["step"], dataset.num_users - before["num_users"]),
@@ -121,36 +117,30 @@ def _check_model(run: Path, before: dict[str, Any], config: Config, strategy: St
         file, old = next(iter(kept.items()))
         raise ValueError(
             f"start.run: {run} was trained with a {file} of SHA-256 {old}, and {name} is of "
-            f"{digest}; go on with the copy that the run keeps: --model={run}/model/{file}:"
-            f"{model.title}"
+            f"{digest}; continue with its copy: --model={run}/model/{file}:{model.title}"
         )
 
 
-def _make_room(snapshot: Snapshot, strategy: Strategy, old: int, new: int) -> None:
+def _make_room(snapshot: Snapshot, strategy: Strategy, dataset: Dataset, old: int) -> None:
     """Rows behind the last item (a mask token) come behind the new ones."""
-    if new == old:
-        return
     wider = {
-        table.name
-        for module in strategy.model.modules()
-        if isinstance(module, Embeddings)
-        for table in module.tables.values()
-        if table.rows is not None
-        and table.rows > new
-        and strategy.model.facts.user_field
-        not in [field for field, one in module.fields.items() if one == table]
+        name
+        for name, field in fields_of_tables(strategy, dataset).items()
+        if field == dataset.item_field and (strategy.tables[name].rows or 0) > dataset.num_items
     }
-    if wider and strategy.saves_rows:
+    more = dataset.num_items - old
+    if not wider or not more:
+        return
+    if strategy.saves_rows:
         raise ValueError(
-            "start.run: a model with a row of its own behind the items does not go on with "
-            "parameter servers; use another strategy"
+            "start.run: a model with a mask token does not continue with parameter servers"
         )
-    for file, data in snapshot.files.items():
-        if table_of(file) in wider and data is not None:
-            tensors = parse_tensors(data if isinstance(data, bytes) else data.read_bytes())
-            ids = tensors["ids"]
-            tensors["ids"] = torch.where(ids >= old, ids + (new - old), ids)
-            snapshot.files[file] = format_tensors(tensors)
+
+    def move(table: str, tensors: dict[str, Tensor]) -> None:
+        ids = tensors["ids"]
+        tensors["ids"] = torch.where(ids >= old, ids + more, ids)
+
+    change_rows(snapshot, wider, move)
 
 
 def _take_vectors(
@@ -178,11 +168,13 @@ def _take_vectors(
         )
     if strategy.saves_rows:
         raise ValueError(
-            "start.pretrained: parameter servers begin their rows themselves; use "
-            "another strategy, then go on from that run with `--from`"
+            "start.pretrained does not work with parameter servers; use another strategy"
         )
-    place = _places(name, file, len(vectors), store.table.rows, strategy, dataset)
-    place[: known.get(_field_of(name, strategy, dataset), 0)] = -1
+    if store.table.rows is None or not isinstance(dataset, Dataset):
+        raise ValueError(f"start.pretrained: table {name!r} grows; only fixed ones take vectors")
+    field = fields_of_tables(strategy, dataset).get(name, dataset.item_field)
+    place = _places(name, file, len(vectors), store.table.rows, dataset.vocab[field])
+    place[: known.get(field, 0)] = -1
     changed = []  # of sharded tables rank 0 sees all rows, and every rank must be told
     for rows in store.export(1 << 16):
         where = place[rows.ids.numpy()]
@@ -204,12 +196,8 @@ def _take_vectors(
     log.info("table %s: %d rows begin as %s says", name, taken, file)
 
 
-def _places(
-    name: str, file: str, count: int, size: int | None, strategy: Strategy, dataset: Any
-) -> np.ndarray:
+def _places(name: str, file: str, count: int, size: int, vocabulary: np.ndarray) -> np.ndarray:
     """For every id of a table its row in the file; -1: none."""
-    if size is None or not isinstance(dataset, Dataset):
-        raise ValueError(f"start.pretrained: table {name!r} grows; only fixed ones take vectors")
     ids = Path(file).with_suffix(".txt")
     place = np.full(size, -1, np.int64)
     if not ids.exists():
@@ -222,22 +210,11 @@ def _places(
     words = ids.read_text().splitlines()
     if len(words) != count:
         raise ValueError(f"start.pretrained: {ids} has {len(words)} lines for {count} rows")
-    field = _field_of(name, strategy, dataset)
-    number = {word: k for k, word in enumerate(dataset.vocab[field].tolist())}
+    number = {word: k for k, word in enumerate(vocabulary.tolist())}
     for row, word in enumerate(words):
         if number.get(word.strip(), 0) > 0:
             place[number[word.strip()]] = row
     return place
-
-
-def _field_of(name: str, strategy: Strategy, dataset: Dataset) -> str:
-    """Whose rows a table has: the field of users or that of items."""
-    of_users = any(
-        isinstance(module, Embeddings)
-        and any(t.name == name and f == dataset.user_field for f, t in module.fields.items())
-        for module in strategy.model.modules()
-    )
-    return dataset.user_field if of_users else dataset.item_field
 
 
 def known_words(folder: Path) -> dict[str, list[str]]:
@@ -245,8 +222,7 @@ def known_words(folder: Path) -> dict[str, list[str]]:
     file = folder / FILE
     if not file.is_file():
         raise ValueError(
-            f"{folder} has no {FILE}: it was trained by a version that left none; train it once "
-            "more, then go on from it"
+            f"{folder} has no {FILE}: an older version left none; train that run once more"
         )
     return read_vocabularies(file)
 
@@ -278,8 +254,4 @@ def keep_before(folder: Path, before: dict[str, float]) -> dict[str, float]:
     if before:
         replace_durably(folder / BEFORE, json.dumps(before).encode())
         return before
-    try:
-        found = json.loads((folder / BEFORE).read_text())
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
+    return read_json(folder / BEFORE, {})

@@ -1,12 +1,13 @@
 """The config, typed and strict. Each section is a class; its defaults are the documentation.
 
-data.py        where samples come from
-train.py       train, eval, checkpoint
-strategy.py    where rows and dense parameters live; parameter servers
-launch.py      launch, start, run
+data_section.py        where samples come from
+train_section.py       train, eval, checkpoint
+strategy_section.py    where rows and dense parameters live; parameter servers
+launch_section.py      launch, start, run
+row_rules.py           rows
 
 The options of a model stand beside the model (a dataclass `Options` in its file); here the section
-`model` only keeps them as given. The section `rows` stands in shoal/config/row_rules.py.
+`model` only keeps them as given.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
-from shoal.config.row_rules import RowsSection
-from shoal.config.schema.data import (
+from shoal.config.data_section import (
     CLICK_FORMATS,
     DATASETS,
     GENERATED,
@@ -30,9 +30,11 @@ from shoal.config.schema.data import (
     SplitSection,
     add_format,
 )
-from shoal.config.schema.launch import DecaySection, LaunchSection, RunSection, StartSection
-from shoal.config.schema.strategy import ServersSection, StrategySection
-from shoal.config.schema.train import (
+from shoal.config.launch_section import DecaySection, LaunchSection, RunSection, StartSection
+from shoal.config.row_rules import RowsSection
+from shoal.config.section import Section
+from shoal.config.strategy_section import ServersSection, StrategySection
+from shoal.config.train_section import (
     CheckpointSection,
     EvalSection,
     NegativesSection,
@@ -40,7 +42,6 @@ from shoal.config.schema.train import (
     RowOptimizerOptions,
     TrainSection,
 )
-from shoal.config.section import Section
 
 __all__ = [
     "CLICK_FORMATS",

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
-from shoal.config.choices import Choices
 from shoal.config.errors import nearest
-from shoal.config.section import STRICT, WRITTEN, Section
+from shoal.config.section import STRICT, WRITTEN, Choices, Section
 
 
 class NegativesSection(Section):

@@ -8,22 +8,24 @@ holds is multiplied by `start.decay.factor` every day, before anything is traine
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
+from torch import Tensor
 
 from shoal.config.schema import DecaySection
 from shoal.data.dataset import Dataset
 from shoal.embedding.module import Embeddings
+from shoal.runs.growth import read_tensors
 from shoal.training.checkpoint.snapshot import table_of
 from shoal.training.checkpoint.writing import Snapshot
 from shoal.training.strategy.base import Strategy
-from shoal.world.durable import open_regular, replace_durably
+from shoal.world.durable import replace_durably
 
 log = logging.getLogger("shoal")
 AGES = "ages.safetensors"
@@ -34,8 +36,7 @@ def ages_after(run: Path | None, dataset: Any) -> Ages:
     """Days since each user and item was named, today's data included; run: the day before's."""
     if not isinstance(dataset, Dataset):
         raise ValueError(
-            "start.decay is for users and items of interactions; rows of click models come and go "
-            "by rows.decay and rows.shrink"
+            "start.decay is for interactions; click models have rows.decay and rows.shrink"
         )
     before = {} if run is None else _read(run / AGES)
     found = {}
@@ -58,13 +59,8 @@ def save_ages(folder: Path, ages: Ages) -> None:
 
 
 def _read(file: Path) -> Ages:
-    try:
-        with open_regular(file, links=False) as text:
-            return {field: ages.numpy() for field, ages in parse_tensors(text.read()).items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot read {file}: {error}") from error
+    found = read_tensors(file) if file.exists() else {}
+    return {field: ages.numpy() for field, ages in found.items()}
 
 
 def fade(
@@ -73,29 +69,38 @@ def fade(
     """Shrink rows in what was saved, before it is given to the model."""
     if strategy.saves_rows:
         raise ValueError(
-            "start.decay: parameter servers read their rows themselves; use another strategy, or "
-            "rows.decay and rows.shrink"
+            "start.decay does not work with parameter servers; use rows.decay and rows.shrink"
         )
-    whose = _tables(strategy, dataset)
+    whose = fields_of_tables(strategy, dataset)
     faded = dict.fromkeys(ages, 0)
-    for file, data in snapshot.files.items():
-        field = whose.get(table_of(file) or "")
-        if field is None or data is None:
-            continue
-        tensors = parse_tensors(data if isinstance(data, bytes) else data.read_bytes())
-        ids = tensors["ids"]
+
+    def shrink(table: str, tensors: dict[str, Tensor]) -> None:
+        ids, field = tensors["ids"], whose[table]
         inside = ids < len(ages[field])  # behind them a table may have rows of its own
         old = torch.zeros(len(ids), dtype=torch.bool)
         old[inside] = torch.from_numpy(ages[field])[ids[inside]] >= decay.after
         tensors["values"][old] *= decay.factor
         faded[field] += int(old.sum())
-        snapshot.files[file] = format_tensors(tensors)
+
+    change_rows(snapshot, whose, shrink)
     for field, count in faded.items():
         log.info("%d rows of %s were not named for %d days", count, field, decay.after)
 
 
-def _tables(strategy: Strategy, dataset: Dataset) -> dict[str, str]:
-    """Table -> the field whose ids its rows are."""
+def change_rows(
+    snapshot: Snapshot, tables: Container[str], change: Callable[[str, dict[str, Tensor]], None]
+) -> None:
+    """Change what a checkpoint has of the rows of these tables, before a model is given it."""
+    for file, data in snapshot.files.items():
+        table = table_of(file)
+        if table is not None and table in tables and data is not None:
+            tensors = parse_tensors(data if isinstance(data, bytes) else data.read_bytes())
+            change(table, tensors)
+            snapshot.files[file] = format_tensors(tensors)
+
+
+def fields_of_tables(strategy: Strategy, dataset: Dataset) -> dict[str, str]:
+    """Table -> the field of users or of items whose ids its rows are."""
     fields = {name: dataset.item_field for name in ("neg_item", "history", "target")}
     fields |= {dataset.item_field: dataset.item_field, dataset.user_field: dataset.user_field}
     return {

@@ -52,7 +52,7 @@ class LaunchSection(Section):
     plain: bool = Field(False, description="several hosts: anybody on the network may join")
     encrypt: bool = Field(False, description="several hosts: encrypt what ranks send (CPUs)")
     shared_memory: bool = Field(
-        True, description="ranks (CPUs) and servers of one host talk through memory, not by sockets"
+        True, description="ranks (CPUs) of one host talk through memory, not by sockets"
     )
 
 

@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
-from shoal.config.choices import Choices
 from shoal.config.intervals import parse_intervals
-from shoal.config.section import RUN, STRICT, Section
+from shoal.config.section import RUN, STRICT, Choices, Section
 
 MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
 MOST_COLUMNS = 1 << 16  # of a click log

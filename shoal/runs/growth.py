@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
 from safetensors.torch import save
+from torch import Tensor
 
-from shoal.data.dataset import Column, Columns, Dataset, Ragged
+from shoal.data.dataset import Columns, Dataset, Ragged
 from shoal.data.ids import pack_words, unpack_words
 from shoal.world.durable import open_regular, replace_durably
 
@@ -27,14 +29,18 @@ def save_vocabularies(folder: Path, dataset: Dataset) -> None:
     replace_durably(folder / FILE, save(tensors))
 
 
-def read_vocabularies(file: Path) -> dict[str, list[str]]:
-    """Field -> words, by number."""
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file in a run's folder."""
     try:
-        open_regular(file, links=False).close()
-        with safe_open(file, "pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        with open_regular(file, links=False) as stored:
+            return parse_tensors(stored.read())
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot read {file}: {error}") from error
+
+
+def read_vocabularies(file: Path) -> dict[str, list[str]]:
+    """Field -> words, by number."""
+    tensors = read_tensors(file)
     found = {}
     for field in sorted({name.rpartition("/")[0] for name in tensors}):
         try:
@@ -54,43 +60,22 @@ def grow(dataset: Dataset, known: dict[str, list[str]]) -> Dataset:
         number_of[field] = np.array(numbers, dtype=np.int64)
         vocab[field] = np.empty(len(index), dtype=object)
         vocab[field][:] = list(index)
-    user, item = dataset.user_field, dataset.item_field
 
     def renumbered(columns: Columns) -> Columns:
-        return {name: _renumber(one, number_of.get(name)) for name, one in columns.items()}
-
-    def aligned(columns: Columns, field: str) -> Columns:
-        moved, size = number_of[field], len(vocab[field])
-        return {name: _move(one, moved, size) for name, one in renumbered(columns).items()}
+        made = dict(columns)
+        for name in made.keys() & number_of.keys():
+            one, numbers = made[name], number_of[name]
+            if isinstance(one, Ragged):
+                made[name] = Ragged(numbers[one.values], one.offsets)
+            else:
+                made[name] = numbers[one]
+        return made
 
     return replace(
         dataset,
         inter=renumbered(dataset.inter),
-        users=aligned(dataset.users, user),
-        items=aligned(dataset.items, item),
+        users={},  # models that read features do not grow (build.py)
+        items={},
         extra={suffix: renumbered(columns) for suffix, columns in dataset.extra.items()},
         vocab=vocab,
     )
-
-
-def _renumber(column: Column, numbers: np.ndarray | None) -> Column:
-    if numbers is None:
-        return column
-    if isinstance(column, Ragged):
-        return Ragged(numbers[column.values], column.offsets)
-    return numbers[column]
-
-
-def _move(column: Column, moved: np.ndarray, size: int) -> Column:
-    """Row i of a side table becomes row moved[i] of `size`; rows in between are empty."""
-    if isinstance(column, Ragged):
-        lengths = np.zeros(size, np.int64)
-        lengths[moved] = np.diff(column.offsets)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        starts = np.zeros(size, np.int64)
-        starts[moved] = column.offsets[:-1]
-        flat = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Ragged(column.values[flat], offsets)
-    out = np.zeros((size, *column.shape[1:]), column.dtype)
-    out[moved] = column
-    return out

@@ -1,0 +1,200 @@
+"""Columns of a frame as samples of a click log, whatever file they were read of.
+
+Columns of whole numbers hold ids as they stand; text is an id where it is a whole number, else it
+is hashed with the number of the slot; lists hold several ids. An empty cell is the id 0, or the
+dense value 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shoal.data.clicks.lines import BadLine, show
+from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.random import hash64
+from shoal.data.raw import gather
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def read_lines(
+    data: np.ndarray,
+    starts: np.ndarray,
+    stops: np.ndarray,
+    separator: int,
+    names: list[str],
+    wanted: list[str],
+) -> pl.DataFrame:
+    """The `wanted` cells of lines, as text; each line must have as many as there are names."""
+    import polars as pl
+
+    if not len(starts):
+        return pl.DataFrame(schema=dict.fromkeys(wanted, pl.String))
+    cuts = np.flatnonzero(data == separator)
+    counts = np.searchsorted(cuts, stops) - np.searchsorted(cuts, starts)
+    if len(odd := np.flatnonzero(counts != len(names) - 1)):
+        index = int(odd[0])
+        shown = show(data[starts[index] : stops[index]].tobytes())
+        raise BadLine(index, f"has {counts[index] + 1} cells, not {len(names)}: {shown}")
+    text = data.tobytes()
+    if int((stops - starts).sum()) + len(starts) - 1 < len(text):  # blank lines, or \r
+        text = b"\n".join(data[a:b].tobytes() for a, b in zip(starts.tolist(), stops.tolist()))
+    try:
+        text.isascii() or text.decode()
+    except UnicodeDecodeError as error:
+        index = text.count(b"\n", 0, error.start)
+        raise BadLine(index, f"byte {text[error.start]:#04x} is not UTF-8") from None
+    return pl.read_csv(
+        text,
+        has_header=False,
+        separator=chr(separator),
+        quote_char=None,
+        schema=dict.fromkeys(names, pl.String),
+        columns=[k for k, name in enumerate(names) if name in wanted],
+    )
+
+
+def decode(frame: pl.DataFrame, layout: Layout, raw: bool = False) -> Samples:
+    """The samples of a frame.
+
+    raw: as Criteo has them. Dense values x are whole and become log(1 + max(x, 0)), and the text of
+    any id is hashed, that of whole numbers too.
+    """
+    labels = _numbers(frame, [layout.label], whole=False)
+    empty = frame[layout.label].is_null().to_numpy()[:, None]
+    odd = ((labels != 0) & (labels != 1)) | empty
+    _check(frame, [layout.label], odd, "a label is 0 or 1")
+    dense = _numbers(frame, layout.dense, whole=raw)
+    if raw:
+        dense = np.log1p(np.maximum(dense, 0))
+    with np.errstate(over="ignore"):
+        dense = dense.astype(np.float32)
+    must = "it must be a whole number" if raw else "it must be a finite number"
+    _check(frame, layout.dense, ~np.isfinite(dense), must)
+    columns = _ids(frame, layout, raw)
+    slots, labels = len(columns), labels[:, 0].astype(np.float32)
+    if all(lengths is None for _, lengths in columns):
+        ids = np.empty((len(frame), slots), np.int64)
+        for k, (column, _) in enumerate(columns):
+            ids[:, k] = column
+        return Samples(slots, labels, dense, ids)
+    every = [np.ones(len(frame), np.int64) if each is None else each for _, each in columns]
+    ends = np.concatenate([[0], np.cumsum(np.concatenate(every))])
+    order = np.arange(len(frame))[:, None] + len(frame) * np.arange(slots)
+    flat = np.concatenate([ids for ids, _ in columns])
+    return Samples(slots, labels, dense, *gather(flat, ends, order.reshape(-1), 0))
+
+
+def _check(frame: pl.DataFrame, names: Sequence[str], odd: np.ndarray, remedy: str) -> None:
+    """Raise about the first cell that is odd, if there is one; odd: [n, names]."""
+    if odd.any():
+        row, column = (int(place) for place in np.argwhere(odd)[0])
+        value = frame[names[column]][row]
+        shown = value if isinstance(value, int | float) else show((value or "").encode())
+        raise BadLine(row, f"{names[column]} is {shown}; {remedy}")
+
+
+def _numbers(frame: pl.DataFrame, names: Sequence[str], whole: bool) -> np.ndarray:
+    """float64 [n, names]: 0 where a cell is empty, nan where text is no number (no whole one)."""
+    import polars as pl
+
+    given = frame.select([*dict.fromkeys(names)])
+    for name, dtype in given.schema.items():
+        if not dtype.is_numeric() and dtype not in (pl.Boolean, pl.String):
+            raise ValueError(f"column {name} is {dtype}; it must hold numbers")
+    kind = pl.Int64 if whole and pl.String in given.schema.values() else pl.Float64
+    values = given.cast(kind, strict=False).cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    values = np.where(given.select(pl.all().is_null()).to_numpy(), 0.0, values)
+    return values[:, [given.columns.index(name) for name in names]]
+
+
+def _ids(
+    frame: pl.DataFrame, layout: Layout, raw: bool
+) -> list[tuple[np.ndarray, np.ndarray | None]]:
+    """Of every slot ids one after the other, and how many each row has (None: one each)."""
+    import polars as pl
+
+    found: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
+    texts: dict[int, pl.Series] = {}
+    for slot, name in enumerate(layout.slots):
+        series = frame[name]
+        listed = isinstance(series.dtype, pl.List)
+        if listed:
+            lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+            series = series.filter(pl.Series(lengths > 0)).explode()
+        if series.dtype.is_integer() and not raw:
+            ids = layout.fold(_whole(series).to_numpy().copy())
+        elif series.dtype.is_integer() or series.dtype in (pl.String, pl.Categorical, pl.Enum):
+            tokens = series.cast(pl.String).fill_null("")
+            if not listed:
+                texts[slot] = tokens
+                continue
+            ids = _of_text(tokens, np.full(len(tokens), slot), layout, raw)
+        else:
+            raise ValueError(
+                f"column {name} is {series.dtype}; a slot holds whole numbers, text, or lists"
+            )
+        if listed:
+            every = np.zeros(int(np.maximum(lengths, 1).sum()), np.int64)
+            every[np.repeat(lengths > 0, np.maximum(lengths, 1))] = ids
+            found[slot] = every, np.maximum(lengths, 1)
+        else:
+            found[slot] = ids, None
+    if texts:  # all at once: many short columns would cost more than their cells
+        slots = np.repeat([*texts], len(frame))
+        ids = _of_text(pl.concat([*texts.values()]), slots, layout, raw).reshape(len(texts), -1)
+        found |= {slot: (one, None) for slot, one in zip(texts, ids)}
+    return [found[slot] for slot in range(len(layout.slots))]
+
+
+def _whole(series: pl.Series) -> pl.Series:
+    import polars as pl
+
+    try:
+        return series.cast(pl.Int64).fill_null(0)
+    except pl.exceptions.InvalidOperationError:
+        raise ValueError(f"column {series.name} has ids that do not fit 64 bits") from None
+
+
+def _of_text(tokens: pl.Series, slots: np.ndarray, layout: Layout, raw: bool) -> np.ndarray:
+    """int64 [n]: 0 where a token is empty, whole numbers as they are, other text hashed."""
+    import polars as pl
+
+    lengths = tokens.str.len_bytes().to_numpy().astype(np.int64)
+    longest = 1 << 16  # bytes
+    if len(long := np.flatnonzero(lengths > longest)):
+        index = int(long[0])
+        shown = show(tokens[index].encode())
+        rows = int((slots == slots[0]).sum())
+        raise BadLine(index % rows, f"a cell has more than {longest} bytes: {shown}")
+    text = tokens.str.join("").item() or ""
+    hashed = hash_tokens(text.encode(), lengths, slots)
+    rows = layout.rows or 2**63 - 1
+    ids = (hashed % np.uint64(max(rows - 1, 1))).astype(np.int64) + (rows > 1)
+    ids[lengths == 0] = 0
+    if raw:
+        return ids
+    whole = tokens.cast(pl.Int64, strict=False)
+    sound = whole.is_not_null() & ~tokens.str.starts_with("+")
+    return np.where(sound.to_numpy(), layout.fold(whole.fill_null(0).to_numpy()), ids)
+
+
+def hash_tokens(text: bytes, lengths: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """uint64 [n], each a pure function of (slot, bytes of the token); they follow each other."""
+    padded = text + bytes(8)
+    # The eight bytes from every position on, little-endian.
+    words = np.ndarray((len(text) + 1,), "<u8", padded, strides=(1,))
+    starts = np.cumsum(lengths) - lengths
+    state = hash64(slots, lengths)
+    active = np.arange(len(lengths))
+    for place in range(0, int(lengths.max(initial=0)), 8):
+        active = active[lengths[active] > place]
+        left = lengths[active] - place
+        bits = np.uint64(8) * np.clip(8 - left, 0, 7).astype(np.uint64)  # of the tokens behind
+        word = (words[starts[active] + place] << bits) >> bits
+        state[active] = hash64(state[active], word)
+    return state
