@@ -19,7 +19,7 @@ from safetensors.torch import load as parse_tensors
 
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.embedding.engines.admission import Admission, Filter, Pending
+from shoal.embedding.admission import Admission, Filter, Pending
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost

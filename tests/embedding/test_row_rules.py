@@ -17,7 +17,7 @@ from shoal.config.errors import ConfigError
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
 from shoal.data.batch import Batch
-from shoal.embedding.engines.admission import Admission, admission_of, shrink_of
+from shoal.embedding.admission import Admission, admission_of, shrink_of
 from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.local import make_local, push_all
 from shoal.embedding.module import Embeddings

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.table import Table
-from shoal.kernels.rules import INCREMENT, NORMAL_TERMS, Recipe, mix, signed
+from shoal.kernels.common.rules import INCREMENT, NORMAL_TERMS, Recipe, mix, signed
 
 
 def recipe(table: Table, seed: int) -> Recipe:

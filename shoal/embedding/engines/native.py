@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import ALONE, Admission, Filter, Pending, Shrink
+from shoal.embedding.admission import ALONE, Admission, Filter, Pending, Shrink
 from shoal.embedding.engines.init import recipe
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.kernels.rules import INCREMENT, signed
+from shoal.kernels.common.rules import INCREMENT, signed
 
 
 class RowRecords:

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.embedding.engines.row_engine import every_id
+from shoal.embedding.placement import Sharding
 from shoal.embedding.placements.duplicates import distinct
-from shoal.embedding.placements.placement import Sharding
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.service import Lookup
 from shoal.embedding.store import Every, Ids

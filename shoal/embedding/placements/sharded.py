@@ -3,7 +3,7 @@
 A training step makes three trips however many tables there are: ids to the owners, rows back,
 gradients to the owners. Ids are sent one batch ahead; rows are read only after the update before
 them, so the numbers are those of one process. Where ids are counted (see
-shoal.embedding.engines.admission), how often each came travels with its gradient.
+shoal.embedding.admission), how often each came travels with its gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.engines.admission import tend
+from shoal.embedding.admission import tend
 from shoal.embedding.output_table import Held
 from shoal.embedding.placements.route import Route, TableTrip, exchange
 from shoal.embedding.placements.routed import RoutedRows, T

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.kernels.common.mask_words import WORD, threshold
 from shoal.kernels.gpu.dropout import mixed_key, word_of
-from shoal.kernels.mask_words import WORD, threshold
 
 PROGRAMS = 264  # that add up gradients of weight and bias
 

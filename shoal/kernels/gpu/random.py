@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.kernels import rules
-from shoal.kernels.rules import Recipe, signed
+from shoal.kernels.common import rules
+from shoal.kernels.common.rules import Recipe, signed
 
 INCREMENT = tl.constexpr(signed(rules.INCREMENT))
 MULTIPLIER_1 = tl.constexpr(signed(rules.MULTIPLIER_1))

@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.kernels.common.rules import RowRule
 from shoal.kernels.gpu.products import dot_halves, dot_parts, halves_of
-from shoal.kernels.rules import RowRule
 
 LOWEST = tl.constexpr(-1e30)  # below any logit, and finite: differences of it are numbers
 SIZE = tl.constexpr(16.0)  # of states and rows: their parts are not too small for float16

@@ -26,8 +26,8 @@ from shoal.config.errors import did_you_mean
 from shoal.config.row_rules import FIXED_KEYS, RowRules, RowsSection
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
+from shoal.embedding.admission import admission_of
 from shoal.embedding.as_configured import as_configured
-from shoal.embedding.engines.admission import admission_of
 from shoal.embedding.engines.local import make_engines
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.module import Embeddings

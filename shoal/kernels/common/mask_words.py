@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.kernels.rules import INCREMENT, mix, signed
+from shoal.kernels.common.rules import INCREMENT, mix, signed
 
 STEP = 0x9E3779B9
 WORD = 0xFFFFFFFF

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from shoal.embedding.table import Numbering, Table
 from shoal.kernels.codes import codes_of
-from shoal.kernels.rules import INCREMENT, signed
+from shoal.kernels.common.rules import INCREMENT, signed
 
 
 @dataclass(frozen=True)
