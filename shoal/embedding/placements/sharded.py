@@ -93,8 +93,8 @@ class ShardedRows(SpreadRows[Route]):
         """
         parts = self._parts(self._pending)
         outputs = self._take_outputs({part.sharding.table.name for part in parts})
-        unused = sum(float(part.unused_rows()) for part in parts if not part.placed.counted)
-        flat = torch.cat([*dense, torch.tensor([unused], device=self.device)])
+        unused = any(part.unused() is not None for part in parts if not part.placed.counted)
+        flat = torch.cat([*dense, torch.tensor([float(unused)], device=self.device)])
         flat = self.world.all_reduce(flat)
         gathered = self._send_all(self._parts(self._end_step()), some_unused=float(flat[-1]) > 0)
         rows = {
@@ -151,10 +151,6 @@ class ShardedRows(SpreadRows[Route]):
         world, size, rank = self.world, self.world.size, self.world.rank
         if not parts:
             return []
-        if len(parts) == 1 and not parts[0].sharding.everyone and not counted:
-            part = parts[0]
-            assert part.grads is not None
-            return [world.all_to_all(part.grads[: len(part.keys)], part.counts, part.their_counts)]
         seen = [part.seen() for part in counted]
         outgoing = []
         for r in range(size):
