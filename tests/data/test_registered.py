@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from shoal.config import data_section as schema
 from shoal.config.schema import DataSection
-from shoal.config.schema import data as schema
 from shoal.data import clicks, sources
 from shoal.data.clicks.lines import Parser
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
