@@ -1,7 +1,5 @@
 """The config as text: YAML for people and for the run's folder, a page of keys, a JSON schema."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

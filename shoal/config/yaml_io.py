@@ -6,8 +6,6 @@ a key that stands twice in a mapping is an error. Aliases are counted as what th
 of few bytes cannot become a config of millions of values.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Loading: precedence, origins, overrides, and YAML that reads back as it was."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import FrozenInstanceError
 from pathlib import Path

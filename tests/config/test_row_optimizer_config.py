@@ -1,7 +1,5 @@
 """train.optimizer.rows and train.optimizer.tables: what they choose, and what they refuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

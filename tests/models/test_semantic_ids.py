@@ -1,7 +1,5 @@
 """Semantic ids and what TIGER writes with them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

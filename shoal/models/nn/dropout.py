@@ -16,8 +16,6 @@ Outside of any step a mask has a key from torch's generator. The native core, a 
 torch's integers make the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -18,7 +18,6 @@ from pydantic import Field, TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.config.data_section import Kind, Side, Vocabulary
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.encode import Encoding, Numbers
