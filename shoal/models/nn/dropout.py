@@ -27,8 +27,6 @@ from shoal.data.random import hash64
 from shoal.kernels.dropout import drop, mask_of, takes_int_key
 from shoal.kernels.mask_words import INCREMENT, signed, words
 
-_STREAM = 0xD509  # of random numbers, beside those of readers
-
 
 class _Draws:
     """Which masks come next."""
@@ -53,7 +51,7 @@ _draws = _Draws()
 
 def begin_step(seed: int, step: int, device: torch.device) -> None:
     """From now on masks are those of this step."""
-    key = int(hash64(seed, _STREAM, step))
+    key = int(hash64(seed, 0xD509, step))
     _draws.begun, _draws.key = True, key
     if device.type not in _draws.on_device:
         _draws.on_device[device.type] = torch.empty(1, dtype=torch.int64, device=device)

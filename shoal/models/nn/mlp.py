@@ -10,8 +10,6 @@ from torch.nn.functional import linear, pad
 from shoal.kernels.linear_relu import Mask, linear_relu, takes_mask_key
 from shoal.models.nn.dropout import Dropout, draw_key, draw_mask
 
-SMALL = 1 << 18  # values of a layer below which, on a CPU, calls cost more than passes over memory
-
 
 class Linear(nn.Linear):
     """nn.Linear; on a GPU with zeros behind the columns of input and weights, if they are odd.
@@ -54,7 +52,8 @@ class MLP(nn.Sequential):
         return x
 
     def _is_small(self, x: Tensor) -> bool:
-        return x.shape[:-1].numel() * self.widest < SMALL
+        """Whether, on a CPU, calls cost more than passes over memory."""
+        return x.shape[:-1].numel() * self.widest < 1 << 18
 
 
 def autocast(x: Tensor) -> bool:
