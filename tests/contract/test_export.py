@@ -4,8 +4,6 @@
 - and from every strategy: rows that ranks hold together come out as one table
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import cache

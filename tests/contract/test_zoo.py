@@ -6,8 +6,6 @@
 - it learns: on planted data, where taste decides, each beats popularity by far
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

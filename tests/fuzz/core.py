@@ -4,8 +4,6 @@ Under the sanitizers a read or a write outside of an array ends the process. Siz
 are, because addresses are all that the core has; what stands in arrays and lists may be anything.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

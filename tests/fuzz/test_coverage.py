@@ -2,8 +2,6 @@
 message.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

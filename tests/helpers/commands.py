@@ -1,7 +1,5 @@
 """Real `shoal` commands for tests: started, watched, killed, and never left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Parameter servers for tests: real sockets, servers as threads or as processes."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -3,8 +3,6 @@
 On a GPU where there is one, else by Triton's interpreter (see triton_there.py).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from click_batches import global_batch, make_model

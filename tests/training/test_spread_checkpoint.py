@@ -1,7 +1,5 @@
 """Checkpoints of tables that ranks hold together: rows pass through rank 0 file by file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -11,8 +11,6 @@ A step is `forward_backward`, the same for all, and `update`: how processes agre
 who applies them. `update` of each strategy shows that top to bottom.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

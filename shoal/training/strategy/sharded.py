@@ -5,8 +5,6 @@ the distinct rows that a batch touches, never with a table. Gradients of a row a
 ranks at its owner before the row's optimizer sees them.
 """
 
-from __future__ import annotations
-
 import logging
 
 from shoal.config.schema import StrategySection
