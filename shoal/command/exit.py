@@ -54,9 +54,17 @@ def fail(error: Exception) -> NoReturn:
 def tell_stopped(error: shoal.Interrupted) -> NoReturn:
     """One line about a signal that ends the command; its launcher, if it has one, says it."""
     if "SHOAL_LAUNCHER" not in os.environ:
-        text = f"stopped by {error}; what was saved can be continued with --resume"
-        typer.secho(text, err=True)
+        typer.secho(f"stopped by {error}{_what_is_left()}", err=True)
     leave(128 + error.number)
+
+
+def _what_is_left() -> str:
+    """Of a command that trains, whether it can be continued."""
+    runs = _imported("shoal.training.run_folder", "RunFolder")
+    if runs is None or runs.created is None:
+        return ""
+    saved = any(runs.created.checkpoints.glob("[!.]*"))
+    return "; what was saved can be continued with --resume" if saved else "; nothing was saved yet"
 
 
 def leave(status: int) -> NoReturn:

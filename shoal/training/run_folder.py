@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import shoal
 from shoal.world.durable import no_links, replace_durably, sole_holder, write_all, written
@@ -35,6 +35,8 @@ TRAINED_IN: list[Path] = []  # the folder that this process trains in, or did la
 
 class RunFolder:
     """One run's folder, written by rank 0 alone."""
+
+    created: "ClassVar[RunFolder | None]" = None  # the one that this process trains in
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -84,6 +86,7 @@ class RunFolder:
                 f"cannot write the run's folder {self.path}: {error.strerror}; name another with "
                 "--output"
             ) from error
+        RunFolder.created = self
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -122,6 +122,16 @@ def test_ctrl_c_of_one_process(endless: Path, tmp_path: Path) -> None:
     assert not list((folder / "checkpoints").glob(".*"))
 
 
+def test_ctrl_c_before_anything_was_saved(endless: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ("--checkpoint.every_steps=0", "--checkpoint.every_epochs=1000000", "--output", folder)
+    command = shoal("train", endless, *words, cwd=tmp_path)
+    command.until("the first epoch", (folder / "metrics.jsonl").exists)
+    os.killpg(command.process.pid, signal.SIGINT)
+    assert command.wait() == 130, command.output
+    assert command.output.count("stopped by SIGINT; nothing was saved yet") == 1
+
+
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_the_other_host_too(endless: Path, tmp_path: Path) -> None:
     port, folder = free_port(), tmp_path / "run"
