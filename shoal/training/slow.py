@@ -55,8 +55,8 @@ class SlowSteps:
             if begun is not None and time.monotonic() - begun >= limit and not BEAT.is_waiting:
                 limit *= 2
                 log.warning(
-                    "a step has computed for %.0f s, and goes on; if it is a loop without end, "
-                    "stop the run and correct it. It is here:\n%s",
+                    "a step has computed for %.0f s, and goes on: the machine is busy, the model "
+                    "large, or a loop has no end. It is in %s",
                     time.monotonic() - begun,
                     _stack_of(self._thread),
                 )
@@ -64,8 +64,8 @@ class SlowSteps:
 
 def _stack_of(thread: int) -> str:
     frame = sys._current_frames().get(thread)
-    found = traceback.extract_stack(frame)[::-1][:12] if frame is not None else []
-    return "\n".join(f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found)
+    found = traceback.extract_stack(frame)[::-1][:6] if frame is not None else []
+    return ", called by ".join(f"{one.name} ({one.filename}:{one.lineno})" for one in found)
 
 
 SLOW = SlowSteps()
