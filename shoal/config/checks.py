@@ -1,7 +1,5 @@
 """Checks that need more than one key, once every value by itself is right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

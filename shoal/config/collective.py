@@ -1,7 +1,5 @@
 """COLLECTIVE_STRATEGY: the variable that chooses what holds the rows of a CollectiveStrategy."""
 
-from __future__ import annotations
-
 import logging
 import os
 

@@ -28,7 +28,8 @@ Side = Literal["user", "item", "context"]
 Vocabulary = Literal["exact", "hashed", "growing"]
 Transform = Literal["log", "normalise"]
 Loss = Literal["logistic", "squared"]
-Count = Annotated[int, Field(ge=1, le=1 << 40)]
+Count = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+Many = Annotated[int, Field(ge=2, le=MOST_ROWS)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -101,11 +102,9 @@ class FieldsSection(Section):
 class PlantedSection(Section):
     """The generated data set: latent taste, power-law popularity, drift over time."""
 
-    users: int = Field(943, ge=2, le=MOST_ROWS, description="users of the planted data")
-    items: int = Field(1682, ge=2, le=MOST_ROWS, description="items of the planted data")
-    interactions: int = Field(
-        100_000, ge=2, le=MOST_ROWS, description="interactions of the planted data"
-    )
+    users: Many = Field(943, description="users of the planted data")
+    items: Many = Field(1682, description="items of the planted data")
+    interactions: Many = Field(100_000, description="interactions of the planted data")
     factors: int = Field(8, ge=1, description="dimensions of the planted taste")
     strength: float = Field(4.0, ge=0, description="0: taste is ignored, popularity alone decides")
     drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
@@ -120,11 +119,9 @@ class PlantedSection(Section):
 class RandomSection(Section):
     """The other generated data set: users and items drawn uniformly, to measure speed with."""
 
-    users: int = Field(10, ge=1, le=MOST_ROWS, description="users of the random data")
-    items: int = Field(30, ge=1, le=MOST_ROWS, description="items of the random data")
-    interactions: int = Field(
-        300, ge=1, le=MOST_ROWS, description="interactions of the random data"
-    )
+    users: Count = Field(10, description="users of the random data")
+    items: Count = Field(30, description="items of the random data")
+    interactions: Count = Field(300, description="interactions of the random data")
     seed: int = Field(7, description="another seed, another data set of that size")
 
 
@@ -166,8 +163,8 @@ class ClicksSection(Section):
     )
     label: str | None = Field(None, description="the label's name; null: that of the format")
     group: str | None = Field(None, description="the slot that GAUC groups by")
-    rows: int | None = Field(
-        None, ge=1, le=MOST_ROWS, description="ids are folded below this number; null: tables grow"
+    rows: Count | None = Field(
+        None, description="ids are folded below this number; null: tables grow"
     )
     threads: int = Field(1, ge=1, description="threads of a worker that parse")
     profile: bool = Field(False, description="log the reader's own speed after every epoch")

@@ -4,8 +4,6 @@ Whoever has one registers it: `register` takes a class from anywhere, and shoal.
 that come with the package. This room imports none of them by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The one error of this room, and the search for the nearest right spelling."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 

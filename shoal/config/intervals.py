@@ -1,7 +1,5 @@
 """Intervals as filters write them: "[3,inf)", "(0,5];[7,9]"."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Keys that the chosen strategy does not read (`ReadBy` in the schema): a note, or an error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from shoal.config.keys import KEYS, value_of

@@ -1,7 +1,5 @@
 """The sections `launch`, `start` and `run`: processes, how a run begins, and the run itself."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Required
 
 from pydantic import BeforeValidator, Field, with_config

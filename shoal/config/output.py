@@ -1,7 +1,5 @@
 """The config as text: YAML for people and for the run's folder, a page of keys, a JSON schema."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -83,35 +81,30 @@ def _documented() -> Iterator[tuple[str, Key]]:
                 yield f"{key}.{name}", typed(field)
 
 
-def json_schema(model_options: Mapping[str, type] | None = None) -> dict[str, Any]:
+def json_schema(model_options: Mapping[str, type]) -> dict[str, Any]:
     """JSON schema of a config file in sections; the options of a model stand beside its name."""
     schema = Config.model_json_schema()
     definitions = schema["$defs"]
     name = definitions.pop("ModelSection")["properties"]["name"]
-    if model_options is None:
-        section: dict[str, Any] = {"type": "object", "properties": {"name": name}}
-        forms = [{"type": "string"}, section]
-    else:
-        known = {**name, "enum": sorted(model_options)}
-        forms = [known]
-        # Without a name: any option, the command line names the model.
-        anonymous: dict[str, Any] = {}
-        for model, options in sorted(model_options.items()):
-            own = TypeAdapter(options).json_schema()
-            definitions |= own.pop("$defs", {})
-            anonymous |= own.get("properties", {})
-            forms.append(
-                {
-                    "title": model,
-                    "type": "object",
-                    "properties": {"name": {"const": model}, **own.get("properties", {})},
-                    "required": ["name"],
-                    "additionalProperties": False,
-                }
-            )
-        forms.append({"type": "object", "properties": anonymous, "additionalProperties": False})
-        yours = {"type": "string", "pattern": ".:.", "description": "FILE.py:Class of your own"}
-        forms += [yours, {"type": "object", "properties": {"name": yours}, "required": ["name"]}]
+    forms: list[dict[str, Any]] = [{**name, "enum": sorted(model_options)}]
+    anonymous: dict[str, Any] = {}  # without a name: any option, the command line names the model
+    for model, options in sorted(model_options.items()):
+        own = TypeAdapter(options).json_schema()
+        definitions |= own.pop("$defs", {})
+        properties = own.get("properties", {})
+        anonymous |= properties
+        forms.append(
+            {
+                "title": model,
+                "type": "object",
+                "properties": {"name": {"const": model}, **properties},
+                "required": ["name"],
+                "additionalProperties": False,
+            }
+        )
+    forms.append({"type": "object", "properties": anonymous, "additionalProperties": False})
+    yours = {"type": "string", "pattern": ".:.", "description": "FILE.py:Class of your own"}
+    forms += [yours, {"type": "object", "properties": {"name": yours}, "required": ["name"]}]
     schema["properties"]["model"] = {
         "description": "the model: its name, or a mapping of its name and options",
         "anyOf": forms,

@@ -7,8 +7,6 @@ registers (a dialect, a metric, a source, ...) is there when a key names it. Plu
 models that a run folder names need trust (shoal.config.trust).
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """From the sources of a config to values by dotted key, each checked and with its place."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

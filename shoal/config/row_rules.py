@@ -71,25 +71,25 @@ class TiersSection(Section):
         return self
 
 
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Age = Annotated[int, Field(ge=0, lt=1 << 62)]
+Capacity = Annotated[int, Field(ge=1, lt=1 << 62)]
+Order = Literal["lfu", "lru"]
+
+
 class AdmissionSection(Section):
     """When an id gets a row.
 
     score = show_coefficient * (show - click) + click_coefficient * click
     """
 
-    threshold: float = Field(
+    threshold: Amount = Field(
         0.0,
-        ge=0,
-        allow_inf_nan=False,
         description="score from which an id has a row; below, it reads as its initial value and "
         "is not updated; 0: every id has one at once",
     )
-    show_coefficient: float = Field(
-        1.0, ge=0, allow_inf_nan=False, description="what an occurrence without a click counts"
-    )
-    click_coefficient: float = Field(
-        1.0, ge=0, allow_inf_nan=False, description="what an occurrence with a click counts"
-    )
+    show_coefficient: Amount = Field(1.0, description="what an occurrence without a click counts")
+    click_coefficient: Amount = Field(1.0, description="what an occurrence with a click counts")
     bloom_counters: int = Field(
         0,
         ge=0,
@@ -103,22 +103,13 @@ class ShrinkSection(Section):
     """Which rows are dropped again, and when."""
 
     every: int = Field(0, ge=0, description="steps between looks for rows to drop; 0: never")
-    min_score: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="rows of a lower score go; 0: none for that"
+    min_score: Amount = Field(0.0, description="rows of a lower score go; 0: none for that")
+    min_norm: Amount = Field(0.0, description="rows of a smaller L2 norm go; 0: likewise")
+    max_age: Age | None = Field(None, description="rows that were not updated for more steps go")
+    capacity: Capacity | None = Field(
+        None, description="rows of a table that stay, over all processes that share it"
     )
-    min_norm: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="rows of a smaller L2 norm go; 0: likewise"
-    )
-    max_age: int | None = Field(
-        None, ge=0, lt=1 << 62, description="rows that were not updated for more steps go"
-    )
-    capacity: int | None = Field(
-        None,
-        ge=1,
-        lt=1 << 62,
-        description="rows of a table that stay, over all processes that share it",
-    )
-    order: Literal["lfu", "lru"] = Field(
+    order: Order = Field(
         "lfu", description="above capacity: the least frequent go first, or the least recent"
     )
 
@@ -140,22 +131,22 @@ class RowRules(Section):
     @property
     def on(self) -> bool:
         """Whether anything is asked for."""
-        shrinks = self.shrink.every > 0 and self.drops
-        return self.admission.threshold > 0 or shrinks or self.decay.every > 0
+        return self.counted or (self.shrink.every > 0 and self.drops)
 
     @property
     def drops(self) -> bool:
         """Whether it is said which rows go."""
+        return self.shrink.min_norm > 0 or self._by_counters
+
+    @property
+    def _by_counters(self) -> bool:
         rule = self.shrink
-        limits = rule.max_age is not None or rule.capacity is not None
-        return rule.min_score > 0 or rule.min_norm > 0 or limits
+        return rule.min_score > 0 or rule.max_age is not None or rule.capacity is not None
 
     @property
     def counted(self) -> bool:
         """Whether rows must carry counters for it."""
-        rule = self.shrink
-        by_counters = rule.min_score > 0 or rule.max_age is not None or rule.capacity is not None
-        shrinks = rule.every > 0 and by_counters
+        shrinks = self.shrink.every > 0 and self._by_counters
         return self.admission.threshold > 0 or shrinks or self.decay.every > 0
 
 
@@ -167,7 +158,7 @@ class InitOptions(TypedDict, total=False):
     """Initial values of rows: a pure function of (seed, table, id, column)."""
 
     kind: Required[Literal["uniform", "normal", "xavier", "xavier_normal", "constant"]]
-    scale: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of uniform, normal and constant
+    scale: Amount  # of uniform, normal and constant
 
 
 FIXED_KEYS = ("dtype", "init")  # of TableRules: keys that a table which does not grow has, too
@@ -177,12 +168,12 @@ FIXED_KEYS = ("dtype", "init")  # of TableRules: keys that a table which does no
 class TableRules(TypedDict, total=False):
     """Of one table; what is left out is as for all tables."""
 
-    threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    min_score: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    min_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    max_age: Annotated[int, Field(ge=0, lt=1 << 62)] | None
-    capacity: Annotated[int, Field(ge=1, lt=1 << 62)] | None
-    order: Literal["lfu", "lru"]
+    threshold: Amount
+    min_score: Amount
+    min_norm: Amount
+    max_age: Age | None
+    capacity: Capacity | None
+    order: Order
     dtype: Dtype
     init: InitOptions
 

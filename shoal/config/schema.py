@@ -10,8 +10,6 @@ The options of a model stand beside the model (a dataclass `Options` in its file
 `model` only keeps them as given.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field

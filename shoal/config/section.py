@@ -3,8 +3,6 @@
 Choices are names that a key may have, to which others are added by registration.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

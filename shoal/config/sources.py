@@ -1,7 +1,5 @@
 """Sources of a config: files, a Python mapping and the command line, each read as a Layer."""
 
-from __future__ import annotations
-
 import numbers
 import re
 from collections.abc import Iterator, Mapping, Sequence

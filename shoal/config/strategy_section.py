@@ -1,7 +1,5 @@
 """The section `strategy`: where rows and dense parameters live, and how processes agree."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, with_config

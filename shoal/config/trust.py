@@ -4,8 +4,6 @@ Such keys declare it in the schema (`NeedsTrust`); they are used only where the 
 tests/config/test_trust.py walks the schema, so that no new key of free text is forgotten.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

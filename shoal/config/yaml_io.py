@@ -6,8 +6,6 @@ a key that stands twice in a mapping is an error. Aliases are counted as what th
 of few bytes cannot become a config of millions of values.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -35,7 +33,6 @@ KEY = re.compile(r"""\s*["']?([\w.-]+)["']?\s*=""")
 
 SUFFIXES = (".yaml", ".yml", ".toml")  # of config files
 MOST_BYTES = 1 << 20  # of a text: the parser needs seconds for more
-MOST_NODES = 100_000  # values in a text, those that aliases repeat among them
 
 Path_ = tuple[str, ...]  # the keys that lead to a value
 
@@ -135,10 +132,9 @@ class _Builder:
     def build(self, node: yaml.Node, path: Path_) -> Any:
         """The data of a node, which stands under the keys `path`."""
         self.count += 1
-        if self.count > MOST_NODES:
+        if self.count > 100_000:
             raise ConfigError(
-                f"{self.place}: a config has at most {MOST_NODES} values, counting what aliases "
-                "(*) repeat; this one has more"
+                f"{self.place}: a config has at most 100,000 values, with those that aliases repeat"
             )
         if node.tag not in PLAIN:
             self.refuse(node, f"tag {node.tag.replace(PREFIX, '!!')} is not allowed")

@@ -3,8 +3,6 @@
 A class elsewhere is named FILE.py:Class or package.module:Class (own.py).
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

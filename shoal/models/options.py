@@ -7,8 +7,6 @@ class Options(Retrieval.Options):
     gamma: Share = 0.5  # of the user's own vector
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -7,8 +7,6 @@ The file is run when the class is looked up. For a run folder that needs trust f
 (shoal.config.trust).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -1,7 +1,5 @@
 """Cursor: where a run stands; saved with every checkpoint as plain JSON."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from shoal.data.reader import Reader

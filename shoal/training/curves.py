@@ -1,7 +1,5 @@
 """Curves: losses and metrics of each epoch, for TensorBoard."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ Between turns nothing is under way: a checkpoint is what it is everywhere, a num
 were all taken, and a run is resumed by any number of workers, whether they come and go or not.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

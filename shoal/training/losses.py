@@ -5,8 +5,6 @@ separately (parameter servers in `async` and `geo` mode) have their own batches:
 samples of all workers then counts once for every `train.batch_size` of them, as on one process.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Progress bars with step rate and memory, on a terminal or in a notebook; never in a log file."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

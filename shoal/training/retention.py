@@ -1,7 +1,5 @@
 """Kept: the checkpoints of a run looked after by hand: which are whole, which stay, copies."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import suppress

@@ -10,8 +10,6 @@ checkpoints/      see checkpoint.py
 tensorboard/      curves
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -4,8 +4,6 @@ A process that computes is not ended: a first step may compile for minutes. But 
 in a model looks the same from outside, and this shows the line that it is in.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

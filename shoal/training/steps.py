@@ -1,7 +1,5 @@
 """What a training step is given: batches one ahead, its own random numbers, hard negatives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

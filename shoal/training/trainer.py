@@ -5,8 +5,6 @@ learning rate are pure functions of the seed and that cursor. So a run that was 
 does what it would have done.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import math

@@ -1,7 +1,5 @@
 """Every kind of error of a config: its place, what is allowed, and what was meant."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """train.optimizer.rows and train.optimizer.tables: what they choose, and what they refuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -138,7 +136,7 @@ def test_a_checkpoint_knows_its_row_optimizers() -> None:
 
 
 def test_the_schema_shows_them() -> None:
-    definitions = json_schema()["$defs"]
+    definitions = json_schema({})["$defs"]
     options = definitions["RowOptimizerOptions"]["properties"]
     assert "rowwise_adagrad" in options["name"]["enum"] and options["alpha"]["type"] == "number"
     assert {"rows", "tables"} <= definitions["OptimizerSection"]["properties"].keys()

@@ -1,7 +1,5 @@
 """Code and places to write that a run folder's config names are used only with trust."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

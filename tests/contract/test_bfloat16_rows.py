@@ -1,7 +1,5 @@
 """Rows kept in bfloat16 (rows.dtype): every synchronous strategy rounds as `single` does."""
 
-from __future__ import annotations
-
 import threading
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ Three generated data sets: a log with one label; the same with purchases that fo
 histories, where a click depends on whether an item that goes with the candidate is among them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Click models train under every strategy as one process does, on ids and on lists of ids."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

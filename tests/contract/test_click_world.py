@@ -1,7 +1,5 @@
 """Click logs on several ranks: the same losses, the same metrics, the same number of steps."""
 
-from __future__ import annotations
-
 import sys
 import time
 from itertools import pairwise

@@ -5,8 +5,6 @@
 - it learns a planted log nearly as well as anything could
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from pathlib import Path

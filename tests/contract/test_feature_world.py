@@ -1,7 +1,5 @@
 """Features of every kind train under every strategy as one process does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

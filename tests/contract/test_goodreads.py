@@ -1,7 +1,5 @@
 """Goodreads by tdfo's config.toml: one file, single, ddp and sharded, the same numbers."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

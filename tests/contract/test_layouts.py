@@ -3,8 +3,6 @@
 A layout joins by its name in a list. Ranks start once for each strategy and run every case.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache

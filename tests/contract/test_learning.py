@@ -1,7 +1,5 @@
 """Every model learns: on planted data, where taste decides, each beats popularity by far."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from functools import cache
 from typing import Any

@@ -3,8 +3,6 @@
 All that two processes show is shown in one start of them.
 """
 
-from __future__ import annotations
-
 import runpy
 import threading
 from pathlib import Path

@@ -4,8 +4,6 @@ W workers are processes; S servers are threads of the test with sockets of their
 start of the workers runs every case.
 """
 
-from __future__ import annotations
-
 import threading
 from functools import cache
 from itertools import product

@@ -3,8 +3,6 @@
 Which ids have a row, and their counters, are besides worked out here from the batches alone.
 """
 
-from __future__ import annotations
-
 import threading
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that release 0.1.0 has half trained continue to the numbers it ended with, and are read."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

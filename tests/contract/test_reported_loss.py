@@ -3,8 +3,6 @@
 The learning rate is next to nothing, so that every sample has the loss that it has on one process.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 The textbook stands below, in plain torch and doubles: BPR, and a formula for each optimizer.
 """
 
-from __future__ import annotations
-
 import threading
 from functools import cache
 from pathlib import Path

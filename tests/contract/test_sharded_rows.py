@@ -4,8 +4,6 @@ Losses, which ids have a row, rows, their counters and those of ids without a ro
 counts rightly is shown in test_ps_admission, from the batches alone.)
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 And a group of one over NCCL does, which is all of NCCL that one GPU can run.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -1,7 +1,5 @@
 """The contract of a leaf store, run on every engine. A new engine joins by adding its name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

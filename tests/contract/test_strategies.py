@@ -4,8 +4,6 @@ A model or a placement joins by its name in a list. Starting processes is what c
 per world size runs everything.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

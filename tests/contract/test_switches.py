@@ -1,7 +1,5 @@
 """Switches that change how a step is computed: parts of a batch, precision, compilation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Backend torchrec of strategy sharded trains as the native one does, and says what it cannot."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import cache

@@ -1,7 +1,5 @@
 """Law 2: the loss curve and every metric are the same for every number of ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ compute for longer than --seconds, or when it takes thirty times as long by the 
 Exit status 0: nothing was found. A finding is a line with its seed, and a file with its input.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -4,8 +4,6 @@ Its progress is in a small file that the parent reads: how many inputs are done,
 and the process that serves (for frames).
 """
 
-from __future__ import annotations
-
 import logging
 import mmap
 import random

@@ -4,8 +4,6 @@ Under the sanitizers a read or a write outside of an array ends the process. Siz
 are, because addresses are all that the core has; what stands in arrays and lists may be anything.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os
@@ -336,7 +334,7 @@ def wire(core: Any, rng: random.Random) -> None:
     out = floats(rng, 12)
     places = [(0, 6), (6, 6)] if rng.random() < 0.8 else [(2**63, 2**63)]
     arriving = core.Arriving(bytes(rng.choice((40, 40, 39))), at(rng, out), places)
-    part = bytes(48) + bytes(24)
+    part = bytes(40) + bytes(48)
     for _ in range(3):
         arriving.take(mutate(rng, part, [part]) if rng.random() < 0.7 else part)
 

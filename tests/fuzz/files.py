@@ -1,7 +1,5 @@
 """Files and configs: whatever stands in them, reading gives a result or one ValueError."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -4,8 +4,6 @@ Whoever made it knows the format: sizes and checksums are those of the file, so 
 is reached. An artifact and a prepared folder are opened and used as their readers do.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

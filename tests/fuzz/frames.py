@@ -1,7 +1,5 @@
 """Messages to a live server: from strangers, from workers it knows, and in the middle of a step."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket

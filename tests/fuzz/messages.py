@@ -1,7 +1,5 @@
 """Fuzzer: messages to a parameter server, made of sound ones."""
 
-from __future__ import annotations
-
 import json
 import random
 import struct

@@ -1,7 +1,5 @@
 """Mutations: flip, cut, splice, repeat, numbers at edges; values of JSON documents."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

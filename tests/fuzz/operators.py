@@ -6,8 +6,6 @@ answered; never may it read or write outside its arrays. So every tensor lies be
 page that nobody can read, and the rest of its own pages must stay as it was.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

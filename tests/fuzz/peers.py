@@ -2,8 +2,6 @@
 requests to the HTTP service. Frames to a live server are in frames.py.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import socket

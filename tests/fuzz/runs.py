@@ -1,7 +1,5 @@
 """Files of runs: what a run leaves in its folder, and what is given to one that exists."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """A target: sound inputs, how they are spoiled, and what reads one."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -2,8 +2,6 @@
 message.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
@@ -107,7 +105,6 @@ EXEMPT = {
     "runs/artifact/check.py": OWN,
     "runs/artifact/export.py": OWN,
     "compat/estimator/export.py": OWN,
-    "command/serving.py": OWN,
     "launch/children.py": OWN,
     "training/leased.py": OWN,
     "world/tunnel.py": OWN,

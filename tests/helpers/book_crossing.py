@@ -3,8 +3,6 @@ r"""Files as Book-Crossing has them: semicolons, ISO-8859-1, every cell quoted, 
 NULL stands without quotes, ISBNs hold odd characters, ratings are 0 to 10, of which 0 is implicit.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

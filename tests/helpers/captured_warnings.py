@@ -1,7 +1,5 @@
 """What is logged as a warning, whatever an earlier run did to the log."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Small click models and the batches they learn from, the same on every rank."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A click model for tests: logistic regression over one table of weights and the dense values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

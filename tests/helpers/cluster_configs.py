@@ -1,7 +1,5 @@
 """Configs of the runs that tests start as real processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

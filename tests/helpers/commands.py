@@ -1,7 +1,5 @@
 """Real `shoal` commands for tests: started, watched, killed, and never left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -85,6 +83,17 @@ class Command:
         for pid, environment, parent in processes():
             if parent == self.process.pid and "RANK" in environment:
                 found[int(environment["RANK"])] = pid
+        return found
+
+    def servers(self) -> dict[tuple[int, int], int]:
+        """(number, replica) -> process id of the servers that this command started."""
+        found = {}
+        for pid, _, parent in processes():
+            with suppress(OSError):  # it has ended just now
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if parent == self.process.pid and "server" in words:
+                    said = dict(word[2:].split("=", 1) for word in words if "=" in word)
+                    found[int(said["index"]), int(said.get("replica", 0))] = pid
         return found
 
 

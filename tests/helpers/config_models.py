@@ -1,7 +1,5 @@
 """Models with options of many kinds, and configs that are made for them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """Masks of dropout by the core, and how far they are from independent draws."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

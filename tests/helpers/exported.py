@@ -1,7 +1,5 @@
 """Small trained runs and their artifacts, made once for all tests of a process."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A small data set with features of every kind, as atomic files, and a config of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processes of tests, forked from one that has imported what all need: each starts at once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Small models over a plain matrix of rows: what tests of single models build and train."""
 
-from __future__ import annotations
-
 import torch
 from services import Weights, attach, taken
 from torch import Tensor

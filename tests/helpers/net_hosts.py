@@ -1,7 +1,5 @@
 """Hosts for tests: network namespaces with a switch between them. They need root."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

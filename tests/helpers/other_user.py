@@ -1,7 +1,5 @@
 """Another user of this host: what a function gives when that one calls it."""
 
-from __future__ import annotations
-
 import encodings.idna  # noqa: F401 (sockets import it, and another user may not read it)
 import multiprocessing as mp
 import os

@@ -1,7 +1,5 @@
 """Configs of PaddleRec as people have them, and what tests ask of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Real ranks for tests: a function is run by W processes of this host."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

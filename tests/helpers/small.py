@@ -1,7 +1,5 @@
 """Small configs for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, count, islice
 from typing import Any

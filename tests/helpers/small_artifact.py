@@ -1,7 +1,5 @@
 """Artifacts written by hand: as small as can be, and with any graph, as a stranger may send one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`torchx` commands for tests, and the small configs that they run."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

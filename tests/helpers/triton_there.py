@@ -4,8 +4,6 @@ The interpreter must be asked for before a module of kernels is imported, so tes
 `import_kernels`; where Triton is absent, or its interpreter does not work, they are skipped.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Every click model of the zoo, small: options for quick steps, and batches that fit them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

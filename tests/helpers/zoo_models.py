@@ -1,7 +1,5 @@
 """Every model that ranks items, small: options for quick steps, and recipes that learn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from shoal.config.schema import Config

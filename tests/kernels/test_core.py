@@ -79,7 +79,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 USERS = [
-    "embedding.leaves.native",
+    "embedding.engines.native",
     "kernels.softmax",
     "kernels.pairs",
     "models.nn.dropout",

@@ -1,7 +1,5 @@
 """BERT4Rec against dense computations of the same, and on data whose answer is known."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Formulas of click models and of models that read graphs, against versions written out."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The click models, against plain numpy, on lists of ids, and on clicks whose cause is known."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Models that are solved for instead of trained, beside numpy's own answer."""
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -1,7 +1,5 @@
 """Dropout: gradients, masks of a step and its slices, and the same bits whoever makes them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """LightFM: features of items carry what is known of items that nobody has taken yet."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Losses, against their formulas and torch's own."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

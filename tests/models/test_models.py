@@ -1,7 +1,5 @@
 """The models, against independent plain-torch versions of themselves and known right answers."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

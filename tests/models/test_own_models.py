@@ -1,7 +1,5 @@
 """Models of one's own: how they are found, what is refused, what a run folder keeps."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import runpy

@@ -1,7 +1,5 @@
 """SASRec: what it may look at, its two losses, its blocks, and an order it must learn."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

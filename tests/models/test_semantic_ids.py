@@ -1,7 +1,5 @@
 """Semantic ids and what TIGER writes with them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -10,7 +8,7 @@ from zoo_models import zoo_config
 
 from shoal.data.batch import Batch
 from shoal.models.nn.semantic_ids import semantic_ids
-from shoal.models.sequential.tiger import DROPPED, TIGER
+from shoal.models.sequential.tiger import TIGER
 from shoal.runs.build import build
 from shoal.world.world import World
 
@@ -46,6 +44,6 @@ def test_scores_are_the_chances_of_what_is_written() -> None:
             assert float(model(one).loss) == pytest.approx(-float(exact[:, item - 1].sum()), 1e-4)
         model.options.beam_size = 3
         narrow = model.score(asked, items)
-    kept = narrow > DROPPED / 2
+    kept = narrow > -500
     assert 0 < int(kept.sum()) < kept.numel()
     torch.testing.assert_close(narrow[kept], exact[kept])

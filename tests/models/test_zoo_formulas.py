@@ -1,7 +1,5 @@
 """Formulas of the zoo, against versions of themselves that are written out or known answers."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Checkpoints: committed and verified, or not there; damage is reported and gone behind."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

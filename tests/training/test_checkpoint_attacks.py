@@ -1,7 +1,5 @@
 """What the author of a run folder can put into a checkpoint: refused, with the file named."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Copies of checkpoints in an object store: kept as the run keeps its own, fetched by a new one."""
 
-from __future__ import annotations
-
 import uuid
 from pathlib import Path
 

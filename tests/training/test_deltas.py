@@ -1,7 +1,5 @@
 """Deltas: checkpoints that hold changed rows only are read as if each of them were whole."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluators: what is ranked, and what is refused before a run trains on it."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

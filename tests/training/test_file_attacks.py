@@ -1,7 +1,5 @@
 """What the author of a data file, a cache or a config can put into it: one clear error each."""
 
-from __future__ import annotations
-
 import gzip
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """What the machine refuses is one line: which file, what to do, what is kept."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

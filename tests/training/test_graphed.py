@@ -1,7 +1,5 @@
 """Recorded steps: what they are fed with, and on a GPU that they do what unrecorded ones do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from queue import Queue
 from threading import Thread

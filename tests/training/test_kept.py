@@ -1,7 +1,5 @@
 """Checkpoints looked after by hand: verified, pruned, copied."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A strategy from outside of the package: registered by a name, chosen in a config."""
 
-from __future__ import annotations
-
 from small import small_config
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Checkpoints of tables that ranks hold together: rows pass through rank 0 file by file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from services import Alone, pull
 from small import small_config
 
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Placement, Sharding
+from shoal.embedding.placement import Placement, Sharding
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 from shoal.runs.build import build

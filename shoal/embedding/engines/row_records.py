@@ -22,8 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.kernels.mask_words import signed
-from shoal.kernels.rules import INCREMENT
+from shoal.kernels.common.rules import INCREMENT, signed
 
 
 class RowRecords:
@@ -40,6 +39,8 @@ class RowRecords:
         top = 1 << 62
         self.weights = torch.randint(-top, top, (words,), generator=generator) | 1
         self.segments: list[Tensor] = []  # each [segment_rows, words + 1], mapped
+        self._free: Tensor  # places of records that nobody needs
+        self._end: int  # places were never used from here on
         self.clear()
 
     def __len__(self) -> int:

@@ -6,8 +6,6 @@ Attention decides which pairs of features count:
     logit = LR + <p, sum over i < j of a_ij (v_i * v_j)>
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -6,8 +6,6 @@ Song et al., CIKM 2019. Features look at each other; what a feature becomes is
     logit = <w, [v_1, v_2, ...]> + tower of the first [v_1, v_2, ...]     (AutoInt+)
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """What click models read: the vectors of features side by side, or as vectors of one width."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ Cross layers of one vector each make products of one degree more each, beside a 
     x_(l+1) = x_0 <x_l, w_l> + b_l + x_l        logit = <w, [x_L, relu layers of x_0]>
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch

@@ -7,8 +7,6 @@ Cross layers make products of features, of one degree more each; a perceptron do
     stacked    logit = <w, relu layers of x_L>
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import ClassVar, Literal
 

@@ -5,8 +5,6 @@ A factorization machine and a perceptron that share their vectors:
     logit = FM + tower of [v_1, v_2, ...]
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from torch import Tensor

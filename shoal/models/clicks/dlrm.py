@@ -8,8 +8,6 @@ dot products, which a perceptron reads beside the dense vector:
     logit = tower of [d, dots]
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 logit = tower of [v_1, v_2, ..., dense]
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from torch import Tensor

@@ -5,8 +5,6 @@ A feature has another vector for every field that it meets:
     logit = LR + sum over i < j of <v_i for field j, v_j for field i>
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from shoal.models.base import Batch, Facts

@@ -6,8 +6,6 @@ Features are weighed by a squeeze and excitation network, and pairs meet by a bi
     logit = LR + tower of [p of all v_i, p of all a_i v_i]
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Literal
 

@@ -6,8 +6,6 @@ Two perceptrons read the features through separate gates, and meet in a bilinear
     logit = b + <w_1, s_1> + <w_2, s_2> + sum over heads of s_1h^T W_h s_2h
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch

@@ -6,8 +6,6 @@ with its vector v_i, or a dense value x with x * v of its column:
     logit = LR + sum over i < j of <v_i, v_j>
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from shoal.models.base import Batch, Facts

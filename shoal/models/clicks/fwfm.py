@@ -5,8 +5,6 @@ Pan et al., WWW 2018. Every pair of fields has its own weight:
     logit = LR + sum over i < j of r_ij <v_i, v_j>
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@ Cross layers whose products pass a gate:
     stacked    logit = <w, relu layers of x_L>
 """
 
-from __future__ import annotations
-
 from shoal.models.clicks.dcnv2 import DCNV2
 
 

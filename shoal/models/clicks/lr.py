@@ -3,8 +3,6 @@
 logit = b + sum of w_i over the ids + <w, dense>
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ Masks that all features together decide multiply the features, or the layer befo
     serial     logit = <w, block(... block(norm of v))>
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Literal
 

@@ -5,8 +5,6 @@ A perceptron reads the sum of the products of all pairs, element by element:
     p = sum over i < j of v_i * v_j        logit = LR + tower of p
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from torch import Tensor

@@ -6,8 +6,6 @@ A perceptron reads the vectors and the products of their pairs:
     logit = tower of [v_1, v_2, ..., products]
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Literal
 

@@ -6,8 +6,6 @@ A linear model that remembers and a perceptron that generalises, trained togethe
     with wide_slots      + sum of w_i over the ids
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch

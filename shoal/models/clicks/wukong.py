@@ -7,8 +7,6 @@ and `linear` new ones of sums, so that l layers hold products of up to 2^l featu
     X        <- norm([crossed, linear] + W' X)        logit = tower of X
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch

@@ -6,8 +6,6 @@ The compressed interaction network makes vectors of products of one degree more 
     logit = LR + <w, sums of all vectors of all layers> + tower of [v_1, v_2, ...]
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch

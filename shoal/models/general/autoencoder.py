@@ -5,8 +5,6 @@
 The first and the last layer are tables, so that they shard; the last column is the bias.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, ClassVar
 

@@ -5,8 +5,6 @@ Matrix factorisation, trained so that an item the user took scores above one the
     x_uij = <u, i> - <u, j>        loss = sum of -ln sigmoid(x_uij)
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval, Table

@@ -8,8 +8,6 @@ Vectors on a sphere: those of a user and an item taken are near, and all are far
 Means are over the global batch.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

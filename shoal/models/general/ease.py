@@ -5,8 +5,6 @@ The weights that best tell a user's items from the others, in closed form:
     P = (X^T X + reg I)^-1        W = I - P / diag(P), with zeros on the diagonal
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

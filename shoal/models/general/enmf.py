@@ -7,8 +7,6 @@ Squared error over all pairs, of which those not taken weigh c. Their sum needs 
     loss of a user = sum over taken of ((1 - c) y^2 - 2 y) + c (h * u)^T (Q^T Q) (h * u)
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

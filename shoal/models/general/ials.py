@@ -8,8 +8,6 @@ Users and items are solved for in turn. A user's vector is a function of the use
 items' vectors, so users are never stored: a new one is folded in like any other.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

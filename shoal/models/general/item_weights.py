@@ -3,8 +3,6 @@
 score(user, item) = sum of W[i, item] over the items i that the user took
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -6,8 +6,6 @@ Items are alike when the same users took them; each listens to its k nearest one
     W[i, j] = |i and j| / (sqrt(|i| |j|) + shrink), of the k largest i for every j
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

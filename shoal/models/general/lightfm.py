@@ -7,8 +7,6 @@ of the features, so that an item nobody has taken yet is still described by its 
     i, b_i = sums of v_f and b_f over the features of the item
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -7,8 +7,6 @@ Vectors spread over the graph of users and items, and the layers are averaged:
 Only E(0) is learned, by the BPR loss plus an L2 term on the E(0) of the nodes in the batch.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

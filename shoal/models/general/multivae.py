@@ -7,8 +7,6 @@ another network makes of the items:
     loss = - sum of ln softmax(decoder(z))_i over the items + beta * KL(q(z) | N(0, 1))
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from itertools import pairwise
 

@@ -7,8 +7,6 @@ Two halves, each with its own tables, joined at the last layer:
     score  = <h, [GMF, MLP]>               trained as a yes/no question, with log loss
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Any
 

@@ -6,8 +6,6 @@ laid side by side:
     E(k+1) = leaky_relu((A E(k) + E(k)) W1 + (A E(k) * E(k)) W2)        E = [E(0), norm(E(1)), ...]
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from itertools import pairwise
 

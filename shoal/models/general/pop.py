@@ -1,7 +1,5 @@
 """Pop: recommends what most people took. The line that every other model has to beat."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

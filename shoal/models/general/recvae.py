@@ -12,8 +12,6 @@ A user trains the encoder, with some of the items hidden, or (`decoder_share`) t
 of them. The authors take turns epoch by epoch; here every step has users of both kinds.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import field
 

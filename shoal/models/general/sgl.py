@@ -6,8 +6,6 @@ more like itself than like any other:
     loss = BPR + ssl_weight * sum of -ln softmax(cos(z'_u, z''_v) / tau)_u, for users and for items
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor

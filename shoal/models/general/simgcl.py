@@ -10,8 +10,6 @@ terms of users and of items are means, as the BPR loss is. RecBole-GNN has sums 
 `lambda` is cl_weight / nodes of a batch.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

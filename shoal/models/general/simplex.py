@@ -7,8 +7,6 @@ it is nearer than a margin:
     loss = 1 - cos(h, i) + weight / k * sum of max(0, cos(h, j) - margin)
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

@@ -6,8 +6,6 @@ by coordinate descent: row after row of W, for many columns at once, until nothi
 G = X^T X, W[i, j] can be above 0 only where G[i, j] is above l1: nothing else is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -4,8 +4,6 @@ CSCW 1994, with cosine on what was taken.
     score(user, item) = sum of cos(user, v) over the k nearest users v that took the item
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ own layers.
     loss = BPR(E) + cl_weight * contrast(E, E(layer_cl))
 """
 
-from __future__ import annotations
-
 import torch
 
 from shoal.models.base import Batch, Facts, Output

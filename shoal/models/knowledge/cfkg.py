@@ -5,8 +5,6 @@ Users are entities too, and taking an item is one more relation p:
     score = -|u + p - i|^2        loss = BPR of scores + TransE of drawn triples
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@ An item is its own vector and the one that its entity has in the knowledge graph
 The structural part of the paper; texts and pictures are left out.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from shoal.models.base import Batch, Facts, Output, Retrieval

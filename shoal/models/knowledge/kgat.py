@@ -7,8 +7,6 @@ Users, items and entities are one graph; a node hears its neighbours as much as 
     score = <u, i> of all layers side by side        loss = BPR + kg_weight * TransR
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from itertools import pairwise
 

@@ -8,8 +8,6 @@ An item is what its neighbours in the graph are, weighed by what their relations
 Every node has `neighbor_sample_size` neighbours, drawn once.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

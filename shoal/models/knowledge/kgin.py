@@ -7,8 +7,6 @@ Intents are mixtures of relations; a user hears the items taken through the inte
     score = <u, i> of the sum of all layers        loss = BPR + sim_weight * likeness of intents
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

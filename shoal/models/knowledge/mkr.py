@@ -7,8 +7,6 @@ Wang et al., WWW 2019. An item v and its entity e lend each other features in ev
     loss = cross entropy + kg_weight * -ln sigmoid(<tail, t> - <tail, t'>)
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -9,8 +9,6 @@ What a user took spreads along the graph; the candidate v decides which of it co
 A user has `n_memory` triples of each hop, drawn once: walks from items that the user took.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """What models share that are solved for instead of trained: memory, progress, a large inverse."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

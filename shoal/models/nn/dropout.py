@@ -16,8 +16,6 @@ Outside of any step a mask has a key from torch's generator. The native core, a 
 torch's integers make the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +24,9 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from shoal.data.random import hash64
+from shoal.kernels.common.mask_words import words
+from shoal.kernels.common.rules import INCREMENT, signed
 from shoal.kernels.dropout import drop, takes_int_key
-from shoal.kernels.mask_words import INCREMENT, signed, words
-
-_STREAM = 0xD509  # of random numbers, beside those of readers
 
 
 class _Draws:
@@ -55,7 +52,7 @@ _draws = _Draws()
 
 def begin_step(seed: int, step: int, device: torch.device) -> None:
     """From now on masks are those of this step."""
-    key = int(hash64(seed, _STREAM, step))
+    key = int(hash64(seed, 0xD509, step))
     _draws.begun, _draws.key = True, key
     if device.type not in _draws.on_device:
         _draws.on_device[device.type] = torch.empty(1, dtype=torch.int64, device=device)

@@ -1,7 +1,5 @@
 """Graphs with relations: edges by the node that they start from, and walks along them."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

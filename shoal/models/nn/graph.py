@@ -1,7 +1,5 @@
 """The graph of users and items, and vectors that spread over it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

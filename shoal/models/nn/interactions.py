@@ -1,7 +1,5 @@
 """How the vectors of a sample's features meet: sums of products of all pairs, or each pair."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """ItemFeatures: vectors of the features of any items, for models that read histories."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

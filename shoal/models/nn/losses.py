@@ -11,8 +11,6 @@ in_batch  -ln softmax over the items of the global batch, with the same correcti
           depend on how the batch is sliced, and every process must call it equally often
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

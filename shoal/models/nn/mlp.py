@@ -1,7 +1,5 @@
 """The multi-layer perceptron of this field: dropout, linear, relu, for every layer."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gated recurrent units over padded sequences."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 

@@ -9,8 +9,6 @@ the sum of one vector out of each of several codebooks, each of what the ones be
 A last code counts the items that have all others in common.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """What each user took in training, for models that answer from it."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What retrieval models share: two towers, and negatives from the global batch."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

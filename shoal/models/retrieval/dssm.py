@@ -6,8 +6,6 @@ Item Recommendations, Yi et al., RecSys 2019.
     loss  = -ln softmax over the items of the batch, each logit less ln of how often its item occurs
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from torch import Tensor, nn

@@ -8,8 +8,6 @@ predicts the next by separate vectors.
     score(item) = <mean of the window, item>
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

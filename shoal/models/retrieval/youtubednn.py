@@ -4,8 +4,6 @@ candidate generation.
     query = relu layers of [user, mean of the history]        score = <query, item>
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Any, ClassVar
 

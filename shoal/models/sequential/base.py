@@ -1,7 +1,5 @@
 """What sequential models share: how a state of a history is asked for the next item."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

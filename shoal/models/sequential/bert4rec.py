@@ -9,8 +9,6 @@ recommend, a mask token is set behind the history: what item is there?
     asking     history  d e f g M      score(item) = <state at M, output row of item> + bias
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

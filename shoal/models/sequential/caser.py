@@ -7,8 +7,6 @@ row, filters of width 1 weigh the items.
     z = relu(W [max over time of relu(horizontal), vertical])        state = relu(W' [z, user])
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -10,8 +10,6 @@ users in the batch:
     loss = next item + cl_weight * contrast of the two copies, over the global batch
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ ComiRec-SA: each interest is its own attention over the history.
     train    state = the interest that is nearest to the target
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@ A session is a weighted mean of its items' own vectors, so both live in one spac
     score(item) = cos(state, item) / temperature
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -6,8 +6,6 @@ Zhang et al., IJCAI 2019. One transformer reads the items, a second one what the
     state = W [state of items, state of features]        score = <state, item>
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@ No attention: a learned filter of frequencies along the history, then a perceptr
 Histories are aligned to their end, so that the last item is always at the last place.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ A user's taste, and what follows the last item:
     score(item) = <user, item> + <last item, item'>
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

@@ -5,8 +5,6 @@ A recurrent network reads the items in order, and its state is asked for the nex
     h_t = GRU(x_t, h_t-1)        state = W h_t        score(item) = <state, item>
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts

@@ -11,8 +11,6 @@ The time bias looks at how long before the item that is asked for (t_i+1) an ite
 are in buckets of log2. When asked, that is the time of the request.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -7,8 +7,6 @@ Items look at k interests instead of at each other, and positions have their own
     state      += softmax(Q K~^T) V~ + softmax(P_q P_k^T) V
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -8,8 +8,6 @@ Items are routed to interest capsules; logits b begin at random and grow where b
     train    state = sum of softmax((<v_k, target>)^p) v_k
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -6,8 +6,6 @@ Two readings of a session by one recurrent network, its last state and an attent
     state = B [g, l]
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch

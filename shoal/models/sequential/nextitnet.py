@@ -6,8 +6,6 @@ Convolutions that see only what came before, with holes that grow from layer to 
     block   x + relu(norm(conv(relu(norm(conv(x, dilation d))), dilation 2d)))
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch.nn.functional as F

@@ -11,8 +11,6 @@ The paper learns them first and the next item then; here both are learned togeth
 which compares segments of histories, is left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -8,8 +8,6 @@ next item, so a history of l items trains l predictions in one pass:
     state     h h h .      score(item) = <h, item>, with the item vectors that were read
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

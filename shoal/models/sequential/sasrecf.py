@@ -7,8 +7,6 @@ What is read at a position is the item and its features, side by side and mixed:
 after Self-Attentive Sequential Recommendation, Kang and McAuley, ICDM 2018.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@ steps along incoming and outgoing edges, then an attention with the last item as
     s = sum of <q, sigmoid(W3 h_last + W4 h_i)> h_i        state = W [s, h_last]
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -6,8 +6,6 @@ KDD 2018.
     state = tanh(A m_a) * tanh(B m_t)
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

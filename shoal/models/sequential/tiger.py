@@ -37,8 +37,6 @@ from shoal.models.nn.user_items import owners
 from shoal.models.options import Count
 from shoal.models.sequential.base import SEQUENCE_DEFAULTS, num_places
 
-DROPPED = -1e3  # of ln p, for every code behind a beginning that did not go on
-
 
 class TIGER(Model):
     """Writes the semantic id of the next item. One table holds the vectors of all codes."""
@@ -143,7 +141,8 @@ class TIGER(Model):
             place, found = beam.find(above.expand(size, -1))
             code = place * self.size + self.codes[asked][..., level]
             known = chances.flatten(1).gather(1, code)
-            total = total + torch.where(found, known, DROPPED)
+            # a code behind a beginning that did not go on: less than any ln p
+            total = total + torch.where(found, known, -1e3)
             if level + 1 < self.levels:
                 words = self.words()[level]
                 above = node_of(words, above * self.size + self.codes[asked][..., level])

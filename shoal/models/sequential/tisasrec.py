@@ -6,8 +6,6 @@ interval, at most `time_span` of them:
     e_ij = <q_i, k_j + r_ij + p_j>        z_i = sum of softmax(e_i)_j (v_j + r'_ij + p'_j),  j <= i
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -4,8 +4,6 @@ Its author may be anybody: a manifest can name only regular files of its own fol
 that no training leaves behind are refused even where every checksum is right.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor

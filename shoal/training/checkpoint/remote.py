@@ -10,8 +10,6 @@ checkpoints of another run is refused. A run that is resumed in a folder without
 them, and verifies them like its own; from then on they are its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -6,8 +6,6 @@ whole of it. Where rows live with parameter servers, the servers write and read 
 them, and a snapshot only names them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ Samples are cut into tiles of a fixed size. What a tile's predictions are does n
 makes them nor on what else is predicted, and metrics merge as states, never as results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ does not depend on who computes it nor on what else is computed, so results agre
 before they are summed. Memory holds a tile of users × a block of items, never users × items.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 

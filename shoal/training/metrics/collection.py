@@ -1,7 +1,5 @@
 """MetricSet: the metrics of one evaluation, measured together and merged over ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Definitions, and where they differ from those of other tools, are in docs/metrics.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """Counting pairs in the right order: the numerator of AUC, for many users at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

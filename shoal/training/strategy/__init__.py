@@ -3,8 +3,6 @@
 One registers here from anywhere: `register_strategy("name", make)`, and configs may name it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from shoal.config.schema import StrategySection

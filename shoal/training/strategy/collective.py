@@ -1,7 +1,5 @@
 """Collective: the step that ddp and sharded share, dense parameters that agree by all-reduce."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

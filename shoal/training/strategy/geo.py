@@ -3,8 +3,6 @@
 Rows: shoal.ps.worker.copies. Dense parameters likewise: the servers add up what they changed by.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

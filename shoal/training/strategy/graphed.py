@@ -11,8 +11,6 @@ nothing. Other lists vary too much: such steps are not recorded.
 `strategy.graph: true` refuses what cannot be recorded; with `auto` such a run is as under Single.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections import deque

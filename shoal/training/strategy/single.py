@@ -1,7 +1,5 @@
 """single: one process, rows in its own memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -4,8 +4,6 @@ The same numbers as the native backend, by other code: an oracle for it, and a w
 kernels under a model and a config of Shoal's. What it cannot do is refused here, before the start.
 """
 
-from __future__ import annotations
-
 import logging
 
 from shoal.embedding.optim.chosen import row_optimizer_of

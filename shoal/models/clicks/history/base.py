@@ -5,8 +5,6 @@ candidate's: `watched: {kind: sequence, table: item_id}` beside `item_id`. With 
 be made of them: what the user took before, `{kind: sequence, column: item_id, table: item_id}`.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Any
 

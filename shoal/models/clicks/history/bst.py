@@ -5,8 +5,6 @@ A transformer reads the candidate and the history, each at its place, and the to
     [z_c, z_1, ..., z_l] = transformer of [c, e_1, ..., e_l] + positions        0 where no item is
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -10,8 +10,6 @@ is about: attention scales its update gate.
 e' is of an item drawn at random from the table.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

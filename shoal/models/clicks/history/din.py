@@ -7,8 +7,6 @@ The items of a history count as much as they matter for the candidate c:
 Weights are not made to sum to 1: how many items matter is seen too.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch

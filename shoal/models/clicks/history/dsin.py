@@ -6,8 +6,6 @@ directions sets it among the others, H_s, and the candidate c weighs both:
     interest = [sum of softmax(<I_s, W c>) I_s, sum of softmax(<H_s, W' c>) H_s]
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -9,8 +9,6 @@ Labels are steps; what a step has learned is passed to the next, which weighs it
 The last term: a later step is no likelier than the one before.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch

@@ -1,7 +1,5 @@
 """What models with a logit for each label share; experts and the gates that weigh them."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Any
 

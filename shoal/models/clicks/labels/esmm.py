@@ -7,8 +7,6 @@ Who buys has clicked: the chance of a purchase is learned over all samples, as a
 More labels are more factors.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch

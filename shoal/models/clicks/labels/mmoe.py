@@ -5,8 +5,6 @@ Ma et al., KDD 2018. Every label weighs the same experts by its own gate:
     e_i = relu layers of x        g_k = softmax(W_k x)        logit_k = tower_k of sum g_ki e_i
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from torch import Tensor, nn

@@ -7,8 +7,6 @@ Every label has its own experts beside shared ones, in several layers:
     logit_k = tower_k of own_k
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import torch

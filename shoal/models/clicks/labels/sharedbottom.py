@@ -5,8 +5,6 @@ One perceptron reads the features, and a tower for each label reads the perceptr
     h = relu layers of x        logit_k = tower_k of h
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from torch import Tensor, nn
