@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from click_model import click_config, tiny_clicks
 
 from shoal.data.batch import Batch, Jagged
@@ -42,14 +41,6 @@ def test_one_slot_of_lists() -> None:
         assert isinstance(found, Jagged)
         assert [found.lists(k, k + 1).values.tolist() for k in range(2)] == expected
     assert len(slot(Jagged.from_lists([]), 1, Batch(0, {}))) == 0
-
-
-def test_padded_lists() -> None:
-    lists = Jagged.from_lists([[1], [2, 3, 4], []])
-    assert lists.padded(2).tolist() == [[1, 0], [3, 4], [0, 0]]
-    assert Jagged(torch.empty(0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)).padded(
-        2
-    ).tolist() == [[0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from shoal.config.schema import PREPARED, DataSection
+from shoal.config.schema import PREPARED, DataSection, SplitSection
 from shoal.config.yaml_io import inline
-from shoal.data.dataset import Columns, Dataset
+from shoal.data.dataset import Dataset
 from shoal.data.prepared import views
+from shoal.data.prepared.engine import Here
 from shoal.data.sources.files import places_of
 from shoal.data.split import PHASES
-from shoal.data.store import DamagedFolder, all_stored, check_arrays, read_document
+from shoal.data.store import (
+    DamagedFolder,
+    Stored,
+    all_stored,
+    check_arrays,
+    map_array,
+    read_document,
+)
 from shoal.data.stored import check_columns, parts_of, words_of
 
 logger = logging.getLogger(__name__)
@@ -122,44 +130,49 @@ def _check_bytes(folder: Path, manifest: dict[str, Any]) -> None:
     check_columns(folder, manifest)
 
 
-def for_view(manifest: dict[str, Any], columns: Columns, order: str) -> dict:
-    """The columns that a view is made of."""
-    fields = manifest["options"]["fields"]
-    chosen = {fields["user"]: columns[fields["user"]], "item": columns[fields["item"]]}
-    if order != "file" and fields["time"] in columns:
-        chosen["time"] = columns[fields["time"]]
-    return chosen
-
-
-def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int) -> Dataset:
-    fields, vocab = manifest["options"]["fields"], words_of(folder, manifest)
-    parts = parts_of(folder, manifest, config)
-    columns = parts["inter"]
-    key = views.view_key(manifest["interactions"], config.split, seed)
-    place = folder / "views" / key
-    rows = len(columns[fields["user"]])
-    sizes = len(vocab[fields["user"]]), len(vocab[fields["item"]])
+def view_of(
+    folder: Path,
+    manifest: dict[str, Any],
+    split: SplitSection,
+    seed: int,
+    memory: int = 1 << 31,
+    engine: Here | None = None,
+) -> views.View:
+    """The rows of a folder split, in parts of so much memory where that was not done before."""
+    fields, words = manifest["options"]["fields"], manifest["words"]
+    place = folder / "views" / views.view_key(manifest["interactions"], split, seed)
+    users, items = (len(Stored.of(words[fields[side]]["ends"])) for side in ("user", "item"))
+    rows, sizes = manifest["rows"], (users, items)
     view = views.open_view(place, rows, sizes)
     if view is None:
         logger.info("%s is split for the first time as data.split says; it is kept", folder)
-        chosen = for_view(manifest, columns, config.split.order)
-        try:
-            views.make_view(place, chosen, fields["user"], sizes, config.split, seed, 1 << 31)
-        except OSError as error:
-            raise ValueError(
-                f"{place} cannot be written ({error.strerror}), and the split of a prepared folder "
-                "is kept there; make room, or let `shoal prepare` make it: give it the same "
-                "data.split and run.seed"
-            ) from error
+        names = {side: fields[side] for side in ("user", "item", "time")}
+        if split.order == "file" or fields["time"] not in manifest["columns"]:
+            del names["time"]
+        entries = {side: manifest["columns"][name]["values"] for side, name in names.items()}
+        columns = {side: map_array(folder, Stored.of(entry)) for side, entry in entries.items()}
+        views.make_view(place, columns, sizes, split, seed, memory, engine or Here())
         view = views.open_view(place, rows, sizes)
         if view is None:
             raise DamagedFolder(f"{place} is not what was written there")
+    return view
+
+
+def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int) -> Dataset:
+    try:
+        view = view_of(folder, manifest, config.split, seed)
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be written ({error.strerror}), and the split of a prepared folder is "
+            "kept there; make room, or let `shoal prepare` make it, with the same data.split and "
+            "run.seed"
+        ) from error
     return Dataset(
         name=manifest["name"],
         pairs=view.pairs,
-        vocab=cast(dict[str, np.ndarray], vocab),
+        vocab=cast(dict[str, np.ndarray], words_of(folder, manifest)),
         splits={phase: view.arrays[f"rows-{phase}"] for phase in PHASES},
         digests={"interactions": manifest["interactions"], "splits": view.splits},
         kept=view.arrays,
-        **parts,
+        **parts_of(folder, manifest, config),
     )

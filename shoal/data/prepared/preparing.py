@@ -23,7 +23,7 @@ from shoal.data.dataset import FieldType
 from shoal.data.filters import looks_at_all
 from shoal.data.passes import chunks
 from shoal.data.prepared import views
-from shoal.data.prepared.dataset import DECIDED, for_view, refuse_absent
+from shoal.data.prepared.dataset import DECIDED, refuse_absent, view_of
 from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
 from shoal.data.prepared.inputs import (
     Input,
@@ -35,7 +35,6 @@ from shoal.data.prepared.inputs import (
     sort_out,
 )
 from shoal.data.raw import RawColumn
-from shoal.data.sides import map_columns
 from shoal.data.sources.text import is_by_line
 from shoal.data.store import Stored, all_stored, map_array
 from shoal.data.vocabulary import stored_words
@@ -117,16 +116,7 @@ class Interactions(Steps):
 
     def finish(self, job: Job, manifest: Manifest, folder: Path) -> None:
         """The split that the config asks for, where it is not there."""
-        split = job.config.split
-        place = folder / "views" / views.view_key(manifest["interactions"], split, job.seed)
-        fields, columns = manifest["options"]["fields"], map_columns(folder, manifest["columns"])
-        words = (manifest["words"][fields[side]]["ends"] for side in ("user", "item"))
-        users, items = (len(Stored.of(entry)) for entry in words)
-        if views.open_view(place, manifest["rows"], (users, items)) is not None:
-            return
-        chosen = for_view(manifest, columns, split.order)
-        how = (split, job.seed, job.memory, job.engine)
-        views.make_view(place, chosen, fields["user"], (users, items), *how)
+        view_of(folder, manifest, job.config.split, job.seed, job.memory, job.engine)
 
     def outdated(self, job: Job, manifest: Manifest, made: Manifest) -> list[Path]:
         """The view of the rows before, and columns of side tables that were written anew."""

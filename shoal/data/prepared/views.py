@@ -117,20 +117,19 @@ def _belongs(arrays: dict[str, np.ndarray], rows: int, sizes: tuple[int, int], w
 def make_view(
     folder: Path,
     columns: dict[str, np.ndarray],
-    user: str,
     sizes: tuple[int, int],
     split: SplitSection,
     seed: int,
     memory: int,
-    engine: Here | None = None,
+    engine: Here,
 ) -> None:
-    """Split the rows of mapped `columns` (user, item and, where there is one, time).
+    """Split the rows of mapped `columns`: user, item and, where there is one, time.
 
     sizes: numbers of user ids and of item ids.
     """
-    rows = len(columns[user])
+    rows = len(columns["user"])
     with filled_folder(folder, lambda: open_view(folder, rows, sizes) is not None) as work:
-        body = _write(work, columns, user, sizes, split, seed, memory, engine or Here())
+        body = _write(work, columns, sizes, split, seed, memory, engine)
         sync(work, all_stored(body))
         write_document(work / DOCUMENT, {"version": VERSION, **body})
 
@@ -138,14 +137,13 @@ def make_view(
 def _write(
     work: Path,
     columns: dict[str, np.ndarray],
-    user: str,
     sizes: tuple[int, int],
     split: SplitSection,
     seed: int,
     memory: int,
     engine: Here,
 ) -> dict[str, Any]:
-    (num_users, num_items), users, rows = sizes, columns[user], len(columns[user])
+    (num_users, num_items), users, rows = sizes, columns["user"], len(columns["user"])
     counts = count_ids(users, num_users)
     phases = _reserve(work / "phases", rows)
     apart = split.group_by == "user" and split.order != "random"
@@ -157,10 +155,10 @@ def _write(
     seen, seen_counts = Appender(work, Stored("seen", "<i8")), np.zeros(num_users, dtype=np.int64)
     ranges = (
         (span, part if apart else {**part, "phase": phases[part["row"]]}, counts[span])
-        for span, part in by_user(columns, user, counts, memory // engine.width, work)
+        for span, part in by_user(columns, "user", counts, memory // engine.width, work)
     )
     pairs = Pairs()
-    sort = partial(_in_order, user=user, split=split)
+    sort = partial(_in_order, split=split)
     for (span, _, _), (row, phase, owner, item) in engine.map(sort, ranges):
         phases[row] = phase
         for n, (history, length) in enumerate(zip(histories, lengths)):
@@ -181,7 +179,7 @@ def _write(
         arrays[f"history-{n}"] = history.stored
         offsets = np.concatenate([[0], np.cumsum(length)])
         arrays[f"offsets-{n}"] = write_array(work, f"offsets-{n}", offsets, "<i8")
-    arrays |= _write_phases(work, columns, user, phases)
+    arrays |= _write_phases(work, columns, phases)
     digest = hashlib.sha256()
     for name in PHASES:
         stored = arrays[f"rows-{name}"]
@@ -199,17 +197,16 @@ def _write(
 
 
 def _in_order(
-    given: tuple[slice, dict[str, np.ndarray], np.ndarray], user: str, split: SplitSection
+    given: tuple[slice, dict[str, np.ndarray], np.ndarray], split: SplitSection
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Rows of some users in order of user and time: their numbers, phases, users and items.
 
     given: which users, their rows, and how many each has. Phases are those of the rows, or split.
     """
     _, part, counts = given
-    keys = [part["time"], part[user]] if "time" in part else [part[user]]
-    order = np.lexsort(keys)
+    order = np.lexsort([part["time"], part["user"]] if "time" in part else [part["user"]])
     phase = part["phase"][order] if "phase" in part else phases_in_order(split, counts)
-    return part["row"][order], phase, part[user][order], part["item"][order]
+    return part["row"][order], phase, part["user"][order], part["item"][order]
 
 
 def _reserve(path: Path, size: int) -> np.ndarray:
@@ -221,7 +218,7 @@ def _reserve(path: Path, size: int) -> np.ndarray:
 
 
 def _write_phases(
-    work: Path, columns: dict[str, np.ndarray], user: str, phases: np.ndarray
+    work: Path, columns: dict[str, np.ndarray], phases: np.ndarray
 ) -> dict[str, Stored]:
     writers = {
         (name, phase): Appender(work, Stored(f"{name}-{phase}", dtype))
@@ -229,7 +226,7 @@ def _write_phases(
         for name, dtype in OF_PHASE.items()
     }
     for part in chunks(len(phases)):
-        users, items = columns[user][part], columns["item"][part]
+        users, items = columns["user"][part], columns["item"][part]
         for number, phase in enumerate(PHASES):
             rows = np.flatnonzero(phases[part] == number)
             writers["rows", phase].write(rows + part.start)
