@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.kernels.common.mask_words import kept
 from shoal.kernels.core import load_core
 from shoal.kernels.machine import takes_triton
-from shoal.kernels.mask_words import kept
 
 _core = load_core()
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # that kernels of masks take

@@ -23,9 +23,9 @@ import numpy as np
 from shoal import config as config_room
 from shoal.config.output import flat
 from shoal.data.clicks import InMemory
+from shoal.data.clicks.encoder import FeatureEncoder
 from shoal.data.dataset import Column, Dataset
 from shoal.data.doubts import doubts
-from shoal.data.encoder import FeatureEncoder
 from shoal.data.features import Feature, options
 from shoal.data.ids import Ids
 from shoal.data.joined import Made

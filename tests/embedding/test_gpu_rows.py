@@ -9,7 +9,7 @@ import pytest
 import torch
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
-from shoal.embedding.engines.admission import Shrink
+from shoal.embedding.admission import Shrink
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.store import EVERY

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.engines.admission import Admission, Pending, Shrink
+from shoal.embedding.admission import Admission, Pending, Shrink
 from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import Native

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.engines.admission import Admission
+from shoal.embedding.admission import Admission
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.store import Rows

@@ -348,21 +348,3 @@ def test_a_kill_in_the_middle_of_a_spill_loses_nothing_committed(tmp_path):
     whole = train_run(killed_config(tmp_path / "whole"), False)
     assert resumed["test"] == whole["test"]
     assert not list((tmp_path / "killed" / "ssd").glob("shoal-rows-*/0.rows"))
-
-
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
-def test_tiers_of_tiers_have_the_numbers_of_rows_in_memory(optimizer, tmp_path):
-    """Three of them: memory over memory over a disk; on a GPU the first is the GPU's."""
-    below, theirs = make(tmp_path, ROWS, optimizer, slots=90)
-    ours = Tiered(theirs.table, theirs.optimizer, 3, SLOTS, None, below=below)
-    train(ours, theirs, 25, ROWS)
-    assert ours.traffic.ahead and ours.traffic.evicted > SLOTS
-    assert below.traffic.evicted > SLOTS and len(below.log) > SLOTS
-    assert_same_rows(ours, theirs)
-    again = make(tmp_path, ROWS, optimizer, slots=90)[0]
-    again = Tiered(theirs.table, theirs.optimizer, 3, SLOTS, None, below=again)
-    for chunk in theirs.export(100):
-        again.restore(chunk)
-    again.step = theirs.step
-    train(again, theirs, 10, ROWS, first=25)
-    assert_same_rows(again, theirs)

@@ -336,7 +336,7 @@ def wire(core: Any, rng: random.Random) -> None:
     out = floats(rng, 12)
     places = [(0, 6), (6, 6)] if rng.random() < 0.8 else [(2**63, 2**63)]
     arriving = core.Arriving(bytes(rng.choice((40, 40, 39))), at(rng, out), places)
-    part = bytes(48) + bytes(24)
+    part = bytes(40) + bytes(48)
     for _ in range(3):
         arriving.take(mutate(rng, part, [part]) if rng.random() < 0.7 else part)
 

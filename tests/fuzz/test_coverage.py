@@ -107,7 +107,6 @@ EXEMPT = {
     "runs/artifact/check.py": OWN,
     "runs/artifact/export.py": OWN,
     "compat/estimator/export.py": OWN,
-    "command/serving.py": OWN,
     "launch/children.py": OWN,
     "training/leased.py": OWN,
     "world/tunnel.py": OWN,

@@ -11,7 +11,7 @@ from click_batches import global_batch, make_model
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.config.schema import OptimizerSection
-from shoal.embedding.engines.admission import Admission
+from shoal.embedding.admission import Admission
 from shoal.embedding.engines.local import (
     begin_all,
     lives_on_gpu,

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Shrink
+from shoal.embedding.admission import Shrink
 from shoal.embedding.engines.gpu_cache import CachedGpuTables
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import TiersSection
+from shoal.embedding.admission import Admission
 from shoal.embedding.engines import native
-from shoal.embedding.engines.admission import Admission
 from shoal.embedding.engines.budgets import Share, row_bytes, share_out
 from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.reference import Reference

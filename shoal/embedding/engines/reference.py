@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Admission, Pending, Shrink
+from shoal.embedding.admission import Admission, Pending, Shrink
 from shoal.embedding.engines.init import initial_rows, recipe, round_bfloat16, rounding_noise
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
 
-DENSE_FACTOR = 4  # sum duplicates over the whole table when it has at most 4 rows per id given
 Counters = tuple[float, float, int]  # show, click, last step
 
 
@@ -170,7 +169,7 @@ class Reference(RowEngine):
         """The distinct ids, ascending, and the sum of each one's gradients, in order of arrival."""
         rows = self.table.rows
         backward = torch.ops.aten.embedding_dense_backward
-        if rows is not None and rows <= DENSE_FACTOR * len(ids):
+        if rows is not None and rows <= 4 * len(ids):  # over the whole table
             touched = torch.zeros(rows, dtype=torch.bool, device=ids.device)
             touched[ids] = True
             distinct = touched.nonzero().squeeze(1)

@@ -22,8 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.kernels.mask_words import signed
-from shoal.kernels.rules import INCREMENT
+from shoal.kernels.common.rules import INCREMENT, signed
 
 
 class RowRecords:

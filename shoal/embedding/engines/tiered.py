@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Shrink
+from shoal.embedding.admission import Shrink
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.engines.row_records import RowRecords, distinct

@@ -14,10 +14,9 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import StrategySection
 from shoal.embedding.engines.budgets import row_bytes as row_bytes_of
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Placement, Sharding
+from shoal.embedding.placement import Placement, Sharding
 from shoal.embedding.table import Table
 
-EVEN = 1.1  # tables go whole only where the fullest rank is within a tenth of the mean
 MIB = 1 << 20
 
 
@@ -134,8 +133,9 @@ def _share_out(
         for name in sorted(some, key=lambda n: -total[n]):
             ranks[name] = load.index(min(load))
             load[ranks[name]] += total[name]
-    # Of those left to choose: whole tables, if there are enough of them to come out even.
-    even = len(free) >= 2 * size and size > 1 and max(load) <= EVEN * sum(load) / size
+    # Of those left to choose: whole tables, if there are enough of them to come out even, the
+    # fullest rank within a tenth of the mean.
+    even = len(free) >= 2 * size and size > 1 and max(load) <= 1.1 * sum(load) / size
     for name in [*unplaced, *(free if even else ())]:
         chosen[name] = Placement("table", chosen[name].by, ranks[name])
 

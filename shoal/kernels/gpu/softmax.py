@@ -24,10 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.kernels.common.rules import RowRule
 from shoal.kernels.gpu.products import dot_halves, dot_parts, halves_of
-from shoal.kernels.rules import RowRule
 
-DIMS = (16, 32, 64, 128, 256)  # of rows that the kernels are written for
 LOWEST = tl.constexpr(-1e30)  # below any logit, and finite: differences of it are numbers
 SIZE = tl.constexpr(16.0)  # of states and rows: their parts are not too small for float16
 MOST = tl.constexpr(32768.0)  # of probabilities: the largest that float16 holds
@@ -35,7 +34,6 @@ FINER = tl.constexpr(2048.0)  # of what a float16 leaves of a number
 AT_ONCE = 264  # programs: two for each multiprocessor of a large GPU
 SMALL_AT_ONCE = 396  # of those that write gradients: three for each
 POOL_COST, GRADIENT_COST = 4, 64  # of a part more: as so many rows, or positions
-LEAST = 256  # rows or positions of a part
 FEW = 64  # positions; a step of all rows is bound by memory then, else by products
 
 
@@ -273,7 +271,7 @@ def count_parts(tiles: int, length: int, at_once: int, cost: int) -> int:
     def estimate(parts: int) -> float:
         return -(-tiles * parts // at_once) / parts + parts * cost / length
 
-    return min(range(1, max(1, length // LEAST) + 1), key=estimate)
+    return min(range(1, max(1, length // 256) + 1), key=estimate)  # parts of 256 or more
 
 
 def pool(

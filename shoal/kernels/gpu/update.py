@@ -22,11 +22,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.kernels.common.rules import RowRule
 from shoal.kernels.gpu.lookup import read_rows, table_of
 from shoal.kernels.gpu.optim import EXACT, constants, step
 from shoal.kernels.gpu.random import Recipes, initial, narrow, nearest, noise_of, widen
 from shoal.kernels.gpu.segments import WINDOW, Segments
-from shoal.kernels.rules import RowRule
 
 PARTS = 64  # windows of a long segment that are added at once
 SUMMERS = 2112  # programs that look for long segments, of which there may be none

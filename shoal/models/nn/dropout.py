@@ -26,8 +26,9 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from shoal.data.random import hash64
+from shoal.kernels.common.mask_words import words
+from shoal.kernels.common.rules import INCREMENT, signed
 from shoal.kernels.dropout import drop, takes_int_key
-from shoal.kernels.mask_words import INCREMENT, signed, words
 
 _STREAM = 0xD509  # of random numbers, beside those of readers
 

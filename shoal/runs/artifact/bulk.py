@@ -25,8 +25,8 @@ import torch
 
 from shoal.config.schema import DataSection
 from shoal.data.clicks import ClickLog
+from shoal.data.clicks.encoder import LogEncoder
 from shoal.data.clicks.per_feature import per_feature
-from shoal.data.encoder import LogEncoder
 from shoal.data.ids import Ids
 from shoal.data.packed import open_text, plain_name
 from shoal.data.prepared.inputs import form_of

@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal.config.errors import did_you_mean
 from shoal.data.batch import Jagged
 from shoal.data.clicks import Layout
-from shoal.data.encoder import FeatureEncoder, LogEncoder
+from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder
 from shoal.kernels.topk import DotProducts, Fill, Pairs
 from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import FILE as FEATURES
