@@ -3,7 +3,7 @@
     manifest.json              bytes and SHA-256 of every other file, and of itself
     signature.json             what the model is asked and what it answers
     README.md                  the model card
-    graph-NAME.json            the dense graph (graph.py)
+    graph.json                 the dense graph (graph.py)
     dense.safetensors          the tensors that it reads
     rows-TABLE.safetensors     rows, a table each; ids-TABLE, scale-TABLE where it has them
     words-FIELD.safetensors    the ids of users and items as the data has them

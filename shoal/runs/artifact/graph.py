@@ -107,8 +107,9 @@ class Graph:
 
     def _step(self, node: Mapping[str, Any], known: set[str]) -> Step:
         name, operation = str(node["name"]), node["op"]
-        args: Any = _decode(list(node["args"]), known)
-        kwargs = {key: _decode(value, known) for key, value in node["kwargs"].items()}
+        used: set[str] = set()
+        args: Any = _decode(list(node["args"]), known, used)
+        kwargs = {key: _decode(value, known, used) for key, value in node["kwargs"].items()}
         if kwargs.keys() & set(ELSEWHERE):
             raise ArtifactError(f"{self.where} says where a tensor lies: {min(kwargs)}")
         call: Callable | Operator | str
@@ -122,22 +123,20 @@ class Graph:
             raise ArtifactError(
                 f"{self.where} calls {operation!r}, which is no operator of a graph"
             )
-        used: set[str] = set()
-        _names(list(args.values()) if isinstance(args, dict) else args, used)
         return Step(name, call, args, used)
 
     # ---- running --------------------------------------------------------------------------------
 
-    def __call__(self, inputs: Mapping[str, Tensor | Jagged], lookup: Lookup) -> Tensor:
-        """The answer for inputs by name; `lookup` gives rows."""
+    def __call__(self, inputs: Fields, lookup: Lookup, checked: bool = True) -> Tensor:
+        """The answer for inputs by name; `lookup` gives rows.
+
+        checked=False: without rules and bounds, for torch.export, where sizes are symbols.
+        """
         values = {**self.constants, **self._given(inputs)}
-        return self._run(values, lookup, Meter(self.where, values.values()))
+        meter = Meter(self.where, values.values()) if checked else None
+        return self._run(values, lookup, meter)
 
-    def unchecked(self, inputs: Mapping[str, Tensor], lookup: Lookup) -> Tensor:
-        """The same without rules and bounds, for torch.export: sizes are symbols there."""
-        return self._run({**self.constants, **self._given(inputs)}, lookup, None)
-
-    def _given(self, inputs: Mapping[str, Tensor | Jagged]) -> dict[str, Tensor | Lists]:
+    def _given(self, inputs: Fields) -> dict[str, Tensor | Lists]:
         given: dict[str, Tensor | Lists] = {}
         for name, facts in self.inputs.items():
             if facts["used"]:
@@ -323,27 +322,20 @@ class _Node(str):
     """The name of a node, where an argument is its value."""
 
 
-def _decode(value: Any, known: set[str]) -> Any:
+def _decode(value: Any, known: set[str], used: set[str]) -> Any:
     """An argument as JSON has it -> with names of nodes, types and formats in their places."""
     if isinstance(value, list):
-        return [_decode(one, known) for one in value]
+        return [_decode(one, known, used) for one in value]
     if not isinstance(value, dict):
         return value
     ((what, name),) = value.items()
     if what == "node":
         need(name in known, "a node %r is read before it is made", name)
+        used.add(name)
         return _Node(name)
     if what == "float":
         return float(name)
     return DTYPES[name] if what == "dtype" else FORMATS[name]
-
-
-def _names(value: Any, found: set[str]) -> None:
-    if isinstance(value, _Node):
-        found.add(str(value))
-    elif isinstance(value, list):
-        for one in value:
-            _names(one, found)
 
 
 def _resolve(value: Any, values: Mapping[str, Any]) -> Any:

@@ -37,7 +37,7 @@ class _Whole(nn.Module):
         if artifact.graph is None:
             queries = self._rows("query_vectors", fields[artifact.user_field])
         else:
-            queries = artifact.graph.unchecked(fields, self._rows)
+            queries = artifact.graph(fields, self._rows, checked=False)
         if artifact.kind != "retrieval":
             return queries
         return queries @ self.get_buffer("table_item_vectors").T
