@@ -137,7 +137,7 @@ def windows_reader(path: str, name: str = "planted", threads: int = 1):  # type:
 
     from shoal.data.history import Histories
     from shoal.data.masking import MaskedWindows, Masking
-    from shoal.data.prepare import load_dataset
+    from shoal.data.prepared.prepare import load_dataset
     from shoal.runs.run import resolve
 
     torch.set_num_threads(threads)
@@ -311,7 +311,7 @@ def hold(place: tuple[str, str], size: int) -> float:
 def hold_here(place: tuple[str, str], rank: int, size: int, barrier, queue) -> None:  # type: ignore[no-untyped-def]
     """One process: its share of the mapped files' pages, and what it has besides."""
     import shoal.data.masking
-    import shoal.data.prepare
+    import shoal.data.prepared.prepare
     import shoal.runs.run  # noqa: F401
     from shoal.data.statistics import describe
 

@@ -19,11 +19,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import Native
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.pooling import pool_rows
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 
 Step = Callable[[], object]
 LR = 0.01
@@ -256,7 +257,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["tables", "zipf", "bpr", "pooled", "grow"])
     parser.add_argument("--grow", type=float, default=2e6, help="rows the growing table ends with")
     options = parser.parse_args()
-    if not native_is_built():
+    if not has_core():
         raise SystemExit("the native core is not built: cmake -S . -B build && cmake --build build")
     print(f"torch {torch.__version__}, {platform.machine()}, Python {platform.python_version()}")
     for threads in options.threads:

@@ -24,7 +24,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shoal.config.schema import DataSection, FilterSection
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 
 WIDTH, LAYERS, RATE, PENALTY, BATCH = 64, 2, 0.002, 1e-4, 4096
 

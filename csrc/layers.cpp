@@ -1,7 +1,6 @@
 #include "layers.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "memory.h"
 #include "threads.h"
@@ -10,13 +9,9 @@ namespace shoal {
 namespace {
 
 typedef float Four __attribute__((vector_size(16), aligned(4)));
-typedef int32_t Bits __attribute__((vector_size(16), aligned(4)));
 
 inline Four load(const float* from) { return *reinterpret_cast<const Four*>(from); }
 inline void store(float* to, Four x) { *reinterpret_cast<Four*>(to) = x; }
-
-constexpr size_t kRows = 128;   // of a block, whose sums are made together
-constexpr size_t kPart = 1024;  // values of a mask at a time: it stays in the first cache
 
 // work(number) for so many blocks of so many values each, by as many threads as pay off.
 template <class Work>
@@ -31,60 +26,6 @@ void for_blocks(size_t blocks, size_t values, int threads, const Work& work) {
 }
 
 size_t blocks_of(size_t n, size_t size) { return (n + size - 1) / size; }
-
-}  // namespace
-
-void activate(float* x, const float* bias, size_t rows, size_t width, const Dropout* drop,
-              uint64_t first, int threads) {
-  for_blocks(blocks_of(rows, kRows), kRows * width, threads, [&](size_t block) {
-    const size_t begin = block * kRows, end = std::min(rows, begin + kRows);
-    for (size_t r = begin; r < end; ++r) {
-      float* __restrict to = x + r * width;
-      for (size_t c = 0; c < width; ++c) {
-        const float made = to[c] + bias[c];
-        to[c] = made > 0 ? made : 0.0f;
-      }
-    }
-    if (drop == nullptr) return;
-    float mask[kPart];
-    const Dropout alone{drop->key, drop->p, 1};
-    for (size_t done = begin * width; done < end * width; done += kPart) {
-      const size_t n = std::min(kPart, end * width - done);
-      dropout_mask(alone, first + done, n, mask);
-      float* __restrict to = x + done;
-      for (size_t i = 0; i < n; ++i) to[i] *= mask[i];
-    }
-  });
-}
-
-void activate_back(const float* grad, const float* made, size_t rows, size_t width, float* back,
-                   float* sums, int threads) {
-  const size_t blocks = blocks_of(rows, kRows);
-  std::vector<float> parts(blocks * width, 0.0f);
-  for_blocks(blocks, kRows * width, threads, [&](size_t block) {
-    float* __restrict sum = parts.data() + block * width;
-    for (size_t r = block * kRows; r < std::min(rows, (block + 1) * kRows); ++r) {
-      const float* __restrict g = grad + r * width;
-      const float* __restrict m = made + r * width;
-      float* __restrict to = back + r * width;
-      size_t c = 0;
-      for (; c + 4 <= width; c += 4) {  // by hand: GCC would branch at every value
-        const Four kept = (Four)((Bits)load(g + c) & (Bits)(load(m + c) > 0));
-        store(to + c, kept);
-        store(sum + c, load(sum + c) + kept);
-      }
-      for (; c < width; ++c) {
-        to[c] = m[c] > 0 ? g[c] : 0.0f;
-        sum[c] += to[c];
-      }
-    }
-  });
-  std::fill_n(sums, width, 0.0f);
-  for (size_t block = 0; block < blocks; ++block)
-    for (size_t c = 0; c < width; ++c) sums[c] += parts[block * width + c];
-}
-
-namespace {
 
 // 4 * V columns of one bag: they stay in registers over all its places.
 template <size_t V>

@@ -1,4 +1,4 @@
-// Steps of layers, as Python sees them: shoal/kernels/dropout.py, linear_relu.py and bags.py.
+// Steps of layers, as Python sees them: shoal/kernels/dropout.py and bags.py.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -41,30 +41,6 @@ void bind_layers(nb::module_& m) {
         need_array(out, times(count, width), sizeof(float), "mask: no array");
         dropout_rows({key, p, std::max(threads, 1)}, first, at<const int64_t>(rows), count, width,
                      at<float>(out));
-      },
-      nb::call_guard<nb::gil_scoped_release>());
-  // p 0: nothing is dropped.
-  m.def(
-      "activate",
-      [](Address x, Address bias, size_t rows, size_t width, uint64_t key, double p, uint64_t first,
-         int threads) {
-        need(p >= 0 && p < 1, "dropout: a probability from 0 to below 1");
-        need_array(x, times(rows, width), sizeof(float), "values: no array");
-        need_array(bias, width, sizeof(float), "bias: no array");
-        const Dropout drop{key, p, 1};
-        activate(at<float>(x), at<const float>(bias), rows, width, p > 0 ? &drop : nullptr, first,
-                 threads);
-      },
-      nb::call_guard<nb::gil_scoped_release>());
-  m.def(
-      "activate_back",
-      [](Address grad, Address made, size_t rows, size_t width, Address back, Address sums,
-         int threads) {
-        for (Address array : {grad, made, back})
-          need_array(array, times(rows, width), sizeof(float), "gradients: no array");
-        need_array(sums, width, sizeof(float), "sums: no array");
-        activate_back(at<const float>(grad), at<const float>(made), rows, width, at<float>(back),
-                      at<float>(sums), threads);
       },
       nb::call_guard<nb::gil_scoped_release>());
   // x [n, dim], out [count, dim]; ids and weights [places], address 0: none.

@@ -221,7 +221,7 @@ NB_MODULE(_core, m) {
   bind_lanes(m);
   bind_rows(m);
   bind_layers(m);
-  bind_graph(m);
+  bind_placed_pairs(m);
   bind_softmax(m);
   bind_topk(m);
   // known: (num_users, num_items, bitmap or 0, keys, starts); table: (keep, alias) or zeros.

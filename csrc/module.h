@@ -27,7 +27,7 @@ void bind_wire(nanobind::module_& m);
 void bind_lanes(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_layers(nanobind::module_& m);
-void bind_graph(nanobind::module_& m);
+void bind_placed_pairs(nanobind::module_& m);
 void bind_softmax(nanobind::module_& m);
 void bind_topk(nanobind::module_& m);
 

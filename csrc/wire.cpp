@@ -9,7 +9,6 @@ namespace shoal {
 namespace {
 
 constexpr uint64_t kMostIds = uint64_t{1} << 28;
-constexpr size_t kKindOffset = 6;
 
 // Integers are little endian on the wire.
 bool little_endian() {
@@ -17,13 +16,6 @@ bool little_endian() {
   unsigned char first;
   std::memcpy(&first, &one, 1);
   return first == 1;
-}
-
-template <class Number>
-Number read(const char* from) {
-  Number found;
-  std::memcpy(&found, from, sizeof found);
-  return found;
 }
 
 }  // namespace
@@ -60,70 +52,22 @@ bool parse_wanted(const char* message, size_t bytes, const std::vector<int64_t>&
   return left == 0;
 }
 
-std::vector<Part> cut_answer(const std::vector<Wanted>& wanted, const std::vector<size_t>& dims,
-                             size_t most) {
-  std::vector<Part> parts(1);
-  for (Wanted left : wanted) {
-    const size_t dim = dims[left.table];
-    while (left.n != 0) {
-      size_t room = most - std::min(most, parts.back().values);
-      if (room < dim && parts.back().values != 0) {
-        const size_t first = parts.back().first + parts.back().values;
-        parts.emplace_back();
-        parts.back().first = first;
-        room = most;
-      }
-      const size_t n = std::min(left.n, std::max<size_t>(room / dim, 1));
-      parts.back().wanted.push_back({left.table, n, left.ids});
-      parts.back().values += n * dim;
-      left.n -= n;
-      left.ids += n;
-    }
-  }
-  return parts;
-}
-
-void begin_part(const char* request, uint16_t kind, const Part& part, char* to) {
-  const auto first = static_cast<uint64_t>(part.first);
-  std::memcpy(to, request, kHeaderBytes);
-  std::memcpy(to + kKindOffset, &kind, sizeof kind);
-  std::memcpy(to + kHeaderBytes, &first, sizeof first);
-}
-
 Arriving::Arriving(std::string header, float* to, std::vector<std::pair<size_t, size_t>> places)
     : header_(std::move(header)), to_(to), places_(std::move(places)) {
   if (header_.size() != kHeaderBytes) throw std::invalid_argument("a header of another size");
   for (const auto& place : places_) total_ += place.second;
 }
 
-bool Arriving::take(const char* message, size_t bytes) {
-  if (bytes < kPartBytes || !little_endian()) return false;
-  if (std::memcmp(message, header_.data(), kHeaderBytes) != 0) return false;
-  const auto first = read<uint64_t>(message + kHeaderBytes);
-  const size_t values = (bytes - kPartBytes) / sizeof(float);
-  if (first != done_) return first < total_;
-  if ((bytes - kPartBytes) % sizeof(float) != 0 || values > total_ - done_ ||
-      (values == 0 && total_ != 0))
+bool Arriving::take(const char* message, size_t bytes) const {
+  if (bytes != kHeaderBytes + total_ * sizeof(float) || !little_endian() ||
+      std::memcmp(message, header_.data(), kHeaderBytes) != 0)
     return false;
-  begun_ = true;
-  done_ += values;
-  copy(message + kPartBytes, values);
-  return true;
-}
-
-void Arriving::copy(const char* from, size_t values) {
-  while (values != 0) {
-    const auto& [place, length] = places_[place_];
-    const size_t some = std::min(values, length - place_done_);
-    std::memcpy(to_ + place + place_done_, from, some * sizeof(float));
-    from += some * sizeof(float);
-    values -= some;
-    place_done_ += some;
-    if (place_done_ == length) {
-      ++place_;
-      place_done_ = 0;
-    }
+  const char* from = message + kHeaderBytes;
+  for (const auto& [place, length] : places_) {
+    if (length != 0) std::memcpy(to_ + place, from, length * sizeof(float));
+    from += length * sizeof(float);
   }
+  return true;
 }
 
 // ---- libzmq -------------------------------------------------------------------------------------

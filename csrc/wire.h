@@ -10,7 +10,7 @@
 
 namespace shoal {
 
-constexpr size_t kHeaderBytes = 40, kPartBytes = 48;  // of a part: the place of its first value
+constexpr size_t kHeaderBytes = 40, kKindOffset = 6;
 
 // One table's share of a request.
 struct Wanted {
@@ -25,42 +25,20 @@ struct Wanted {
 bool parse_wanted(const char* message, size_t bytes, const std::vector<int64_t>& limits,
                   std::vector<Wanted>& wanted);
 
-// What one message of an answer holds: values from `first` on, of all that were asked for.
-struct Part {
-  size_t first = 0;
-  size_t values = 0;
-  std::vector<Wanted> wanted;
-
-  size_t bytes() const { return kPartBytes + values * sizeof(float); }
-};
-
-// An answer in parts of about `most` values, whole rows, at least one part. dims: of every table.
-std::vector<Part> cut_answer(const std::vector<Wanted>& wanted, const std::vector<size_t>& dims,
-                             size_t most);
-
-// Writes what stands before the rows of a part: the request's header, of another kind, and a place.
-void begin_part(const char* request, uint16_t kind, const Part& part, char* to);
-
 // Rows of one request on their way to their places in a tensor of floats.
 class Arriving {
  public:
   // header: that of the answer; places: where values begin in `to`, and how many they are.
   Arriving(std::string header, float* to, std::vector<std::pair<size_t, size_t>> places);
 
-  // Copies a part to its place, or drops it where it is not the next: then it came before, or will
-  // come again. False: it is no part of these rows, and nothing was touched.
-  bool take(const char* message, size_t bytes);
-  bool whole() const { return begun_ && done_ == total_; }
+  // Copies what came to its places. False: it is not the answer, and nothing was touched.
+  bool take(const char* message, size_t bytes) const;
 
  private:
-  void copy(const char* from, size_t values);
-
   std::string header_;
   float* to_;
   std::vector<std::pair<size_t, size_t>> places_;
-  size_t total_ = 0, done_ = 0;        // values
-  size_t place_ = 0, place_done_ = 0;  // where the next value goes
-  bool begun_ = false;
+  size_t total_ = 0;  // values
 };
 
 // ---- libzmq -------------------------------------------------------------------------------------

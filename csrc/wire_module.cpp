@@ -2,6 +2,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -43,31 +44,32 @@ class RowReader {
     if (tables_.size() != limits_.size()) throw std::invalid_argument("as many limits as tables");
   }
 
-  // Sends the answer to a request: its header, of another kind, and the rows. In parts of about
-  // `most` values, each from the memory that it is gathered into: some travel while others are
-  // read. False: see parse_wanted.
+  // Sends the answer to a request from the memory that it is gathered into: the header, of another
+  // kind, and the rows. False: they are more than `most` values, or see parse_wanted.
   bool send(const Outlet& outlet, nb::bytes to, nb::handle message, uint16_t kind, size_t most) {
     const Buffer request(message);
     const std::string address(to.c_str(), to.size());
     std::vector<Wanted> wanted;
     if (!parse_wanted(request.data(), request.size(), limits_, wanted)) return false;
+    size_t values = 0;
+    for (const Wanted& one : wanted) values += one.n * dims_[one.table];
+    if (values > most) return false;
     nb::gil_scoped_release release;
-    for (const Part& part : cut_answer(wanted, dims_, most)) {
-      outlet.send(address, part.bytes(), [&](char* out) {
-        begin_part(request.data(), kind, part, out);
-        gather(part, out + kPartBytes);
-      });
-    }
+    outlet.send(address, kHeaderBytes + values * sizeof(float), [&](char* out) {
+      std::memcpy(out, request.data(), kHeaderBytes);
+      std::memcpy(out + kKindOffset, &kind, sizeof kind);
+      gather(wanted, out + kHeaderBytes);
+    });
     return true;
   }
 
  private:
-  void gather(const Part& part, char* to) {
+  void gather(const std::vector<Wanted>& wanted, char* to) {
     std::vector<Table*> tables;
     std::vector<size_t> n;
     Addresses ids, out;
     auto place = reinterpret_cast<Address>(to);
-    for (const Wanted& one : part.wanted) {
+    for (const Wanted& one : wanted) {
       tables.push_back(tables_[one.table]);
       n.push_back(one.n);
       ids.push_back(reinterpret_cast<Address>(one.ids));
@@ -84,9 +86,9 @@ class RowReader {
   std::vector<size_t> dims_;
 };
 
-bool take(Arriving& rows, nb::handle message) {
-  const Buffer part(message);
-  return rows.take(part.data(), part.size());
+bool take(const Arriving& rows, nb::handle message) {
+  const Buffer answer(message);
+  return rows.take(answer.data(), answer.size());
 }
 
 }  // namespace
@@ -107,7 +109,6 @@ void bind_wire(nb::module_& m) {
              }
              new (made) Arriving({header.c_str(), header.size()}, at<float>(to), std::move(places));
            })
-      .def_prop_ro("whole", &Arriving::whole)
       .def("take", &take);
 }
 

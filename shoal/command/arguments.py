@@ -109,14 +109,6 @@ def join_arguments(folder: str, files: list[str]) -> tuple[list[str], dict[str, 
     return [str(run_config(folder))], {**ONE_PROCESS, "run.output": folder}
 
 
-def check_joinable(resolved: Resolved, folder: str) -> None:
-    """Refuse to join a run whose workers are ranks."""
-    if not resolved.config.workers_come_and_go:
-        raise typer.BadParameter(
-            f"--join {folder}: that run was not started with strategy.ps.elastic=true"
-        )
-
-
 def key_of(override: str) -> str:
     """`--launch.nproc=2` -> `launch.nproc`"""
     return override.lstrip("-").partition("=")[0].replace("-", "_")

@@ -21,7 +21,7 @@ def fetch(
 
     SHOAL_MIRROR may name a folder or a URL that holds the archives.
     """
-    from shoal.data import fetch as archives
+    from shoal.data.sources import fetch as archives
 
     typer.echo(f"{name}: {archives.fetch(name, Path(to))}")
 
@@ -81,9 +81,9 @@ def prepare(
 
     from shoal.config.row_rules import read_size
     from shoal.data.clicks import mapped
-    from shoal.data.named import holds_log
     from shoal.data.prepared import folder, inputs, preparing
     from shoal.data.prepared.engine import Here, OnRay
+    from shoal.data.prepared.named import holds_log
     from shoal.data.sources.files import input_files
     from shoal.data.store import Stored
     from shoal.runs.given import with_columns

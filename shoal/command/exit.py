@@ -18,7 +18,7 @@ raised: list[shoal.Interrupted] = []  # a library whose import it ends may make 
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """The table at the end of a run."""
+    """The table at the end of a run, and its folder."""
     from rich.console import Console
     from rich.table import Table
 
@@ -27,6 +27,8 @@ def print_result(result: dict[str, Any]) -> None:
         valid = result["best_valid"].get(name)
         table.add_row(name, "-" if valid is None else f"{valid:.4f}", f"{value:.4f}")
     Console().print(table)
+    if "folder" in result:
+        typer.echo(f"run: {result['folder']}")
 
 
 def fail(error: Exception) -> NoReturn:

@@ -14,7 +14,6 @@ import shoal
 from shoal.command.arguments import (
     ONE_PROCESS,
     TRUST,
-    check_joinable,
     check_resumable,
     daily_arguments,
     join_arguments,
@@ -96,8 +95,8 @@ def train(
     if data is not None:
         resolved = with_data(resolved, data)
     check_resumable(resolved, resume)
-    if join is not None:
-        check_joinable(resolved, join)
+    if join is not None and not resolved.config.workers_come_and_go:
+        raise typer.BadParameter(f"--join {join}: that run has no strategy.ps.elastic=true")
     if ray is None:
         result = run.train(resolved, resume)
     else:
@@ -106,7 +105,6 @@ def train(
         result = train_command(resolved, resume, ray)
     if result and is_first() and not is_launched():
         print_result(result)
-        typer.echo(f"run: {result['folder']}")
 
 
 def _follow(
@@ -194,7 +192,6 @@ def launch(
     result = run.train(resolved, resume)
     if result:
         print_result(result)
-        typer.echo(f"run: {result['folder']}")
 
 
 def server(

@@ -5,25 +5,25 @@ The log of a run, `shoal data describe` and its page show the same sentences.
 
 from __future__ import annotations
 
-from shoal.data.clicks import ClickData
+from typing import Any
+
 from shoal.data.dataset import Dataset
 from shoal.data.pairs import PHASES
 from shoal.data.statistics import left_out
 
 FEW = 30  # users; of fewer, one more or less moves a mean by several per cent
-KNOWN_SIDES = "data.filter.by_user_or_item"
 DOES = {"train": "train", "valid": "validate", "test": "test"}
 
 
-def doubts(data: Dataset | ClickData, evaluated: bool = True) -> list[str]:
-    """A sentence for each; `evaluated`: metrics will be computed."""
-    if isinstance(data, ClickData):
-        return _of_log(data) if evaluated else []
+def doubts(data: Any, evaluated: bool = True) -> list[str]:
+    """A sentence for each, of a Dataset or ClickData; `evaluated`: metrics will be computed."""
+    if not isinstance(data, Dataset):
+        return data.doubts() if evaluated else []
     told = [
         f"{count:,} of {rows:,} interactions are left out, because their user or item has no row "
         f"in the files of users and items; {key}=false keeps them"
         for key, count, rows in left_out(data)
-        if key == KNOWN_SIDES
+        if key == "data.filter.by_user_or_item"
     ]
     found = data.counted()
     if found.repeated:
@@ -40,27 +40,12 @@ def doubts(data: Dataset | ClickData, evaluated: bool = True) -> list[str]:
                 "leaves out what a user has seen, so they count as misses (eval.repeatable=true "
                 "ranks them): remove repeated pairs, or the overlap of the files"
             )
-    for number, phase in enumerate(PHASES) if evaluated else ():
-        if number and 0 < found.users[number] < FEW:
-            told.append(_few(phase, found.users[number], "user"))
-    return told
+    counts = dict(zip(PHASES[1:], found.users[1:])) if evaluated else {}
+    return told + [few(phase, count, "user") for phase, count in counts.items() if 0 < count < FEW]
 
 
-def _of_log(data: ClickData) -> list[str]:
-    told = []
-    for phase, names in data.trained_on.items():
-        told.append(
-            f"{len(names):,} of the files to {DOES[phase]} on are trained on too ({names[0]}"
-            f"{', ...' if len(names) > 1 else ''}); metrics then tell what was remembered: name "
-            f"other files with data.clicks.{phase}"
-        )
-    for phase, reader in data.readers.items():
-        if 0 < (reader.known_samples or 0) < FEW:
-            told.append(_few(phase, reader.known_samples or 0, "sample"))
-    return told
-
-
-def _few(phase: str, count: int, what: str) -> str:
+def few(phase: str, count: int, what: str) -> str:
+    """Of a part with fewer than FEW users or samples."""
     return (
         f"metrics of the {phase} part are over {count} {what}{'s' * (count > 1)}, fewer than "
         f"{FEW}: chance moves them far; give that part more data (data.split)"

@@ -1,13 +1,13 @@
 """Features of a data set as ids and numbers: vocabularies, hashes, transforms, buckets.
 
 Columns stay where they are: what is taken of them is encoded then. What was learned from the data
-on the way (`Encoding`) encodes the same columns of other rows, see encoder.py.
+on the way (`Encoding`) encodes the same columns of other rows, see clicks/encoder.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken, fold
 from shoal.data.features import LENGTH, Feature, is_history
 from shoal.data.history import Earlier
 from shoal.data.ids import Ids, Words
-from shoal.data.passes import CHUNK
+from shoal.data.passes import chunks
 from shoal.data.raw import gather
 
 Take = Callable[[np.ndarray], Taken]
@@ -302,20 +302,16 @@ def _changed(values: np.ndarray, steps: Sequence[tuple[float, float] | None]) ->
 
 def _normal(values: np.ndarray, steps: Sequence[tuple[float, float] | None]) -> tuple[float, float]:
     """Mean and deviation of a column, which is passed over in parts, not held."""
-
-    def parts() -> Iterator[np.ndarray]:
-        for start in range(0, len(values), CHUNK):
-            yield _changed(values[start : start + CHUNK], steps)
-
     count = max(len(values), 1)
-    mean = sum(part.sum() for part in parts()) / count
-    spread = float(np.sqrt(sum(np.square(part - mean).sum() for part in parts()) / count))
-    return float(mean), spread or 1.0
+    every = [values[part] for part in chunks(len(values))]
+    mean = sum(_changed(part, steps).sum() for part in every) / count
+    squares = sum(np.square(_changed(part, steps) - mean).sum() for part in every)
+    return float(mean), float(np.sqrt(squares / count)) or 1.0
 
 
 def _grid(feature: Feature, column: Ragged, change: Change) -> Take:
     """Lists of numbers as rows of `width`, 0 where a list is shorter."""
-    longest = max((int(np.diff(part).max()) for part in _pairs(column.offsets)), default=0)
+    longest = int(np.diff(column.offsets).max(initial=0))
     if longest > feature.width:
         raise ValueError(
             f"data.features.{feature.name}.length: {feature.width}, but a row has "
@@ -331,9 +327,3 @@ def _grid(feature: Feature, column: Ragged, change: Change) -> Take:
         return grid, None, None
 
     return take
-
-
-def _pairs(offsets: np.ndarray) -> Iterator[np.ndarray]:
-    """Parts of offsets that overlap by one."""
-    for start in range(0, len(offsets) - 1, CHUNK):
-        yield offsets[start : start + CHUNK + 1]

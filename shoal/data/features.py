@@ -13,7 +13,7 @@ from typing import Any
 from shoal.config.data_section import Kind, Loss, Side, Transform, Vocabulary
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
-from shoal.data.dataset import Column, Dataset, FieldType
+from shoal.data.dataset import Column, Dataset, FieldType, Ragged
 
 KIND_OF: dict[FieldType, Kind] = {
     "token": "id",
@@ -192,17 +192,13 @@ def guess(dataset: Dataset, config: DataSection) -> tuple[Feature, ...]:
                 continue
             name = f"{side}_{column}" if column in names else column
             names.add(name)
-            found.append(_guessed(name, column, side, dataset.types[column], columns[column]))
+            kind, values = KIND_OF[dataset.types[column]], columns[column]
+            transforms: tuple[Transform, ...] = ("normalise",) if kind in NUMBERS else ()
+            length = None
+            if isinstance(values, Ragged) and kind == "numbers":
+                length = int((values.offsets[1:] - values.offsets[:-1]).max(initial=1))
+            found.append(Feature(name, kind, side, column, transforms=transforms, length=length))
     return tuple(found)
-
-
-def _guessed(name: str, column: str, side: Side, type_: FieldType, values: Any) -> Feature:
-    kind = KIND_OF[type_]
-    transforms: tuple[Transform, ...] = ("normalise",) if kind in NUMBERS else ()
-    length = None
-    if kind == "numbers":
-        length = int((values.offsets[1:] - values.offsets[:-1]).max(initial=1))
-    return Feature(name, kind, side, column, transforms=transforms, length=length)
 
 
 def declared(name: str, said: dict[str, Any]) -> Feature:

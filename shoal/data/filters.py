@@ -49,25 +49,21 @@ def kept_rows(
     `filter_sides`. has_row: field -> which codes a side table has. scratch: a folder to sort rows
     in, where memory does not hold them.
     """
-    rows = len(columns[config.fields.user])
-    keep, left_out = np.ones(rows, dtype=bool), _LeftOut(rows)
+    kept = _Kept(columns, sizes, config)
     if config.filter.duplicates is not None:
-        _once(keep, columns, sizes, config, memory, scratch)
-        left_out.count("data.filter.duplicates", keep)
+        kept.once(memory, scratch)
     for name, text in config.filter.values.items():
-        _by_value(keep, columns, sizes, of_sides, name, text)
-        left_out.count(f"data.filter.values.{name}", keep)
+        kept.by_value(name, text, of_sides)
     for name, found in has_row.items() if config.filter.by_user_or_item else ():
-        for part in chunks(rows):
-            keep[part] &= found[columns[name][part]]
-        _check(keep, "data.filter.by_user_or_item", f"no {name} is in both files")
-        left_out.count("data.filter.by_user_or_item", keep)
-    _by_count(keep, columns, sizes, config, left_out)
-    if left_out.rows == rows:
+        kept.by_code(name, found)
+        kept.count("data.filter.by_user_or_item", f"no {name} is in both files")
+    kept.by_count()
+    rows = len(kept.keep)
+    if kept.rows == rows:
         logger.info("filters keep all %d interactions", rows)
         return None, {}
-    logger.info("filters keep %d of %d interactions", left_out.rows, rows)
-    return keep, left_out.by_key
+    logger.info("filters keep %d of %d interactions", kept.rows, rows)
+    return kept.keep, kept.left_out
 
 
 def filter_sides(sides: Mapping[str, RawTable], config: DataSection) -> dict[str, RawTable]:
@@ -104,26 +100,6 @@ def without_uncounted(
     return table.take(np.flatnonzero(stays[column.values]))
 
 
-class _LeftOut:
-    """Rows that filters leave out, by the key of each."""
-
-    def __init__(self, rows: int):
-        self.rows = rows
-        self.by_key: dict[str, int] = {}
-
-    def count(self, key: str, keep: np.ndarray) -> None:
-        """After the filter of that key."""
-        rows = int(np.count_nonzero(keep))
-        if rows < self.rows:
-            self.by_key[key] = self.by_key.get(key, 0) + self.rows - rows
-        self.rows = rows
-
-
-def _check(keep: np.ndarray, option: str, why: str) -> None:
-    if not keep.any():
-        raise ValueError(f"{option} leaves no interactions ({why}); loosen or remove it")
-
-
 def _first_rows(table: RawTable, field: str) -> RawTable:
     """The table with the first row of each id only."""
     _, first = np.unique(table.columns[field].values, return_index=True)
@@ -138,77 +114,82 @@ def _first_rows(table: RawTable, field: str) -> RawTable:
     return table.take(np.sort(first))
 
 
-def _once(
-    keep: np.ndarray,
-    columns: Mapping[str, np.ndarray],
-    sizes: Mapping[str, int],
-    config: DataSection,
-    memory: int,
-    scratch: Path | None,
-) -> None:
-    """Of repeated (user, item) pairs the first or last stays, by time where there is time."""
-    user, item, time = config.fields.user, config.fields.item, config.fields.time
-    wanted = {name: columns[name] for name in (user, item, time) if name in columns}
-    counts = count_ids(columns[user], sizes[user])
-    for _, part in by_user(wanted, user, counts, memory, scratch):
-        order = np.arange(len(part["row"]))
-        if time in part and time not in sizes:
-            order = np.argsort(part[time], kind="stable")
-        if config.filter.duplicates == "last":
-            order = order[::-1]
-        pairs = part[user].astype(np.int64) * sizes[item] + part[item]
-        _, first = np.unique(pairs[order], return_index=True)
-        keep[part["row"]] = False
-        keep[part["row"][order[first]]] = True
+class _Kept:
+    """The rows that filters keep, and how many they leave out, by the key of each."""
 
+    def __init__(
+        self, columns: Mapping[str, np.ndarray], sizes: Mapping[str, int], config: DataSection
+    ):
+        self.columns, self.sizes, self.config = columns, sizes, config
+        self.rows = len(columns[config.fields.user])
+        self.keep = np.ones(self.rows, dtype=bool)
+        self.left_out: dict[str, int] = {}
 
-def _by_value(
-    keep: np.ndarray,
-    columns: Mapping[str, np.ndarray],
-    sizes: Mapping[str, int],
-    of_sides: Mapping[str, FieldType],
-    field: str,
-    text: str,
-) -> None:
-    where = f"data.filter.values.{field}"
-    intervals = parse_intervals(text, where)
-    kinds = {**of_sides, **{n: "token" if n in sizes else "float" for n in columns}}
-    if kinds.get(field) != "float":
-        floats = [name for name, kind in kinds.items() if kind == "float"]
-        found = f"is a {kinds[field]} field" if field in kinds else "is not a loaded field"
-        raise ValueError(
-            f"{where}: {field!r} {found}; float fields that can be filtered: "
-            f"{', '.join(floats) or 'none is loaded'}{did_you_mean(field, floats)}"
-        )
-    if field in columns:
-        for part in chunks(len(keep)):
-            keep[part] &= within(columns[field][part], intervals)
-        _check(keep, where, f"nothing lies in {text}")
+    def count(self, key: str, why: str = "") -> None:
+        """After the filter of that key; why: what is said where it leaves nothing."""
+        rows = int(np.count_nonzero(self.keep))
+        if rows == 0:
+            raise ValueError(f"{key} leaves no interactions ({why}); loosen or remove it")
+        if rows < self.rows:
+            self.left_out[key] = self.left_out.get(key, 0) + self.rows - rows
+        self.rows = rows
 
+    def by_code(self, name: str, allowed: np.ndarray) -> None:
+        """Rows whose word in a field is allowed, bool by code."""
+        for part in chunks(len(self.keep)):
+            self.keep[part] &= allowed[self.columns[name][part]]
 
-def _by_count(
-    keep: np.ndarray,
-    columns: Mapping[str, np.ndarray],
-    sizes: Mapping[str, int],
-    config: DataSection,
-    left_out: _LeftOut,
-) -> None:
-    """Drop users and items with too few or too many interactions until all that are left fit."""
-    active = {side: (getattr(config.fields, side), i) for side, i in _counted(config).items()}
-    option = " and ".join(f"data.filter.{side}_inter_num" for side in active)
-    changed = bool(active)
-    while changed:
-        fits = {
-            side: within(count_ids(columns[name], sizes[name], keep), intervals)
-            for side, (name, intervals) in active.items()
-        }
-        before = left_out.rows
-        for side, (name, _) in active.items():
-            for part in chunks(len(keep)):
-                keep[part] &= fits[side][columns[name][part]]
-            left_out.count(f"data.filter.{side}_inter_num", keep)
-        changed = left_out.rows < before
-        _check(keep, option, "no users and items with so many interactions of each other remain")
+    def once(self, memory: int, scratch: Path | None) -> None:
+        """Of repeated (user, item) pairs the first or last stays, by time where there is time."""
+        fields, sizes = self.config.fields, self.sizes
+        user, item, time = fields.user, fields.item, fields.time
+        wanted = {name: self.columns[name] for name in (user, item, time) if name in self.columns}
+        counts = count_ids(self.columns[user], sizes[user])
+        for _, part in by_user(wanted, user, counts, memory, scratch):
+            order = np.arange(len(part["row"]))
+            if time in part and time not in sizes:
+                order = np.argsort(part[time], kind="stable")
+            if self.config.filter.duplicates == "last":
+                order = order[::-1]
+            pairs = part[user].astype(np.int64) * sizes[item] + part[item]
+            _, first = np.unique(pairs[order], return_index=True)
+            self.keep[part["row"]] = False
+            self.keep[part["row"][order[first]]] = True
+        self.count("data.filter.duplicates")
+
+    def by_value(self, field: str, text: str, of_sides: Mapping[str, FieldType]) -> None:
+        """Rows whose number lies in intervals; columns of side tables are filtered elsewhere."""
+        where = f"data.filter.values.{field}"
+        intervals = parse_intervals(text, where)
+        kinds = {**of_sides, **{n: "token" if n in self.sizes else "float" for n in self.columns}}
+        if kinds.get(field) != "float":
+            floats = [name for name, kind in kinds.items() if kind == "float"]
+            found = f"is a {kinds[field]} field" if field in kinds else "is not a loaded field"
+            raise ValueError(
+                f"{where}: {field!r} {found}; float fields that can be filtered: "
+                f"{', '.join(floats) or 'none is loaded'}{did_you_mean(field, floats)}"
+            )
+        if field in self.columns:
+            for part in chunks(len(self.keep)):
+                self.keep[part] &= within(self.columns[field][part], intervals)
+            self.count(where, f"nothing lies in {text}")
+
+    def by_count(self) -> None:
+        """Drop users and items with too few or too many rows until all that are left fit."""
+        active = _counted(self.config)
+        changed = bool(active)
+        while changed:
+            fits = {}
+            for side, intervals in active.items():
+                name = getattr(self.config.fields, side)
+                counts = count_ids(self.columns[name], self.sizes[name], self.keep)
+                fits[side] = name, within(counts, intervals)
+            before = self.rows
+            for side, (name, allowed) in fits.items():
+                self.by_code(name, allowed)
+                why = "no users and items with so many interactions of each other remain"
+                self.count(f"data.filter.{side}_inter_num", why)
+            changed = self.rows < before
 
 
 def _counted(config: DataSection) -> dict[str, list[Interval]]:

@@ -85,8 +85,15 @@ class Histories:
         """Times of windows' items and of the last target: [n, max_len + 1], 0 pads."""
         assert self.times is not None
         starts = np.maximum(stops - 1 - self.max_len, self.offsets[users])
+        return self._times(starts, stops - starts)
+
+    def _times(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Runs of `lengths` times from flat `starts`: [n, max_len + 1], left-aligned, 0 pads."""
+        assert self.times is not None
         column = np.arange(self.max_len + 1)
-        inside = column < (stops - starts)[:, None]
+        inside = column < lengths[:, None]
+        if not len(self.times):
+            return np.zeros(inside.shape, dtype=np.int64)
         return np.where(inside, self.times[np.where(inside, starts[:, None] + column, 0)], 0)
 
     def latest_times(self, users: np.ndarray) -> np.ndarray:
@@ -97,12 +104,7 @@ class Histories:
         assert self.times is not None
         stops = self.offsets[users + 1]
         lengths = np.minimum(stops - self.offsets[users], self.max_len)
-        column = np.arange(self.max_len + 1)
-        inside = column < lengths[:, None]
-        found = np.zeros(inside.shape, dtype=np.int64)
-        if len(self.times):
-            starts = stops - lengths
-            found = np.where(inside, self.times[np.where(inside, starts[:, None] + column, 0)], 0)
+        found = self._times(stops - lengths, lengths)
         rows = np.arange(len(users))
         last = found[rows, np.maximum(lengths - 1, 0)]
         found[rows, lengths] = np.maximum(self._requests[users], last)

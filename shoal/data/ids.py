@@ -63,11 +63,9 @@ class Ids:
 
 def pack_words(words: Iterable[str]) -> dict[str, Tensor]:
     """All words in one run of `bytes`, and `offsets`: where each begins, and the last ends."""
-    parts = [str(word).encode() for word in words]
-    offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    text = np.frombuffer(b"".join(parts), np.uint8).copy()
-    return {"bytes": torch.from_numpy(text), "offsets": torch.from_numpy(offsets)}
+    packed = vocabulary.Words.of(words)
+    offsets = np.concatenate([np.zeros(1, np.int64), packed.ends])
+    return {"bytes": torch.from_numpy(packed.text.copy()), "offsets": torch.from_numpy(offsets)}
 
 
 def unpack_words(packed: Mapping[str, Tensor]) -> vocabulary.Words:

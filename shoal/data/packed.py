@@ -132,15 +132,15 @@ class Bounded(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """Up to `size` bytes."""
-        left = max(0, self.most - self.source.tell()) + 1
-        return self._checked(self.source.read(left if size < 0 else min(size, left)))
+        return self._checked(self.source.read(self._allowed(size)))
 
     def readline(self, size: int | None = -1) -> bytes:
         """A line, or the first `size` bytes of it."""
+        return self._checked(self.source.readline(self._allowed(-1 if size is None else size)))
+
+    def _allowed(self, size: int) -> int:
         left = max(0, self.most - self.source.tell()) + 1
-        return self._checked(
-            self.source.readline(left if size is None or size < 0 else min(size, left))
-        )
+        return left if size < 0 else min(size, left)
 
     def seek(self, position: int, whence: int = 0) -> int:
         """Go to a position."""

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from shoal.data.dataset import Dataset
-from shoal.data.doubts import doubts
-from shoal.data.features import Feature
-from shoal.data.statistics import figures, leakage, left_out, per_item, per_user, spread
+from shoal.data.statistics import per_item, per_user
 
 SIZE = (440, 200)  # of the box of a plot
 STYLE = """
@@ -20,70 +18,30 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2em auto
 h1 { font-size: 1.5em } h2 { font-size: 1.1em; margin: 1.6em 0 .3em }
 p { margin: .2em 0 .6em; color: #4a5a66 }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(500px, 1fr)); gap: 0 2em }
-table { border-collapse: collapse } td, th { padding: .15em .9em .15em 0; text-align: left }
-th { border-bottom: 1px solid #c8d2d9 }
-td + td { text-align: right; font-variant-numeric: tabular-nums }
+pre { white-space: pre-wrap; font-size: 13px }
 svg { max-width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; fill: #4a5a66 }
 """
 
 
-def page(dataset: Dataset, features: tuple[Feature, ...]) -> str:
-    """The whole page."""
-    users, items = per_user(dataset), per_item(dataset)
-    parts = [
-        _figures(dataset, users, items),
-        '<div class="two">',
-        _section("Popularity", "Interactions of each item, the busiest first.", _ranked(items)),
-        _section("Lengths", "Users by how many interactions they have.", _histogram(users)),
+def page(dataset: Dataset, text: str) -> str:
+    """The whole page; text: what `shoal data describe` prints."""
+    heat = "Users (down) and items (across), busiest first: the darker, the more interactions."
+    plots = [
+        _section("Popularity", "Interactions of items, by rank.", _ranked(per_item(dataset))),
+        _section("Lengths", "Users by their interactions.", _histogram(per_user(dataset))),
         _activity(dataset),
-        _section(
-            "Sparsity",
-            "Users (down) and items (across), busiest first: the darker, the more interactions.",
-            _heat(dataset),
-        ),
-        "</div>",
-        _missing(dataset, features),
-        _leaks(dataset),
-        _doubts(dataset),
+        _section("Sparsity", heat, _heat(dataset)),
     ]
     title = html.escape(dataset.name)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE}</style><h1>{title}</h1>{''.join(parts)}</html>\n"
+        f"<style>{STYLE}</style><h1>{title}</h1><pre>{html.escape(text)}</pre>"
+        f'<div class="two">{"".join(plots)}</div></html>\n'
     )
 
 
 def _section(title: str, text: str, body: str) -> str:
     return f"<section><h2>{title}</h2><p>{text}</p>{body}</section>"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    def line(tag: str, cells: list[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(one)}</{tag}>" for one in cells) + "</tr>"
-
-    return f"<table>{line('th', head)}{''.join(line('td', row) for row in rows)}</table>"
-
-
-def _figures(dataset: Dataset, users: np.ndarray, items: np.ndarray) -> str:
-    rows = [
-        [name.replace("The number of ", ""), _short(str(value))]
-        for name, value in figures(dataset).items()
-    ]
-    rows += [[f"left out by {key}", f"{count:,}"] for key, count, _ in left_out(dataset)]
-    rows += [[f"{phase} split", f"{len(chosen):,}"] for phase, chosen in dataset.splits.items()]
-    spreads = [
-        [what, *(f"{value:,.1f}".removesuffix(".0") for value in spread(counts).values())]
-        for what, counts in (("of a user", users), ("of an item", items))
-    ]
-    return _section(
-        "Figures", "Users and items count the padding.", _table(["", ""], rows)
-    ) + _table(["interactions", *spread(users)], spreads)
-
-
-def _short(value: str) -> str:
-    number = float(value.removesuffix("%"))
-    text = f"{number:,.2f}".removesuffix(".00")
-    return text + "%" * value.endswith("%")
 
 
 # ---- plots: a box of SIZE, bars or squares in it -------------------------------------------------
@@ -168,54 +126,3 @@ def _heat(dataset: Dataset) -> str:
         if shade > 0
     )
     return _plot(squares, [(0.5, "items")], "users")
-
-
-# ---- tables -------------------------------------------------------------------------------------
-
-
-def _missing(dataset: Dataset, features: tuple[Feature, ...]) -> str:
-    used: dict[tuple[str, str], Feature] = {(f.side, f.column): f for f in features}
-    ids = {dataset.user_field: "user", dataset.item_field: "item"}
-    rows = []
-    for suffix, columns in dataset.missing.items():
-        side = suffix if suffix in ("user", "item") else "context"
-        size = {"user": dataset.num_users - 1, "item": dataset.num_items - 1}.get(
-            suffix, dataset.num_inter
-        )
-        for column, count in columns.items():
-            feature = used.get((ids.get(column, side), column))
-            words = f"{len(dataset.vocab[column]) - 1:,}" if column in dataset.vocab else ""
-            share = f"{count / max(size, 1):.1%}"
-            kind = feature.kind if feature else "no feature"
-            rows.append([f"{suffix}.{column}", kind, words, f"{count:,}", share])
-    head = ["column", "feature", "different values", "missing", "share"]
-    return _section(
-        "Columns and missing values", "What the columns are read as.", _table(head, rows)
-    )
-
-
-def _leaks(dataset: Dataset) -> str:
-    found = leakage(dataset)
-    total = max(found.rows, 1)
-    rows = [
-        ("(user, item) pairs that are trained on too", found.repeated),
-        ("interactions before one of the same user that is trained on", found.earlier),
-        ("interactions of users that are not trained on", found.new_users),
-        ("interactions with items that are not trained on", found.new_items),
-    ]
-    text = (
-        f"Of {found.rows:,} interactions to test on. Pairs that are trained on can be remembered; "
-        "those that are earlier are predicted from the future, unless the split is by time "
-        "(data.split.order: time)."
-    )
-    body = _table(
-        ["", "interactions", "share"],
-        [[name, f"{count:,}", f"{count / total:.1%}"] for name, count in rows],
-    )
-    return _section("Leakage between train and test", text, body)
-
-
-def _doubts(dataset: Dataset) -> str:
-    found = "".join(f"<li>{html.escape(doubt)}</li>" for doubt in doubts(dataset))
-    text = "What makes metrics on this data tell little." if found else "Nothing odd was counted."
-    return _section("Warnings", text, f"<ul>{found}</ul>" if found else "")

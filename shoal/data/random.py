@@ -7,7 +7,6 @@ restarts sees the same numbers. The mixing step is the finalizer of splitmix64.
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -96,15 +95,8 @@ def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
 IN_MEMORY = 1 << 20  # samples whose order is kept in memory, 8 bytes each
 
 
-class Order(Protocol):
-    """The order of an epoch's samples."""
-
-    def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
-        """Samples at places start to stop - 1, or at the given ones: int64."""
-
-
 class Unshuffled:
-    """The samples as they are numbered."""
+    """The samples as they are numbered; they may be too many for a list."""
 
     def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
         return np.arange(places.start, places.stop) if isinstance(places, slice) else places

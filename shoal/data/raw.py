@@ -30,13 +30,6 @@ class RawColumn:
     def __len__(self) -> int:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
-    @property
-    def num_missing(self) -> int:
-        """Empty cells, or empty lists."""
-        if self.offsets is not None:
-            return int((np.diff(self.offsets) == 0).sum())
-        return int((np.isnan(self.values) if self.words is None else self.values < 0).sum())
-
     def take(self, rows: np.ndarray) -> RawColumn:
         """The given rows, in that order; row -1 is an empty cell or list."""
         empty = np.nan if self.words is None else -1

@@ -19,7 +19,8 @@ from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Histories
-from shoal.data.random import Order, Shuffle, Unshuffled, permutation
+from shoal.data.prefetch import ahead
+from shoal.data.random import Shuffle, Unshuffled, permutation
 from shoal.data.sampler import NegativeSampler, Seen
 
 
@@ -73,8 +74,6 @@ class Reader:
             return batches
 
         if self.prefetch:
-            from shoal.data.clicks.prefetch import ahead  # its room imports this file
-
             made = ahead(make, chunks, 1)
         else:
             made = map(make, chunks)
@@ -89,7 +88,7 @@ class Reader:
         """This rank's part of a global batch of `count` samples."""
         return count * rank // size, count * (rank + 1) // size
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int) -> Shuffle | Unshuffled | np.ndarray:
         """Sample numbers in the order of an epoch, by slices."""
         if not self.shuffle:
             return Unshuffled()
@@ -200,7 +199,7 @@ class Windows(Reader):
         users, stops = self.place(samples)
         return np.minimum(stops - 1 - self.histories.offsets[users], self.histories.max_len)
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int) -> Shuffle | Unshuffled | np.ndarray:
         if not self.bucket:
             return super().order(epoch)
         order = super().order(epoch)[0 : self.num_samples]

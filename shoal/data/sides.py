@@ -194,7 +194,7 @@ def write_column(
         entry["mean"] = mean_of(values)
         if known is not None:
             values[0] = 0.0
-    stored = write_array(place, f"{name}.bin", values, dtype if _is_token(kind) else "<f4")
+    stored = write_array(place, f"{name}.bin", values, dtype if kind.startswith("token") else "<f4")
     entry["values"] = stored.entry()
     entry["missing"] = int((missing if known is None else missing & known).sum())
     return entry
@@ -204,10 +204,6 @@ def mean_of(values: np.ndarray) -> float:
     """The mean of numbers that are not empty; 0 where all are."""
     given = values[~np.isnan(values)]
     return float(given.mean(dtype=np.float64)) if len(given) else 0.0
-
-
-def _is_token(kind: FieldType) -> bool:
-    return kind.startswith("token")
 
 
 def map_column(place: Place, entry: Entry) -> Column:

@@ -11,29 +11,21 @@ from shoal.data.dataset import Dataset
 
 def describe(dataset: Dataset) -> str:
     """Sizes, averages and fields. Users and items count the padding, averages do not."""
-    return "\n".join(
-        [
-            dataset.name,
-            *(f"{name}: {value}" for name, value in figures(dataset).items()),
-            f"Remain Fields: {list(dataset.types)}",
-            *(f"Left out by {k}: {n} of {rows} interactions" for k, n, rows in left_out(dataset)),
-        ]
-    )
-
-
-def figures(dataset: Dataset) -> dict[str, int | float | str]:
-    """The figures of that block, by their names there."""
     inters = dataset.num_inter
     active_users, active_items = len(per_user(dataset)), len(per_item(dataset))
     sparsity = 1 - inters / dataset.num_users / dataset.num_items
-    return {
-        "The number of users": dataset.num_users,
-        "Average actions of users": inters / active_users,
-        "The number of items": dataset.num_items,
-        "Average actions of items": inters / active_items,
-        "The number of inters": inters,
-        "The sparsity of the dataset": f"{sparsity * 100}%",
-    }
+    lines = [
+        dataset.name,
+        f"The number of users: {dataset.num_users}",
+        f"Average actions of users: {inters / active_users}",
+        f"The number of items: {dataset.num_items}",
+        f"Average actions of items: {inters / active_items}",
+        f"The number of inters: {inters}",
+        f"The sparsity of the dataset: {sparsity * 100}%",
+        f"Remain Fields: {list(dataset.types)}",
+        *(f"Left out by {k}: {n} of {rows} interactions" for k, n, rows in left_out(dataset)),
+    ]
+    return "\n".join(lines)
 
 
 def left_out(dataset: Dataset) -> list[tuple[str, int, int]]:

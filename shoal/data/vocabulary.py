@@ -6,7 +6,7 @@ numbered in the same way. Neither depends on how the files were cut into pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, overload
 
@@ -29,6 +29,13 @@ class Words:
 
     def __init__(self, text: np.ndarray, ends: np.ndarray):
         self.text, self.ends = text, ends
+
+    @classmethod
+    def of(cls, words: Iterable[str]) -> Words:
+        """Those of a list."""
+        encoded = [str(word).encode() for word in words]
+        ends = np.cumsum([len(word) for word in encoded], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -55,9 +62,7 @@ class Words:
         return list(self)
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
-        words = np.empty(len(self), dtype=object)
-        words[:] = list(self)
-        return words
+        return np.array(list(self), dtype=object)
 
     def __iter__(self) -> Iterator[str]:
         data, start = self.text.tobytes(), 0
@@ -139,9 +144,8 @@ def append_words(
         text, ends = Stored(f"words-{name}.bin", "|u1"), Stored(f"ends-{name}.bin", "<i8")
     else:
         text, ends = Stored.of(entry["text"]), Stored.of(entry["ends"])
-    encoded = [word.encode() for word in islice(ids, len(ends), None)]
-    stops = len(text) + np.cumsum([len(word) for word in encoded], dtype=np.int64)
-    for stored, values in ((text, np.frombuffer(b"".join(encoded), np.uint8)), (ends, stops)):
+    new = Words.of(islice(ids, len(ends), None))
+    for stored, values in ((text, new.text), (ends, len(text) + new.ends)):
         writer = append_to(place, stored)
         writer.write(values)
         writer.close()

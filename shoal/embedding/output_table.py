@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.placements.placement import Sharding
+from shoal.embedding.placement import Sharding
 from shoal.embedding.softmax.deferred import Deferred
 from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.embedding.softmax.fused import FusedSoftmax, fusable
@@ -33,7 +33,7 @@ from shoal.world.world import World
 class Held:
     """Rows of a table that are read where they lie: all of them, or this rank's share."""
 
-    engine: RowEngine | None  # None: this rank has none of them
+    engine: Any  # a RowEngine; None: this rank has none of them
     split: tuple[Sharding, World] | None = None  # how ranks share them; None: all are here
 
 
@@ -98,9 +98,7 @@ class OutputTable:
             self._read.append((table.name, rows.requires_grad_()))
         return rows
 
-    def _in_core(
-        self, learn: bool, rows: RowEngine | None, bias: RowEngine | None, others: Tensor
-    ) -> CoreSoftmax | None:
+    def _in_core(self, learn: bool, rows: Any, bias: Any, others: Tensor) -> CoreSoftmax | None:
         found = fusable_on_cpu(rows, bias) if learn and self.alone else None
         return None if found is None else CoreSoftmax(*found, others, self._deferred.append)
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Admission, Filter, Pending
+from shoal.embedding.admission import Admission, Filter, Pending
 from shoal.embedding.table import Table
 
 

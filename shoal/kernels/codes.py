@@ -21,8 +21,14 @@ def codes_of(ids: Tensor, rows: int, padding: int | None, factor: int) -> tuple[
     return out, _core.codes_of(ids.data_ptr(), ids.numel(), rows, pad, factor, out.data_ptr())
 
 
-def distinct_below(codes: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Distinct codes of 0..limit-1 ascending [u], and the place of each one given [n]."""
+def distinct(codes: Tensor, limit: int | None = None) -> tuple[Tensor, Tensor]:
+    """Distinct codes ascending [u], and the place of each one given [n]; limit: all are below it.
+
+    Where codes are many for their limit they need no sorting: there is a slot for every code.
+    """
+    if limit is None or limit > 64 * len(codes):
+        unique, inverse = torch.unique(codes, return_inverse=True)
+        return unique, inverse
     if _core is not None and codes.is_cpu:
         codes = _whole(codes)
         unique, inverse = torch.empty_like(codes), torch.empty_like(codes)
@@ -85,3 +91,12 @@ def add_rows(
         return grads.new_zeros(num_rows, grads.shape[1]) if total is None else total
     summed = torch.ops.aten.embedding_dense_backward(grads, places, num_rows, -1, False)
     return summed if total is None else total.add_(summed)
+
+
+def sum_duplicates(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Unique ids in ascending order [u] and the sums of their gradients [u, dim].
+
+    Gradients are added in the order of occurrence, so the result is deterministic.
+    """
+    unique, inverse = distinct(ids)
+    return unique, add_rows(None, inverse, grads, len(unique))

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.kernels.common.mask_words import kept
 from shoal.kernels.core import load_core
 from shoal.kernels.machine import takes_triton
-from shoal.kernels.mask_words import kept
 
 _core = load_core()
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # that kernels of masks take
@@ -43,13 +43,6 @@ def drop(x: Tensor, p: float, key: int | Tensor, first: int, rows: Tensor | None
 
         return Masked.apply(x, p, key, first, rows)
     return (x * kept(key, p, x.shape, first, rows)) * (1.0 / (1.0 - p))
-
-
-def mask_of(shape: torch.Size, p: float, key: int | Tensor, first: int) -> Tensor:
-    """A mask on a CPU by itself: 0 or 1 / (1 - p) for every value, float32."""
-    if isinstance(key, int):
-        return _mask_by_core(shape, p, key, first, None)
-    return kept(key, p, shape, first, None) * (1.0 / (1.0 - p))
 
 
 def _mask_by_core(shape: torch.Size, p: float, key: int, first: int, rows: Tensor | None) -> Tensor:

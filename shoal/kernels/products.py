@@ -9,7 +9,6 @@ from shoal.kernels.core import load_core
 from shoal.kernels.machine import fits
 
 _core = load_core()
-SMALL = 1 << 16  # multiplications of a product; beyond them torch's calls cost nothing any more
 
 
 def products_of(a: Tensor, b: Tensor) -> Tensor:
@@ -17,7 +16,8 @@ def products_of(a: Tensor, b: Tensor) -> Tensor:
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     if b.shape[-2] != k:
         raise ValueError(f"a {list(a.shape)} and b {list(b.shape)} cannot be multiplied")
-    if a.shape[:-2] == b.shape[:-2] and m * k * n <= SMALL and fits(a := a.contiguous(), b):
+    small = m * k * n <= 1 << 16  # beyond that torch's calls cost nothing any more
+    if a.shape[:-2] == b.shape[:-2] and small and fits(a := a.contiguous(), b):
         out = torch.empty(*a.shape[:-1], n)
         count = a.shape[:-2].numel()
         _core.products(a.data_ptr(), b.data_ptr(), out.data_ptr(), count, m, k, n)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.kernels.common.rules import Recipe, RowRule
 from shoal.kernels.core import load_core
-from shoal.kernels.rules import Recipe, RowRule
 
 _core = load_core()  # None: shoal.embedding.engines.local falls back
 INIT_KINDS = ("uniform", "normal", "constant")

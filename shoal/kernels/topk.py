@@ -22,9 +22,6 @@ TILE = 128  # queries at a time
 BLOCK = 1 << 15  # items at a time
 CACHED = 1 << 17  # scores of a block that stays in the cache: 512 KiB
 MANY = 1024  # queries for which the catalogue is laid out anew
-WIDEST = 512  # vectors of which a block stays in the cache
-ROOM = 64  # that a query keeps beyond 2 * k before the k best are selected
-FEW = 64  # items to each that is wanted: with fewer the core gains nothing
 Fill = Callable[[int, int, int, int, Tensor], None]  # first and last query, and item, where to
 Pairs = tuple[np.ndarray, np.ndarray]  # query [m], item [m]: not to be recommended
 
@@ -42,7 +39,7 @@ class DotProducts:
     def fits(self) -> bool:
         """Whether the core can multiply them, and a block of vectors stays in the cache."""
         both = self.queries.dtype, self.vectors.dtype
-        return self.vectors.shape[1] <= WIDEST and both == (torch.float32, torch.float32)
+        return self.vectors.shape[1] <= 512 and both == (torch.float32, torch.float32)
 
     def blocks(self) -> Tensor:
         """The vectors as the core multiplies by them: [n / block, d, block], filled up with 0."""
@@ -59,7 +56,8 @@ def rank(
     Places of the items that `without` names have the score -inf, at the end.
     """
     topk = min(topk, num_items)
-    quick = _core is not None and topk * FEW <= num_items < 1 << 31
+    # With few items to each that is wanted the core gains nothing.
+    quick = _core is not None and topk * 64 <= num_items < 1 << 31
     blocks: Tensor | None = None
     if quick and isinstance(fill, DotProducts) and num_queries >= MANY and fill.fits:
         blocks = fill.blocks()
@@ -110,7 +108,7 @@ def each(work: Callable[[int], None], tiles: range) -> None:
 
 def _kept(size: int, topk: int) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     """What the core keeps of so many queries: its arguments, and the tensors that they point at."""
-    room = 2 * topk + ROOM
+    room = 2 * topk + 64  # before the k best are selected
     kept = torch.empty(size, room), torch.empty(size, room, dtype=torch.int32)
     more = torch.zeros(size, dtype=torch.int32), torch.full((size,), -torch.inf)
     tensors = (*kept, *more)

@@ -26,6 +26,7 @@ from shoal.launch.watch import Elsewhere, Watch
 from shoal.world.channel import Place
 from shoal.world.hosts import WorldError, look_up
 from shoal.world.rendezvous import MEET, Rendezvous, RunStore
+from shoal.world.variables import rank_variables
 from shoal.world.world import TIMEOUT
 
 
@@ -46,16 +47,10 @@ def launch(
     hosts, host = host_of(section)
     secret = secret_of(section)
     with _meet(section, hosts, host, secret, Path(scratch)) as (place, store, counts):
-        values = {
-            MEET: place.text,
-            "WORLD_SIZE": str(sum(counts)),
-            "LOCAL_WORLD_SIZE": str(section.nproc),
-            "MASTER_ADDR": section.ip,
-            "MASTER_PORT": str(section.port),
-        }
+        values = {MEET: place.text}
         if secret:  # only this user can read the environment; everybody could read arguments
             values["SHOAL_SECRET"] = secret.decode()
-        ranks = Ranks(words, section, scratch, values, sum(counts[:host]), hosts)
+        ranks = Ranks(words, section, scratch, values, counts, host)
         ranks.module = module
         with (
             Elsewhere(store, hosts, host, ranks.hangs) as others,
@@ -81,12 +76,12 @@ class Ranks(Children):
         section: LaunchSection,
         scratch: str,
         values: dict[str, str],
-        first: int,
-        hosts: int,
+        counts: list[int],
+        host: int,
     ):
-        """values: further variables; first: number of the first rank here."""
+        """values: further variables; counts: ranks of each host, of which this one is `host`."""
         self.words, self.section, self.values = words, section, values
-        self.first, self.hosts = first, hosts
+        self.first, self.size, self.hosts = sum(counts[:host]), sum(counts), len(counts)
         super().__init__(scratch, section.hang_timeout, section.nproc)
 
     def _new_watch(self) -> Watch:
@@ -102,7 +97,10 @@ class Ranks(Children):
         return Watch(self._hang_timeout, self._beat_files, elsewhere, self._starting, longest)
 
     def _start(self, number: int) -> subprocess.Popen:
-        own = {"RANK": str(self.first + number), "LOCAL_RANK": str(number), **self.values}
+        place = self.first + number, self.size, number, self._count
+        own = rank_variables(*place, self.section.ip, self.section.port) | self.values
+        handling = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # as torchrun sets it
+        own[handling] = os.environ.get(handling, "1")
         threads = max(1, (os.cpu_count() or 1) // self._count)
         return self._spawn(number, self.words, threads, own)
 

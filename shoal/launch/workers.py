@@ -16,6 +16,7 @@ import shoal
 from shoal.config.schema import LaunchSection
 from shoal.launch.children import Children, Culprit
 from shoal.launch.hosts import LaunchError
+from shoal.world.variables import rank_variables
 
 
 class Workers(Children):
@@ -47,12 +48,11 @@ class Workers(Children):
         return 0 in self._statuses()
 
     def _start(self, number: int) -> subprocess.Popen:
-        values = {  # of a process that is alone in its world, and one of several on its host
-            "RANK": str(self.section.group_offset + number),
-            "WORLD_SIZE": "1",
-            "LOCAL_RANK": str(number),
-            "LOCAL_WORLD_SIZE": str(self._count),
-        }
+        # Of a process that is alone in its world, and one of several on its host.
+        section = self.section
+        values = rank_variables(
+            section.group_offset + number, 1, number, self._count, section.ip, section.port
+        )
         threads = max(1, (os.cpu_count() or 1) // self._count)
         return self._spawn(number, self.words, threads, values)
 

@@ -1,10 +1,10 @@
 """Sockets: of servers and of workers, encrypted where there are keys.
 
 How much a server's peers may make it hold: before one has shown its key, a frame of PIECE bytes for
-each connection, at most for 5 s; the system's limit of open files bounds the number
-of connections. After that MOST_UNREAD messages of each peer in either direction, of which a part of
-rows takes some 640 KiB. Answers beyond that are dropped: a worker that reads asks again, one that
-does not has lost them.
+each connection, at most for 5 s; the system's limit of open files bounds the number of connections.
+After that MOST_UNREAD messages of each peer in either direction, of which rows take 2 MiB at most
+(or one row). Answers beyond that are dropped: a worker that reads asks again, one that does not has
+lost them.
 """
 
 from __future__ import annotations

@@ -11,12 +11,11 @@ Nothing is unpickled or evaluated. Ids and rows of several tables travel as one 
     ids     int64 [sum]        table after table
     rows    float32 or bfloat16 [sum of n * dim], table after table
 
-Rows are asked for so often that every frame counts: a PULL is one frame. So is its answer, or each
-part of it: many rows come as several messages with one sequence number, some of which travel while
-others are read. A part says which of all values it begins with, and the next begins where it ends.
+Rows are asked for so often that every frame counts: a PULL is one frame, and so is its answer. A
+worker asks for many rows by several requests: some travel while others are read.
 
     PULL    header, int64 number of parts, parts, ids
-    OK      header, int64 number of values before these, rows
+    OK      header, rows
 
 A server takes frames of at most PIECE bytes. A request with a larger one has the flag IN_PIECES;
 its frame 1 is int64 [k], the bytes of each of its frames, which follow one after the other in
@@ -41,7 +40,7 @@ from torch import Tensor
 
 from shoal.config.section import Section
 
-MAGIC, VERSION = b"SHOL", 6
+MAGIC, VERSION = b"SHOL", 7
 HEADER = struct.Struct("<4sHHIIQqQ")
 COUNT = struct.Struct("<q")
 MOST_FRAMES = 8
@@ -268,16 +267,8 @@ def parse_pull(frame: bytes | memoryview, flags: int, num_tables: int) -> list[t
 
 
 def rows_message(header: Header, rows: Sequence[Tensor]) -> bytes:
-    """The answer to a request for rows, as one part."""
-    return b"".join((header.pack(), COUNT.pack(0), send_rows(rows, header.flags)))
-
-
-def parse_part(frame: memoryview) -> tuple[int, memoryview]:
-    """A part of such an answer: how many values come before it, and its rows."""
-    if len(frame) < HEADER.size + COUNT.size:
-        raise WireError(f"rows in a frame of {len(frame)} bytes")
-    (first,) = COUNT.unpack_from(frame, HEADER.size)
-    return first, frame[HEADER.size + COUNT.size :]
+    """The answer to a request for rows."""
+    return b"".join((header.pack(), send_rows(rows, header.flags)))
 
 
 def send_ids(pieces: Sequence[Tensor], flags: int) -> Any:

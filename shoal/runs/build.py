@@ -15,19 +15,19 @@ import torch
 from shoal.config.key_applicability import refuse_unread
 from shoal.config.schema import Config, StrategySection
 from shoal.data.clicks import ClickData, InMemory, Layout, open_clicks
-from shoal.data.clicks.per_feature import Apart, log_features
+from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder, encoder_of
+from shoal.data.clicks.per_feature import log_features
 from shoal.data.dataset import Dataset
 from shoal.data.doubts import doubts
 from shoal.data.encode import encode
-from shoal.data.encoder import FeatureEncoder, LogEncoder, encoder_of
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import Feature, features_of, labels_of
 from shoal.data.history import Histories
 from shoal.data.joined import Joined, check_packable, packed_rows
 from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
-from shoal.data.named import named_data
-from shoal.data.prepare import load_dataset, with_side_files
+from shoal.data.prepared.named import named_data
+from shoal.data.prepared.prepare import load_dataset, with_side_files
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.sampler import log_weights
 from shoal.data.samples import ByUser, Prefixes, Users
@@ -242,8 +242,8 @@ def _build_clicks(
             num_slots=sum(feature.is_sparse for feature in features),
             num_dense=sum(feature.width for feature in features if not feature.is_sparse),
         )
-        reader = Apart(reader, features)
-        readers = {phase: Apart(one, features) for phase, one in readers.items()}
+        for one in (reader, *readers.values()):
+            one.describe(features)
     model, strategy = set_up(config, world, model_class, facts, make)
     if facts.per_feature and _packed(strategy):
         raise ValueError(

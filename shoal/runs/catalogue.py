@@ -71,7 +71,7 @@ class RunCatalogue:
     def fill(self, query: Tensor | Batch, items: Tensor | None) -> Fill:
         """What writes scores."""
         if isinstance(query, Tensor):
-            vectors = self.item_vectors()
+            vectors = self.item_vectors
             return DotProducts(query.float().cpu(), vectors if items is None else vectors[items])
         device, model = self.evaluator.world.device, self.model
 
@@ -82,18 +82,14 @@ class RunCatalogue:
 
         return fill
 
+    @cached_property
     def item_vectors(self) -> Tensor:
         """The vector of every item [num_items, dim]."""
         if not isinstance(self.model, Retrieval):
             raise ValueError(
                 f"{type(self.model).__name__} scores pairs: its users and items have no vectors"
             )
-        return self._vectors
-
-    @cached_property
-    def _vectors(self) -> Tensor:
         device, model = self.evaluator.world.device, self.model
-        assert isinstance(model, Retrieval)
         with torch.inference_mode():
             parts = torch.arange(self.dataset.num_items).split(BLOCK)
             return torch.cat([model.encode_item(part.to(device)).float().cpu() for part in parts])

@@ -12,9 +12,9 @@ from shoal.data.dataset import Dataset
 from shoal.data.doubts import doubts
 from shoal.data.encode import encode
 from shoal.data.features import Feature, features_of, options
-from shoal.data.named import named_data
 from shoal.data.page import page
-from shoal.data.prepare import load_dataset, with_side_files
+from shoal.data.prepared.named import named_data
+from shoal.data.prepared.prepare import load_dataset, with_side_files
 from shoal.data.statistics import describe, leakage, per_item, per_user, spread
 from shoal.embedding.placements.planner import in_columns
 from shoal.models import find
@@ -53,7 +53,8 @@ def describe_run(config: Config) -> Description:
         "",
         features_text(features, dataset.missing),
     ]
-    return Description("\n".join(lines), features_yaml(features), lambda: page(dataset, features))
+    text = "\n".join(lines)
+    return Description(text, features_yaml(features), lambda: page(dataset, text))
 
 
 def _warnings(data: Dataset | ClickData) -> list[str]:

@@ -23,9 +23,9 @@ import numpy as np
 from shoal import config as config_room
 from shoal.config.output import flat
 from shoal.data.clicks import InMemory
+from shoal.data.clicks.encoder import FeatureEncoder
 from shoal.data.dataset import Column, Dataset
 from shoal.data.doubts import doubts
-from shoal.data.encoder import FeatureEncoder
 from shoal.data.features import Feature, options
 from shoal.data.ids import Ids
 from shoal.data.joined import Made
@@ -249,13 +249,13 @@ class Fitted:
     def item_vectors(self) -> Vectors:
         """The vector of every item."""
         catalogue = self.trained.recommender.catalogue
-        vectors = catalogue.item_vectors()[1:].numpy()
+        vectors = catalogue.item_vectors[1:].numpy()
         return Vectors(_ids(catalogue.items), vectors)
 
     def user_vectors(self) -> Vectors:
         """The vector of every user; of sequential models, that of the user's whole history."""
         catalogue = self.trained.recommender.catalogue
-        catalogue.item_vectors()  # refuses a model that has none
+        _ = catalogue.item_vectors  # refuses a model that has none
         made = catalogue.of_users(np.arange(1, len(catalogue.users)))
         return Vectors(_ids(catalogue.users), made.numpy())
 

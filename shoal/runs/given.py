@@ -11,7 +11,7 @@ from shoal.config import Resolved
 from shoal.config.schema import CLICK_FORMATS
 from shoal.config.yaml_io import inline
 from shoal.data.clicks.formats import looks_like
-from shoal.data.named import data_values, holds_log
+from shoal.data.prepared.named import data_values, holds_log
 from shoal.data.sources.roles import roles_of
 from shoal.data.sources.table import columns_of
 from shoal.models import find

@@ -39,8 +39,6 @@ from shoal.training.strategy import Strategy
 from shoal.world.gpus import pick_device
 from shoal.world.world import World
 
-USABLE = 0.8  # of a memory, for rows; the rest is the model's, the data's and the system's
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -206,7 +204,8 @@ def _refuse_too_much(
 ) -> None:
     """Refuse what takes more than a memory has, with the nearest configuration that fits."""
     size = max(1, config.launch.nproc, config.launch.world_size)
-    host_room, gpu_room = int(USABLE * machine.host), int(USABLE * (machine.gpu or 0))
+    # The rest of a memory is the model's, the data's and the system's.
+    host_room, gpu_room = int(0.8 * machine.host), int(0.8 * (machine.gpu or 0))
     budget = show_size(host_room // here).replace(" ", "")
     remedy = f"--rows.tiers.host={budget} --rows.tiers.ssd=FOLDER"
     if machine.gpu is not None and total["gpu"] > gpu_room:

@@ -1,7 +1,7 @@
 """Predictions of click models: raw rows in, probabilities out.
 
-A run, an artifact and the service predict alike: the same encoder (data/encoder.py), and tiles of
-rows as an evaluation cuts them.
+A run, an artifact and the service predict alike: the same encoder (data/clicks/encoder.py), and
+tiles of rows as an evaluation cuts them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch
-from shoal.data.encoder import FeatureEncoder, LogEncoder
+from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder
 from shoal.data.sources.frames import to_polars
 from shoal.training.evaluation import predicted
 from shoal.training.evaluation.clicks import TILE_ROWS

@@ -97,6 +97,7 @@ class Catalogue(Protocol):
     def fill(self, query: Any, items: Tensor | None) -> Fill:
         """What writes the scores of a query for these items; None: for all."""
 
+    @property
     def item_vectors(self) -> Tensor:
         """The vector of every item [num_items, dim]; refused where there are none."""
 
@@ -178,7 +179,7 @@ class Recommender:
 
     @cached_property
     def _units(self) -> Tensor:
-        return torch.nn.functional.normalize(self.catalogue.item_vectors(), eps=1e-12)
+        return torch.nn.functional.normalize(self.catalogue.item_vectors, eps=1e-12)
 
     def _history(self, one: Asked) -> tuple[History, list[Any]]:
         """What is known of a history, and what is not."""

@@ -28,7 +28,7 @@ from shoal.config.schema import Config
 from shoal.config.sources import Origin, from_file
 from shoal.config.trust import check_code_trusted, check_trusted
 from shoal.data.dataset import Dataset
-from shoal.data.named import named_data
+from shoal.data.prepared.named import named_data
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
 from shoal.launch.child import GRACE_SECONDS, is_launched, record_failure
 from shoal.launch.hosts import secret_of

@@ -48,9 +48,15 @@ def set_rank(
     """
     if secret:
         os.environ["SHOAL_SECRET"] = secret.decode()
-    os.environ |= {
-        MEET: Place.named(address, port).text,
-        HOLDS: str(int(rank == 0)),
+    own = {MEET: Place.named(address, port).text, HOLDS: str(int(rank == 0))}
+    os.environ |= own | rank_variables(rank, size, local_rank, local_size, address, port)
+
+
+def rank_variables(
+    rank: int, size: int, local_rank: int, local_size: int, address: str, port: int
+) -> dict[str, str]:
+    """Who a process is, under the names that torchrun has for it."""
+    return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(local_rank),

@@ -181,14 +181,7 @@ def find(victim: str, command: Command) -> int | None:
     kind, number = victim.split()
     if kind == "rank":
         return command.ranks().get(int(number))
-    for pid, _, parent in processes():
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-        except OSError:  # likewise
-            continue
-        if parent == command.process.pid and "server" in words and f"--index={number}" in words:
-            return pid
-    return None
+    return command.servers().get((int(number), 0))
 
 
 # ---- what must be so ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_configs import MODELS, SHORT, write_config
+from cluster_configs import LONG, MODELS, SHORT, write_config
 from commands import finish, processes
 from net_hosts import Hosts, Impossible, joined_hosts
 
@@ -24,6 +24,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short(place: Path) -> Path:
     """A config of a short BPR run."""
     return write_config(place / "short.yaml", MODELS["BPR"], SHORT)
+
+
+@pytest.fixture(scope="session")
+def endless(place: Path) -> Path:
+    """A config of a run that only a failure ends."""
+    return write_config(place / "endless.yaml", MODELS["BPR"], LONG, {"train.epochs": 100000})
 
 
 @pytest.fixture(scope="session")

@@ -21,12 +21,6 @@ from shoal.world.channel import Place
 from shoal.world.rendezvous import Rendezvous
 
 
-@pytest.fixture(scope="module")
-def endless(place: Path) -> Path:
-    """A run that only a failure ends."""
-    return write_config(place / "endless.yaml", MODELS["BPR"], LONG, {"train.epochs": 100000})
-
-
 def start_two(config: Path, folder: Path, *more: str) -> tuple[Command, dict[int, int]]:
     """Two ranks in the midst of training, and their process ids."""
     command = shoal("train", config, "--nproc=2", "--output", folder, *more, cwd=folder.parent)
@@ -105,6 +99,7 @@ def test_checkpoints_that_cannot_be_written(endless: Path, tmp_path: Path) -> No
     finish("train", "--resume", folder, "--epochs=1", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_ctrl_c_of_several_processes(endless: Path, tmp_path: Path) -> None:
     command, ranks = start_two(endless, tmp_path / "run")
     command.interrupt()

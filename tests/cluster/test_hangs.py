@@ -35,27 +35,6 @@ def start(config: Path, folder: Path, strategy: str) -> Command:
     return command
 
 
-def find_server(command: Command) -> int | None:
-    """The process number of the server, once it is there."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            except OSError:
-                continue
-            if b"server" in words and int(parent) == command.process.pid:
-                return int(entry.name)
-    return None
-
-
-def server_of(command: Command) -> int:
-    """The process number of the server."""
-    found = find_server(command)
-    assert found is not None, "there is no server"
-    return found
-
-
 @pytest.mark.parametrize(
     "strategy, victim",
     [("ddp", "rank 1"), ("sharded", "rank 0"), ("ps", "rank 1"), ("ps", "server 0")],
@@ -65,7 +44,7 @@ def test_one_that_is_stopped_is_named(
 ) -> None:
     command = start(endless, tmp_path / "run", strategy)
     ranks = command.ranks()
-    pid = server_of(command) if victim == "server 0" else ranks[int(victim[-1])]
+    pid = command.servers()[0, 0] if victim == "server 0" else ranks[int(victim[-1])]
     os.kill(pid, signal.SIGSTOP)
     assert command.wait() == 2, command.output
     (message,) = errors(command.output)
@@ -80,8 +59,8 @@ def test_one_that_is_stopped_is_named(
 def test_one_that_is_stopped_at_its_start(endless: Path, tmp_path: Path, victim: str) -> None:
     words = ("launch", "--worker_num=1", "--server_num=1", endless, "--output", tmp_path / "run")
     command = shoal(*words, cwd=tmp_path)
-    find = {"rank 0": lambda: command.ranks().get(0), "server 0": lambda: find_server(command)}
-    pid = command.until("a process", find[victim])
+    found = command.ranks if victim == "rank 0" else command.servers
+    pid = command.until("a process", lambda: next(iter(found().values()), None))
     os.kill(pid, signal.SIGSTOP)
     assert command.wait() == 2, command.output
     (message,) = errors(command.output)
@@ -98,7 +77,7 @@ def test_a_launcher_that_is_stopped_or_killed(
     command = start(endless, tmp_path / "run", strategy)
     ranks = list(command.ranks().values())
     if strategy == "ps":
-        ranks.append(server_of(command))
+        ranks.append(command.servers()[0, 0])
     os.kill(command.process.pid, number)
     deadline = time.monotonic() + TIMEOUT
     while any(is_alive(pid) for pid in ranks) and time.monotonic() < deadline:

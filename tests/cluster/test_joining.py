@@ -13,15 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cluster_configs import LONG, MODELS, write_config
 from commands import SHOAL, TIMEOUT, Command, errors, metrics, newest_step, result, shoal
 from net_hosts import ADDRESSES, Hosts, run
 from other_user import as_nobody, needs_root, reached
-
-
-@pytest.fixture(scope="module")
-def endless(place: Path) -> Path:
-    return write_config(place / "endless.yaml", MODELS["BPR"], LONG, {"train.epochs": 100000})
 
 
 def family(root: int) -> list[int]:

@@ -85,13 +85,13 @@ def test_evaluation_is_exact_on_any_number_of_processes(place: Path, alone: Path
     assert (
         shoal.evaluate(alone, output=place / "eval-1")["test"] == result(place / "eval-1")["test"]
     )
-    output = finish("eval", alone, "--nproc", "3", "--output", place / "eval-3", cwd=place)
-    one, three = result(place / "eval-1"), result(place / "eval-3")
-    assert one["world_size"] == 1 and three["world_size"] == 3
-    assert set(one) == set(three) == set(result(alone))
+    output = finish("eval", alone, "--nproc", "2", "--output", place / "eval-2", cwd=place)
+    one, two = result(place / "eval-1"), result(place / "eval-2")
+    assert one["world_size"] == 1 and two["world_size"] == 2
+    assert set(one) == set(two) == set(result(alone))
     for phase in ("test", "best_valid"):
         assert one[phase] == pytest.approx(result(alone)[phase], rel=0, abs=1e-8)
-        assert three[phase] == pytest.approx(one[phase], rel=0, abs=1e-8)
+        assert two[phase] == pytest.approx(one[phase], rel=0, abs=1e-8)
     assert output.count("precision@10") == 3  # two lines of the log, one of the table
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster_configs import LONG, MODELS, write_config
-from commands import Command, errors, newest_step, processes, shoal
+from commands import Command, errors, newest_step, shoal
 from ranks import free_port
 from test_ps_launch import numbers
 from test_ps_recovery import EPOCH, PATIENCE, until_saved
@@ -16,22 +16,10 @@ from test_ps_recovery import EPOCH, PATIENCE, until_saved
 pytestmark = pytest.mark.slow
 MORE = {**EPOCH, "strategy.ps.journal": False, "strategy.ps.replicas": 2}
 ROLES = ("--worker_num=2", "--server_num=2")
-Place = tuple[int, int]  # number of a server, and which of its replicas
 
 
 def config_of(path: Path, **more: object) -> Path:
     return write_config(path, MODELS["NeuMF"], LONG, MORE, dict(more))
-
-
-def servers(command: Command) -> dict[Place, int]:
-    """The processes of the servers that this command started."""
-    found = {}
-    for pid, _, parent in processes():
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        if parent == command.process.pid and "server" in words:
-            said = dict(word[2:].split("=", 1) for word in words if "=" in word)
-            found[int(said["index"]), int(said.get("replica", 0))] = pid
-    return found
 
 
 def learned(folder: Path) -> dict[str, bytes]:
@@ -55,7 +43,7 @@ def test_one_of_two_is_killed(tmp_path: Path, mode: str) -> None:
     folder = tmp_path / "run"
     command = shoal("launch", *ROLES, "-m", config, "--output", folder, cwd=tmp_path)
     until_saved(command, folder)
-    workers, there = command.ranks(), servers(command)
+    workers, there = command.ranks(), command.servers()
     assert sorted(there) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     told = "its replica goes on, and no other is started in its place"
     for count, place in enumerate([(1, 0), (0, 1)], 1):  # one that is read from, one that is not
@@ -66,7 +54,7 @@ def test_one_of_two_is_killed(tmp_path: Path, mode: str) -> None:
         os.kill(there[place], signal.SIGKILL)
         command.until("the message", lambda n=count: command.output.count(told) == n, PATIENCE)
         assert command.ranks() == workers
-    assert servers(command) == {place: there[place] for place in [(0, 0), (1, 1)]}
+    assert command.servers() == {place: there[place] for place in [(0, 0), (1, 1)]}
     assert command.wait(PATIENCE) == 0, command.output
     assert not errors(command.output) and "Traceback" not in command.output
     assert f"server 1 (replica 1 of 2) on host {os.uname().nodename}" in command.output
@@ -82,7 +70,7 @@ def test_both_are_killed(tmp_path: Path) -> None:
     roles = ("--worker_num=1", "--server_num=1")
     command = shoal("launch", *roles, "-m", config, "--output", folder, cwd=tmp_path)
     until_saved(command, folder)
-    there = servers(command)
+    there = command.servers()
     os.kill(there[0, 0], signal.SIGKILL)
     command.until("the message", lambda: "its replica goes on" in command.output, PATIENCE)
     os.kill(there[0, 1], signal.SIGKILL)

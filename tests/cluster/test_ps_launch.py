@@ -64,19 +64,8 @@ def started(config: Path, folder: Path, roles: tuple[str, str] = COUNTS) -> Comm
     """Two workers and two servers in the midst of training."""
     command = shoal("launch", *roles, "-m", config, "--output", folder, cwd=folder.parent)
     command.until("the first checkpoints", lambda: newest_step(folder) > 10)
-    assert sorted(command.ranks()) == [0, 1] and len(servers(command)) == 2
+    assert sorted(command.ranks()) == [0, 1] and len(command.servers()) == 2
     return command
-
-
-def servers(command: Command) -> dict[int, int]:
-    """Number -> process id of the servers that this command started."""
-    found = {}
-    for pid, _, parent in processes():
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        if parent == command.process.pid and "server" in words:
-            index = next(word for word in words if word.startswith("--index="))
-            found[int(index.removeprefix("--index="))] = pid
-    return found
 
 
 def the_end_of(command: Command, status: int = 2) -> str:
@@ -110,6 +99,7 @@ def numbers(folder: Path) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_it_learns_as_one_process_does(place: Path, config: Path, whole: Path) -> None:
     finish("train", config, "--strategy.name=single", "--output", place / "one", cwd=place)
     assert result(whole)["world_size"] == 2
@@ -123,7 +113,7 @@ def test_it_learns_as_one_process_does(place: Path, config: Path, whole: Path) -
 def test_a_server_that_is_killed(endless: Path, tmp_path: Path, roles: Any) -> None:
     """On one host that is seen at once; a worker would say so only after its patience."""
     command = started(endless, tmp_path / "run", roles())
-    victim = servers(command)[1]
+    victim = command.servers()[1, 0]
     os.kill(victim, signal.SIGKILL)
     message = the_end_of(command)
     for part in ("server 1 on host", socket.gethostname(), "SIGKILL", f"pid {victim}", "--resume"):
@@ -179,6 +169,7 @@ def newest_of(output: str) -> int:
     return int(line.rpartition("(step ")[2].split(")")[0])
 
 
+@pytest.mark.slow
 def test_evaluating_without_servers(whole: Path, tmp_path: Path) -> None:
     finish("eval", whole, "--output", tmp_path / "eval", cwd=tmp_path)
     assert result(tmp_path / "eval")["test"] == pytest.approx(result(whole)["test"], abs=1e-6)

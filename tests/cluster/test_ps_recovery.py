@@ -12,7 +12,7 @@ import pytest
 from cluster_configs import LONG, MODELS, write_config
 from commands import Command, errors, is_alive, newest_step, shoal
 from ranks import free_port
-from test_ps_launch import numbers, servers
+from test_ps_launch import numbers
 
 pytestmark = pytest.mark.slow
 KILLS = 5
@@ -35,7 +35,7 @@ def config_of(path: Path, **more: object) -> Path:
 
 def kill_server(command: Command, number: int) -> int:
     """Kill a server in the midst of its work; its process, when another one is at work."""
-    pid = command.until("a server", lambda: servers(command).get(number))
+    pid = command.until("a server", lambda: command.servers().get((number, 0)))
     until_back(command, number, lambda: os.kill(pid, signal.SIGKILL))
     return pid
 
@@ -84,7 +84,7 @@ def test_more_kills_than_restarts(tmp_path: Path) -> None:
     command = shoal("launch", *ROLES, "-m", config, "--output", folder, cwd=tmp_path)
     until_saved(command, folder)
     kill_server(command, 0)
-    pid = servers(command)[0]
+    pid = command.servers()[0, 0]
     os.kill(pid, signal.SIGKILL)
     assert command.wait(PATIENCE) == 2
     (message,) = errors(command.output)
@@ -98,7 +98,7 @@ def test_a_server_that_is_stopped_for_good(tmp_path: Path) -> None:
     command = shoal("launch", *ROLES, "-m", config, "--output", folder, cwd=tmp_path)
     until_saved(command, folder)
     for _ in range(2):
-        pid = servers(command)[1]
+        pid = command.servers()[1, 0]
         until_back(command, 1, lambda pid=pid: os.kill(pid, signal.SIGSTOP))
     assert command.wait(PATIENCE) == 0, command.output
     assert command.output.count("was stopped") == 2 and not errors(command.output)
@@ -119,7 +119,7 @@ def test_started_again_by_hand(tmp_path: Path) -> None:
     first = commands["worker", 0]
     until_saved(first, folder)
     old = commands["server", 1]
-    pid = servers(old)[1]
+    pid = old.servers()[1, 0]
     old.kill()
     deadline = time.monotonic() + PATIENCE
     while is_alive(pid) and time.monotonic() < deadline:  # it follows its launcher

@@ -11,7 +11,6 @@ import pytest
 from cluster_configs import LONG, MODELS, write_config
 from commands import Command, errors, finish, is_alive, newest_step, result, shoal
 from ranks import free_port
-from test_hangs import server_of
 from test_resume import assert_same, long_run
 
 from shoal.config import ConfigError
@@ -27,7 +26,7 @@ def kill_after(
     first = newest_step(folder)
     command.until("some steps more", lambda: newest_step(folder) > first + 20)
     command.until("the processes", lambda: len(command.ranks()) == ranks)
-    pid = server_of(command) if victim == "server 0" else command.ranks()[int(victim)]
+    pid = command.servers()[0, 0] if victim == "server 0" else command.ranks()[int(victim)]
     os.kill(pid, number)
     command.until("its end", lambda: not is_alive(pid))
     return pid

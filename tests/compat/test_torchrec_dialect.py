@@ -13,7 +13,7 @@ import yaml
 from shoal.compat.dialects import torchrec
 from shoal.config import ConfigError
 from shoal.config.schema import Config
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.runs.plan import Machine, plan_run
 from shoal.runs.run import resolve
 

@@ -67,7 +67,7 @@ def export_here(parts: Parts, config: Config, folder: Path) -> Artifact:
     given = {"model": parts.model, "config": config, "parts": parts, "state": state}
     run: Any = SimpleNamespace(**given, world=World(), types=(str, str))
     save_file(Writer(run, folder, "float32", None, True).write(), folder / CHECK)
-    found = check_here(folder, "float32", None)
+    found = check_here(folder, None)
     assert found["largest_difference"] <= found["allowed"]
     return Artifact(folder)
 

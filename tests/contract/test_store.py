@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from shoal.embedding.engines.init import initial_rows
-from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.store import Rows, Store
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 
-needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 ENGINES = ["reference", "device", pytest.param("native", marks=needs_core)]
 SEED = 7
 GROWING_IDS = [-(2**63), -5, 0, 3, 2**40, 2**63 - 1]

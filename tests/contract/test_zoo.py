@@ -195,7 +195,7 @@ def test_a_bucketed_batch_may_be_cut(name: str) -> None:
 
 
 def test_what_a_model_cannot_do_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"train\.recompute.*GRU4Rec has none"):
+    with pytest.raises(ValueError, match=r"train\.recompute.*GRU4Rec has no layers"):
         made("GRU4Rec", World(), train__recompute=True)
     with pytest.raises(ValueError, match=r"train\.bucket.*BERT4Rec does not read"):
         made("BERT4Rec", World(), train__bucket=True)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from shoal.data.clicks.prefetch import ahead
+from shoal.data.prefetch import ahead
 
 
 def test_work_ahead_keeps_its_order_and_its_bounds() -> None:

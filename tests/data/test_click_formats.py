@@ -18,13 +18,13 @@ from shoal.data.clicks.lines import LineBlock
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import load
 from shoal.data.clicks.samples import Layout, Samples, join
-from shoal.data.clicks.slots import NativeParser, PlainParser
+from shoal.data.clicks.slots import native_parser, plain_parser
 from shoal.data.sources.files import find_files
 from shoal.kernels.core import has_core
 
 SMALL = Layout(("1", "2", "x"), ("d", "d"), "click")
 native = pytest.mark.skipif(not has_core(), reason="no native core was built")
-PARSERS = [PlainParser, pytest.param(NativeParser, marks=native)]
+PARSERS = [plain_parser, pytest.param(native_parser, marks=native)]
 
 
 def parse(parser, text: bytes, layout: Layout = SMALL) -> Samples:
@@ -113,15 +113,10 @@ def test_a_bad_line_is_named(parser, line: str, said: str) -> None:
     assert str(caught.value).startswith("log.txt, line 4: ") and said in str(caught.value)
 
 
-def test_keys_that_are_not_named_can_be_passed_over() -> None:
+@pytest.mark.parametrize("parser", PARSERS)
+def test_keys_that_are_not_named_can_be_passed_over(parser) -> None:
     layout = Layout(("2",), (), "click", others=True)
-    assert parse(PlainParser, b"click:0 1:5 2:6 d:x\n", layout).ids.tolist() == [[6]]
-
-
-@native
-def test_keys_are_passed_over_by_the_core_too() -> None:
-    layout = Layout(("2",), (), "click", others=True)
-    assert parse(NativeParser, b"click:0 1:5 2:6 d:x\n", layout).ids.tolist() == [[6]]
+    assert parse(parser, b"click:0 1:5 2:6 d:x\n", layout).ids.tolist() == [[6]]
 
 
 NUMBERS = st.one_of(
@@ -145,7 +140,7 @@ SOUND = st.tuples(NUMBERS, NUMBERS, IDS).map(lambda t: f"click:0 d:{t[0]} d:{t[1
 @given(st.lists(st.tuples(st.one_of(LINES, SOUND), ENDS).map("".join), min_size=1, max_size=4))
 def test_the_core_and_the_reference_agree(lines: list[str]) -> None:
     results: list[object] = []
-    for parser in (PlainParser, NativeParser):
+    for parser in (plain_parser, native_parser):
         try:
             found = parse(parser, "\n".join(lines).encode())
         except ValueError as error:
@@ -301,7 +296,7 @@ def test_folding_keeps_what_fits_and_never_makes_a_zero() -> None:
 
 def test_taking_slicing_and_joining_lists() -> None:
     text = b"click:0 d:1 d:2 1:1 1:2\nclick:1 d:3 d:4 2:3 x:4 x:5\nclick:0 d:5 d:6\n"
-    found = parse(PlainParser, text)
+    found = parse(plain_parser, text)
     lists = [[[1, 2], [0], [0]], [[0], [3], [4, 5]], [[0], [0], [0]]]
 
     def as_lists(samples: Samples) -> list[list[list[int]]]:
@@ -312,7 +307,7 @@ def test_taking_slicing_and_joining_lists() -> None:
     assert as_lists(found) == lists
     assert as_lists(found.take(np.array([2, 0, 1, 0]))) == [lists[k] for k in (2, 0, 1, 0)]
     assert as_lists(found.cut(1, 3)) == lists[1:]
-    plain = parse(PlainParser, b"click:1 d:7 d:8 1:9\n")
+    plain = parse(plain_parser, b"click:1 d:7 d:8 1:9\n")
     both = join([plain, found.cut(0, 1)])
     assert as_lists(both) == [[[9], [0], [0]], lists[0]]
     assert both.dense.tolist() == [[7, 8], [1, 2]] and both.labels.tolist() == [1, 0]

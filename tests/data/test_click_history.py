@@ -10,8 +10,8 @@ import torch
 
 from shoal.config.schema import DataSection
 from shoal.data.batch import Jagged
+from shoal.data.clicks.encoder import encoder_of
 from shoal.data.dataset import Dataset
-from shoal.data.encoder import encoder_of
 from shoal.runs.build import build
 from shoal.runs.run import resolve
 from shoal.world.world import World

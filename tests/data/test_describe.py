@@ -15,7 +15,7 @@ from shoal.command.cli import app
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Dataset
 from shoal.data.knowledge import knowledge_of
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.statistics import leakage
 from shoal.runs.build import build
 from shoal.runs.describe import describe_run
@@ -50,7 +50,14 @@ def test_the_command_prints_and_writes(folder: Path, tmp_path: Path) -> None:
     assert len(plots) == 3  # this data has no time
     for plot in plots:
         assert len(list(xml.fromstring(plot))) > 3
-    for title in ("Popularity", "Lengths", "Activity over time", "Sparsity", "missing", "Leakage"):
+    for title in (
+        "Popularity",
+        "Lengths",
+        "Activity over time",
+        "Sparsity",
+        "missing",
+        "to test on",
+    ):
         assert title in text
 
 

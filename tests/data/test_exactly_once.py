@@ -25,8 +25,8 @@ from shoal.data.clicks.samples import Layout
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
 from shoal.data.masking import MaskedWindows, Masking
-from shoal.data.prepare import load_dataset
 from shoal.data.prepared.folder import Job
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 from shoal.data.reader import Interactions, Reader, Windows
 

@@ -18,7 +18,7 @@ from shoal.data.batch import Jagged
 from shoal.data.encode import encode
 from shoal.data.features import features_of, guess, options
 from shoal.data.joined import Joined, pack
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.models.base import Facts
 from shoal.runs.build import build
 from shoal.world.world import World

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from shoal.config.schema import DataSection
-from shoal.data.fetch import ARCHIVES, Archive, FetchError, fetch
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
+from shoal.data.sources.fetch import ARCHIVES, Archive, FetchError, fetch
 
 RATINGS = "".join(f"{n % 50}\t{n % 97}\t{n % 5 + 1}\t{n}\n" for n in range(40_000))
 

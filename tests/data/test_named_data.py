@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from shoal.command.cli import app
 from shoal.data.dataset import Dataset
-from shoal.data.named import data_values, named_data
 from shoal.data.prepared.folder import Job
+from shoal.data.prepared.named import data_values, named_data
 from shoal.data.prepared.preparing import prepare
 from shoal.models import find
 from shoal.runs.build import build

@@ -13,8 +13,8 @@ import pytest
 from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import Stream, load
-from shoal.data.prepare import load_dataset
 from shoal.data.prepared.folder import Job
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 
 SLOTS = "".join(f"click:{k % 2} 1:{k + 1}\n" for k in range(5000))

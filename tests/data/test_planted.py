@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.config.schema import DataSection, PlantedSection
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.sources.planted import planted_truth
 
 SMALL = {"users": 60, "items": 90, "interactions": 1200}

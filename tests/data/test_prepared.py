@@ -18,8 +18,8 @@ from small import DATA, NO_DROPOUT, small_config
 from shoal.data import passes as partition
 from shoal.data import random as random_room
 from shoal.data.history import Histories
-from shoal.data.prepare import load_dataset
 from shoal.data.prepared.folder import Job, check, locked
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 from shoal.data.sampler import Seen
 from shoal.data.sources import text
@@ -365,7 +365,7 @@ def test_training_from_a_prepared_folder_does_not_import_polars(tmp_path) -> Non
     script = (
         "import sys; sys.modules['polars'] = None\n"
         "from shoal.config.schema import DataSection, SplitSection\n"
-        "from shoal.data.prepare import load_dataset\n"
+        "from shoal.data.prepared.prepare import load_dataset\n"
         f"data = DataSection(path={str(to)!r}, split=SplitSection(by='ratio'))\n"
         "assert load_dataset(data, 1).num_inter == 3000\n"
     )

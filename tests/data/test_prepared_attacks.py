@@ -12,9 +12,9 @@ from test_prepared import config_of, rows, write_inter
 
 from shoal.config.schema import DataSection
 from shoal.data import store as files
-from shoal.data.prepare import load_dataset
 from shoal.data.prepared import views
 from shoal.data.prepared.folder import Job
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 from shoal.data.split import PHASES
 

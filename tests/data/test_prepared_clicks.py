@@ -213,7 +213,7 @@ def test_a_folder_that_was_changed_is_refused(tmp_path, what) -> None:
 
 def test_interactions_and_logs_are_not_mixed_up(tmp_path) -> None:
     pytest.importorskip("polars")
-    from shoal.data.prepare import load_dataset
+    from shoal.data.prepared.prepare import load_dataset
     from shoal.data.prepared.preparing import prepare
 
     write(tmp_path)

@@ -20,8 +20,8 @@ from shoal.data.dataset import Dataset, Ragged
 from shoal.data.encode import encode
 from shoal.data.features import features_of, labels_of
 from shoal.data.joined import Joined
-from shoal.data.prepare import load_dataset, with_side_files
 from shoal.data.prepared.folder import Job, check
+from shoal.data.prepared.prepare import load_dataset, with_side_files
 from shoal.data.prepared.preparing import prepare
 from shoal.runs.build import fingerprint
 from shoal.runs.describe import describe_run

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from shoal.config.schema import DataSection
-from shoal.data.prepare import load_dataset
 from shoal.data.prepared.folder import Job
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 from shoal.data.sources import text
 from shoal.data.sources.quotes import Cells

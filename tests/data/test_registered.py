@@ -9,15 +9,15 @@ import numpy as np
 import polars as pl
 import pytest
 
+from shoal.config import data_section as schema
 from shoal.config.schema import DataSection
-from shoal.config.schema import data as schema
 from shoal.data import clicks, sources
 from shoal.data.clicks.lines import Parser
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import load
-from shoal.data.named import named_data
-from shoal.data.prepare import load_dataset
 from shoal.data.prepared.folder import Job
+from shoal.data.prepared.named import named_data
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 from shoal.data.raw import Raw, RawColumn, RawTable
 from shoal.data.sources.table import Header, Part

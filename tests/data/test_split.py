@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.config.schema import DataSection, SplitSection
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.split import PHASES, phase_of_rows, rows_by_phase
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Dataset
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.statistics import describe
 
 ML_100K = """ml-100k

@@ -18,7 +18,7 @@ import pytest
 import shoal
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Dataset
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.sources.frames import to_polars
 from shoal.runs.build import build
 from shoal.runs.run import resolve

@@ -9,10 +9,9 @@ import pytest
 import torch
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
-from shoal.embedding.engines.admission import Admission, Shrink
+from shoal.embedding.admission import Shrink
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
-from shoal.embedding.pooling import pool_rows
 from shoal.embedding.store import EVERY
 from shoal.embedding.table import Init, Numbering, Table
 
@@ -49,14 +48,10 @@ def wide(ids):
     return torch.where(ids == 5, 5, product)
 
 
-def shown_once(clicks):
-    return torch.stack([torch.ones_like(clicks), clicks], 1)
-
-
 class Both:
     """The same three tables twice, and steps of both."""
 
-    def __init__(self, optimizer, grows=False, dtype="float32", admission=None):
+    def __init__(self, optimizer, grows=False, dtype="float32"):
         torch.manual_seed(0)
         rows = None if grows else ROWS
         self.grows, self.half = grows, dtype == "bfloat16"
@@ -66,11 +61,9 @@ class Both:
             Table(f"t{k}", DIM, rows, one, 5, dtype=dtype, numbering=share)
             for k, (one, share) in enumerate(zip(BEGINS, shares, strict=True))
         ]
-        if grows:
-            self.ours = gpu_growing.GrowingGpuTables(tables, optimizer, 3, DEVICE, admission)
-        else:
-            self.ours = gpu_tables.GpuTables(tables, optimizer, 3, DEVICE)
-        self.theirs = [Reference(table, optimizer, 3, admission) for table in tables]
+        kind = gpu_growing.GrowingGpuTables if grows else gpu_tables.GpuTables
+        self.ours = kind(tables, optimizer, 3, DEVICE)
+        self.theirs = [Reference(table, optimizer, 3) for table in tables]
 
     def draw(self):
         """Ids of each table; one of the last has three windows of occurrences, one is padding."""
@@ -86,23 +79,19 @@ class Both:
     def look_up(self, ids):
         return self.ours.look_up([part.to(DEVICE) for part in ids])
 
-    def step(self, clicks=None):
+    def step(self):
         """Read, compare, and learn by gradients that hang on what was read."""
         ids = self.draw()
         lookup = self.look_up(ids)
         want = torch.cat([engine.pull(part) for engine, part in zip(self.theirs, ids)])
-        counted = {} if clicks is None else {"clicks": clicks.to(DEVICE)}
         self.ours.begin(0.05, lookup)
         got = self.ours.pull(lookup, learn=True)
         self.close(got, want)
         grads = want - torch.randn_like(want) * 0.1
         ahead = self.ours.take_sorted(lookup.counts)
-        assert (ahead is not None) == self.ours.sorts_ahead
-        segments = self.ours.sort(lookup) if ahead is None else ahead.segments
-        self.ours.apply(segments, grads.to(DEVICE), **counted)
-        given = [None] * len(COUNTS) if clicks is None else clicks.split(COUNTS)
-        for engine, part, grad, some in zip(self.theirs, ids, grads.split(COUNTS), given):
-            engine.push(part, grad, 0.05, None if some is None else shown_once(some))
+        self.ours.apply(ahead.segments, grads.to(DEVICE))
+        for engine, part, grad in zip(self.theirs, ids, grads.split(COUNTS)):
+            engine.push(part, grad, 0.05)
 
     def compare_exports(self):
         for number, engine in enumerate(self.theirs):
@@ -152,50 +141,13 @@ def test_the_first_values_have_the_same_bits():
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize(
-    ("mode", "weighted", "grows"),
-    [("sum", False, False), ("sum", True, True), ("mean", False, True), ("mean", True, False)],
-)
-def test_bags_are_pooled_and_learn(mode, weighted, grows):
-    both = Both(RowOptimizer("adagrad"), grows)
-    lengths = [[3, 0, 2, 1], [0], [4, 1, 0, 1] + [1] * 40]  # of the bags of each table
-    counts = [sum(length) for length in lengths]
-    ids = [part[:n] for part, n in zip(both.draw(), counts)]
-    ids[2][4:] = ids[2][1]  # more than a window of them
-    weights = torch.rand(sum(counts)) if weighted else None
-    rows, want = [], []
-    parts = [None] * 3 if weights is None else weights.split(counts)
-    for engine, part, some, length in zip(both.theirs, ids, parts, lengths):
-        offsets = torch.tensor([0, *length]).cumsum(0)
-        rows.append(engine.pull(part).requires_grad_())
-        want.append(pool_rows(rows[-1], part, offsets, mode, some, engine.table.padding))
-    every = [one for length in lengths for one in length]
-    offsets = torch.tensor([0, *every]).cumsum(0).to(DEVICE)
-    lookup = both.look_up(ids)
-    given = None if weights is None else weights.to(DEVICE)
-    got, pooling = both.ours.pull_bags(lookup, offsets, mode, given)
-    both.close(got, torch.cat(want).detach())
-    grads = torch.randn(sum(map(len, lengths)), DIM)
-    torch.cat(want).backward(grads)
-    both.ours.push(lookup, grads.to(DEVICE), 0.05, pooling)
-    for engine, part, some in zip(both.theirs, ids, rows):
-        engine.push(part, some.grad, 0.05)
-    both.compare_exports()
-
-
-def test_ids_earn_their_rows_and_lose_them():
-    admission = Admission(4.0, 1.0, 2.0)
-    both = Both(RowOptimizer("adam"), True, admission=admission)
+def test_small_rows_are_dropped():
+    both = Both(RowOptimizer("adam"), True)
     for _ in range(2):
-        both.step(torch.rand(sum(COUNTS)).round())
-    both.compare_exports()
-    for number, engine in enumerate(both.theirs):
-        both.ours.decay(number, 0.5)
-        engine.decay(0.5)
-    for rule in (Shrink(min_score=1.5), Shrink(capacity=6, order="lru"), Shrink(min_norm=0.1)):
-        gone = [both.ours.shrink(number, rule) for number in range(3)]
-        assert gone == [engine.shrink(rule) for engine in both.theirs]
-    both.step(torch.zeros(sum(COUNTS)))  # the rows that went begin again, in memory that was used
+        both.step()
+    gone = [both.ours.shrink(number, 0.25) for number in range(3)]
+    assert sum(gone) and gone == [engine.shrink(Shrink(min_norm=0.25)) for engine in both.theirs]
+    both.step()  # the rows that went begin again, in memory that was used
     both.compare_exports()
 
 
@@ -235,16 +187,10 @@ def test_an_id_outside_its_table_is_refused():
     both.ours.check()  # said once
 
 
-def test_tables_of_two_widths_are_refused():
-    tables = [Table("a", 4, 10), Table("b", 8, 10)]
-    with pytest.raises(ValueError, match=r"widths \[4, 8\]: one GpuTables holds one width"):
-        gpu_tables.GpuTables(tables, RowOptimizer("sgd"), 0, DEVICE)
-
-
 # ---- as engines ---------------------------------------------------------------------------------
 
 
-def make_engines(admission=None):
+def make_engines():
     """Two fixed tables and a growing one, of two widths; and the reference of each."""
     tables = [
         Table("a", DIM, 20, BEGINS[0], 5),
@@ -252,10 +198,9 @@ def make_engines(admission=None):
         Table("c", DIM, 30, BEGINS[1]),
     ]
     optimizer = RowOptimizer("adam")
-    counted = [None, admission, None]
-    engines = gpu_engine.make_gpu_engines(tables, optimizer, 3, DEVICE, admissions=counted)
+    engines = gpu_engine.make_gpu_engines(tables, optimizer, 3, DEVICE)
     assert engines[0].group is engines[2].group
-    return engines, [Reference(one, optimizer, 3, rule) for one, rule in zip(tables, counted)]
+    return engines, [Reference(one, optimizer, 3) for one in tables]
 
 
 def compare(engine, reference):
@@ -309,32 +254,6 @@ def test_rows_that_are_assigned_keep_their_state_or_begin():
         engine.forget()
         engine.assign(torch.tensor([1, 2, 3]), torch.ones(3, 3))  # in memory that was used
     compare(engines[1], references[1])
-
-
-def test_a_leaf_that_counts_is_saved_and_restored():
-    torch.manual_seed(0)
-    rule = Admission(3.0, 1.0, 2.0)
-    engines, references = make_engines(rule)
-    engine, reference = engines[1], references[1]
-    for _ in range(2):
-        ids = torch.randint(0, 30, (40,))
-        grads, counts = torch.randn(40, 3), shown_once(torch.rand(40).round())
-        for one in (engine, reference):
-            one.push(ids, grads, 0.1, counts)
-    compare(engine, reference)
-    other = make_engines(rule)[0][1]
-    other.step = engine.step
-    for rows in engine.export(4):
-        other.restore(rows)
-    for pending in engine.export_pending(4):
-        other.restore_pending(pending)
-    compare(other, reference)
-    for mine, known in zip(other.export_pending(), reference.export_pending(), strict=True):
-        for key in ("ids", "show", "click", "last_step"):
-            assert torch.equal(getattr(mine, key), getattr(known, key))
-    other.forget()
-    assert len(other) == 0
-    assert not list(other.export_pending())
 
 
 def test_what_does_not_fit_a_leaf_is_refused():

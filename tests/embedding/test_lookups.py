@@ -7,14 +7,15 @@ import torch
 from services import attach, taken
 
 from shoal.data.batch import Batch
-from shoal.embedding.engines.local import make_local, native_is_built, pull_all
+from shoal.embedding.engines.local import make_local, pull_all
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Table
+from shoal.kernels.core import has_core
 from shoal.models.nn.losses import bpr_loss
 
 USERS, ITEMS = Table("user", 4, 9), Table("item", 4, 12)
-BACKENDS = ["reference", *(["native"] if native_is_built() else [])]
+BACKENDS = ["reference", *(["native"] if has_core() else [])]
 
 
 def leaf(table: Table, backend: str):

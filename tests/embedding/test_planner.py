@@ -63,29 +63,8 @@ def test_tables_placed_whole_fill_the_emptiest_rank() -> None:
 def test_the_table_of_figures() -> None:
     text = str(plan([BIG, SMALL], size=2, optimizer=RowOptimizer("sgd")))
     lines = text.splitlines()
-    assert lines[0].split() == [
-        "table",
-        "rows",
-        "dim",
-        "place",
-        "bytes",
-        "per",
-        "rank",
-        "lookups",
-        "per",
-        "rank",
-    ]
-    assert lines[1].split() == [
-        "big",
-        "1,000,000",
-        "64",
-        "row",
-        "by",
-        "hash",
-        "122.1",
-        "MiB",
-        "0.50",
-    ]
+    assert " ".join(lines[0].split()) == "table rows dim place bytes per rank lookups per rank"
+    assert " ".join(lines[1].split()) == "big 1,000,000 64 row by hash 122.1 MiB 0.50"
     assert lines[2].split() == ["small", "100", "8", "replicate", "3.1", "KiB", "0.50"]
     assert lines[-1].split() == ["imbalance", "1.00", "1.00"]
     skewed = str(plan([BIG], size=2, tables={"big": {"place": "table", "rank": 1}}))

@@ -19,19 +19,19 @@ from safetensors.torch import load as parse_tensors
 
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.embedding.engines.admission import Admission, Filter, Pending
-from shoal.embedding.engines.local import native_is_built
+from shoal.embedding.admission import Admission, Filter, Pending
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give, take
 from shoal.training.strategy import make_strategy
 from shoal.world.world import World
 
 # Without the core there are no Bloom filters: ids are counted exactly (see Admission).
-pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 TABLE = Table("ads", 4, None, Init("uniform", 0.5))
 SIZE = 32 * 20
 MASK = (1 << 64) - 1
@@ -138,18 +138,6 @@ def test_a_table_goes_on_where_its_filter_came_from(chunk_bytes: int) -> None:
     for store in (first, second):
         teach(store, 9, 20)
     assert everything(first) == everything(second) and len(first) > held > 0
-
-
-def test_without_its_filter_it_would_not() -> None:
-    """So that the test above shows something."""
-    first, second = make(), make()
-    teach(first, 0, 9)
-    for rows in first.export():
-        second.restore(rows)
-    second.step = first.step
-    for store in (first, second):
-        teach(store, 9, 20)
-    assert everything(first) != everything(second)
 
 
 def test_exact_counts_go_on_in_a_filter() -> None:
@@ -348,15 +336,6 @@ def test_a_filter_of_another_layout_is_told(warnings: list[str]) -> None:
     tell_lost(store, taken)
     assert len(warnings) == 1 and f"1 × {SIZE} bytes in another order" in warnings[0]
     assert not filter_of(store).any()
-
-
-def test_a_store_without_counters_takes_the_rows_alone(warnings: list[str]) -> None:
-    strategy, plain = strategy_of(rules()), strategy_of(RowsSection())
-    train(strategy, 1, 7)
-    give(plain, take(strategy, {}))
-    ids = global_batch(3, "one", "grows").flat_ids("slots").reshape(-1)
-    assert torch.equal(plain.stores["slots"].pull(ids), strategy.stores["slots"].pull(ids))
-    assert warnings == []
 
 
 def on_ranks(world: World, folder: str) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from shoal.embedding.engines import local
 from shoal.embedding.engines.init import initial_rows
-from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 
-needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 
 tables = st.builds(
     Table,

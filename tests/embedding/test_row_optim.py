@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Table
+from shoal.kernels.core import has_core
 
-needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 ENGINES = ["reference", pytest.param("native", marks=needs_core)]
 ROWS, DIM, STEPS = 40, 6, 8
 
@@ -41,67 +42,44 @@ def every():
     return torch.cat([torch.randperm(ROWS), torch.randint(0, ROWS, (25,))])
 
 
+SPARSE = [  # row optimizer, its hyper-parameters; torch's class: it has the same ones
+    ("sgd", {}, torch.optim.SGD),
+    ("adagrad", {}, torch.optim.Adagrad),
+    ("adagrad", {"initial_accumulator_value": 0.1, "eps": 1e-3}, torch.optim.Adagrad),
+    ("sparse_adam", {}, torch.optim.SparseAdam),
+    ("sparse_adam", {"betas": (0.7, 0.9), "eps": 1e-2}, torch.optim.SparseAdam),
+]
+DENSE = [
+    ("adam", {}, torch.optim.Adam),
+    ("adam", {"weight_decay": 0.1, "eps": 1e-2}, torch.optim.Adam),
+    ("adamw", {}, torch.optim.AdamW),
+    ("adamw", {"weight_decay": 0.2, "eps": 1e-2}, torch.optim.AdamW),
+    ("momentum", {"momentum": 0.9}, torch.optim.SGD),
+    ("momentum", {"momentum": 0.5, "weight_decay": 0.1}, torch.optim.SGD),
+    ("sgd", {"weight_decay": 0.1}, torch.optim.SGD),
+    ("adagrad", {"weight_decay": 0.1}, torch.optim.Adagrad),
+    ("rmsprop", {"alpha": 0.8, "weight_decay": 0.1}, torch.optim.RMSprop),
+    ("ftrl", {}, lambda p, lr: torch.optim.Adagrad(p, lr, eps=0.0)),  # l1 = l2 = 0
+]
+
+
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (RowOptimizer("sgd"), lambda p, lr: torch.optim.SGD(p, lr)),
-        (RowOptimizer("adagrad"), lambda p, lr: torch.optim.Adagrad(p, lr)),
-        (
-            RowOptimizer("adagrad", initial_accumulator_value=0.1, eps=1e-3),
-            lambda p, lr: torch.optim.Adagrad(p, lr, initial_accumulator_value=0.1, eps=1e-3),
-        ),
-        (RowOptimizer("sparse_adam"), lambda p, lr: torch.optim.SparseAdam(p, lr)),
-        (
-            RowOptimizer("sparse_adam", betas=(0.7, 0.9), eps=1e-2),
-            lambda p, lr: torch.optim.SparseAdam(p, lr, betas=(0.7, 0.9), eps=1e-2),
-        ),
-    ],
+    ("name", "given", "theirs", "sparse"),
+    [*((*case, True) for case in SPARSE), *((*case, False) for case in DENSE)],
 )
-def test_equals_torch_on_sparse_gradients(engine, ours, theirs):
-    got, want = run_both(engine, ours, theirs, sparse=True, batch=few)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (RowOptimizer("adam"), lambda p, lr: torch.optim.Adam(p, lr)),
-        (
-            RowOptimizer("adam", weight_decay=0.1, eps=1e-2),
-            lambda p, lr: torch.optim.Adam(p, lr, weight_decay=0.1, eps=1e-2),
-        ),
-        (RowOptimizer("adamw"), lambda p, lr: torch.optim.AdamW(p, lr)),
-        (
-            RowOptimizer("adamw", weight_decay=0.2, eps=1e-2),
-            lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.2, eps=1e-2),
-        ),
-        (RowOptimizer("momentum"), lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)),
-        (
-            RowOptimizer("momentum", momentum=0.5, weight_decay=0.1),
-            lambda p, lr: torch.optim.SGD(p, lr, momentum=0.5, weight_decay=0.1),
-        ),
-        (
-            RowOptimizer("sgd", weight_decay=0.1),
-            lambda p, lr: torch.optim.SGD(p, lr, weight_decay=0.1),
-        ),
-        (
-            RowOptimizer("adagrad", weight_decay=0.1),
-            lambda p, lr: torch.optim.Adagrad(p, lr, weight_decay=0.1),
-        ),
-        (
-            RowOptimizer("rmsprop", alpha=0.8, weight_decay=0.1),
-            lambda p, lr: torch.optim.RMSprop(p, lr, alpha=0.8, weight_decay=0.1),
-        ),
-        # l1 = l2 = 0 makes FTRL-proximal adagrad
-        (RowOptimizer("ftrl"), lambda p, lr: torch.optim.Adagrad(p, lr, eps=0.0)),
-    ],
-)
-def test_equals_dense_torch_when_every_row_is_touched(engine, ours, theirs):
-    got, want = run_both(engine, ours, theirs, sparse=False, batch=every)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+def test_equals_torch(engine, name, given, theirs, sparse):
+    """On sparse gradients, and on those of all rows."""
+    got, want = run_both(
+        engine,
+        RowOptimizer(name, **given),
+        lambda p, lr: theirs(p, lr, **given),
+        sparse=sparse,
+        batch=few if sparse else every,
+    )
+    near = 1e-6 if sparse else 1e-5
+    torch.testing.assert_close(got, want, rtol=10 * near, atol=near)
 
 
 def one_row(engine, optimizer, grads, lr, dim=2):

@@ -14,12 +14,13 @@ from torch import Tensor
 
 import shoal.kernels.gpu
 from shoal.embedding.engines.device import Device
-from shoal.embedding.engines.local import _log_plain_form, make_engines, make_local, native_is_built
+from shoal.embedding.engines.local import _log_plain_form, make_engines, make_local
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.registry import DEFINITIONS, row_optimizer
 from shoal.embedding.optim.rows import RowOptimizer, row_optimizer_names, update_rows
 from shoal.embedding.table import Table
+from shoal.kernels.core import has_core
 from shoal.kernels.tables import core_optimizers
 from shoal.runs.build import build
 from shoal.world.world import World
@@ -38,7 +39,7 @@ def in_triton() -> set[str]:
 def test_every_optimizer_has_a_form_on_every_engine(name: str) -> None:
     optimizer = RowOptimizer(name)
     assert optimizer.triton_form in in_triton()
-    if native_is_built():
+    if has_core():
         assert optimizer.core_form in core_optimizers()
 
 
@@ -51,7 +52,7 @@ def make(engine: str, optimizer: RowOptimizer) -> RowEngine:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("engine", ["reference", "native", "device"])
 def test_engines_do_what_the_plain_form_does(engine: str, name: str) -> None:
-    if engine == "native" and not native_is_built():
+    if engine == "native" and not has_core():
         pytest.skip("the native core is not built")
     optimizer = RowOptimizer(name)
     store = make(engine, optimizer)
@@ -95,7 +96,7 @@ def test_one_from_outside_runs_its_plain_form(
     torch.testing.assert_close(store.pull(ids), before - 0.5)
     (chunk,) = store.export()
     assert chunk.state["steps"].sum() == 2
-    assert not native_is_built() or "sign_sgd: the native core has no form of it" in caplog.text
+    assert not has_core() or "sign_sgd: the native core has no form of it" in caplog.text
 
 
 def test_one_from_outside_is_chosen_in_a_config(sign_sgd: str) -> None:

@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.engines.admission import Admission, Shrink
-from shoal.embedding.engines.local import native_is_built
+from shoal.embedding.admission import Admission, Shrink
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 
 # Only the native core remembers rows; the reference in torch has nothing to test here.
-pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 
 ZEROS = Table("t", 2, None, Init("constant", 0.0))
 IDS = torch.arange(100) * 0x123456789ABCDEF - 7  # more than the fewest that are remembered
@@ -78,25 +78,6 @@ def test_other_ids_between_the_same_ends():
     push(store, mixed)
     assert pulled(store, IDS) == [2.0] * 50 + [1.0] * 48 + [2.0] * 2
     assert pulled(store, IDS[50:98] + 3) == [1.0] * 48
-
-
-def test_longer_and_shorter_pushes_than_pulls():
-    store = counting_store()
-    push(store, IDS)
-    store.pull(IDS)
-    push(store, IDS[:70])
-    push(store, torch.cat([IDS, IDS, IDS[:30]]))
-    assert pulled(store, IDS) == [5.0] * 30 + [4.0] * 40 + [3.0] * 30
-
-
-def test_repeated_ids_and_padding():
-    table = Table("t", 2, None, Init("constant", 0.0), padding=0)
-    store = Native(table, RowOptimizer("sgd"), 0, threads=1)
-    ids = torch.tensor([5, 0, 5, 6, 0] * 20)
-    for _ in range(2):
-        store.pull(ids)
-        push(store, ids)
-    assert pulled(store, torch.tensor([5, 0, 6])) == [80.0, 0.0, 40.0]
 
 
 actions = st.lists(

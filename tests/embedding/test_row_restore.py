@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.engines.admission import Admission
-from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.admission import Admission
+from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
+from shoal.kernels.core import has_core
 
-needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 ENGINES = ["reference", pytest.param("native", marks=needs_core)]
 OTHER_TYPES = [torch.float16, torch.float64, torch.int32, torch.uint8]
 

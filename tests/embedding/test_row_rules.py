@@ -17,12 +17,12 @@ from shoal.config.errors import ConfigError
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
 from shoal.data.batch import Batch
-from shoal.embedding.engines.admission import Admission, admission_of, shrink_of
-from shoal.embedding.engines.init import initial_rows
-from shoal.embedding.engines.local import make_local, native_is_built, push_all
+from shoal.embedding.admission import Admission, admission_of, shrink_of
+from shoal.embedding.engines.local import make_local, push_all
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 from shoal.models.base import Facts, Model, Output
 from shoal.runs.run import resolve
 from shoal.runs.trained import Trained
@@ -123,7 +123,7 @@ def test_strategies_that_cannot() -> None:
 @pytest.mark.parametrize("engine", ["native", "reference"])
 def test_an_id_counts_as_often_as_it_was_shown(engine: Any) -> None:
     """And learns its gradient once."""
-    if engine == "native" and not native_is_built():
+    if engine == "native" and not has_core():
         # Without a compiler there is the reference alone, the other value of `engine`.
         pytest.skip("the native core is not built")
     table, ids = Table("ads", 2, None, Init("constant", 0.0)), torch.tensor([1, 2, 3])
@@ -192,26 +192,6 @@ def test_clipping_counts_occurrences_all_the_same() -> None:
     assert counts[0] == counts[1]
 
 
-def test_an_id_that_is_not_admitted_learns_nothing() -> None:
-    strategy = single(rules(admission={"threshold": 1e6}))
-    table = strategy.stores["slots"].table
-    for step in range(1, 4):
-        strategy.train_step(global_batch(step, "one", "grows"))
-    ids = global_batch(1, "one", "grows").flat_ids("slots").reshape(-1)
-    assert torch.equal(strategy.stores["slots"].pull(ids), initial_rows(table, 1, ids))
-
-
-def test_parts_of_a_batch_count_as_the_whole() -> None:
-    counts = []
-    for cuts in ([(0, 61)], [(0, 20), (20, 61)]):
-        strategy = single(rules(admission={"threshold": 3.0}))
-        batch = global_batch(1, "lists", "grows")
-        strategy.step([batch.rows(*cut) for cut in cuts], 0.1)
-        (pending,) = strategy.stores["slots"].export_pending()
-        counts.append((pending.ids.tolist(), pending.show.tolist(), pending.click.tolist()))
-    assert counts[0] == counts[1]
-
-
 # ---- checkpoints --------------------------------------------------------------------------------
 
 ALL = rules(
@@ -219,19 +199,6 @@ ALL = rules(
     decay={"every": 3, "rate": 0.75},
     shrink={"every": 4, "max_age": 3, "min_score": 0.5},
 )
-
-
-def test_a_snapshot_goes_on_bit_for_bit() -> None:
-    """Counters, and those of ids without a row, are in it."""
-    strategy, other = single(ALL), single(ALL)
-    for step in range(1, 7):
-        strategy.train_step(global_batch(step, "one", "grows"))
-    give(other, take(strategy, {}))
-    for step in range(7, 14):
-        batch = global_batch(step, "one", "grows")
-        assert torch.equal(strategy.train_step(batch), other.train_step(batch))
-    held = [take(one, {}) for one in (strategy, other)]
-    assert held[0].files == held[1].files and any("rows-" in name for name in held[0].files)
 
 
 def test_going_back_forgets_later_rows() -> None:

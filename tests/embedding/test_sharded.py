@@ -19,14 +19,14 @@ from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placement import Placement, Sharding
 from shoal.embedding.placements import replicated
-from shoal.embedding.placements.duplicates import add_rows, distinct
 from shoal.embedding.placements.local import LocalRows
-from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.embedding.placements.replicated import ReplicatedRows
 from shoal.embedding.service import RowService
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
+from shoal.kernels.codes import add_rows, distinct
 from shoal.kernels.machine import is_wide
 from shoal.models.base import Model
 from shoal.training.strategy.sharded import Sharded as ShardedStrategy

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.embedding.engines.admission import Pending, Shrink, admission_of, tend
+from shoal.embedding.admission import Pending, Shrink, admission_of, tend
 from shoal.embedding.engines.row_files import BLOOM, chunks
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Placement, Sharding
+from shoal.embedding.placement import Placement, Sharding
 from shoal.embedding.table import Init, Table
 from shoal.training.checkpoint.snapshot import give, take
 from shoal.training.checkpoint.writing import Checkpoints
@@ -259,13 +259,3 @@ def test_parts_of_a_batch_count_as_the_whole() -> None:
     flat = global_batch(1, "lists", "grows").flat_ids("slots")
     assert sum(show for _, show, _, _ in counts[0]) == len(flat)
     assert 0 < sum(click for _, _, click, _ in counts[0]) < len(flat)
-
-
-def test_a_bloom_filter_counts_too() -> None:
-    """Each owner has its share of the bytes."""
-    rules = {"admission": {"threshold": 3.0, "bloom_counters": 4096}}
-    store = make_store(World(), **rules)
-    assert store.admission is not None and store.admission.bloom_counters == 4096
-    store.push(torch.tensor([5, 5, 6]), torch.ones(3, 2), 0.5)
-    store.push(torch.tensor([5]), torch.ones(1, 2), 0.5)
-    assert store.pull(torch.tensor([5, 6])).tolist() == [[-0.5, -0.5], [0.0, 0.0]]

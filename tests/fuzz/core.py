@@ -309,13 +309,7 @@ def dropout(core: Any, rng: random.Random) -> None:
 
 def layers(core: Any, rng: random.Random) -> None:
     n, width = rng.choice((0, 1, 7, 200)), rng.choice((0, 1, 5, 16))
-    x, made, back = (floats(rng, n, width) for _ in range(3))
-    bias, sums = floats(rng, width), floats(rng, width)
-    rate, first = rng.choice((0.5, 0, 1, -1)), rng.choice((0, 3, 2**32))
-    core.activate(at(rng, x), at(rng, bias), n, width, 7, rate, first, threads(rng))
-    core.activate_back(
-        *(at(rng, x), at(rng, made), n, width, at(rng, back), at(rng, sums), threads(rng))
-    )
+    x = floats(rng, n, width)
     places, count = rng.choice((n, 0, 9)), rng.choice((0, 1, 4))
     starts = np.sort(numbers(rng, count + 1, places + 1))
     ids, weights, out = numbers(rng, places, n), floats(rng, places), floats(rng, count, width)
@@ -323,16 +317,9 @@ def layers(core: Any, rng: random.Random) -> None:
     core.sum_bags(at(rng, x), n, width, at(rng, starts), count, *more)
 
 
-def graph(core: Any, rng: random.Random) -> None:
+def placed_pairs(core: Any, rng: random.Random) -> None:
     n, width, count = rng.choice((0, 1, 7, 90)), rng.choice((0, 1, 5, 16)), rng.choice((0, 1, 6))
-    x, y, out = (floats(rng, n, width) for _ in range(3))
-    starts, shares = np.sort(numbers(rng, n + 1, 9)), floats(rng, n)
-    neighbours = numbers(rng, 8, max(n, 1)).astype(np.int32)
-    nodes = at(rng, starts), at(rng, neighbours), len(neighbours), at(rng, shares), n
-    layers = rng.choice((0, 1, 3, 2**21))
-    core.spread_graph(
-        *(*nodes, at(rng, x), at(rng, y), width, layers, 0.5, at(rng, out), threads(rng))
-    )
+    x, out = (floats(rng, n, width) for _ in range(2))
     places, slopes = numbers(rng, 3 * count, max(n, 1)), floats(rng, count)
     pairs = at(rng, x), n, width, at(rng, places), count, at(rng, slopes)
     core.placed_pair_loss(*pairs, threads(rng))
@@ -347,7 +334,7 @@ def wire(core: Any, rng: random.Random) -> None:
     out = floats(rng, 12)
     places = [(0, 6), (6, 6)] if rng.random() < 0.8 else [(2**63, 2**63)]
     arriving = core.Arriving(bytes(rng.choice((40, 40, 39))), at(rng, out), places)
-    part = bytes(48) + bytes(24)
+    part = bytes(40) + bytes(48)
     for _ in range(3):
         arriving.take(mutate(rng, part, [part]) if rng.random() < 0.7 else part)
 
@@ -414,7 +401,7 @@ CALLS: dict[str, Call] = {
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
         *(topk, pairs, catalogue, codes, add_rows, negatives, slots, dropout, layers),
-        *(graph, wire),
+        *(placed_pairs, wire),
         *((lanes,) if sys.platform == "linux" else ()),
     )
 }

@@ -83,7 +83,7 @@ def _atomic() -> list[bytes]:
 
 def _dataset(folder: Path, name: str, seeds: list[bytes], form: str) -> Target:
     from shoal.config.schema import DataSection
-    from shoal.data.prepare import load_dataset
+    from shoal.data.prepared.prepare import load_dataset
 
     def read(path: Path) -> None:
         (path.parent / "ml").mkdir(exist_ok=True)
@@ -127,7 +127,7 @@ def _table(form: str, seeds: list[bytes]) -> Target:
     """Read whole, and prepared in parts."""
     from shoal.config.data_section import FieldsSection
     from shoal.config.schema import DataSection
-    from shoal.data.prepare import load_dataset
+    from shoal.data.prepared.prepare import load_dataset
     from shoal.data.prepared.preparing import Job, prepare
     from shoal.data.sources.table import columns_of
 
@@ -150,7 +150,7 @@ def _table(form: str, seeds: list[bytes]) -> Target:
 
 def _archive(folder: Path) -> Target:
     from shoal.config.schema import DataSection
-    from shoal.data.prepare import load_dataset
+    from shoal.data.prepared.prepare import load_dataset
 
     seeds = []
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
@@ -172,7 +172,7 @@ def _archive(folder: Path) -> Target:
 def _cache(folder: Path) -> Target:
     from shoal.config.schema import DataSection
     from shoal.data.cache import check_cache
-    from shoal.data.prepare import load_dataset
+    from shoal.data.prepared.prepare import load_dataset
 
     home = folder / "cached"
     (home / "ml").mkdir(parents=True)

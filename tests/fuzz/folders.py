@@ -102,8 +102,8 @@ def artifact(folder: Path) -> dict[str, Target]:
 def prepared(folder: Path, lines: bytes) -> dict[str, Target]:
     """Its documents, of columns and of a view, and its arrays."""
     from shoal.config.schema import DataSection
-    from shoal.data.prepare import load_dataset
     from shoal.data.prepared import views
+    from shoal.data.prepared.prepare import load_dataset
     from shoal.data.prepared.preparing import Job, prepare
     from shoal.data.split import PHASES
 

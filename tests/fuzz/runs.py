@@ -98,7 +98,7 @@ def _archive() -> bytes:
 def _unpack(path: Path) -> None:
     import shutil
 
-    from shoal.data.fetch import _unpack as unpack
+    from shoal.data.sources.fetch import _unpack as unpack
 
     target = path.parent / "unpacked"
     try:

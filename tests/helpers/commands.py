@@ -85,6 +85,17 @@ class Command:
                 found[int(environment["RANK"])] = pid
         return found
 
+    def servers(self) -> dict[tuple[int, int], int]:
+        """(number, replica) -> process id of the servers that this command started."""
+        found = {}
+        for pid, _, parent in processes():
+            with suppress(OSError):  # it has ended just now
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if parent == self.process.pid and "server" in words:
+                    said = dict(word[2:].split("=", 1) for word in words if "=" in word)
+                    found[int(said["index"]), int(said.get("replica", 0))] = pid
+        return found
+
 
 def processes() -> list[tuple[int, dict[str, str], int]]:
     """(pid, environment, parent) of the living processes that tests of this session started."""

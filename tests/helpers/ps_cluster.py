@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
-from shoal.embedding.placements.placement import Placement, Sharding
+from shoal.embedding.placement import Placement, Sharding
 from shoal.ps.server.process import run_server
 from shoal.ps.server.server import Server
 from shoal.ps.sockets import Context

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Admission
+from shoal.embedding.admission import Admission
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placement import Sharding
 from shoal.embedding.placements.local import LocalRows
-from shoal.embedding.placements.placement import Sharding
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable

@@ -79,7 +79,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 USERS = [
-    "embedding.leaves.native",
+    "embedding.engines.native",
     "kernels.softmax",
     "kernels.pairs",
     "models.nn.dropout",
@@ -106,7 +106,8 @@ def test_who_needs_the_core_says_so_at_once() -> None:
 
 def test_what_needs_no_core_goes_on() -> None:
     ran = run(
-        "import shoal, shoal.command.cli, shoal.config, shoal.data.fetch; print(shoal.__version__)"
+        "import shoal, shoal.command.cli, shoal.config, shoal.data.sources.fetch\n"
+        "print(shoal.__version__)"
     )
     assert (ran.returncode, ran.stdout.strip()) == (0, shoal.__version__), ran.stderr
 

@@ -8,9 +8,8 @@ import torch
 
 from shoal.embedding.engines.native import Native
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.duplicates import distinct
 from shoal.embedding.table import Init, Table
-from shoal.kernels.codes import add_rows
+from shoal.kernels.codes import add_rows, distinct
 from shoal.kernels.core import load_core
 from shoal.kernels.pairs import pair_gradients, pair_loss
 from shoal.kernels.products import products_of

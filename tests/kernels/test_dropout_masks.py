@@ -34,21 +34,6 @@ def test_the_core_has_the_bits_of_the_definition(n: int, p: float) -> None:
 
 
 @needs_core
-def test_a_mask_that_was_counted_by_hand() -> None:
-    # Key 0, p = 1/2: the high bits of the words of the first positions, from a calculation with
-    # whole numbers of any size.
-    mixed = mix(0x9E3779B97F4A7C15)
-    assert mixed == 0xE220A8397B1DCDAF  # the first number that splitmix64 draws from 0
-    want = []
-    for i in range(6):
-        word = (0x7B1DCDAF + i * 0x9E3779B9) % 2**32
-        word = ((word ^ word >> 16) * 0x7FEB352D % 2**32) ^ 0xE220A839
-        word = (word ^ word >> 15) * 0x846CA68B % 2**32
-        want.append(2.0 if word >= 2**31 else 0.0)
-    assert by_core(6, 0, 0.5).tolist() == want
-
-
-@needs_core
 def test_threads_change_nothing() -> None:
     one = by_core(MANY + 5, 77, 0.3)
     for threads in (2, 3, 8):

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional
 
 from shoal.kernels.bags import sum_bags
 from shoal.kernels.machine import on_arm
-from shoal.models.nn import mlp
-from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
 from shoal.models.nn.interactions import Dots, sum_of_products
-from shoal.models.nn.mlp import MLP
-
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Perceptrons are made as large ones are."""
-    monkeypatch.setattr(mlp, "SMALL", 0)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -77,44 +65,3 @@ def test_products_of_pairs_are_summed(apart: bool) -> None:
     (of_wanted,) = torch.autograd.grad(wanted, rows, grad)
     (of_found,) = torch.autograd.grad(found, rows, grad)
     assert torch.allclose(of_found, of_wanted, atol=1e-5)
-
-
-@pytest.mark.parametrize("drop", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("shape", [(300, 6), (20, 3, 6), (1100, 6), (1, 6)])
-def test_a_perceptron_is_its_layers_one_by_one(shape: tuple[int, ...], drop: float) -> None:
-    layers = MLP([6, 19, 8, 5], drop)
-    found = []
-    for run in (layers, super(MLP, layers).forward):
-        x = torch.linspace(-1, 1, torch.Size(shape).numel()).view(shape).requires_grad_()
-        begin_step(3, 7, CPU)
-        begin_slice(11)
-        made = run(x)
-        layers.zero_grad()
-        functional.softplus(made).sum().backward()
-        found.append([made, x.grad, *(p.grad for p in layers.parameters())])
-    end_steps()
-    for one, other in zip(*found):
-        assert one is not None and other is not None
-        assert torch.allclose(one, other, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("drop", [0.0, 0.4])
-def test_a_perceptron_of_any_size_makes_the_same(
-    drop: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Small ones are torch's layers, larger ones a pass of their own each: one set of masks."""
-    torch.manual_seed(3)
-    perceptron = MLP([6, 20, 12], drop)
-    found = []
-    for small in (1 << 18, 0):
-        monkeypatch.setattr(mlp, "SMALL", small)
-        x = torch.linspace(-1, 1, 5 * 6).view(5, 6).requires_grad_()
-        begin_step(1, 2, x.device)
-        made = perceptron(x)
-        perceptron.zero_grad()
-        (made * torch.arange(12)).sum().backward()
-        end_steps()
-        found.append([made, x.grad, *(p.grad.clone() for p in perceptron.parameters())])
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other)
-    assert found[0][0].abs().sum() > 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shoal.config.schema import DataSection, PlantedSection
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.data.sources.planted import new_items
 from shoal.runs.build import build
 from shoal.runs.run import resolve

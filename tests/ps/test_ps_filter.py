@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
-from shoal.embedding.engines.local import native_is_built
+from shoal.kernels.core import has_core
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.worker.client import Client, ServerError
 from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give, read
@@ -25,7 +25,7 @@ from shoal.training.strategy import make_strategy
 from shoal.world.world import World
 
 # Without the core servers have no Bloom filters: they count ids exactly.
-pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 SIZE = 1 << 10
 ADMISSION = {"threshold": 3.0, "bloom_counters": SIZE}
 FADING = {"decay": {"every": 5, "rate": 0.5}, "shrink": {"every": 6, "max_age": 4}}

@@ -19,10 +19,11 @@ import shoal.ps.server.steps
 import shoal.ps.worker.arriving
 import shoal.ps.worker.client
 from shoal.embedding.engines.init import initial_rows
-from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import row_reader
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.kernels.core import has_core
 from shoal.kernels.wire import native_outlet
 from shoal.ps.wire import (
     BFLOAT16,
@@ -49,7 +50,7 @@ LIMITS = [rows for _, rows in TABLES]
 
 
 def header_of(kind: int = Kind.PULL, flags: int = 0) -> bytes:
-    return HEADER.pack(b"SHOL", 6, kind, 3, flags, 77, -1, 12345)
+    return HEADER.pack(b"SHOL", 7, kind, 3, flags, 77, -1, 12345)
 
 
 def packed(*numbers: int) -> bytes:
@@ -145,7 +146,7 @@ def outside(table: int, ids: Sequence[int]) -> bool:
 
 
 # Without a compiler servers answer in Python, which the other tests here hold.
-native = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+native = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 some_ids = st.lists(st.integers(0, 49) | st.integers(-(1 << 63), (1 << 63) - 1), max_size=30)
 
 
@@ -177,7 +178,7 @@ def test_native_answers(parts: list[tuple[int, list[int]]]) -> None:
         assert found is None
     else:
         rows = b"".join(rows_by_hand(table, ids) for table, ids in parts)
-        assert found == header_of(kind=100) + packed(0) + rows
+        assert found == header_of(kind=100) + rows
 
 
 @native
@@ -198,7 +199,7 @@ def test_native_code_reads_no_request_that_python_refuses(data: st.DataObject) -
     assert (found is not None) == fine
 
 
-STORES = make_stores() if native_is_built() else []
+STORES = make_stores() if has_core() else []
 
 
 @pytest.mark.parametrize("flags", [0, BFLOAT16, COMPRESSED, BFLOAT16 | COMPRESSED])
@@ -218,27 +219,23 @@ def test_rows_of_two_servers(core: bool, flags: int, monkeypatch: pytest.MonkeyP
         exact = begin - taught * 0.5
         expected = exact.to(torch.bfloat16).float() if flags & BFLOAT16 else exact
         assert torch.equal(pull(client, 0, ids), expected)
-        monkeypatch.setattr(shoal.ps.server.answers, "ANSWER_VALUES", 20)
-        assert torch.equal(pull(client, 0, ids), expected)
-        for name in ("REQUEST_VALUES", "PACKED_VALUES"):
-            monkeypatch.setattr(shoal.ps.worker.client, name, 50)
+        monkeypatch.setattr(shoal.ps.worker.client, "REQUEST_VALUES", 50)
         assert torch.equal(pull(client, 0, ids), expected)
         none = Share(0, torch.empty(0, dtype=torch.int64), [0, 0])
         assert client.start_pull([none]).wait()[0].shape == (0, 4)
 
 
-# ---- parts of an answer -------------------------------------------------------------------------
+# ---- answers -------------------------------------------------------------------------------------
 
 
 def test_bytes_of_an_answer() -> None:
     rows = [torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5]])]
     found = rows_message(Header(Kind.OK, 3, 0, 77, -1, 12345), rows)
-    assert found == header_of(100) + packed(0) + struct.pack("<3f", 1.0, -2.0, 0.5)
+    assert found == header_of(100) + struct.pack("<3f", 1.0, -2.0, 0.5)
 
 
-def part(first: int, *values: float) -> memoryview:
-    body = packed(first) + struct.pack(f"<{len(values)}f", *values)
-    return memoryview(bytearray(header_of(100) + body))
+def answer(*values: float) -> memoryview:
+    return memoryview(bytearray(header_of(100) + struct.pack(f"<{len(values)}f", *values)))
 
 
 def make_arriving(core: bool, to: torch.Tensor, places: list[tuple[int, int]]) -> ArrivingRows:
@@ -252,96 +249,49 @@ either = pytest.mark.parametrize("core", [pytest.param(True, marks=native), Fals
 
 
 @either
-def test_parts_go_to_their_places(core: bool) -> None:
-    """Each once and in order; one that came before, or before its time, is dropped."""
+def test_rows_go_to_their_places(core: bool) -> None:
     to = torch.zeros(8)
-    rows = make_arriving(core, to, [(5, 2), (0, 0), (1, 3)])
-    for values, expected in (
-        (part(0, 1.0), [0, 0, 0, 0, 0, 1, 0, 0]),
-        (part(0, 9.0), [0, 0, 0, 0, 0, 1, 0, 0]),
-        (part(3, 9.0, 9.0), [0, 0, 0, 0, 0, 1, 0, 0]),
-        (part(1, 2.0, 3.0), [0, 3, 0, 0, 0, 1, 2, 0]),
-        (part(1, 9.0, 9.0), [0, 3, 0, 0, 0, 1, 2, 0]),
-        (part(3, 4.0, 5.0), [0, 3, 4, 5, 0, 1, 2, 0]),
-    ):
-        assert not rows.whole
-        rows.take(values)
-        assert to.tolist() == expected
-    assert rows.whole
+    make_arriving(core, to, [(5, 2), (0, 0), (1, 3)]).take(answer(1.0, 2.0, 3.0, 4.0, 5.0))
+    assert to.tolist() == [0, 3, 4, 5, 0, 1, 2, 0]
+    make_arriving(core, torch.empty(0), [(0, 0)]).take(answer())
+    make_arriving(core, torch.empty(0), []).take(answer())
 
 
 @either
-def test_no_values_are_an_answer_too(core: bool) -> None:
-    rows = make_arriving(core, torch.empty(0), [(0, 0)])
-    assert not rows.whole
-    rows.take(part(0))
-    assert rows.whole
-
-
-@either
-@pytest.mark.parametrize(
-    "message",
-    [
-        part(0),
-        part(0, 1.0, 2.0, 3.0, 4.0),
-        part(3, 1.0),
-        part(-1, 1.0),
-        part(0, 1.0)[:-1],
-        part(0, 1.0)[:47],
-        part(0, 1.0)[:39],
-    ],
-)
-def test_parts_that_are_refused(core: bool, message: memoryview) -> None:
+@pytest.mark.parametrize("size", [0, 39, 40, 47, 51, 53, 56])
+def test_answers_of_the_wrong_size_are_refused(core: bool, size: int) -> None:
     to = torch.zeros(3)
-    rows = make_arriving(core, to, [(0, 3)])
     with pytest.raises(WireError):
-        rows.take(message)
+        make_arriving(core, to, [(0, 3)]).take(answer(1.0, 2.0, 3.0, 4.0)[:size])
     assert to.tolist() == [0, 0, 0]
-    rows.take(part(0, 1.0, 2.0, 3.0))
-    assert rows.whole and to.tolist() == [1, 2, 3]
 
 
 @native
-def test_parts_of_another_answer_are_refused() -> None:
+def test_another_answer_is_refused() -> None:
     to = torch.zeros(1)
     rows = make_arriving(True, to, [(0, 1)])
     for place in range(40):
-        message = bytearray(part(0, 1.0))
+        message = bytearray(answer(1.0))
         message[place] ^= 1
         with pytest.raises(WireError):
             rows.take(memoryview(message))
     assert to.tolist() == [0]
 
 
-@either
-@settings(max_examples=80, deadline=None)
-@given(st.data())
-def test_parts_of_any_size(core: bool, data: st.DataObject) -> None:
-    lengths = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
-    order = data.draw(st.permutations(range(len(lengths))))
-    starts = {}
-    for k in order:  # places lie in another order than values come
-        starts[k] = sum(lengths[j] for j in starts)
-    total = sum(lengths)
-    expected = [0.0] * total
-    values = iter(range(1, total + 1))
-    for k, length in enumerate(lengths):
-        for i in range(length):
-            expected[starts[k] + i] = float(next(values))
-    to = torch.zeros(total)
-    rows = make_arriving(core, to, [(starts[k], length) for k, length in enumerate(lengths)])
-    done = 0
-    while not rows.whole:
-        count = data.draw(st.integers(1, total - done)) if total else 0
-        rows.take(part(done, *range(done + 1, done + count + 1)))
-        done += count
-    assert to.tolist() == expected
+def test_too_many_rows_at_once_are_refused() -> None:
+    """Whoever does not read its answers must not fill a server's memory."""
+    with serving() as running, joined(running.addresses, make_spec("sgd")) as client:
+        header = client.header(Kind.PULL)
+        ids = torch.zeros((1 << 17) + 1, dtype=torch.int64)
+        client.links[0].ask_rows(header, [(0, ids, 0, len(ids))])
+        with pytest.raises(ServerError, match="524292 values of rows; at most 524288 are sent"):
+            client.links[0].wait(header.sequence)
 
 
 @pytest.mark.parametrize("core", [True, False])
-def test_parts_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are taken while something else is waited for, and requests may be answered twice."""
-    monkeypatch.setattr(shoal.ps.server.answers, "ANSWER_VALUES", 12)
+    monkeypatch.setattr(shoal.ps.worker.client, "REQUEST_VALUES", 12)
     if not core:
         monkeypatch.setattr(shoal.ps.server.answers, "native_outlet", lambda socket: None)
     ids = torch.arange(30)

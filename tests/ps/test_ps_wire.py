@@ -47,7 +47,7 @@ def header_bytes(**wrong: object) -> bytes:
     """A header packed by hand, field by field."""
     fields = {
         "magic": b"SHOL",
-        "version": 6,
+        "version": 7,
         "kind": 2,
         "worker": 7,
         "flags": 5,
@@ -72,7 +72,7 @@ def test_header_layout() -> None:
     "wrong, message",
     [
         ({"magic": b"HTTP"}, "not a message of shoal"),
-        ({"version": 1}, "protocol version 1; this server speaks 6: install the same version"),
+        ({"version": 1}, "protocol version 1; this server speaks 7: install the same version"),
         ({"kind": 0}, "unknown kind of message 0"),
         ({"kind": 16}, "unknown kind of message 16"),
         ({"kind": 65535}, "unknown kind of message 65535"),

@@ -252,7 +252,7 @@ def test_a_delta_holds_what_changed(
     shoal.export(runs["BPR"], delta, delta=changed)
     assert load_file(delta / "ids-item_vectors.safetensors")["ids"].tolist() == [4, 9]
     whole, loaded = shoal.load(base), shoal.load(delta)
-    assert torch.equal(whole.item_vectors(), loaded.item_vectors())
+    assert torch.equal(whole.item_vectors, loaded.item_vectors)
     assert whole.recommend("1") == loaded.recommend("1")
     shutil.rmtree(changed)
     with pytest.raises(ArtifactError, match="not beside it"):

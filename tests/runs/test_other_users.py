@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from other_user import as_nobody, needs_root, reached
 
-from shoal.embedding.engines.row_log import RowLog
+from shoal.embedding.engines.row_records import RowRecords
 from shoal.launch.hosts import scratch_folder
 from shoal.world.channel import Place
 from shoal.world.hosts import private_folder
@@ -75,9 +75,9 @@ def test_a_tunnel_hands_on_for_its_own_user() -> None:
 
 
 def rows_of_nobody(folder: Path) -> list[int]:
-    log = RowLog(folder, "t", 3, 16)
+    log = RowRecords(folder, "t", 3, 16)
     try:
-        return log.read(log.append(torch.arange(6).view(2, 3)))[:, 0].tolist()
+        return log.read(log.put(torch.arange(6).view(2, 3)))[:, 0].tolist()
     finally:
         log.close()
 
@@ -87,8 +87,8 @@ def test_rows_on_a_disk_that_users_share() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shared = Path(folder)
         shared.chmod(0o1777)
-        log = RowLog(shared, "t", 3, 16)
-        log.append(torch.ones(2, 3, dtype=torch.int64))
+        log = RowRecords(shared, "t", 3, 16)
+        log.put(torch.ones(2, 3, dtype=torch.int64))
         (shared / "shoal-rows-nonsense").write_text("no folder at all")
         assert log.folder is not None
         assert as_nobody(reached, [log.folder, *log.folder.iterdir()]) == []

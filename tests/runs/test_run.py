@@ -16,7 +16,7 @@ from safetensors.torch import load as parse_tensors
 from small import DATA, NO_DROPOUT
 
 import shoal
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.runs.run import agree, comparable, resolve
 from shoal.runs.trained import Trained, open_config
 from shoal.training.checkpoint.writing import Checkpoints

@@ -25,7 +25,7 @@ from shoal.data.clicks.readers import load
 from shoal.data.clicks.samples import Layout
 from shoal.data.page import page
 from shoal.data.parquet_counts import check_counts
-from shoal.data.prepare import load_dataset
+from shoal.data.prepared.prepare import load_dataset
 from shoal.runs.run import resolve
 
 MIB = 1 << 20

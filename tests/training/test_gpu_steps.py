@@ -8,9 +8,8 @@ import torch
 from click_batches import global_batch, make_model
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
-from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection
-from shoal.embedding.engines.admission import Admission
+from shoal.embedding.admission import Admission
 from shoal.embedding.engines.local import (
     begin_all,
     lives_on_gpu,
@@ -40,23 +39,15 @@ class OnGpu(Single):
     """Single, whose rows are a GpuEngine's wherever it computes."""
 
     def make_engines(self, tables, fused):
-        admissions = {name: self.rules.get(name) for name in tables}
-        admissions = {n: None if r is None else Admission(2.0) for n, r in admissions.items()}
         (optimizer,) = set(self.row_optimizers.values())
-        made = gpu_engine.make_gpu_engines(
-            list(tables.values()),
-            optimizer,
-            self.seed,
-            self.world.device,
-            admissions=list(admissions.values()),
-        )
+        some = list(tables.values())
+        made = gpu_engine.make_gpu_engines(some, optimizer, self.seed, self.world.device)
         return dict(zip(tables, made))
 
 
-def curve(strategy, model, kind, rows, optimizer, steps, clip=None, counted=False):
+def curve(strategy, model, kind, rows, optimizer, steps):
     section = OptimizerSection(name=optimizer, lr=0.05)
-    rules = RowsSection(admission={"threshold": 2.0}) if counted else None
-    strategy.setup(make_model(model, rows), section, 1, clip, rows=rules)
+    strategy.setup(make_model(model, rows), section, 1)
     losses = []
     for step in range(1, steps + 1):
         batch = strategy.receive(global_batch(step, kind, rows))
@@ -91,22 +82,6 @@ def test_training_steps_are_those_of_rows_in_host_memory(model, kind, rows, opti
             # Dense products round otherwise on a GPU, and Adam makes steps of small gradients too.
             near = 1e-5 if DEVICE.type == "cpu" else 2e-3
             torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=near)
-
-
-@pytest.mark.parametrize("clip", [None, pytest.param(0.1, marks=slow)])
-def test_rows_are_admitted_as_in_host_memory(clip):
-    how = "DLRM", "one", "grows", "adagrad", 3, clip, True
-    got, mine = curve(OnGpu(World(DEVICE)), *how)
-    want, theirs = curve(Single(World()), *how)
-    assert got == pytest.approx(want, rel=1e-5, abs=1e-6)
-    for name, store in theirs.items():
-        (one,), (other,) = mine[name].export(), store.export()
-        assert torch.equal(one.ids, other.ids)
-        for key in ("show", "click", "last_step"):
-            assert torch.equal(one.state[key], other.state[key])
-        (one,), (other,) = mine[name].export_pending(), store.export_pending()
-        assert torch.equal(one.ids, other.ids)
-        assert torch.equal(one.show, other.show)
 
 
 def test_many_tables_step_together_and_every_row_at_once():
@@ -196,8 +171,7 @@ def test_a_step_of_one_lookup_sorts_its_ids_before_gradients_come(rows, monkeypa
 
 def test_which_tables_live_on_a_gpu():
     table = Table("t", 4, None)
-    assert lives_on_gpu(table, None, "cuda") and lives_on_gpu(table, Admission(2.0), "cuda")
-    assert not lives_on_gpu(table, Admission(2.0, bloom_counters=64), "cuda")
+    assert lives_on_gpu(table, None, "cuda") and not lives_on_gpu(table, Admission(2.0), "cuda")
     assert lives_on_gpu(Table("t", 4, 9, whole=True), None, "cuda")
     assert not lives_on_gpu(table, None, "cpu")
 
@@ -218,7 +192,7 @@ def test_rows_in_gpu_memory_over_host_memory(rows):
         grads = torch.randn(40, 5)
         ours.push(ids, grads.to(DEVICE), 0.05)
         theirs.push(ids, grads, 0.05)
-    assert ours.traffic.evicted > 0 and ours.log.folder is None and len(ours.log)
+    assert ours.traffic.evicted > 0 and ours.cold.folder is None and len(ours.cold)
     for one, other in zip(ours.export(64), theirs.export(64), strict=True):
         assert torch.equal(one.ids, other.ids)
         torch.testing.assert_close(one.values, other.values, rtol=1e-5, atol=1e-6)

@@ -20,9 +20,9 @@ import numpy as np
 
 from shoal.config.plugins import load_code
 from shoal.data.batch import Batch
-from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.readers import ClickReader
 from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.prefetch import ahead
 
 
 def find_class(spec: str) -> type:
@@ -74,7 +74,7 @@ class Custom(ClickReader):
 
         def columns(part: tuple[int, int, list[Any]]) -> Batch:
             first, number, some = part
-            return self._columns(number + first, some).batch(first)
+            return self.finish(self._columns(number + first, some).batch(first))
 
         yield from ahead(columns, slices(), 1)
 
@@ -104,11 +104,7 @@ class Custom(ClickReader):
                     )
                 dense[index] = values
         lists = [self._ids(s[1 + k], number + i) for i, s in enumerate(some) for k in range(slots)]
-        lengths = np.array([len(one) for one in lists], np.int64)
-        ids = layout.fold(np.concatenate(lists)) if lists else np.zeros(0, np.int64)
-        if (lengths == 1).all():
-            return Samples(slots, labels, dense, ids.reshape(len(some), slots))
-        return Samples(slots, labels, dense, ids, np.concatenate([[0], np.cumsum(lengths)]))
+        return Samples.of_lists(slots, labels, dense, layout, lists)
 
     def _ids(self, value: Any, number: int) -> np.ndarray:
         ids = np.asarray(value).reshape(-1)

@@ -11,7 +11,7 @@ import torch
 
 from shoal.config.errors import did_you_mean
 from shoal.config.output import flat
-from shoal.config.schema import Config
+from shoal.config.schema import ClicksSection, Config
 from shoal.data.clicks import planted
 from shoal.data.clicks.custom import Custom
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
@@ -19,15 +19,14 @@ from shoal.data.clicks.mapped import open_log
 from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.dataset import Phase
-from shoal.data.named import named_data
+from shoal.data.doubts import DOES, FEW, few
 from shoal.data.prepared.dataset import find_log
+from shoal.data.prepared.named import named_data
 from shoal.data.sources.files import find_files
 from shoal.world.world import World
 
 PHASES: tuple[Phase, ...] = ("train", "valid", "test")
 OF_FILES = ("pipe_command", "custom", "split_files")
-# Phases and the keys that name their files: of valid and test, one that is not named is the other.
-PARTS = (("train", "train"), ("valid", "valid", "test"), ("test", "test", "valid"))
 
 
 @dataclass
@@ -66,6 +65,17 @@ class ClickData:
                 rate = f", click rate {inner.samples.labels.mean(dtype='float64'):.4f}"
             lines.append(f"The {phase} log: {files}{count}{own}{rate}")
         return "\n".join(lines)
+
+    def doubts(self) -> list[str]:
+        """What makes its metrics tell little."""
+        told = [
+            f"{len(names):,} of the files to {DOES[phase]} on are trained on too ({names[0]}"
+            f"{', ...' if len(names) > 1 else ''}); metrics then tell what was remembered: name "
+            f"other files with data.clicks.{phase}"
+            for phase, names in self.trained_on.items()
+        ]
+        counts = {phase: reader.known_samples or 0 for phase, reader in self.readers.items()}
+        return told + [few(p, count, "sample") for p, count in counts.items() if 0 < count < FEW]
 
 
 def open_clicks(config: Config, world: World, tile: int) -> ClickData:
@@ -110,6 +120,13 @@ def _planted(config: Config, world: World, tile: int) -> ClickData:
     )
 
 
+def _keys(clicks: ClicksSection) -> dict[str, str]:
+    """Phase -> the key that names its files: of valid and test, one that is absent is the other."""
+    parts = {"train": ("train",), "valid": ("valid", "test"), "test": ("test", "valid")}
+    found = {phase: [key for key in keys if getattr(clicks, key)] for phase, keys in parts.items()}
+    return {phase: keys[0] for phase, keys in found.items() if keys}
+
+
 def _refuse(config: Config, keys: tuple[str, ...], why: str) -> None:
     """Options that only raw files have."""
     given = [key for key in keys if getattr(config.data.clicks, key)]
@@ -138,10 +155,7 @@ def _prepared(config: Config, world: World, tile: int) -> ClickData:
     _refuse(config, OF_FILES, "data.clicks.train is a prepared folder")
     found: dict[str, tuple[Samples, Layout, list[list[Any]]]] = {}
     sources: dict[str, str] = {}
-    for phase, *keys in PARTS:
-        key = next((key for key in keys if getattr(clicks, key)), None)
-        if key is None:
-            continue
+    for phase, key in _keys(clicks).items():
         folder = find_log(getattr(clicks, key), data.path)
         if folder is None:
             raise ValueError(
@@ -200,12 +214,10 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
     layout = make_layout(clicks, form)
     files: dict[str, list[Path]] = {}
     sources: dict[str, str] = {}
-    for phase, *keys in PARTS:
-        key = next((key for key in keys if getattr(clicks, key)), None)
-        if key is not None:
-            found = files[phase] = find_files(getattr(clicks, key), data.path, f"data.clicks.{key}")
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            sources[phase] = f"data.clicks.{key} ({found[0]}{more})"
+    for phase, key in _keys(clicks).items():
+        found = files[phase] = find_files(getattr(clicks, key), data.path, f"data.clicks.{key}")
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        sources[phase] = f"data.clicks.{key} ({found[0]}{more})"
     logs = {
         phase: ClickLog(found, form, layout, clicks.pipe_command, data.separator)
         for phase, found in files.items()

@@ -22,9 +22,9 @@ import numpy as np
 from shoal.data.clicks.formats import looks_like
 from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog, make_layout
-from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples
-from shoal.data.prepared.dataset import MANIFEST, REMEDY, VERSION
+from shoal.data.prefetch import ahead
+from shoal.data.prepared.dataset import manifest_of
 from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
 from shoal.data.sources.files import input_files
 from shoal.data.store import (
@@ -34,7 +34,6 @@ from shoal.data.store import (
     all_stored,
     check_arrays,
     map_array,
-    read_document,
 )
 
 logger = logging.getLogger(__name__)
@@ -153,8 +152,7 @@ class _Writer:
 
 def open_log(folder: Path) -> tuple[Samples, Layout, list[list[Any]]]:
     """The mapped samples of a prepared folder, their layout, and what tells its files."""
-    try:
-        manifest = read_document(folder / MANIFEST, VERSION)
+    with manifest_of(folder) as manifest:
         if "layout" not in manifest:
             raise ValueError(
                 f"{folder} holds interactions, not a click log; read it with "
@@ -169,8 +167,6 @@ def open_log(folder: Path) -> tuple[Samples, Layout, list[list[Any]]]:
         arrays = {n: map_array(folder, Stored.of(e)) for n, e in manifest["arrays"].items()}
         samples = _samples(layout, arrays, manifest["rows"], compared)
         return samples, layout, manifest["files"]
-    except (DamagedFolder, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder} is damaged: {error}; {REMEDY}") from error
 
 
 def _samples(layout: Layout, arrays: dict[str, np.ndarray], rows: int, whole: bool) -> Samples:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.clicks.readers import ClickReader
 from shoal.data.clicks.samples import Layout
 from shoal.data.features import Feature, declared
 
@@ -40,38 +39,6 @@ def log_features(layout: Layout, config: DataSection) -> tuple[Feature, ...]:
         rows, words = (column.rows, column.vocabulary) if column.is_sparse else (None, "exact")
         found.append(replace(told, rows=rows, vocabulary=words, length=length))
     return tuple(found)
-
-
-class Apart(ClickReader):
-    """What `inner` reads, with the ids and numbers of every feature in a field of its own."""
-
-    def __init__(self, inner: ClickReader, features: tuple[Feature, ...]):
-        super().__init__(inner.layout, inner.batch_size, inner.seed, inner.shuffle, inner.tile)
-        self.inner = inner
-        self.columns = {f.name: f.column for f in features}
-
-    @property
-    def known_samples(self) -> int | None:  # type: ignore[override]
-        return self.inner.known_samples
-
-    @property
-    def num_batches(self) -> int | None:
-        return self.inner.num_batches
-
-    def num_tiles(self, size: int) -> int | None:
-        return self.inner.num_tiles(size)
-
-    def empty(self) -> Batch:
-        return self._apart(self.inner.empty())
-
-    def batches(
-        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
-    ) -> Iterator[Batch]:
-        """The batches of `inner`."""
-        return map(self._apart, self.inner.batches(epoch, rank, size, start, skip))
-
-    def _apart(self, batch: Batch) -> Batch:
-        return per_feature(batch, self.layout, self.columns)
 
 
 def per_feature(batch: Batch, layout: Layout, columns: Mapping[str, str]) -> Batch:

@@ -26,28 +26,15 @@ def _end_all() -> None:
         process.kill()
 
 
-def words(command: str) -> list[str]:
-    """The program and its arguments."""
-    try:
-        found = shlex.split(command)
-    except ValueError as error:
-        raise ValueError(f"data.clicks.pipe_command {command!r}: {error}") from None
-    if not found:
-        raise ValueError("data.clicks.pipe_command is empty; name a program, or null for none")
-    return found
-
-
 def piped(command: str, path: Path) -> Iterator[bytes]:
     """What the program writes for one file, in chunks of whole lines."""
     with open(path, "rb") as source, tempfile.TemporaryFile() as errors:
         try:
-            process = subprocess.Popen(
-                words(command), stdin=source, stdout=subprocess.PIPE, stderr=errors
-            )
-        except OSError as error:
-            raise ValueError(
-                f"data.clicks.pipe_command {command!r} cannot be run: {error.strerror}"
-            ) from None
+            words = shlex.split(command)
+            process = subprocess.Popen(words, stdin=source, stdout=subprocess.PIPE, stderr=errors)
+        except (OSError, ValueError, IndexError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ValueError(f"data.clicks.pipe_command {command!r} cannot be run: {why}") from None
         assert process.stdout is not None
         _running.add(process)
         try:

@@ -12,19 +12,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from operator import itemgetter
+from types import MappingProxyType
 
 import numpy as np
 
 from shoal.data.batch import Batch
 from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog
-from shoal.data.clicks.prefetch import ahead
+from shoal.data.clicks.per_feature import per_feature
 from shoal.data.clicks.samples import Layout, Samples, join
+from shoal.data.features import Feature
 from shoal.data.joined import Joined, Made
+from shoal.data.prefetch import ahead
 from shoal.data.reader import Reader
 
 log = logging.getLogger("shoal")
@@ -78,6 +81,7 @@ class ClickReader(Reader):
     """
 
     known_samples: int | None = None  # None: known only when all have been read
+    columns: Mapping[str, str] = MappingProxyType({})  # of features that have fields of their own
 
     def __init__(
         self,
@@ -104,7 +108,14 @@ class ClickReader(Reader):
 
     def empty(self) -> Batch:
         """A batch without samples, for a rank that has none left."""
-        return Samples.none(self.layout).batch()
+        return self.finish(Samples.none(self.layout).batch())
+
+    def describe(self, features: Sequence[Feature]) -> None:
+        """Give the ids and numbers of every feature in a field of its own, too."""
+        self.columns = {feature.name: feature.column for feature in features}
+
+    def finish(self, batch: Batch) -> Batch:
+        return per_feature(batch, self.layout, self.columns) if self.columns else batch
 
     def global_size(self, size: int) -> int:
         return self.batch_size if self.tile is None else self.tile * size
@@ -178,7 +189,8 @@ class Stream(ClickReader):
             stops = np.cumsum([sum(b - a for _, a, b in spans) for _, spans in parts]).tolist()
             begins = [0, *stops]
             return [
-                samples.cut(*place).batch(first) for (first, _), *place in zip(parts, begins, stops)
+                self.finish(samples.cut(*place).batch(first))
+                for (first, _), *place in zip(parts, begins, stops)
             ]
 
         # Several batches are parsed at once: many small calls would cost more than the work.
@@ -257,6 +269,10 @@ class Split(ClickReader):
         super().__init__(inner.layout, inner.batch_size * workers)
         self.inner, self.worker, self.workers = inner, worker, workers
         self._num_batches = num_batches
+
+    def describe(self, features: Sequence[Feature]) -> None:
+        super().describe(features)
+        self.inner.describe(features)
 
     @property
     def num_batches(self) -> int | None:

@@ -83,6 +83,23 @@ class Samples:
         dense = np.zeros((0, len(layout.dense)), np.float32)
         return cls(slots, np.zeros(0, np.float32), dense, np.zeros((0, slots), np.int64))
 
+    @classmethod
+    def of_lists(
+        cls,
+        num_slots: int,
+        labels: np.ndarray,
+        dense: np.ndarray,
+        layout: Layout,
+        lists: Sequence[Sequence[int] | np.ndarray],
+    ) -> Samples:
+        """Of a list of ids for each slot of each sample, sample after sample."""
+        lengths = np.array([len(one) for one in lists], np.int64)
+        flat = np.concatenate([np.zeros(0, np.int64), *(np.asarray(one) for one in lists)])
+        ids = layout.fold(flat.astype(np.int64, copy=False))
+        if (lengths == 1).all():
+            return cls(num_slots, labels, dense, ids.reshape(len(labels), num_slots))
+        return cls(num_slots, labels, dense, ids, np.concatenate([[0], np.cumsum(lengths)]))
+
     def cut(self, start: int, stop: int) -> Samples:
         """Samples start to stop - 1, as views."""
         labels, dense = self.labels[start:stop], self.dense[start:stop]

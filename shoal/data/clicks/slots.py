@@ -49,20 +49,17 @@ class Slots(LineFormat):
 
     def parser(self, layout: Layout, first: bytes, separator: str, name: str) -> Parser:
         """The native core where it is there."""
-        return NativeParser(layout) if has_core() else PlainParser(layout)
+        return native_parser(layout) if has_core() else plain_parser(layout)
 
 
 SLOTS = Slots()
 
 
-class PlainParser:
+def plain_parser(layout: Layout) -> Parser:
     """Line after line in Python."""
 
-    def __init__(self, layout: Layout):
-        self.layout = layout
-
-    def __call__(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
-        layout, n = self.layout, len(starts)
+    def parse(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
+        n, slots = len(starts), len(layout.slots)
         labels = np.zeros(n, np.float32)
         dense = np.zeros((n, len(layout.dense)), np.float32)
         lists: list[list[int]] = []
@@ -72,33 +69,27 @@ class PlainParser:
             except ValueError as error:
                 raise BadLine(index, str(error)) from None
             lists += found
-        lengths = np.array([len(one) for one in lists], np.int64)
-        ids = layout.fold(np.array([i for one in lists for i in one], np.int64))
-        if (lengths == 1).all():
-            slots = len(layout.slots)
-            return Samples(slots, labels, dense, ids.reshape(n, slots))
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        return Samples(len(layout.slots), labels, dense, ids, offsets)
+        return Samples.of_lists(slots, labels, dense, layout, lists)
+
+    return parse
 
 
-class NativeParser:
+def native_parser(layout: Layout) -> Parser:
     """The same by the native core, which lets other threads run meanwhile."""
+    keys = slot_keys(layout.slots, layout.dense, layout.label, layout.others)
+    slots = len(layout.slots)
 
-    def __init__(self, layout: Layout):
-        self.layout = layout
-        self.keys = slot_keys(layout.slots, layout.dense, layout.label, layout.others)
-
-    def __call__(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
-        layout, n, slots = self.layout, len(starts), len(self.layout.slots)
+    def parse(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
+        n = len(starts)
         data, starts, stops = map(np.ascontiguousarray, (data, starts, stops))
         labels = np.empty(n, np.float32)
         dense = np.empty((n, len(layout.dense)), np.float32)
         ids: np.ndarray = np.empty((n, slots), np.int64)
         lengths: np.ndarray | None = None
-        given = self.keys, data, starts, stops, labels, dense
+        given = keys, data, starts, stops, labels, dense
         fault, repeated, used = parse_slots(*given, ids, lengths)
         if repeated:
-            colons = int(np.count_nonzero(data[starts[0] : stops[-1]] == ord(":")))
+            colons = int(np.count_nonzero(data == ord(":")))
             ids, lengths = np.empty(colons + n * slots, np.int64), np.empty(n * slots, np.int64)
             fault, _, used = parse_slots(*given, ids, lengths)
         if fault >= 0:
@@ -111,6 +102,8 @@ class NativeParser:
             return Samples(slots, labels, dense, layout.fold(ids.reshape(-1)).reshape(n, slots))
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         return Samples(slots, labels, dense, layout.fold(ids[:used].copy()), offsets)
+
+    return parse
 
 
 def parse_line(line: bytes, layout: Layout) -> tuple[float, list[float], list[list[int]]]:

@@ -13,7 +13,8 @@ Only numpy is needed to read it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ VERSION = 2
 MANIFEST = PREPARED
 # What preparation decides: a run has it as the folder was made, or refuses to start.
 DECIDED = ("fields", "filter", "threshold", "load", "unload")
-REMEDY = "prepare it again, into another folder: shoal prepare INPUT... --to DIR"
+COMMAND = "shoal prepare INPUT... --to DIR"
 
 
 def find(config: DataSection) -> Path | None:
@@ -59,8 +60,7 @@ def open_prepared(config: DataSection, seed: int) -> Dataset:
             f"no prepared folder: neither {config.folder} nor {config.path} has a "
             f"{MANIFEST}; make one with `shoal prepare INPUT... --to DIR` and set data.path=DIR"
         )
-    try:
-        manifest = read_document(folder / MANIFEST, VERSION)
+    with manifest_of(folder) as manifest:
         if "layout" in manifest:
             raise ValueError(
                 f"{folder} holds a click log, not interactions; read it with a click model and "
@@ -69,8 +69,17 @@ def open_prepared(config: DataSection, seed: int) -> Dataset:
         _check_options(folder, manifest["options"], config)
         _check_bytes(folder, manifest)
         return _open(folder, manifest, config, seed)
+
+
+@contextmanager
+def manifest_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """What a prepared folder says of itself; where that is wrong, one error says so."""
+    try:
+        yield read_document(folder / MANIFEST, VERSION)
     except (DamagedFolder, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder} is damaged: {error}; {REMEDY}") from error
+        raise ValueError(
+            f"{folder} is damaged: {error}; prepare it again, into another folder: {COMMAND}"
+        ) from error
 
 
 def _check_options(folder: Path, made: Mapping[str, Any], config: DataSection) -> None:
@@ -85,7 +94,7 @@ def _check_options(folder: Path, made: Mapping[str, Any], config: DataSection) -
             if value not in (default[name], was.get(name)):
                 raise ValueError(
                     f"data.{f'{key}.{name}'.rstrip('.')} is {inline(value)}, and {folder} was "
-                    f"prepared with {inline(was.get(name))}: leave it out, or {REMEDY}"
+                    f"prepared with {inline(was.get(name))}: leave it out, or prepare another"
                 )
     refuse_absent(config)
 

@@ -80,7 +80,8 @@ def carry_out(job: Job, steps: Steps) -> Manifest:
             if job.append or (to.exists() and any(to.iterdir())):
                 how = "leave out --append, or " if job.append else ""
                 raise ValueError(f"{to} is no prepared folder; {how}name another one with --to")
-            return _make(job, paths, steps)
+            empty = {"version": VERSION, "name": to.name, "rows": 0, "inputs": [], "commands": []}
+            return _add(job, paths, {**empty, "options": steps.options(job)}, steps, is_new=True)
         manifest = read_document(to / MANIFEST, VERSION)
         there = [tuple(state) for state in manifest["inputs"]]
         new = [path for path in paths if state_of(path) not in there]
@@ -95,7 +96,8 @@ def carry_out(job: Job, steps: Steps) -> Manifest:
                 f"{to} was prepared from other inputs: {new[0]} is not among them, or has changed "
                 "since; add it with --append, or name another folder with --to"
             )
-        return _append(job, new, manifest, steps)
+        check_arrays(to, all_stored(manifest))  # nothing is written behind what is damaged
+        return _add(job, new, manifest, steps, is_new=False)
 
 
 @contextmanager
@@ -147,45 +149,24 @@ def _check_same_options(job: Job, manifest: Manifest, now: dict[str, Any]) -> No
             )
 
 
-def _make(job: Job, paths: list[Path], steps: Steps) -> Manifest:
-    empty = {
-        "version": VERSION,
-        "name": job.to.name,
-        "rows": 0,
-        "options": steps.options(job),
-        "inputs": [],
-        "commands": [],
-    }
+def _add(job: Job, paths: list[Path], manifest: Manifest, steps: Steps, is_new: bool) -> Manifest:
+    """Write the rows of files into a new folder, or behind those that are there."""
     with _work(job) as work:
-        manifest = _with_inputs(job, paths, steps.add(job, paths, work, empty, work))
-        steps.finish(job, manifest, work)
-        sync(work, all_stored(manifest))
-        write_document(work / MANIFEST, manifest)
-        if job.to.exists():
-            job.to.rmdir()  # it is empty
-        work.rename(job.to)
-    return manifest
-
-
-def _append(job: Job, paths: list[Path], manifest: Manifest, steps: Steps) -> Manifest:
-    check_arrays(job.to, all_stored(manifest))  # nothing is written behind what is damaged
-    with _work(job) as work:
-        made = _with_inputs(job, paths, steps.add(job, paths, job.to, manifest, work))
-        steps.finish(job, made, job.to)
-        sync(job.to, all_stored(made))
-        write_document(job.to / MANIFEST, made)
-    for path in steps.outdated(job, manifest, made):
+        folder = work if is_new else job.to
+        made = steps.add(job, paths, folder, manifest, work)
+        states = [list(state_of(path)) for path in paths]
+        made["inputs"] = [*manifest["inputs"], *states]
+        made["commands"] = [*manifest["commands"], job.command]
+        steps.finish(job, made, folder)
+        sync(folder, all_stored(made))
+        write_document(folder / MANIFEST, made)
+        if is_new:
+            if job.to.exists():
+                job.to.rmdir()  # it is empty
+            work.rename(job.to)
+    for path in [] if is_new else steps.outdated(job, manifest, made):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return made
-
-
-def _with_inputs(job: Job, paths: list[Path], manifest: Manifest) -> Manifest:
-    states = [list(state_of(path)) for path in paths]
-    return {
-        **manifest,
-        "inputs": [*manifest["inputs"], *states],
-        "commands": [*manifest["commands"], job.command],
-    }
 
 
 @contextmanager

@@ -45,12 +45,10 @@ class JsonLines(TextFormat):
         import polars as pl
 
         failures = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
-        try:
+        with suppress(*failures):  # else below, line by line
             frame = pl.read_ndjson(io.BytesIO(body), infer_schema_length=None)
             if len(frame) == body.count(b"\n") + 1:
                 return _whole(frame, header), None, 0
-        except failures:
-            pass  # below, line by line
         kept, numbers, skipped = [], [], 0
         for number, line in enumerate(body.split(b"\n"), start=how.first):
             if not line.strip():

@@ -40,18 +40,6 @@ def locate(config: DataSection) -> Path | None:
     return None
 
 
-def find(config: DataSection) -> Path:
-    """As locate, but an error where there is nothing."""
-    found = locate(config)
-    if found is None:
-        raise ValueError(
-            f"no MovieLens ratings for {config.stem!r}: looked for {', '.join(SEPARATORS)} in "
-            f"{config.folder} and for {config.folder}.zip; fetch them with `shoal data fetch "
-            f"{config.stem}`"
-        )
-    return found
-
-
 class MovieLens(Source):
     """Interactions with user, item, rating and time, named as in data.fields."""
 
@@ -61,10 +49,16 @@ class MovieLens(Source):
         return locate(config) is not None
 
     def files(self, config: DataSection) -> list[Path]:
-        return [find(config)]
+        found = locate(config)
+        if found is None:
+            raise ValueError(
+                f"no MovieLens ratings for {config.stem!r}: neither {', '.join(SEPARATORS)} in "
+                f"{config.folder} nor {config.folder}.zip; `shoal data fetch` gets them"
+            )
+        return [found]
 
     def read(self, config: DataSection) -> Raw:
-        path = find(config)
+        (path,) = self.files(config)
         form = Ratings(plain_name(path).name)
         if path.suffix == ".zip":
             form = Ratings(*_read_archive(path))
@@ -122,7 +116,12 @@ def _read_archive(path: Path) -> tuple[str, bytes]:
                 for member in archive.infolist():
                     inner = member.filename
                     if inner.rpartition("/")[2] == name and inner.count("/") <= 1:
-                        _check_size(member, path)
+                        most = longest_text(path.stat().st_size)
+                        if member.file_size > most:
+                            raise ValueError(
+                                f"{path}:{inner} unpacks to {member.file_size} bytes; of an "
+                                f"archive of this size at most {most} are read"
+                            )
                         return name, archive.read(member).removeprefix(BOM).replace(b"\r\n", b"\n")
     except UNREADABLE as error:
         raise ValueError(
@@ -130,12 +129,3 @@ def _read_archive(path: Path) -> tuple[str, bytes]:
             f"with `shoal data fetch {path.stem}`"
         ) from error
     raise ValueError(f"{path} holds none of {', '.join(SEPARATORS)}; is it a MovieLens archive?")
-
-
-def _check_size(member: zipfile.ZipInfo, path: Path) -> None:
-    most = longest_text(path.stat().st_size)
-    if member.file_size > most:
-        raise ValueError(
-            f"{path}:{member.filename} unpacks to {member.file_size} bytes; of an archive of this "
-            f"size at most {most} are read"
-        )

@@ -157,22 +157,18 @@ def _side_tables(config: DataSection) -> dict[str, RawTable]:
             np.concatenate([k * FEATURE_VALUES + one for k, one in enumerate(values)]), tails
         ),
     }
-    link = {config.fields.item: RawColumn(every, names), "entity_id": RawColumn(every, entities)}
-    return {
-        "item": _item_table(config),
-        "kg": RawTable("planted knowledge", dict.fromkeys(triples, "token"), triples),
-        "link": RawTable("planted links", dict.fromkeys(link, "token"), link),
-    }
-
-
-def _item_table(config: DataSection) -> RawTable:
-    """Columns feature_0, feature_1, ... by item."""
-    section = config.planted
+    item = RawColumn(every, names)
     words = np.array([f"v{value}" for value in range(FEATURE_VALUES)], dtype=object)
-    columns = {config.fields.item: RawColumn(np.arange(section.items), _names(section.items))}
-    for k, values in enumerate(item_features(section)):
-        columns[f"feature_{k}"] = RawColumn(values, words)
-    return RawTable("planted items", dict.fromkeys(columns, "token"), columns)
+    features = {f"feature_{k}": RawColumn(one, words) for k, one in enumerate(values)}
+    tables = {
+        "item": {config.fields.item: item, **features},
+        "kg": triples,
+        "link": {config.fields.item: item, "entity_id": RawColumn(every, entities)},
+    }
+    return {
+        suffix: RawTable(f"planted {suffix}", dict.fromkeys(columns, "token"), columns)
+        for suffix, columns in tables.items()
+    }
 
 
 def _check(section: PlantedSection) -> None:
@@ -208,7 +204,8 @@ def _draw(
     """(user, item, stage) of every interaction, by user and within a user in order of time."""
     # Scores are whole numbers times `items`; the item in the low digits makes all of a user's
     # distinct, so that no tie is left to the sort.
-    gumbel = _gumbel_table() * section.items
+    noises = -np.log(-np.log((np.arange(65_536) + 0.5) / 65_536))  # Gumbel's, by 16-bit word
+    gumbel = np.rint(noises * (UNIT * UNIT)) * section.items
     tastes = [truth.taste(stage / (STAGES - 1)) * section.items for stage in range(STAGES)]
     by_factor = np.ascontiguousarray(truth.items.T)
     bias = truth.bias * section.items + np.arange(section.items)
@@ -293,11 +290,6 @@ def _ratings(
 
 def _names(count: int) -> np.ndarray:
     return np.array([str(i + 1) for i in range(count)], dtype=object)
-
-
-def _gumbel_table() -> np.ndarray:
-    """Gumbel noise for each 16-bit word, in units of a score, rounded."""
-    return np.rint(-np.log(-np.log((np.arange(65_536) + 0.5) / 65_536)) * (UNIT * UNIT))
 
 
 def _random(section: PlantedSection, stream: str, count: int) -> np.ndarray:

@@ -77,23 +77,21 @@ class Cells:
         What follows the first line of a row that is wrong (or has not `width` cells) is read again:
         a quote that nobody closed does not swallow the rows behind it. Blank lines have no cells.
         """
-        source, line = _Lines(body.decode()), 1
-        reader = csv.reader(source, **self._how)
-        while True:
-            source.begin_row()
-            row: list[str] | csv.Error | None
+        lines = list(io.StringIO(body.decode(), newline=""))
+        at = 0
+        while at < len(lines):
+            begin = at
+            reader = csv.reader((lines[k] for k in range(begin, len(lines))), **self._how)
             try:
-                row = next(reader, None)
+                for row in reader:
+                    yield at + 1, row
+                    if len(row) not in (0, width):
+                        at += 1
+                        break
+                    at = begin + reader.line_num
             except csv.Error as error:
-                row = error
-            if row is None:
-                return
-            yield line, row
-            if isinstance(row, csv.Error) or len(row) not in (0, width):
-                source.back_to_second_line()
-                line += 1
-            else:
-                line += source.taken
+                yield at + 1, error
+                at += 1
 
     @property
     def _how(self) -> dict[str, Any]:
@@ -101,31 +99,3 @@ class Cells:
         if self.quote:
             return {**how, "quotechar": self.quote, "strict": True}
         return {**how, "quoting": csv.QUOTE_NONE}
-
-
-class _Lines:
-    """The lines of a text; those of a row can be read again."""
-
-    def __init__(self, text: str):
-        self.text = io.StringIO(text, newline="")
-        self.begin_row()
-
-    def begin_row(self) -> None:
-        """The next line is the first of a row."""
-        self.taken, self.second = 0, 0
-
-    def back_to_second_line(self) -> None:
-        """Read on after the first line of the row."""
-        self.text.seek(self.second)
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line = self.text.readline()
-        if not line:
-            raise StopIteration  # until somebody goes back
-        self.taken += 1
-        if self.taken == 1:
-            self.second = self.text.tell()
-        return line

@@ -69,17 +69,15 @@ def declared_types(config: DataSection, suffix: str) -> tuple[dict[str, FieldTyp
         if "kind" in said:
             types[said.get("column", name)] = TYPE_OF[said["kind"]]
             types |= {said[key]: "float_seq" for key in ("weights", "time") if key in said}
-    ids = {"user": [fields.user], "item": [fields.item]}.get(suffix, [])
-    required = set(ids)
+    sides = {"user": [fields.user], "item": [fields.item], "inter": [fields.user, fields.item]}
+    ids = sides.get(suffix, [])
     if suffix == "inter":
-        ids = [fields.user, fields.item]
         types |= dict.fromkeys(filled_numbers(config), "float")
-        required = {*ids}
     types |= dict.fromkeys(ids, "token")
     if suffix in ("kg", "link", "net"):
         types |= dict.fromkeys(["head_id", "relation_id", "tail_id", "entity_id"], "token")
         types |= dict.fromkeys(["source", "target", "source_id", "target_id"], "token")
-    return types, required
+    return types, set(ids)
 
 
 def filled_numbers(config: DataSection) -> set[str]:

@@ -45,7 +45,6 @@ class CachedGpuTables(GpuTables):
     """One fixed table of float32 rows, `slots` of them in GPU memory."""
 
     cached = True
-    sorts_ahead = False  # rows may still be on their way to their slots
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Admission, Pending, Shrink
+from shoal.embedding.admission import Shrink
 from shoal.embedding.engines.gpu_cache import CachedGpuTables
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
@@ -30,25 +30,20 @@ def make_gpu_engines(
     optimizer: RowOptimizer,
     seed: int,
     device: torch.device | str,
-    admissions: Sequence[Admission | None] = (),
     fused: bool = False,
 ) -> list[GpuEngine]:
-    """An engine for each table; those of one width, type and admission lie side by side.
+    """An engine for each table; those of one width and type lie side by side.
 
     fused: rows that a softmax alone reads may be updated by it.
     """
-    admissions = admissions or [None] * len(tables)
-    groups: dict[tuple[int, bool, bool, bool, Admission | None], list[int]] = {}
-    for k, (table, admission) in enumerate(zip(tables, admissions)):
-        alike = table.dim, table.half, table.rows is None, table.whole, admission
+    groups: dict[tuple[int, bool, bool, bool], list[int]] = {}
+    for k, table in enumerate(tables):
+        alike = table.dim, table.half, table.rows is None, table.whole
         groups.setdefault(alike, []).append(k)
     engines: dict[int, GpuEngine] = {}
-    for (_, _, grows, _, admission), members in groups.items():
-        some = [tables[k] for k in members]
-        if grows:
-            group: GpuTables = GrowingGpuTables(some, optimizer, seed, device, admission)
-        else:
-            group = GpuTables(some, optimizer, seed, device)
+    for (_, _, grows, _), members in groups.items():
+        kind = GrowingGpuTables if grows else GpuTables
+        group = kind([tables[k] for k in members], optimizer, seed, device)
         engines.update({k: GpuEngine(group, number, fused) for number, k in enumerate(members)})
     return [engines[k] for k in range(len(tables))]
 
@@ -58,11 +53,10 @@ class GpuEngine(RowEngine):
 
     def __init__(self, group: GpuTables, number: int, fused: bool = False):
         table = group.tables[number]
-        super().__init__(table, group.optimizer, group.seed, group.admission)
+        super().__init__(table, group.optimizer, group.seed)
         self.group, self.number, self.device, self.fused = group, number, group.device, fused
 
     def __len__(self) -> int:
-        """Rows held: all of a fixed table, those that were updated of a growing one."""
         return self.group.count(self.number)
 
     @cached_property
@@ -91,7 +85,6 @@ class GpuEngine(RowEngine):
             self.group.stage(ids)
 
     def lend(self) -> Tensor | None:
-        """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         whole = self.table.rows is not None and not self.table.half
         return self.group.whole(self.number) if whole and not self.group.cached else None
 
@@ -107,7 +100,6 @@ class GpuEngine(RowEngine):
         return AdamRows(values, *moments, self.group.numbers)
 
     def pull(self, ids: Ids) -> Tensor:
-        """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         whole = self.lend() if isinstance(ids, Every) else None
         return self.pull_many([self], [ids])[0] if whole is None else whole.clone()
 
@@ -115,7 +107,6 @@ class GpuEngine(RowEngine):
     def pull_many(
         cls, engines: Sequence[GpuEngine], ids: Sequence[Ids], learn: bool = False
     ) -> list[Tensor]:
-        """As RowEngine.pull_many; the engines of a group in one launch."""
         result: dict[int, Tensor] = {}
         for group, members in _by_group(engines).items():
             alike = not any(isinstance(ids[k], Every) for k in members)  # pushed in one launch, too
@@ -142,7 +133,6 @@ class GpuEngine(RowEngine):
         lr: float,
         pulled: bool = False,
     ) -> None:
-        """As RowEngine.push_many; the engines of a group in one launch."""
         for group, members in _by_group(engines).items():
             whole = any(isinstance(ids[k], Every) for k in members)
             if whole or len({engines[k].step for k in members}) > 1:  # each has its own numbers
@@ -177,7 +167,6 @@ class GpuEngine(RowEngine):
                 engine.step = together[0].step
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
-        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         self.group.forget_sorted()
         flat = self.ids_inside(ids)
         grads = self.flat_grads(grads, len(flat))
@@ -189,8 +178,8 @@ class GpuEngine(RowEngine):
             for some, part in zip(flat.split(at_once := self.group.at_once), grads.split(at_once)):
                 self.group.apply(self.group.sort(self._look_up(some)), part)
             return
-        counts = self.flat_counts(counts, len(flat))
-        self._push(self._look_up(flat), grads, lr, counts)
+        self.flat_counts(counts, len(flat))  # none: its ids are not counted
+        self._push(self._look_up(flat), grads, lr)
 
     def begin(self, lr: float, lookup: Lookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
@@ -198,16 +187,10 @@ class GpuEngine(RowEngine):
         self.group.begin(lr, lookup)
         self._step = self.group.step
 
-    def _push(self, lookup: Lookup, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
+    def _push(self, lookup: Lookup, grads: Tensor, lr: float) -> None:
         self._begin_unless_recorded(lr, lookup)
-        if not len(lookup.ids):
-            return
-        segments = self.group.sort(lookup)
-        if isinstance(self.group, GrowingGpuTables) and counts is not None:
-            shows, clicks = (one.contiguous() for one in counts.unbind(1))
-            self.group.apply(segments, grads, None, clicks, shows)
-        else:
-            self.group.apply(segments, grads)
+        if len(lookup.ids):
+            self.group.apply(self.group.sort(lookup), grads)
 
     def _begin_unless_recorded(self, lr: float, lookup: Lookup | None = None) -> None:
         if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
@@ -226,7 +209,6 @@ class GpuEngine(RowEngine):
     # ---- to the host and back --------------------------------------------------------------------
 
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
-        """Every row held, in chunks of ascending id, in host memory."""
         self.group.check()
         return self.group.export(self.number, chunk_rows)
 
@@ -236,39 +218,16 @@ class GpuEngine(RowEngine):
         return self.group._rows(ids, at)
 
     def restore(self, rows: Rows) -> None:
-        """Take over rows, values and state; a chunk that does not fit changes nothing."""
         self.check_rows(rows)
         self.group.restore(self.number, rows)
 
     def _assign(self, ids: Tensor, values: Tensor) -> None:
         self.group.assign(self.number, ids, values)
 
-    def decay(self, factor: float) -> None:
-        """Multiply all counters, of rows and of ids without one."""
-        self.check_counted("decay")
-        self._growing.decay(self.number, factor)
-
     def shrink(self, rule: Shrink) -> int:
-        """Drop rows; returns how many went."""
         self.check_shrink(rule)
-        self.group.step = self._step
-        return self._growing.shrink(self.number, rule)
-
-    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
-        """Counters of the ids without a row, in chunks of ascending id."""
-        if self.admission is None:
-            return iter(())
-        return self._growing.export_pending(self.number, chunk_rows)
-
-    def restore_pending(self, pending: Pending) -> None:
-        """Take over counters of ids without a row."""
-        self.check_pending(pending)
-        self._growing.restore_pending(self.number, pending)
-
-    @property
-    def _growing(self) -> GrowingGpuTables:
-        assert isinstance(self.group, GrowingGpuTables)  # others were refused
-        return self.group
+        assert isinstance(self.group, GrowingGpuTables)
+        return self.group.shrink(self.number, rule.min_norm)
 
 
 def _by_group(engines: Sequence[GpuEngine]) -> dict[GpuTables, list[int]]:

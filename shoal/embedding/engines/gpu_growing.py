@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,20 +22,16 @@ from shoal.kernels.gpu import index as gpu_index
 from shoal.kernels.gpu import segments as gpu_segments
 from shoal.kernels.gpu import update as gpu_update
 from shoal.kernels.gpu.index import Index
-from shoal.kernels.gpu.lookup import Lookup, Pooling
+from shoal.kernels.gpu.lookup import Lookup
 from shoal.kernels.gpu.segments import Segments
 from shoal.kernels.gpu.update import Arena
 
-if TYPE_CHECKING:  # it reads configs, which kernels need not
-    from shoal.embedding.engines.admission import Admission, Pending, Shrink
-
 FIRST_PLACES = 1024  # of a table's index
 FIRST_ROWS = 1024
-COUNTERS = ("show", "click", "last_step")
 
 
 class GrowingGpuTables(GpuTables):
-    """Tables whose rows come with their first gradients, or when admission gives them one."""
+    """Tables whose rows come with their first gradients."""
 
     grows = True
 
@@ -46,16 +41,13 @@ class GrowingGpuTables(GpuTables):
         optimizer: RowOptimizer,
         seed: int,
         device: torch.device | str,
-        admission: Admission | None = None,
     ):
-        self.admission = admission
-        self.sorts_ahead = admission is None  # else ids that nobody was shown are left out
         self.generation = 0  # rises when memory moves: graphs must be recorded again
         super().__init__(tables, optimizer, seed, device)
 
     def _make_rows(self) -> None:
         sizes = [FIRST_PLACES] * len(self.tables)
-        self.index = Index.make(sizes, self.admission is not None, self.device)
+        self.index = Index.make(sizes, self.device)
         self.arena = self._make_arena(FIRST_ROWS, self.index.bases)
         self.free = torch.arange(FIRST_ROWS, dtype=torch.int32, device=self.device)
         self.used = torch.zeros(1, dtype=torch.int32, device=self.device)
@@ -81,7 +73,7 @@ class GrowingGpuTables(GpuTables):
     def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
         """As GpuTables.pull. Ids are entered as they are sorted, so they need room before."""
         recorded = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if learn and self.sorts_ahead and not recorded:  # else whoever replays it calls `begin`
+        if learn and not recorded:  # else whoever replays it calls `begin`
             self._ask()
             self.make_room(lookup.counts)
         return super().pull(lookup, learn)
@@ -91,42 +83,15 @@ class GrowingGpuTables(GpuTables):
         places = gpu_index.insert(self.index, lookup, self.paddings, self.wrong)
         return gpu_segments.find_segments(places)
 
-    def apply(
-        self,
-        segments: Segments,
-        grads: Tensor,
-        pooling: Pooling | None = None,
-        clicks: Tensor | None = None,
-        shows: Tensor | None = None,
-    ) -> None:
-        """Count the ids, give rows to those that earned one, and update those that have one."""
-        rule = None
-        if self.admission is not None:
-            given = self.admission
-            rule = given.threshold, given.show_coefficient, given.click_coefficient
-        found = gpu_index.admit(
-            self.index, segments, self.steps, self.free, self.used, rule, clicks, shows
-        )
+    def apply(self, segments: Segments, grads: Tensor) -> None:
+        """Give rows to new ids, and update all."""
+        found = gpu_index.give_rows(self.index, segments, self.free, self.used)
         gpu_update.update(
-            *(segments, grads, pooling, self.arena, self.optimizer),
+            *(segments, grads, self.arena, self.optimizer),
             index_ids=self.index.ids,
             found=found,
             beside=self._beside,
         )
-
-    def push(
-        self,
-        lookup: Lookup,
-        grads: Tensor,
-        lr: float,
-        pooling: Pooling | None = None,
-        clicks: Tensor | None = None,
-    ) -> None:
-        """One optimizer step; clicks [n] float32 come with an admission that counts them."""
-        self.begin(lr, lookup)
-        self.forget_sorted()
-        if len(lookup.ids):
-            self.apply(self.sort(lookup), grads.contiguous(), pooling, clicks)
 
     def _outside(self, table: Table, id_: int) -> ValueError:
         return ValueError(
@@ -221,30 +186,13 @@ class GrowingGpuTables(GpuTables):
         begin = sum(self.sizes[:number])
         return slice(begin, begin + self.sizes[number])
 
-    def decay(self, number: int, factor: float) -> None:
-        """Multiply all counters of a table, of rows and of ids without one."""
-        self.index.show[self._places(number)] *= factor
-        self.index.click[self._places(number)] *= factor
-
-    def shrink(self, number: int, rule: Shrink) -> int:
-        """Drop rows of a table, and ids without one that faded; returns how many rows went."""
-        index, counted = self.index, self.admission is not None
-        mine = self._places(number)
+    def shrink(self, number: int, min_norm: float) -> int:
+        """Drop rows of a table whose L2 norm is smaller; returns how many went."""
+        index = self.index
         keep = index.ids != gpu_index.EMPTY.value
-        if counted:
-            faded = self._scores(mine) < rule.min_score
-            if rule.max_age is not None:
-                faded |= self.step - index.last_step[mine] > rule.max_age
-            keep[mine] &= ~faded
         _, places = self.rows_held(number)
-        if rule.min_norm > 0:
-            norms = self.read_values(index.rows[places].long()).double().norm(dim=1)
-            keep[places] &= norms >= rule.min_norm
-        kept = places[keep[places]]  # by id, and the next sort leaves it so among equals
-        if rule.capacity is not None and len(kept) > rule.capacity:
-            by = index.last_step if rule.order == "lru" else index.show
-            order = by[kept].sort(stable=True).indices
-            keep[kept[order[: len(kept) - rule.capacity]]] = False
+        norms = self.read_values(index.rows[places].long()).double().norm(dim=1)
+        keep[places] &= norms >= min_norm
         gone = index.rows[places[~keep[places]]]
         used = int(self.used) - len(gone)
         self.free[used : used + len(gone)] = gone
@@ -254,11 +202,6 @@ class GrowingGpuTables(GpuTables):
         self._hear()
         self.generation += 1
         return len(gone)
-
-    def _scores(self, places: slice) -> Tensor:
-        rule, show, click = self.admission, self.index.show[places], self.index.click[places]
-        assert rule is not None
-        return rule.show_coefficient * (show - click) + rule.click_coefficient * click
 
     def _hear(self) -> None:
         """Forget what is under way, and wait for the counts as they are."""
@@ -271,24 +214,16 @@ class GrowingGpuTables(GpuTables):
         ids, places = self.rows_held(number)
         for some, at in zip(ids.split(chunk_rows), places.split(chunk_rows)):
             if len(some):
-                made = self._rows(some.cpu(), self.index.rows[at].long())
-                counters = COUNTERS if self.admission is not None else ()
-                made.state.update({key: getattr(self.index, key)[at].cpu() for key in counters})
-                yield made
+                yield self._rows(some.cpu(), self.index.rows[at].long())
 
     def restore(self, number: int, rows: Rows) -> None:
         """Take over rows of a table, values and state; the chunk must have been checked."""
         padding = self.tables[number].padding
         if padding is not None:
-            keep = rows.ids != padding
-            state = {key: part[keep] for key, part in rows.state.items()}
-            rows = Rows(rows.ids[keep], rows.values[keep], state)
-        places = self._enter(number, rows.ids)
-        at = self._give_rows(places)
+            rows = rows.at(rows.ids != padding)
+        at = self._give_rows(self._enter(number, rows.ids))
         self._write(number, rows.ids, rows.values, at)
         self._write_state(rows, at)
-        for key in COUNTERS if self.admission is not None else ():
-            getattr(self.index, key)[places] = rows.state[key].to(self.device)
 
     def assign(self, number: int, ids: Tensor, values: Tensor) -> None:
         """Set values of rows, distinct ids [n], values [n, dim]; state stays, or begins."""
@@ -297,27 +232,6 @@ class GrowingGpuTables(GpuTables):
             keep = (ids != padding).nonzero().squeeze(1)
             ids, values = ids[keep], values[keep]
         self._write(number, ids, values, self._give_rows(self._enter(number, ids)))
-
-    def export_pending(self, number: int, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
-        """Counters of the ids of a table without a row, in chunks of ascending id."""
-        from shoal.embedding.engines.admission import Pending
-
-        index, mine = self.index, self._places(number)
-        waits = (index.ids[mine] != gpu_index.EMPTY.value) & (index.rows[mine] < 0)
-        places = waits.nonzero().squeeze(1) + mine.start
-        ids, order = index.ids[places].sort()
-        for some, at in zip(ids.split(chunk_rows), places[order].split(chunk_rows)):
-            if len(some):
-                counters = [getattr(index, key)[at].cpu() for key in COUNTERS]
-                yield Pending(some.cpu(), *counters)
-
-    def restore_pending(self, number: int, pending: Pending) -> None:
-        """Take over counters of ids without a row; those that have one keep theirs."""
-        places = self._enter(number, pending.ids)
-        waits = self.index.rows[places] < 0
-        for key in COUNTERS:
-            part = getattr(pending, key).to(self.device)
-            getattr(self.index, key)[places[waits]] = part[waits]
 
     def _enter(self, number: int, ids: Tensor) -> Tensor:
         """Places [n] of distinct ids in the index."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,13 +25,10 @@ from shoal.kernels.gpu import lookup as gpu_lookup
 from shoal.kernels.gpu import optim as gpu_optim
 from shoal.kernels.gpu import segments as gpu_segments
 from shoal.kernels.gpu import update as gpu_update
-from shoal.kernels.gpu.lookup import Lookup, Pooling
+from shoal.kernels.gpu.lookup import Lookup
 from shoal.kernels.gpu.random import Recipes, write_initial
 from shoal.kernels.gpu.segments import Segments
 from shoal.kernels.gpu.update import Arena
-
-if TYPE_CHECKING:  # it reads configs, which kernels need not
-    from shoal.embedding.engines.admission import Admission
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,6 @@ class GpuTables:
 
     grows = False
     cached = False  # whether rows may be in host memory, see gpu_cache
-    sorts_ahead = True  # whether ids can be sorted before their gradients are there
-    admission: Admission | None = None
 
     def __init__(
         self,
@@ -59,17 +53,7 @@ class GpuTables:
         seed: int,
         device: torch.device | str,
     ):
-        if len({table.dim for table in tables}) != 1:
-            widths = sorted({table.dim for table in tables})
-            raise ValueError(f"tables of widths {widths}: one GpuTables holds one width")
-        for table in tables:
-            if (table.rows is None) != self.grows:
-                other = "fixed" if self.grows else "growing"
-                raise ValueError(
-                    f"table {table.name!r} is {other}: keep it with tables of its kind"
-                )
-        if len({table.dtype for table in tables}) != 1:
-            raise ValueError("tables of float32 and bfloat16: one GpuTables holds one kind")
+        assert len({(table.dim, table.dtype, table.rows is None) for table in tables}) == 1
         self.tables, self.optimizer = list(tables), optimizer
         self.seed, self.device, self.half = seed, torch.device(device), tables[0].half
         self.dim, self.step = tables[0].dim, 0
@@ -139,25 +123,9 @@ class GpuTables:
     def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
         """Rows of all ids: [n, dim] float32; `learn`: a push of the same ids may come next."""
         rows = self.locate(lookup)
-        if learn and self.sorts_ahead and len(rows):
+        if learn and len(rows) and not self.cached:  # else they may be on their way to their slots
             self._sort_beside(lookup, rows)
         return gpu_lookup.gather(self.arena.values, rows, lookup, self.recipes, self.grows)
-
-    def pull_bags(
-        self,
-        lookup: Lookup,
-        offsets: Tensor,
-        mode: str = "sum",
-        weights: Tensor | None = None,
-    ) -> tuple[Tensor, Pooling]:
-        """Pooled rows of bags that lie one after the other over all tables, and how for `push`.
-
-        offsets [bags + 1] int64, weights [n] float32 -> [bags, dim].
-        """
-        rows = self.locate(lookup)
-        pooling = gpu_lookup.describe_bags(rows, offsets, mode, weights)
-        values = self.arena.values
-        return gpu_lookup.pool(values, rows, lookup, self.recipes, self.grows, pooling), pooling
 
     def begin(self, lr: float, lookup: Lookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before with ids as many."""
@@ -202,19 +170,16 @@ class GpuTables:
             torch.cuda.current_stream(self.device).wait_stream(self._beside)
             self._sorting = None
 
-    def apply(self, segments: Segments, grads: Tensor, pooling: Pooling | None = None) -> None:
-        """Update every row once by the sum of its gradients, [n, dim] or of bags [bags, dim]."""
-        beside = self._beside
-        gpu_update.update(segments, grads, pooling, self.arena, self.optimizer, beside=beside)
+    def apply(self, segments: Segments, grads: Tensor) -> None:
+        """Update every row once by the sum of its gradients [n, dim]."""
+        gpu_update.update(segments, grads, self.arena, self.optimizer, beside=self._beside)
 
-    def push(
-        self, lookup: Lookup, grads: Tensor, lr: float, pooling: Pooling | None = None
-    ) -> None:
-        """One optimizer step by gradients [n, dim] of ids, or [bags, dim] of pooled ones."""
+    def push(self, lookup: Lookup, grads: Tensor, lr: float) -> None:
+        """One optimizer step by gradients [n, dim] of ids."""
         self.begin(lr, lookup)
         self.forget_sorted()
         if len(lookup.ids):
-            self.apply(self.sort(lookup), grads.contiguous(), pooling)
+            self.apply(self.sort(lookup), grads.contiguous())
 
     def _watch(self) -> None:
         """Refuse ids that a table cannot have; on a GPU those of steps whose news has come."""

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.table import Table
-from shoal.kernels.rules import INCREMENT, MULTIPLIER_1, MULTIPLIER_2, NORMAL_TERMS, Recipe
-
-CHUNK_VALUES = 1 << 16  # values hashed at a time: the temporaries then stay in the cache
+from shoal.kernels.common.rules import INCREMENT, NORMAL_TERMS, Recipe, mix, signed
 
 
 def recipe(table: Table, seed: int) -> Recipe:
@@ -47,7 +45,7 @@ def initial_rows(table: Table, seed: int, ids: Tensor) -> Tensor:
     made = recipe(table, seed)
     ids = ids.reshape(-1)
     out = torch.empty(len(ids), table.dim, dtype=torch.float32, device=ids.device)
-    step = max(1, CHUNK_VALUES // table.dim)
+    step = max(1, (1 << 16) // table.dim)  # temporaries then stay in the cache
     for start in range(0, len(ids), step):
         part = ids[start : start + step]
         out[start : start + step] = _values(made, part, table.dim)
@@ -60,24 +58,24 @@ def _values(made: Recipe, ids: Tensor, dim: int) -> Tensor:
     """Values of one chunk: [n] -> [n, dim] float32."""
     if made.kind == "constant":
         return torch.full((len(ids), dim), made.factor, dtype=torch.float32, device=ids.device)
-    row = _mix(ids * _signed(INCREMENT) ^ _signed(made.key))[:, None]
+    row = mix(ids * signed(INCREMENT) ^ signed(made.key))[:, None]
     column = torch.arange(dim, dtype=torch.int64, device=ids.device)[None, :]
     if made.kind == "uniform":
-        word = _mix(row + (column + 1) * _signed(INCREMENT))
-        integer = _shift(word, 40) - (1 << 23)
+        word = mix(row + (column + 1) * signed(INCREMENT))
+        integer = (word >> 40 & 0xFFFFFF) - (1 << 23)
     else:
-        first = _mix(row + (2 * column + 1) * _signed(INCREMENT))
-        second = _mix(row + (2 * column + 2) * _signed(INCREMENT))
+        first = mix(row + (2 * column + 1) * signed(INCREMENT))
+        second = mix(row + (2 * column + 2) * signed(INCREMENT))
         integer = 2 * (_quarters(first) + _quarters(second)) - NORMAL_TERMS * 65535
     return integer.to(torch.float32) * made.factor
 
 
 def rounding_noise(key: int, step: int, ids: Tensor, dim: int) -> Tensor:
     """16 random bits per value [n, dim], a pure function of (table's key, step, id, column)."""
-    step_key = _mix(torch.tensor([step]) * _signed(INCREMENT) + _signed(key))
-    row = _mix(ids * _signed(INCREMENT) ^ step_key)[:, None]
+    step_key = mix(torch.tensor([step]) * signed(INCREMENT) + signed(key))
+    row = mix(ids * signed(INCREMENT) ^ step_key)[:, None]
     column = torch.arange(dim, dtype=torch.int64)[None, :]
-    word = _mix(row + (column // 4 + 1) * _signed(INCREMENT))
+    word = mix(row + (column // 4 + 1) * signed(INCREMENT))
     return (word >> (16 * (column % 4))) & 0xFFFF
 
 
@@ -94,20 +92,3 @@ def _quarters(word: Tensor) -> Tensor:
     """Sum of the four 16-bit parts of each word."""
     mask = 0xFFFF
     return (word & mask) + (word >> 16 & mask) + (word >> 32 & mask) + (word >> 48 & mask)
-
-
-def _mix(x: Tensor) -> Tensor:
-    """splitmix64's finaliser on int64 tensors, whose products wrap as unsigned ones do."""
-    x = (x ^ _shift(x, 30)) * _signed(MULTIPLIER_1)
-    x = (x ^ _shift(x, 27)) * _signed(MULTIPLIER_2)
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift: torch's own copies the sign bit."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit value."""
-    return value - (1 << 64) if value >= 1 << 63 else value

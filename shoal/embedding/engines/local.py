@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import TiersSection
+from shoal.embedding.admission import Admission
 from shoal.embedding.engines import native
-from shoal.embedding.engines.admission import Admission
 from shoal.embedding.engines.budgets import Share, row_bytes, share_out
 from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.reference import Reference
@@ -54,21 +54,16 @@ def make_local(
         return Device(table, optimizer, seed, device, fused)
     if backend == "native" or (backend == "auto" and _in_core(optimizer)):
         return native.Native(table, optimizer, seed, admission, threads=threads)
-    if backend == "auto" and not native_is_built():
+    if backend == "auto" and not has_core():
         _warn_once()
     return Reference(table, optimizer, seed, admission)
 
 
-def native_is_built() -> bool:
-    """Whether the C++ core was built with this installation."""
-    return has_core()
-
-
 def _in_core(optimizer: RowOptimizer) -> bool:
     """Whether the core can update rows so; logged where it is there and cannot."""
-    if optimizer.core_form is None and native_is_built():
+    if optimizer.core_form is None and has_core():
         _log_plain_form(optimizer.name, "the native core")
-    return optimizer.core_form is not None and native_is_built()
+    return optimizer.core_form is not None and has_core()
 
 
 @cache
@@ -95,11 +90,11 @@ def _warn_once() -> None:
 def lives_on_gpu(table: Table, admission: Admission | None, device: torch.device | str) -> bool:
     """Whether rows are kept by the kernels of GpuEngine: on a GPU, where Triton is installed.
 
-    Not those that a Bloom filter admits, which counts in host memory.
+    Not those whose ids are counted, which is done in host memory.
     """
     if torch.device(device).type != "cuda" or not has_triton():
         return False
-    return admission is None or not admission.bloom_counters
+    return admission is None
 
 
 def make_engines(
@@ -139,8 +134,7 @@ def make_engines(
         from shoal.embedding.engines import gpu_engine
 
         some = [tables[name] for name in names]
-        rules = [admissions.get(name) for name in names]
-        engines = gpu_engine.make_gpu_engines(some, optimizer, seed, device, rules, fused)
+        engines = gpu_engine.make_gpu_engines(some, optimizer, seed, device, fused)
         made.update(zip(names, engines))
     return {name: made[name] for name in tables}
 
@@ -196,22 +190,14 @@ def _make_tiered(
         folder = None if tiers.ssd is None else Path(tiers.ssd)
         if not over_host:
             made[name] = Tiered(table, optimizer, seed, number, folder)
-        elif name in in_host:
-            if table.rows is None:
-                raise ValueError(
-                    f"table {name!r} grows: such rows are in GPU memory over host memory, or in "
-                    "host memory over a disk, not in all three: set rows.tiers.gpu=0, or leave "
-                    "out ssd and host"
-                )
-            below = Tiered(table, optimizer, seed, in_host[name], folder)
-            made[name] = Tiered(table, optimizer, seed, number, None, device=device, below=below)
-        elif table.rows is not None and has_triton():
+        elif table.rows is not None and name not in in_host and has_triton():
             from shoal.embedding.engines.gpu_cache import CachedGpuTables
             from shoal.embedding.engines.gpu_engine import GpuEngine
 
             made[name] = GpuEngine(CachedGpuTables(table, optimizer, seed, device, number), 0)
         else:
-            made[name] = Tiered(table, optimizer, seed, number, None, device=device)
+            place = folder if name in in_host else None
+            made[name] = Tiered(table, optimizer, seed, number, place, device=device)
     return made
 
 
@@ -233,9 +219,6 @@ def pull_all(stores: Sequence[RowEngine], ids: Sequence[Ids], learn: bool = Fals
 
     learn: a hint, the next `push_all` may be of these ids.
     """
-    kinds = {type(store) for store in stores}
-    if len(kinds) == 1:  # as nearly always
-        return kinds.pop().pull_many(stores, ids, learn)
     rows: dict[int, Tensor] = {}
     for kind, members in _by_kind(stores).items():
         pulled = kind.pull_many([stores[k] for k in members], [ids[k] for k in members], learn)
@@ -261,12 +244,6 @@ def push_all(
     counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
     pulled[k]: the ids are those that the last pull that learns had of it, in that order.
     """
-    kinds = {type(store) for store in stores}
-    if len(kinds) == 1 and all(one is None for one in counts):  # as nearly always
-        every_id, every_grad = [ids for ids, _ in parts], [grads for _, grads in parts]
-        together = bool(pulled) and all(pulled)
-        kinds.pop().push_many(stores, every_id, every_grad, lr, together)
-        return
     counts, pulled = counts or [None] * len(stores), pulled or [False] * len(stores)
     uncounted = [k for k in range(len(stores)) if counts[k] is None]
     for kind, members in _by_kind([stores[k] for k in uncounted]).items():

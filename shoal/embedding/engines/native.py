@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import ALONE, Admission, Filter, Pending, Shrink
+from shoal.embedding.admission import ALONE, Admission, Filter, Pending, Shrink
 from shoal.embedding.engines.init import recipe
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
@@ -18,8 +18,6 @@ from shoal.embedding.table import Table
 from shoal.kernels import tables
 from shoal.kernels.core import has_core
 from shoal.kernels.tables import BLOOM_LAYOUT, CoreTable
-
-BLOOM_PARTS = 32  # of equal size, kShards in csrc/table.h
 
 
 class Native(RowEngine):
@@ -58,7 +56,6 @@ class Native(RowEngine):
         )
 
     def __len__(self) -> int:
-        """Rows held: all of a fixed table, those that learned of a growing one."""
         return len(self.core)
 
     @property
@@ -67,11 +64,9 @@ class Native(RowEngine):
         return self.core.bytes
 
     def pull(self, ids: Ids) -> Tensor:
-        """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         return self.pull_many([self], [ids])[0]
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
-        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         self.push_many([self], [ids], [grads], lr, counts=self.flat_counts(counts, len(grads)))
 
     @classmethod
@@ -105,23 +100,19 @@ class Native(RowEngine):
             engine._step += 1
 
     def mark(self) -> int:
-        """A point in time that `export` can take up from."""
         self._newest_mark = self.core.mark()
         return self._newest_mark
 
     def decay(self, factor: float) -> None:
-        """Multiply all counters, of rows and of ids without one."""
         self.check_counted("decay")
         self.core.decay(factor)
 
     def shrink(self, rule: Shrink) -> int:
-        """Drop rows; returns how many went."""
         self.check_shrink(rule)
         bounds = rule.min_score, rule.min_norm, rule.max_age, rule.capacity
         return self.core.shrink(*bounds, rule.order == "lru", self._step)
 
     def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
-        """Counters of the ids without a row, in chunks of ascending id."""
         for ids in self.core.pending_ids().split(chunk_rows):
             parts = [torch.empty(len(ids), dtype=dtype) for dtype in COUNTERS.values()]
             if len(ids):
@@ -137,11 +128,9 @@ class Native(RowEngine):
 
     @property
     def filter_facts(self) -> tuple[int, int]:
-        """Bytes and layout of the Bloom filter; (0, 0) where ids are counted exactly."""
         return filter_facts_of(self.admission)
 
     def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
-        """The Bloom filter in parts; none where ids are counted exactly."""
         size, layout = self.filter_facts
         share = ALONE if self.admission is None else self.admission.share
         for start in range(0, size, chunk_bytes):
@@ -150,12 +139,10 @@ class Native(RowEngine):
             yield Filter(counters, start, size, layout, share)
 
     def restore_filter(self, part: Filter) -> None:
-        """Take over a part of a Bloom filter; one that does not fit changes nothing."""
         super().restore_filter(part)
         self.core.write_bloom(part.start, part.counters.contiguous())
 
     def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
-        """Every row held, or those changed after a mark, in chunks of ascending id."""
         if since is not None:
             self.check_mark(since, self.core.oldest_mark, self._newest_mark)
             ids = self.core.changed_ids(since)
@@ -167,7 +154,6 @@ class Native(RowEngine):
             yield self._read(ids[start : start + chunk_rows].clone())
 
     def restore(self, rows: Rows) -> None:
-        """Take over rows, values and state; a chunk that does not fit changes nothing."""
         self.check_rows(rows)
         ids, values = rows.ids.contiguous(), rows.values.contiguous()
         state = [rows.state[key].contiguous() for key in self._pieces]
@@ -190,7 +176,7 @@ def filter_facts_of(admission: Admission | None) -> tuple[int, int]:
     """Bytes and layout of the Bloom filter of a table that counts so; (0, 0): it has none."""
     if not has_core() or admission is None or admission.threshold <= 0:
         return 0, 0
-    size = -(-admission.bloom_counters // BLOOM_PARTS) * BLOOM_PARTS
+    size = -(-admission.bloom_counters // 32) * 32  # parts of equal size, kShards in csrc/table.h
     return size, BLOOM_LAYOUT if size else 0
 
 

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Admission, Pending, Shrink
+from shoal.embedding.admission import Admission, Pending, Shrink
 from shoal.embedding.engines.init import initial_rows, recipe, round_bfloat16, rounding_noise
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
 
-DENSE_FACTOR = 4  # sum duplicates over the whole table when it has at most 4 rows per id given
 Counters = tuple[float, float, int]  # show, click, last step
 
 
@@ -27,23 +26,23 @@ class Reference(RowEngine):
         optimizer: RowOptimizer,
         seed: int,
         admission: Admission | None = None,
+        device: torch.device | str = "cpu",
     ):
         super().__init__(table, optimizer, seed, admission)
+        self.device = torch.device(device)  # fixed tables only: those that grow are on the CPU
         size = table.rows or 0
         self.positions: dict[int, int] = {}  # growing tables only
         self.free: list[int] = []
         self.pending: dict[int, Counters] = {}
         self.marks = 0
         self.changed: dict[int, int] = {}  # id -> marks given before its last change
-        self.values = self._initial(torch.arange(size))
-        self.state = self.begun_state(size)
+        self.values = self._initial(torch.arange(size, device=self.device))
+        self.state = self.begun_state(size, self.device)
 
     def __len__(self) -> int:
-        """Rows held: all of a fixed table, those that learned of a growing one."""
         return len(self.positions) if self.table.rows is None else self.table.rows
 
     def pull(self, ids: Ids) -> Tensor:
-        """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         ids = self.ids_inside(ids)
         if self.table.rows is not None:
             return self.values.index_select(0, ids)
@@ -54,7 +53,6 @@ class Reference(RowEngine):
         return out
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
-        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         ids = self.ids_inside(ids)
         grads = self.flat_grads(grads, len(ids))
         counts = self.flat_counts(counts, len(ids))
@@ -86,7 +84,6 @@ class Reference(RowEngine):
         self._note_changes(distinct)
 
     def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
-        """Every row held, or those changed after a mark, in chunks of ascending id."""
         if since is not None:
             self.check_mark(since, 0, self.marks)
             ids = torch.tensor(sorted(i for i, m in self.changed.items() if m >= since)).long()
@@ -97,17 +94,17 @@ class Reference(RowEngine):
         for start in range(0, len(ids), chunk_rows):
             part = ids[start : start + chunk_rows].clone()
             at = part if self.table.rows is not None else self._insert(part)
-            yield Rows(part, self.values[at], {key: s[at] for key, s in self.state.items()})
+            state = {key: piece[at].cpu() for key, piece in self.state.items()}
+            yield Rows(part, self.values[at].cpu(), state)
 
     def restore(self, rows: Rows) -> None:
-        """Take over rows, values and state; a chunk that does not fit changes nothing."""
         self.check_rows(rows)
         rows = self.real_rows(rows)
         positions = rows.ids if self.table.rows is not None else self._insert(rows.ids)
-        half = self.table.half
-        self.values[positions] = round_bfloat16(rows.values) if half else rows.values
+        values = round_bfloat16(rows.values) if self.table.half else rows.values
+        self.values[positions] = values.to(self.device)
         for key, part in rows.state.items():
-            self.state[key][positions] = part
+            self.state[key][positions] = part.to(self.device)
         for id_ in rows.ids.tolist() if self.pending else ():
             self.pending.pop(id_, None)
         self._note_changes(rows.ids)
@@ -122,19 +119,16 @@ class Reference(RowEngine):
         self._note_changes(ids)
 
     def mark(self) -> int:
-        """A point in time that `export` can take up from."""
         self.marks += 1
         return self.marks
 
     def decay(self, factor: float) -> None:
-        """Multiply all counters, of rows and of ids without one."""
         self.check_counted("decay")
         self.state["show"] *= factor
         self.state["click"] *= factor
         self.pending = {i: (s * factor, c * factor, at) for i, (s, c, at) in self.pending.items()}
 
     def shrink(self, rule: Shrink) -> int:
-        """Drop rows; returns how many went."""
         self.check_shrink(rule)
         kept, victims = [], []
         for id_, position in self.positions.items():
@@ -153,7 +147,6 @@ class Reference(RowEngine):
         return len(victims)
 
     def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
-        """Counters of the ids without a row, in chunks of ascending id."""
         ids = sorted(self.pending)
         for start in range(0, len(ids), chunk_rows):
             part = ids[start : start + chunk_rows]
@@ -162,7 +155,6 @@ class Reference(RowEngine):
             yield Pending(torch.tensor(part), *tensors)
 
     def restore_pending(self, pending: Pending) -> None:
-        """Take over counters of ids without a row."""
         self.check_pending(pending)
         columns = [getattr(pending, key).tolist() for key in COUNTERS]
         for id_, *counters in zip(pending.ids.tolist(), *columns):
@@ -177,8 +169,8 @@ class Reference(RowEngine):
         """The distinct ids, ascending, and the sum of each one's gradients, in order of arrival."""
         rows = self.table.rows
         backward = torch.ops.aten.embedding_dense_backward
-        if rows is not None and rows <= DENSE_FACTOR * len(ids):
-            touched = torch.zeros(rows, dtype=torch.bool)
+        if rows is not None and rows <= 4 * len(ids):  # over the whole table
+            touched = torch.zeros(rows, dtype=torch.bool, device=ids.device)
             touched[ids] = True
             distinct = touched.nonzero().squeeze(1)
             summed = backward(grads, ids, rows, -1, False)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Admission, Filter, Pending, Shrink
+from shoal.embedding.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Every, Ids, Rows, Store, flat_ids
 from shoal.embedding.table import Table

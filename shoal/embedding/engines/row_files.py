@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Filter, Pending
+from shoal.embedding.admission import Filter, Pending
 from shoal.embedding.engines.row_engine import COUNTERS, filter_fits
 from shoal.embedding.store import Rows, Store
 

@@ -1,17 +1,16 @@
 """Tiered: an engine whose rows are in host memory while they are used, and on a disk otherwise.
 
-    index   id -> code: 0, never updated; 1 to slots, in host memory; above, a place of the log
+    index   id -> code: 0, never updated; 1 to slots, in host memory; above, a place on the disk
     hot     a table of the native core with a row for each slot
-    cold    a RowLog: values and optimizer state, id by id
+    cold    RowRecords: values and optimizer state, id by id
 
-A row is updated in a slot, always: cold ones are staged before (`pull` and `push` do it, and read
-ahead what `announce` named), by slots whose rows were not used for longest, which are written to
-the log first. So every number is that of an engine which has all rows in memory, bit for bit.
+A row is updated in a slot, always: cold ones are put into slots before, those of rows that were not
+used for longest, which are written to the disk first. So every number is that of an engine which
+has all rows in memory, bit for bit. `prefetch` has the system read files of the next batch's rows.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -21,17 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Shrink
+from shoal.embedding.admission import Shrink
 from shoal.embedding.engines.native import Native
-from shoal.embedding.engines.row_below import RowsBelow
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.engines.row_log import RowLog, distinct
+from shoal.embedding.engines.row_records import RowRecords, distinct
 from shoal.embedding.engines.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Init, Table
 
-SHARE = 16  # one of so many slots, at least, is freed at a time
 NOBODY = 1 << 62  # the time of a slot without a row
 AT_ONCE = 1 << 16  # rows that pass through memory on their way at a time
 
@@ -40,7 +37,7 @@ class Tiered(RowEngine):
     """Rows of one table, `slots` of them in host memory and the others in a folder.
 
     With a device, slots are in its memory (kernels of GpuEngine); without a folder, the other
-    rows are in host memory. `below`: they are those of another Tiered engine.
+    rows are in host memory.
     """
 
     offloaded = True
@@ -55,7 +52,6 @@ class Tiered(RowEngine):
         *,
         device: torch.device | str | None = None,
         segment_rows: int | None = None,
-        below: Tiered | None = None,
     ):
         super().__init__(table, optimizer, seed)
         self.slots = slots
@@ -73,11 +69,7 @@ class Tiered(RowEngine):
         self._index_table, self._plain = Table(table.name, 2, table.rows, zeros), plain
         self._pieces = optimizer.widths(table.dim)
         self._floats = table.dim + sum(self._pieces.values())  # of a record, after its id
-        self.log: RowLog | RowsBelow
-        if below is None:
-            self.log = RowLog(folder, table.name, 1 + -(-self._floats // 2), segment_rows)
-        else:
-            self.log = RowsBelow(below)
+        self.cold = RowRecords(folder, table.name, 1 + -(-self._floats // 2), segment_rows)
         self._pool = ThreadPoolExecutor(1, f"rows of {table.name}")
         self.traffic = Traffic()
         self._clear()
@@ -90,39 +82,37 @@ class Tiered(RowEngine):
         self.held = 0  # rows, hot and cold
         self.time = 0
         self._pulled: tuple[Tensor, Tensor] | None = None  # the last ids, and their codes now
-        self._ahead: deque[Future[tuple[Tensor, Tensor, Tensor]]] = deque(maxlen=2)
+        self._ahead: Future[None] | None = None  # what is read for the next batch
 
     def __len__(self) -> int:
-        """Rows held: all of a fixed table, those that were updated of a growing one."""
         return self.held if self.table.rows is None else self.table.rows
 
     @property
     def memory(self) -> int:
-        """Bytes of host memory that rows, state and index take; less the log's."""
+        """Bytes of host memory that rows, state and index take, without cold rows."""
         hot = self.hot.memory if isinstance(self.hot, Native) else 0
         return hot + self.index.memory + 16 * self.slots
 
     # ---- reading and updating --------------------------------------------------------------------
 
     def prefetch(self, ids: Sequence[Tensor]) -> None:
-        """These ids are pulled soon: what is cold of them is read meanwhile."""
-        flat, segments = self.ids_inside(torch.cat(list(ids))), self.log.snapshot()
-        self._ahead.append(self._pool.submit(self._read_ahead, flat, segments, self.log.next))
+        if self.cold.folder is not None and (self._ahead is None or self._ahead.done()):
+            flat = self.ids_inside(torch.cat(list(ids)))
+            self._ahead = self._pool.submit(self._read_ahead, flat)
 
     def pull(self, ids: Ids) -> Tensor:
-        """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         flat = self.ids_inside(ids)
         codes = self._codes(flat)
         if len(flat) > self.slots and len(distinct(flat)[0]) > self.slots // 2:
             # More than a step: to be read alone, and slots stay whose they are.
             parts = [self._peek(some).values for some in flat.split(AT_ONCE)]
             return torch.cat(parts).to(self.hot.device)
-        before = self.traffic.cold + self.traffic.ahead
+        before = self.traffic.cold
         if bool((codes > self.slots).any()):
             codes = self._stage(flat, codes)
         else:
             self._note(codes)
-        self.traffic.hot += len(flat) - (self.traffic.cold + self.traffic.ahead - before)
+        self.traffic.hot += len(flat) - (self.traffic.cold - before)
         self._pulled = flat, codes
         if bool(codes.all()):
             return self.hot.pull(codes - 1)
@@ -131,7 +121,6 @@ class Tiered(RowEngine):
         return rows.index_copy_(0, here.to(rows.device), self.hot.pull(codes[here] - 1))
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
-        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         self.flat_counts(counts, len(grads))  # none: its ids are not counted
         flat = self.ids_inside(ids)
         grads = self.hot.flat_grads(grads, len(flat))
@@ -171,8 +160,9 @@ class Tiered(RowEngine):
         given = self._take_slots(len(wanted) + len(fresh))
         if len(wanted):
             places = self._codes(wanted) - self.slots - 1  # which making room may have changed
-            records = self._take_ahead(wanted, places)
-            self.log.kill(places)
+            records = self.cold.read(places)
+            self.traffic.cold += len(wanted)
+            self.cold.free(places)
             at = given[: len(wanted)]
             self.hot.restore(self._rows(records, at))
             self._occupy(wanted, at)
@@ -194,7 +184,7 @@ class Tiered(RowEngine):
         self.index.assign(ids, codes.contiguous().view(torch.float32).view(-1, 2))
 
     def _take_slots(self, count: int) -> Tensor:
-        """Ascending slots [count] without an owner; others' rows go to the log for it."""
+        """Ascending slots [count] without an owner; others' rows go to the disk for it."""
         if len(self.free) < count:
             self._evict(count - len(self.free))
         taken = self.free[len(self.free) - count :].sort().values
@@ -202,7 +192,7 @@ class Tiered(RowEngine):
         return taken
 
     def _evict(self, count: int) -> None:
-        """Write rows that were not used for longest to the log, `count` or more."""
+        """Write rows that were not used for longest to the disk, `count` or more."""
         idle = (self.used < self.time).nonzero().squeeze(1)
         if len(idle) < count:
             key = "rows.tiers.host" if isinstance(self.hot, Native) else "rows.tiers.gpu"
@@ -211,72 +201,29 @@ class Tiered(RowEngine):
                 f"its share of {key} has room for: raise it, or train in smaller batches "
                 "(train.batch_size)"
             )
-        count = min(len(idle), max(count, self.slots // SHARE))
+        count = min(len(idle), max(count, self.slots // 16))  # a part of them, not one by one
         times = self.used.index_select(0, idle)
         victims = idle.index_select(0, times.topk(count, largest=False, sorted=False).indices)
         for slots in victims.split(AT_ONCE):
             ids = self.owner.index_select(0, slots)
-            places = self.log.append(self._records(ids, self.hot._read(slots)))
+            places = self.cold.put(self._records(ids, self.hot._read(slots)))
             self._set_codes(ids, places + self.slots + 1)
         self.used.index_fill_(0, victims, NOBODY)
         self.free = torch.cat([self.free, victims])
         self.traffic.evicted += count
-        self._compact()
-
-    def _compact(self) -> None:
-        """Copy what lives in segments that are mostly dead, and remove their files."""
-        for number, ids in self.log.sparse():
-            places = number * self.log.segment_rows + torch.arange(len(ids))
-            lives = self._codes(ids.contiguous()) == places + self.slots + 1
-            for some in places[lives].split(AT_ONCE):
-                if len(some):
-                    records = self.log.read(some)
-                    moved = self.log.append(records)
-                    self._set_codes(records[:, 0].contiguous(), moved + self.slots + 1)
-                    self.log.kill(some)
-            self.log.drop(number)  # type: ignore[union-attr]  # the other has none
 
     # ---- rows on their way -----------------------------------------------------------------------
 
-    def _read_ahead(
-        self, ids: Tensor, segments: dict[int, Tensor], end: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of cold rows: ids ascending, places, records. In a thread: it changes nothing."""
-        codes = self._codes(ids)
-        places = codes - self.slots - 1
-        cold = (places >= 0) & (places < end)
-        wanted, first = distinct(ids[cold])
-        places = places[cold][first]
-        return wanted, places, self.log.read(places, segments)
-
-    def _take_ahead(self, ids: Tensor, places: Tensor) -> Tensor:
-        """Records of cold rows, ascending ids, at places: those read ahead, and now the others."""
-        records = torch.empty(len(ids), self.log.words, dtype=torch.int64)
-        missing = torch.ones(len(ids), dtype=torch.bool)
-        for k, future in enumerate(list(self._ahead)):
-            if k == 0 or future.done():  # of the batch after this one nothing is waited for
-                found, at, there = future.result()
-                if len(found):
-                    match = torch.searchsorted(found, ids).clamp(max=len(found) - 1)
-                    # A record that was copied or staged since then has another place.
-                    same = found.index_select(0, match) == ids
-                    same &= missing & (at.index_select(0, match) == places)
-                    if bool(same.all()):
-                        records, missing = there.index_select(0, match), ~same
-                        break
-                    known = same.nonzero().squeeze(1)
-                    records.index_copy_(0, known, there.index_select(0, match[known]))
-                    missing &= ~same
-        late = missing.nonzero().squeeze(1)
-        self.traffic.cold += len(late)
-        self.traffic.ahead += len(ids) - len(late)
-        if len(late):
-            records.index_copy_(0, late, self.log.read(places[late]))
-        return records
+    def _read_ahead(self, ids: Tensor) -> None:
+        """In a thread: lets the system read what is cold of the ids, so that it is at hand soon."""
+        places = (self._codes(ids) - self.slots - 1).unique()
+        places = places[places >= 0]
+        self.cold.peek(places)
+        self.traffic.ahead += len(places)
 
     def _records(self, ids: Tensor, rows: Rows) -> Tensor:
-        """Rows as the log has them: [n, words] int64."""
-        floats = torch.zeros(len(ids), 2 * self.log.words)
+        """Rows as records: [n, words] int64."""
+        floats = torch.zeros(len(ids), 2 * self.cold.words)
         state = [rows.state[key].view(len(ids), -1) for key in self._pieces]
         torch.cat([rows.values, *state], 1, out=floats[:, 2 : 2 + self._floats])
         records = floats.view(torch.int64)
@@ -305,7 +252,7 @@ class Tiered(RowEngine):
         cold = (codes > self.slots).nonzero().squeeze(1)
         found = [(hot, self.hot._read(codes[hot] - 1))] if len(hot) else []
         if len(cold):
-            records = self.log.read(codes[cold] - self.slots - 1)
+            records = self.cold.read(codes[cold] - self.slots - 1)
             found.append((cold, self._rows(records, ids[cold])))
         for at, part in found:
             rows.values[at] = part.values
@@ -316,7 +263,6 @@ class Tiered(RowEngine):
     # ---- checkpoints -----------------------------------------------------------------------------
 
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
-        """Every row held, in chunks of ascending id."""
         if self.table.rows is not None:
             for start in range(0, self.table.rows, chunk_rows):
                 yield self._peek(torch.arange(start, min(start + chunk_rows, self.table.rows)))
@@ -327,20 +273,19 @@ class Tiered(RowEngine):
                 yield self._peek(ids.clone())
 
     def restore(self, rows: Rows) -> None:
-        """Take over rows, values and state; a chunk that does not fit changes nothing."""
         self.check_rows(rows)
         rows = self.real_rows(rows)
         for start in range(0, len(rows.ids), self._at_once):
             self._put(rows.at(slice(start, start + self._at_once)))
 
     def _put(self, rows: Rows) -> None:
-        """Rows into slots; those that were cold are dead in the log."""
+        """Rows into slots; the places of those that were cold are free."""
         self.time += 1
         codes = self._codes(rows.ids)
         hot = (codes > 0) & (codes <= self.slots)
         self.used[codes[hot] - 1] = self.time
         cold = codes > self.slots
-        self.log.kill(codes[cold] - self.slots - 1)
+        self.cold.free(codes[cold] - self.slots - 1)
         self._set_codes(rows.ids[cold], torch.zeros_like(codes[cold]))
         self.held += int((codes == 0).sum())
         codes[~hot] = self._take_slots(int((~hot).sum())) + 1
@@ -356,12 +301,10 @@ class Tiered(RowEngine):
             self.restore(replace(rows, values=new[order]))
 
     def forget(self) -> None:
-        """Drop every row of a growing table."""
-        self.log.clear()
+        self.cold.clear()
         self._clear()
 
     def shrink(self, rule: Shrink) -> int:
-        """Refused: rows on a disk would have to be looked at one by one."""
         raise ValueError(
             f"table {self.table.name!r} has rows on a disk (rows.tiers), and such rows are not "
             "dropped: leave out rows.shrink, or rows.tiers"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.engines.admission import tend
+from shoal.embedding.admission import tend
 from shoal.embedding.engines.local import pull_all, push_all
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.output_table import Held

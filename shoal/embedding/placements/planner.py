@@ -7,17 +7,16 @@ A config may decide for all tables, or for one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import StrategySection
 from shoal.embedding.engines.budgets import row_bytes as row_bytes_of
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Placement, Sharding
+from shoal.embedding.placement import Placement, Sharding
 from shoal.embedding.table import Table
 
-EVEN = 1.1  # tables go whole only where the fullest rank is within a tenth of the mean
 MIB = 1 << 20
 
 
@@ -134,8 +133,9 @@ def _share_out(
         for name in sorted(some, key=lambda n: -total[n]):
             ranks[name] = load.index(min(load))
             load[ranks[name]] += total[name]
-    # Of those left to choose: whole tables, if there are enough of them to come out even.
-    even = len(free) >= 2 * size and size > 1 and max(load) <= EVEN * sum(load) / size
+    # Of those left to choose: whole tables, if there are enough of them to come out even, the
+    # fullest rank within a tenth of the mean.
+    even = len(free) >= 2 * size and size > 1 and max(load) <= 1.1 * sum(load) / size
     for name in [*unplaced, *(free if even else ())]:
         chosen[name] = Placement("table", chosen[name].by, ranks[name])
 
@@ -163,7 +163,7 @@ def _number(value: float) -> str:
     return f"{value:.2f}"
 
 
-def _span(values: Sequence[float], show) -> str:  # type: ignore[no-untyped-def]
+def _span(values: Sequence[float], show: Callable[[float], str]) -> str:
     low, high = show(min(values)), show(max(values))
     return low if low == high else f"{low} to {high}"
 

@@ -16,14 +16,13 @@ from torch import Tensor
 from shoal.config.row_rules import RowRules
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.output_table import Held, OutputTable
-from shoal.embedding.placements.duplicates import find_duplicates
 from shoal.embedding.placements.local import LocalRows, join
 from shoal.embedding.placements.stripe import Stripe
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
 from shoal.embedding.softmax.fused_cpu import fusable_on_cpu
 from shoal.embedding.store import EVERY, Every, Store
 from shoal.embedding.table import Table
-from shoal.kernels.codes import add_rows
+from shoal.kernels.codes import add_rows, distinct
 from shoal.world.world import World
 
 # Bytes of all ranks' dense gradients that may travel with the rows, to be added up by each:
@@ -73,7 +72,7 @@ class ReplicatedRows(LocalRows):
     def _sum(self, table: Table, one: RowGradients) -> list[Tensor]:
         """Distinct ids [u], the sums of their gradients [u, dim] and of their counts [u, 2]."""
         assert not isinstance(one.ids, Every)
-        ids, places = find_duplicates(one.ids, table.rows)
+        ids, places = distinct(one.ids, table.rows)
         sums = add_rows(None, places, one.grads, len(ids))
         if one.counts is None:
             return [ids, sums]

@@ -17,13 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.embedding.engines.row_engine import every_id
-from shoal.embedding.placements.duplicates import distinct
-from shoal.embedding.placements.placement import Sharding
+from shoal.embedding.placement import Sharding
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.service import Lookup
 from shoal.embedding.store import Every, Ids
 from shoal.embedding.table import Table
-from shoal.kernels.codes import add_rows, code_map
+from shoal.kernels.codes import add_rows, code_map, distinct
 from shoal.world.world import Arriving, World
 
 
@@ -163,11 +162,6 @@ class TableTrip:
         unused = unused[: len(self.keys)]
         return unused if bool(unused.any()) else None
 
-    def unused_rows(self) -> int:
-        """How many keys no gradient came to."""
-        unused = self.unused()
-        return 0 if unused is None else int(unused.sum())
-
     def seen(self) -> Tensor:
         """How often the ids of lookups with a gradient were shown, and clicked: [keys, 2]."""
         counts = torch.zeros(self.num_rows, 2, dtype=torch.float64)
@@ -281,11 +275,6 @@ class Route(Trip):
         if not travelling:
             return
         served = [self._serve(part) for part in travelling]
-        if len(travelling) == 1 and travelling[0].sharding.placement.place != "column":
-            # One table: what was read is what is sent, and what comes is what is wanted.
-            part = travelling[0]
-            world.all_to_all(served[0], part.their_counts, part.counts, part.make_rows())
-            return
         outgoing = [
             [rows[part.incoming(r)].reshape(-1) for part, rows in zip(travelling, served)]
             for r in range(size)
@@ -319,8 +308,6 @@ def exchange(
 
 def pack(pieces: list[list[Tensor]]) -> Tensor:
     """One buffer of pieces[rank][table], rank by rank."""
-    if len(pieces) == 1 and len(pieces[0]) == 1:
-        return pieces[0][0]
     return torch.cat([piece for some in pieces for piece in some])
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from shoal.config.row_rules import TiersSection
-from shoal.embedding.engines.admission import Admission
+from shoal.embedding.admission import Admission
 from shoal.embedding.engines.local import make_engines, make_local
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Sharding
+from shoal.embedding.placement import Sharding
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
 

@@ -3,7 +3,7 @@
 A training step makes three trips however many tables there are: ids to the owners, rows back,
 gradients to the owners. Ids are sent one batch ahead; rows are read only after the update before
 them, so the numbers are those of one process. Where ids are counted (see
-shoal.embedding.engines.admission), how often each came travels with its gradient.
+shoal.embedding.admission), how often each came travels with its gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.engines.admission import tend
+from shoal.embedding.admission import tend
 from shoal.embedding.output_table import Held
 from shoal.embedding.placements.route import Route, TableTrip, exchange
 from shoal.embedding.placements.routed import RoutedRows, T
@@ -93,8 +93,8 @@ class ShardedRows(SpreadRows[Route]):
         """
         parts = self._parts(self._pending)
         outputs = self._take_outputs({part.sharding.table.name for part in parts})
-        unused = sum(float(part.unused_rows()) for part in parts if not part.placed.counted)
-        flat = torch.cat([*dense, torch.tensor([unused], device=self.device)])
+        unused = any(part.unused() is not None for part in parts if not part.placed.counted)
+        flat = torch.cat([*dense, torch.tensor([float(unused)], device=self.device)])
         flat = self.world.all_reduce(flat)
         gathered = self._send_all(self._parts(self._end_step()), some_unused=float(flat[-1]) > 0)
         rows = {
@@ -151,10 +151,6 @@ class ShardedRows(SpreadRows[Route]):
         world, size, rank = self.world, self.world.size, self.world.rank
         if not parts:
             return []
-        if len(parts) == 1 and not parts[0].sharding.everyone and not counted:
-            part = parts[0]
-            assert part.grads is not None
-            return [world.all_to_all(part.grads[: len(part.keys)], part.counts, part.their_counts)]
         seen = [part.seen() for part in counted]
         outgoing = []
         for r in range(size):

@@ -12,12 +12,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.admission import Admission, Filter, Pending, Shrink
+from shoal.embedding.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.engines.local import push_counted
 from shoal.embedding.engines.native import filter_facts_of
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine, state_shapes_of
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Sharding
+from shoal.embedding.placement import Sharding
 from shoal.embedding.placements.shard_engine import SOME_ROWS
 from shoal.embedding.service import RowGradients
 from shoal.embedding.store import Every, Ids, Rows
@@ -62,7 +62,6 @@ class ShardedTable:
         return self.admission is not None
 
     def decay(self, factor: float) -> None:
-        """Multiply all counters, of rows and of ids without one."""
         if self.engine is not None:
             self.engine.decay(factor)
 
@@ -74,12 +73,10 @@ class ShardedTable:
         return int(self.world.all_reduce(torch.tensor([gone], device=self.world.device)))
 
     def forget(self) -> None:
-        """Drop every row of a growing table, each rank its own."""
         if self.engine is not None:
             self.engine.forget()
 
     def restore(self, rows: Rows) -> None:
-        """Take over those of the given rows that this rank holds."""
         if self.engine is None:
             return
         sharding, rank, ids = self.sharding, self.world.rank, rows.ids
@@ -100,7 +97,6 @@ class ShardedTable:
         self.engine.restore(Rows(keys[chosen], values, state))
 
     def restore_pending(self, pending: Pending) -> None:
-        """Take over those of the given counters of ids without a row that fall to this rank."""
         if self.engine is None:
             return
         mine = self._mine(pending.ids)
@@ -168,11 +164,9 @@ class ShardedTable:
 
     @property
     def filter_facts(self) -> tuple[int, int]:
-        """Bytes and layout of each engine's Bloom filter; (0, 0) where ids are counted exactly."""
         return filter_facts_of(self.admission)  # a rank without an engine knows it too
 
     def restore_filter(self, part: Filter) -> None:
-        """Take over a part of the Bloom filter of this rank's engine."""
         if self.engine is not None:
             self.engine.restore_filter(part)
 
@@ -199,7 +193,6 @@ class ShardedTable:
                     yield Filter(counters, start, size, layout, self.sharding.share(rank))
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
         return state_shapes_of(self.optimizer, self.table.dim, n, self.counted)
 
     def _next_of_all(self, ids: Tensor, most: int) -> Iterator[slice]:

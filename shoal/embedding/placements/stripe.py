@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.placements.placement import Placement, Sharding
+from shoal.embedding.placement import Placement, Sharding
 from shoal.world.world import World
 
 
@@ -34,7 +34,7 @@ class Stripe(Device):
         self.whole, self.device, self.fused = whole, whole.device, whole.fused
         self.values = whole.values[self.first : self.last]
         self.state = {key: part[self.first : self.last] for key, part in whole.state.items()}
-        self.spare, self._fused = torch.empty(0), None
+        self.spare, self.marks = torch.empty(0), 0
 
     def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Values and every piece of state: this stripe's rows, and all."""

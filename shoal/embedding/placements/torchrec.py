@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.placement import Placement, Sharding
+from shoal.embedding.placement import Placement, Sharding
 from shoal.embedding.placements.route import Trip
 from shoal.embedding.placements.shard_engine import write_initial
 from shoal.embedding.placements.sharded import SpreadRows

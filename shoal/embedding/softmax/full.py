@@ -10,13 +10,10 @@ from torch.nn.functional import linear
 
 from shoal.kernels.softmax import exponentials_, gpu_kernels, worth_it
 
-LOGITS_BLOCK = 1 << 24  # floats of logits held at a time: 64 MiB
-GPU_BLOCKS = 16  # so many times more on a GPU, whose products want to be large
-
 
 def block_size(items: int, device: torch.device) -> int:
     """How many positions have logits of all items at a time."""
-    floats = LOGITS_BLOCK * (1 if device.type == "cpu" else GPU_BLOCKS)
+    floats = 1 << (24 if device.type == "cpu" else 28)  # 64 MiB; products of a GPU should be large
     return max(1, floats // items)
 
 

@@ -26,9 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.kernels.common.mask_words import WORD, threshold
 from shoal.kernels.gpu.dropout import mixed_key, word_of
 from shoal.kernels.gpu.products import is_full, product
-from shoal.kernels.mask_words import WORD, threshold
 
 
 # fmt: off

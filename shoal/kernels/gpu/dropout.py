@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.kernels.mask_words import WORD, threshold
+from shoal.kernels.common.mask_words import WORD, threshold
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK = 1024

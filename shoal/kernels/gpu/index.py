@@ -1,8 +1,8 @@
 """Triton kernels of a hash index in GPU memory: ids of growing tables -> rows of an arena.
 
 Open addressing with linear probing, at most half full. Every table has a stretch of places of its
-own, a power of two of them; bases [tables + 1] says where. A place holds an id, the row it has
-(-1: none yet) and, with admission, its counters.
+own, a power of two of them; bases [tables + 1] says where. A place holds an id and the row it has
+(-1: none yet).
 
 Ids are entered by compare-and-swap, so their places depend on who came first, and so do the rows
 they get. Nothing that is read or learned depends on either: gradients of an id are summed in order
@@ -25,7 +25,6 @@ from shoal.kernels.gpu.random import INCREMENT, mix
 from shoal.kernels.gpu.segments import Segments
 
 EMPTY = tl.constexpr(-(1 << 63))  # in place of an id; as an id it is refused
-CLICK_BITS = 20  # behind the point of summed clicks: integers add up the same in any order
 BLOCK = 256
 
 
@@ -37,15 +36,12 @@ class Index:
     ids: Tensor  # [places] int64
     rows: Tensor  # [places] int32
     entries: Tensor  # [tables] int32: places that are taken
-    show: Tensor  # [places] float32; all counters [0] without admission
-    click: Tensor  # [places] float32
-    last_step: Tensor  # [places] int64
 
     @classmethod
-    def make(cls, sizes: list[int], counted: bool, device: torch.device) -> Index:
+    def make(cls, sizes: list[int], device: torch.device) -> Index:
         """An empty one; sizes are powers of two, one for each table."""
         bases = torch.tensor([0, *sizes]).cumsum(0)
-        places, counters = int(bases[-1]), int(bases[-1]) if counted else 0
+        places = int(bases[-1])
         if places >= 1 << 31:
             raise ValueError(
                 f"an index of {places} places: growing tables on a GPU have fewer than 2^30 ids"
@@ -55,9 +51,6 @@ class Index:
             torch.full((places,), EMPTY.value, dtype=torch.int64, device=device),
             torch.full((places,), -1, dtype=torch.int32, device=device),
             torch.zeros(len(sizes), dtype=torch.int32, device=device),
-            torch.zeros(counters, device=device),
-            torch.zeros(counters, device=device),
-            torch.zeros(counters, dtype=torch.int64, device=device),
         )
 
 
@@ -132,17 +125,7 @@ def _insert(ids, starts, paddings, has_padding, wrong, bases, index_ids, entries
 
 
 @triton.jit
-def _sum_between(running, begin, end, here):
-    """Of a running sum of integers: what lies from begin to end."""
-    before = tl.load(running + begin - 1, mask=here & (begin > 0), other=0)
-    return (tl.load(running + end - 1, mask=here, other=0) - before).to(tl.float32)
-
-
-@triton.jit
-def _admit(keys, starts, total, clicks, shown, steps, index_rows, show, click, last_step, free,
-           used, found, COUNTED: tl.constexpr, CLICKS: tl.constexpr, SHOWN: tl.constexpr,
-           THRESHOLD: tl.constexpr, SHOW: tl.constexpr, CLICK: tl.constexpr, SHARE: tl.constexpr,
-           BLOCK: tl.constexpr):
+def _give_rows(keys, starts, total, index_rows, free, used, found, BLOCK: tl.constexpr):
     count = tl.load(total)
     if tl.program_id(0) * BLOCK < count:
         segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -151,22 +134,7 @@ def _admit(keys, starts, total, clicks, shown, steps, index_rows, show, click, l
         place = tl.load(keys + begin, mask=here, other=-1)
         here = here & (place >= 0)
         row = tl.load(index_rows + place, mask=here, other=-1)
-        earned = here
-        if COUNTED:
-            end = tl.load(starts + segment + 1, mask=here, other=0)
-            shows = tl.load(show + place, mask=here, other=0.0)
-            if SHOWN:
-                shows += _sum_between(shown, begin, end, here)
-            else:
-                shows += (end - begin).to(tl.float32)
-            clicked = tl.load(click + place, mask=here, other=0.0)
-            if CLICKS:
-                clicked += _sum_between(clicks, begin, end, here) * SHARE
-            tl.store(show + place, shows, mask=here)
-            tl.store(click + place, clicked, mask=here)
-            tl.store(last_step + place, tl.load(steps) + tl.zeros_like(place), mask=here)
-            earned = here & (SHOW * (shows - clicked) + CLICK * clicked >= THRESHOLD)
-        fresh = earned & (row < 0)
+        fresh = here & (row < 0)
         new = tl.sum(fresh.to(tl.int32), 0)
         result = row
         if new > 0:
@@ -179,9 +147,8 @@ def _admit(keys, starts, total, clicks, shown, steps, index_rows, show, click, l
 
 
 @triton.jit
-def _move(old_bases, old_ids, old_rows, old_show, old_click, old_last, keep, places, tables,
-          bases, ids, rows, show, click, last, entries, KEEP: tl.constexpr,
-          COUNTED: tl.constexpr, BLOCK: tl.constexpr):
+def _move(old_bases, old_ids, old_rows, keep, places, tables, bases, ids, rows, entries,
+          KEEP: tl.constexpr, BLOCK: tl.constexpr):
     """Enter a block of places of another index. A block has places of one table alone."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     id_ = tl.load(old_ids + place, mask=place < places, other=EMPTY)
@@ -192,10 +159,6 @@ def _move(old_bases, old_ids, old_rows, old_show, old_click, old_last, keep, pla
     base = tl.load(bases + table)
     at, won = _enter(ids, id_, base, tl.load(bases + table + 1) - base - 1, active)
     tl.store(rows + at, tl.load(old_rows + place, mask=active, other=-1), mask=active)
-    if COUNTED:
-        tl.store(show + at, tl.load(old_show + place, mask=active, other=0.0), mask=active)
-        tl.store(click + at, tl.load(old_click + place, mask=active, other=0.0), mask=active)
-        tl.store(last + at, tl.load(old_last + place, mask=active, other=0), mask=active)
     tl.atomic_add(entries + table, tl.sum(won.to(tl.int32), 0))
 # fmt: on
 
@@ -236,52 +199,22 @@ def insert(index: Index, lookup: Lookup, paddings: tuple[Tensor, Tensor], wrong:
     return places
 
 
-def admit(
-    index: Index,
-    segments: Segments,
-    steps: Tensor,
-    free: Tensor,
-    used: Tensor,
-    rule: tuple[float, float, float] | None = None,
-    clicks: Tensor | None = None,
-    shows: Tensor | None = None,
-) -> Tensor:
-    """Count the ids of segments (keys are places) and give rows to those that have earned one.
+def give_rows(index: Index, segments: Segments, free: Tensor, used: Tensor) -> Tensor:
+    """Rows for the ids of segments (keys are places) that have none yet.
 
-    free [rows] int32 lists rows, from used [1] on those without an owner. rule: threshold, show
-    and click coefficient, None: nobody counts, every id has its row at once. clicks [n] float32,
-    shows [n] float32 of whole numbers (None: 1 each).
+    free [rows] int32 lists rows, from used [1] on those without an owner.
     Returns [segments] int32: the row; -1 for none; -2 - row for one that is new.
     """
     n = len(segments.keys)
     found = torch.empty(n, dtype=torch.int32, device=segments.keys.device)
-    none = segments.keys
-    summed = none
-    if clicks is not None:
-        summed = (clicks * (1 << CLICK_BITS)).to(torch.int64)[segments.order].cumsum(0)
-    shown = none if shows is None else shows.to(torch.int64)[segments.order].cumsum(0)
-    threshold, show, click = (0.0, 0.0, 0.0) if rule is None else rule
-    _admit[(triton.cdiv(n, BLOCK),)](
+    _give_rows[(triton.cdiv(n, BLOCK),)](
         segments.keys,
         segments.starts,
         segments.count,
-        summed,
-        shown,
-        steps,
         index.rows,
-        index.show,
-        index.click,
-        index.last_step,
         free,
         used,
         found,
-        COUNTED=rule is not None,
-        CLICKS=clicks is not None,
-        SHOWN=shows is not None,
-        THRESHOLD=threshold,
-        SHOW=show,
-        CLICK=click,
-        SHARE=1.0 / (1 << CLICK_BITS),
         BLOCK=BLOCK,
     )
     return found
@@ -289,28 +222,20 @@ def admit(
 
 def rebuild(index: Index, sizes: list[int], keep: Tensor | None = None) -> Index:
     """The same entries (those to keep, [places] bool) in an index of other sizes."""
-    counted = len(index.show) > 0
-    made = Index.make(sizes, counted, index.ids.device)
+    made = Index.make(sizes, index.ids.device)
     places = len(index.ids)
     _move[(triton.cdiv(places, BLOCK),)](
         index.bases,
         index.ids,
         index.rows,
-        index.show,
-        index.click,
-        index.last_step,
         index.ids if keep is None else keep.to(torch.int8),
         places,
         len(sizes),
         made.bases,
         made.ids,
         made.rows,
-        made.show,
-        made.click,
-        made.last_step,
         made.entries,
         KEEP=keep is not None,
-        COUNTED=counted,
         BLOCK=BLOCK,
     )
     return made

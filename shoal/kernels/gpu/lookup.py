@@ -6,9 +6,8 @@ table after table:
     ids      3 8 8 | 5 | 2 9 4        starts 0 3 4 7: where each table's begin
     rows     the row of each in the arena; ABSENT for padding, UNKNOWN for an id without a row
 
-`locate` finds the rows of fixed tables (gpu_index.find those of growing ones), `gather` reads them,
-`pool` adds them up in bags. Bags may lie across all tables; offsets count ids from the first table
-on. Nothing waits for the device: an id outside its table is noted there and reads as zeros.
+`locate` finds the rows of fixed tables (gpu_index.find those of growing ones), `gather` reads them.
+Nothing waits for the device: an id outside its table is noted there and reads as zeros.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -42,15 +41,6 @@ class Lookup:
     def grid(self, block: int) -> tuple[int, int]:
         """One row of programs for each table."""
         return len(self.counts), max(1, triton.cdiv(max(self.counts), block))
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """Which bag an id lies in, and its share of it; both on the device."""
-
-    offsets: Tensor  # [bags + 1] int64
-    bag_of: Tensor  # [n] int32
-    coefficients: Tensor | None  # [n] float32; None: all 1
 
 
 # fmt: off
@@ -132,54 +122,6 @@ def _gather(values, rows, ids, starts, tables, count, recipe_keys, factors, kind
         place, row = following, next_row
 
 
-@triton.jit
-def _pool(values, rows, ids, starts, tables, count, recipe_keys, factors, kinds, out, offsets,
-          coefficients, WEIGHTED: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
-          GROWS: tl.constexpr, EVERY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    bag = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    column = tl.arange(0, WIDTH)
-    here = bag < count
-    begin = tl.load(offsets + bag, mask=here, other=0)
-    end = tl.load(offsets + bag + 1, mask=here, other=0)
-    total = tl.zeros([BLOCK, WIDTH], tl.float32)
-    longest = tl.max(end - begin, 0)
-    for k in range(0, longest):
-        place = begin + k
-        inside = place < end
-        row = tl.load(rows + place, mask=inside, other=ABSENT)
-        value = _read(values, row, ids, starts, tables, place, inside, column, recipe_keys,
-                      factors, kinds, DIM, HALF, GROWS, EVERY)
-        if WEIGHTED:
-            value = value * tl.load(coefficients + place, mask=inside, other=0.0)[:, None]
-        total += tl.where(inside[:, None], value, 0.0)
-    wide = here[:, None] & (column < DIM)[None, :]
-    tl.store(out + bag[:, None] * DIM + column[None, :], total, mask=wide)
-
-
-@triton.jit
-def _describe_bags(offsets, rows, weights, bag_of, coefficients, count, MEAN: tl.constexpr,
-                   WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
-    bag = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = bag < count
-    begin = tl.load(offsets + bag, mask=here, other=0)
-    end = tl.load(offsets + bag + 1, mask=here, other=0)
-    longest = tl.max(end - begin, 0)
-    present = tl.zeros([BLOCK], tl.int32)
-    for k in range(0, longest):
-        inside = begin + k < end
-        tl.store(bag_of + begin + k, bag.to(tl.int32), mask=inside)
-        if MEAN:
-            present += (tl.load(rows + begin + k, mask=inside, other=ABSENT) != ABSENT).to(tl.int32)
-    if MEAN | WEIGHTED:
-        share = tl.zeros([BLOCK], tl.float32) + 1.0
-        if MEAN:
-            share = tl.div_rn(share, tl.maximum(present, 1).to(tl.float32))
-        for k in range(0, longest):
-            inside = begin + k < end
-            factor = share
-            if WEIGHTED:
-                factor = share * tl.load(weights + begin + k, mask=inside, other=0.0)
-            tl.store(coefficients + begin + k, factor, mask=inside)
 # fmt: on
 
 
@@ -222,57 +164,6 @@ def gather(
             **shape,
         )
     return out
-
-
-def pool(
-    values: Tensor,
-    rows: Tensor,
-    lookup: Lookup,
-    recipes: Recipes,
-    grows: bool,
-    pooling: Pooling,
-) -> Tensor:
-    """Sums of rows of bags, in order: [bags, dim] float32; an empty bag reads as zeros."""
-    bags = len(pooling.offsets) - 1
-    out = torch.empty(bags, values.shape[1], device=rows.device)
-    if bags:
-        shape = read_shape(values.shape[1])
-        _pool[(triton.cdiv(bags, shape["BLOCK"]),)](
-            *_reading(values, rows, lookup, bags, recipes),
-            out,
-            pooling.offsets,
-            out if pooling.coefficients is None else pooling.coefficients,
-            WEIGHTED=pooling.coefficients is not None,
-            enable_fp_fusion=False,
-            **_constants(values, recipes, grows),
-            **shape,
-        )
-    return out
-
-
-def describe_bags(
-    rows: Tensor, offsets: Tensor, mode: str = "sum", weights: Tensor | None = None
-) -> Pooling:
-    """Bags of ids whose rows were found: offsets [bags + 1] int64, weights [n] float32."""
-    n, bags = len(rows), len(offsets) - 1
-    bag_of = torch.empty(n, dtype=torch.int32, device=rows.device)
-    weighted, mean = weights is not None, mode == "mean"
-    coefficients = torch.empty(n, device=rows.device) if weighted or mean else None
-    if bags:
-        block = 64
-        _describe_bags[(triton.cdiv(bags, block),)](
-            offsets,
-            rows,
-            rows if weights is None else weights,
-            bag_of,
-            rows if coefficients is None else coefficients,
-            bags,
-            MEAN=mean,
-            WEIGHTED=weighted,
-            BLOCK=block,
-            num_warps=1,
-        )
-    return Pooling(offsets, bag_of, coefficients)
 
 
 def read_shape(dim: int) -> dict[str, int]:

@@ -19,10 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.kernels.common.mask_words import WORD, threshold
 from shoal.kernels.gpu.dropout import mixed_key, word_of
-from shoal.kernels.mask_words import WORD, threshold
 
-TILE = 2048  # values at a time
 PROGRAMS = 264  # that add up gradients of weight and bias
 
 
@@ -130,7 +129,7 @@ class AddedAndNormed(torch.autograd.Function):
             "KEEP": 1.0 / (1.0 - p),
             "WIDTH": width,
             "COLUMNS": columns,
-            "ROWS": max(1, TILE // columns),
+            "ROWS": max(1, 2048 // columns),
             "HAS_ROWS": rows is not None,
         }
         ctx.first, ctx.count, ctx.kind = first & WORD, x.numel() // width, change.dtype

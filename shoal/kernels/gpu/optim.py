@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.kernels.rules import RowRule
+from shoal.kernels.common.rules import RowRule
 
 NUMBERS = 4  # of a step, on the device: step size, eps, learning rate, what adamw keeps of a value
 EXACT = {"enable_fp_fusion": False}  # how kernels that call `step` are launched

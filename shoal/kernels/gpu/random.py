@@ -16,17 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.kernels import rules
-from shoal.kernels.rules import Recipe
+from shoal.kernels.common import rules
+from shoal.kernels.common.rules import Recipe, signed
 
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-INCREMENT = tl.constexpr(_signed(rules.INCREMENT))
-MULTIPLIER_1 = tl.constexpr(_signed(rules.MULTIPLIER_1))
-MULTIPLIER_2 = tl.constexpr(_signed(rules.MULTIPLIER_2))
+INCREMENT = tl.constexpr(signed(rules.INCREMENT))
+MULTIPLIER_1 = tl.constexpr(signed(rules.MULTIPLIER_1))
+MULTIPLIER_2 = tl.constexpr(signed(rules.MULTIPLIER_2))
 NORMAL_MIDDLE = tl.constexpr(rules.NORMAL_TERMS * 65535)
 KINDS = {"uniform": 1, "normal": 2, "constant": 4}  # `initial` has them in numbers
 
@@ -53,7 +48,7 @@ class Recipes:
     ) -> Recipes:
         """numberings: first, factor and rows of each table's; None: ids are as they are."""
         kinds = [KINDS[one.kind] for one in made]
-        keys = [_signed(one.key) for one in made]
+        keys = [signed(one.key) for one in made]
         for part in zip(*(one or (0, 1, 0) for one in numberings)):
             keys += part
         return cls(

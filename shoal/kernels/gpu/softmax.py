@@ -17,17 +17,16 @@ row may reach 4,094 (it becomes infinite, and the loss is no number).
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.kernels.gpu.adam import adam, constants
+from shoal.kernels.common.rules import RowRule
 from shoal.kernels.gpu.products import dot_halves, dot_parts, halves_of
-from shoal.kernels.rules import RowRule
 
-DIMS = (16, 32, 64, 128, 256)  # of rows that the kernels are written for
 LOWEST = tl.constexpr(-1e30)  # below any logit, and finite: differences of it are numbers
 SIZE = tl.constexpr(16.0)  # of states and rows: their parts are not too small for float16
 MOST = tl.constexpr(32768.0)  # of probabilities: the largest that float16 holds
@@ -35,11 +34,24 @@ FINER = tl.constexpr(2048.0)  # of what a float16 leaves of a number
 AT_ONCE = 264  # programs: two for each multiprocessor of a large GPU
 SMALL_AT_ONCE = 396  # of those that write gradients: three for each
 POOL_COST, GRADIENT_COST = 4, 64  # of a part more: as so many rows, or positions
-LEAST = 256  # rows or positions of a part
 FEW = 64  # positions; a step of all rows is bound by memory then, else by products
 
 
 # fmt: off
+@triton.jit
+def _adam(value, first, second, grad, numbers, RATE_1: tl.constexpr, RATE_2: tl.constexpr,
+          DECAY: tl.constexpr, DECOUPLED: tl.constexpr):
+    """New value, first and second moment; numbers: step size, eps, learning rate."""
+    if DECOUPLED:
+        value = value * (1.0 - tl.load(numbers + 2) * DECAY)
+    else:
+        grad = grad + DECAY * value
+    first += (grad - first) * RATE_1
+    second += (grad * grad - second) * RATE_2
+    step = tl.load(numbers) * first / (tl.sqrt(second) + tl.load(numbers + 1))
+    return value - step, first, second
+
+
 @triton.jit
 def _load_states(parts, place, column, count, DIM: tl.constexpr):
     """Two parts of states [POSITIONS, DIM], as _split_states wrote them."""
@@ -207,16 +219,16 @@ def _update(parts, targets, normalizers, scale, rows, firsts, seconds, bias, bia
         block = tl.load(rows + at, mask=wide, other=0.0)
         first = tl.load(firsts + at, mask=wide, other=0.0)
         second = tl.load(seconds + at, mask=wide, other=0.0)
-    block, first, second = adam(block, first, second, grad * factor, numbers, RATE_1, RATE_2,
-                                DECAY, DECOUPLED)
+    block, first, second = _adam(block, first, second, grad * factor, numbers, RATE_1, RATE_2,
+                                 DECAY, DECOUPLED)
     tl.store(rows + at, block, mask=wide)
     tl.store(firsts + at, first, mask=wide)
     tl.store(seconds + at, second, mask=wide)
     if HAS_BIAS:
         b_first = tl.load(bias_firsts + row, mask=learns, other=0.0)
         b_second = tl.load(bias_seconds + row, mask=learns, other=0.0)
-        offset, b_first, b_second = adam(offset, b_first, b_second, bias_grad * factor, numbers,
-                                         RATE_1, RATE_2, DECAY, DECOUPLED)
+        offset, b_first, b_second = _adam(offset, b_first, b_second, bias_grad * factor, numbers,
+                                          RATE_1, RATE_2, DECAY, DECOUPLED)
         tl.store(bias + row, offset, mask=learns)
         tl.store(bias_firsts + row, b_first, mask=learns)
         tl.store(bias_seconds + row, b_second, mask=learns)
@@ -259,7 +271,7 @@ def count_parts(tiles: int, length: int, at_once: int, cost: int) -> int:
     def estimate(parts: int) -> float:
         return -(-tiles * parts // at_once) / parts + parts * cost / length
 
-    return min(range(1, max(1, length // LEAST) + 1), key=estimate)
+    return min(range(1, max(1, length // 256) + 1), key=estimate)  # parts of 256 or more
 
 
 def pool(
@@ -318,10 +330,12 @@ def update(
     _, count, dim = parts.shape
     num_rows = len(rows[0])
     shape = shape or update_shape(count, dim)
-    how = {"HAS_BIAS": bias is not None, "DIM": dim, "EARLY": count <= FEW}
+    how: dict[str, Any] = {"HAS_BIAS": bias is not None, "DIM": dim, "EARLY": count <= FEW}
+    how |= {"DECAY": optimizer.weight_decay, "DECOUPLED": optimizer.decoupled}
+    how |= {"RATE_1": 1.0 - optimizer.betas[0], "RATE_2": 1.0 - optimizer.betas[1]}
     tables = *rows, *(rows if bias is None else bias)
     sizes = count, num_rows, stop
-    launch = {**how, **constants(optimizer), **shape}
+    launch = {**how, **shape}
     _update[(triton.cdiv(num_rows, shape["ROWS"]),)](
         parts, targets, normalizers, scale, *tables, numbers, *sizes, **launch
     )

@@ -22,11 +22,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.kernels.gpu.lookup import Pooling, read_rows, table_of
+from shoal.kernels.common.rules import RowRule
+from shoal.kernels.gpu.lookup import read_rows, table_of
 from shoal.kernels.gpu.optim import EXACT, constants, step
 from shoal.kernels.gpu.random import Recipes, initial, narrow, nearest, noise_of, widen
 from shoal.kernels.gpu.segments import WINDOW, Segments
-from shoal.kernels.rules import RowRule
 
 PARTS = 64  # windows of a long segment that are added at once
 SUMMERS = 2112  # programs that look for long segments, of which there may be none
@@ -46,34 +46,25 @@ class Arena:
 
 # fmt: off
 @triton.jit
-def _load_grads(grads, order, source, coefficients, place, here, column, SOURCE: tl.constexpr,
-                WEIGHTED: tl.constexpr, DIM: tl.constexpr):
+def _load_grads(grads, order, place, here, column, DIM: tl.constexpr):
     """Gradients [n, width] of the occurrences at places of the sorted order; zeros if not here.
 
     Every place must be one: with masks Triton 3.6 fails to compile tiles of many narrow rows.
     """
-    occurrence = tl.load(order + place)
-    row = occurrence
-    if SOURCE:
-        row = tl.load(source + occurrence).to(tl.int64)
+    row = tl.load(order + place)
     inside = here[:, None] & (column < DIM)[None, :]
-    grad = tl.load(grads + row[:, None] * DIM + column[None, :], mask=inside, other=0.0)
-    if WEIGHTED:
-        grad = grad * tl.load(coefficients + occurrence)[:, None]
-    return grad
+    return tl.load(grads + row[:, None] * DIM + column[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def _sum_pieces(order, pieces, totals, grads, source, coefficients, parts, SOURCE: tl.constexpr,
-                WEIGHTED: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+def _sum_pieces(order, pieces, totals, grads, parts, DIM: tl.constexpr, WIDTH: tl.constexpr,
                 WINDOW: tl.constexpr):
     column = tl.arange(0, WIDTH)
     for piece in range(tl.program_id(0), tl.load(totals), tl.num_programs(0)):
         begin = tl.load(pieces + 2 * piece)
         end = tl.load(pieces + 2 * piece + 1)
         place = begin + tl.arange(0, WINDOW)
-        grad = _load_grads(grads, order, source, coefficients, tl.minimum(place, end - 1),
-                           place < end, column, SOURCE, WEIGHTED, DIM)
+        grad = _load_grads(grads, order, tl.minimum(place, end - 1), place < end, column, DIM)
         part = 2 * (begin // WINDOW) + (begin % WINDOW != 0).to(tl.int32)
         tl.store(parts + part.to(tl.int64) * DIM + column, tl.sum(grad, 0), mask=column < DIM)
 
@@ -146,9 +137,8 @@ def _close_rows(values, state_1, state_2, numbers, steps, bases, tables, index_i
 
 
 @triton.jit
-def _update_long(keys, order, starts, total, long, totals, grads, source, coefficients, parts,
-                 values, state_1, state_2, numbers, steps, bases, tables, index_ids, found,
-                 recipe_keys, factors, kinds, SOURCE: tl.constexpr, WEIGHTED: tl.constexpr,
+def _update_long(keys, order, starts, total, long, totals, grads, parts, values, state_1, state_2,
+                 numbers, steps, bases, tables, index_ids, found, recipe_keys, factors, kinds,
                  WIDTH: tl.constexpr, WINDOW: tl.constexpr, PARTS: tl.constexpr,
                  BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr,
                  HALF: tl.constexpr, EVERY: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr,
@@ -182,9 +172,8 @@ def _update_long(keys, order, starts, total, long, totals, grads, source, coeffi
 
 
 @triton.jit
-def _update(keys, order, starts, total, long, totals, grads, source, coefficients, parts,
-            values, state_1, state_2, numbers, steps, bases, tables, index_ids, found,
-            recipe_keys, factors, kinds, SOURCE: tl.constexpr, WEIGHTED: tl.constexpr,
+def _update(keys, order, starts, total, long, totals, grads, parts, values, state_1, state_2,
+            numbers, steps, bases, tables, index_ids, found, recipe_keys, factors, kinds,
             WIDTH: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
             BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr,
             HALF: tl.constexpr, EVERY: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr,
@@ -201,8 +190,7 @@ def _update(keys, order, starts, total, long, totals, grads, source, coefficient
         key = tl.load(keys + begin, mask=here, other=-1)
         here = here & (end - begin <= WINDOW) & (key >= 0)
         final = tl.where(here, end - 1, begin)  # of others nothing is stored
-        grad = _load_grads(grads, order, source, coefficients, begin, here, column, SOURCE,
-                           WEIGHTED, DIM)
+        grad = _load_grads(grads, order, begin, here, column, DIM)
         row, fresh, here, value, first, second = _open_rows(
             values, state_1, state_2, found, segment, key, here, column, BEGIN, STATES, GROWS,
             HALF, KIND, DIM)
@@ -210,8 +198,8 @@ def _update(keys, order, starts, total, long, totals, grads, source, coefficient
         for k in range(1, longest, AHEAD):  # added one after the other, read AHEAD at once
             for more in tl.static_range(AHEAD):
                 place = begin + k + more
-                grad += _load_grads(grads, order, source, coefficients, tl.minimum(place, final),
-                                    place <= final, column, SOURCE, WEIGHTED, DIM)
+                grad += _load_grads(grads, order, tl.minimum(place, final), place <= final,
+                                    column, DIM)
         _close_rows(values, state_1, state_2, numbers, steps, bases, tables, index_ids, key, row,
                     fresh, here, value, first, second, grad, column, recipe_keys, factors, kinds,
                     STATES, GROWS, HALF, EVERY, KIND, DIM, REST_1, REST_2, MOMENTUM, L1, L2, BETA,
@@ -222,27 +210,24 @@ def _update(keys, order, starts, total, long, totals, grads, source, coefficient
 def update(
     segments: Segments,
     grads: Tensor,
-    pooling: Pooling | None,
     arena: Arena,
     optimizer: RowRule,
     index_ids: Tensor | None = None,
     found: Tensor | None = None,
     beside: torch.cuda.Stream | None = None,
 ) -> None:
-    """One step of the rows of all segments by grads [n, dim] (pooling: [bags, dim]).
+    """One step of the rows of all segments by grads [n, dim].
 
     beside: where long segments are taken, whose rows are no others'.
 
     Keys are rows of the arena. Of growing tables they are places of the index: index_ids [places]
-    has their ids, found [segments] their rows (see gpu_index.admit).
+    has their ids, found [segments] their rows (see gpu_index.give_rows).
     """
     n, dim = len(segments.keys), grads.shape[1]
     width = triton.next_power_of_2(dim)
     shape = dict(update_shape(dim))
     windows = len(segments.long)
     parts = torch.empty(2 * windows, dim, device=grads.device)
-    source = None if pooling is None else pooling.bag_of
-    coefficients = None if pooling is None else pooling.coefficients
     none = segments.keys  # never read
     gradients = [
         segments.keys,
@@ -252,8 +237,6 @@ def update(
         segments.long,
         segments.totals,
         grads,
-        none if source is None else source,
-        none if coefficients is None else coefficients,
         parts,
     ]
     state = [*arena.state.values(), none, none][:2]
@@ -271,12 +254,7 @@ def update(
         recipes.factors,
         recipes.kinds,
     ]
-    summing = {
-        "SOURCE": source is not None,
-        "WEIGHTED": coefficients is not None,
-        "WIDTH": width,
-        "WINDOW": WINDOW.value,
-    }
+    summing = {"WIDTH": width, "WINDOW": WINDOW.value}
     learning: dict[str, Any] = {
         "BEGIN": next(iter(optimizer.initial_state().values()), 0.0),
         "STATES": len(arena.state),

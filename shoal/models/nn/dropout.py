@@ -24,8 +24,9 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from shoal.data.random import hash64
-from shoal.kernels.dropout import drop, mask_of, takes_int_key
-from shoal.kernels.mask_words import INCREMENT, signed, words
+from shoal.kernels.common.mask_words import words
+from shoal.kernels.common.rules import INCREMENT, signed
+from shoal.kernels.dropout import drop, takes_int_key
 
 
 class _Draws:
@@ -85,17 +86,6 @@ def dropout(x: Tensor, p: float, rows: Tensor | None = None, each: int = 1) -> T
         return x * 0.0
     values = x.shape[1:].numel() if rows is None else each
     return drop(x, p, _key(layer, x.device), _draws.first * values, rows)
-
-
-def draw_mask(shape: torch.Size, p: float) -> Tensor | None:
-    """The next mask, on a CPU: 0 or 1 / (1 - p) for every value of [b, ...]; None: p is 0."""
-    layer = _draws.next_layer()
-    if p == 0.0:
-        return None
-    if p == 1.0 or shape.numel() == 0:
-        return torch.zeros(shape)
-    first = _draws.first * shape[1:].numel()
-    return mask_of(shape, p, _key(layer, torch.device("cpu")), first)
 
 
 def draw_key(device: torch.device, values: int) -> tuple[Any, int]:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.kernels.graph import Edges, cut, spread, spread_layers, takes_graph
+from shoal.kernels.graph import cut, spread
 
 
 class Graph(nn.Module):
@@ -17,7 +17,6 @@ class Graph(nn.Module):
     ends: Tensor  # [2 * edges]: the node that each of these is a neighbour of
     edges: Tensor  # [2 * edges]: number of the undirected edge, 0 .. edges - 1
     weights: Tensor  # [2 * edges]
-    shares: Tensor  # [nodes]: a weight is the product of those of its two nodes
 
     def __init__(self, users: Tensor, items: Tensor, num_users: int, num_items: int):
         super().__init__()
@@ -34,10 +33,7 @@ class Graph(nn.Module):
             self.register_buffer(name, value, persistent=False)  # rebuilt from the data
         ones = torch.ones(len(ends), dtype=torch.float64)
         self.register_buffer("weights", self.normalised(ones).float(), persistent=False)
-        shares = self._shares(ones).float()
-        self.register_buffer("shares", shares, persistent=False)
         self._cut: Any = None
-        self._edges: Edges | None = None
 
     @property
     def num_edges(self) -> int:
@@ -56,26 +52,16 @@ class Graph(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Every node's weighted sum of its neighbours: [nodes, d] -> [nodes, d]."""
-        if weights is None and takes_graph(x):
-            return spread_layers(x, self.as_edges(), 1, False)
         weights = self.weights if weights is None else weights
         return spread(x, self.starts, self.neighbours, weights, self._pieces(x))
 
     def mean(self, x: Tensor, layers: int) -> Tensor:
         """The mean of x and of what `layers` steps make of it: [nodes, d] -> [nodes, d]."""
-        if takes_graph(x):
-            return spread_layers(x, self.as_edges(), layers, True)
         layer = total = x
         for _ in range(layers):
             layer = self(layer)
             total = total + layer
         return total / (layers + 1)
-
-    def as_edges(self) -> Edges:
-        """What `spread_layers` needs of the graph; made once."""
-        if self._edges is None or self._edges.starts is not self.starts:
-            self._edges = Edges(self.starts, self.neighbours.int(), self.shares)
-        return self._edges
 
     def _pieces(self, x: Tensor) -> Any:
         """What kernels need of the graph, where there are any; made once."""

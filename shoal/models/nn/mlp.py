@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from shoal.kernels.linear_relu import Mask, linear_relu, takes_mask_key
-from shoal.models.nn.dropout import Dropout, draw_key, draw_mask
+from shoal.kernels.linear_relu import linear_relu
+from shoal.kernels.machine import takes_triton
+from shoal.models.nn.dropout import Dropout
 
 
 class Linear(nn.Linear):
@@ -38,47 +39,24 @@ class MLP(nn.Sequential):
         for width_in, width_out in pairwise(sizes):
             layers += [Dropout(dropout), Linear(width_in, width_out), nn.ReLU()]
         super().__init__(*layers)
-        self.widest = max(sizes[1:], default=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or (x.is_cpu and (autocast(x) or self._is_small(x))):
+        if not takes_triton(x):
             return super().forward(x)
-        dropped = False  # on a CPU a layer drops what the next one would: see `linear_relu`
         layers: list[Any] = list(self)
         for k in range(0, len(layers), 3):
-            x = x if dropped else layers[k](x)
-            dropped = x.is_cpu and self.training and k + 3 < len(layers)
-            x = activated(x, layers[k + 1], layers[k + 3].p if dropped else None)
+            x = activated(layers[k](x), layers[k + 1])
         return x
 
-    def _is_small(self, x: Tensor) -> bool:
-        """Whether, on a CPU, calls cost more than passes over memory."""
-        return x.shape[:-1].numel() * self.widest < 1 << 18
 
-
-def autocast(x: Tensor) -> bool:
-    """Whether products of x are made in another type."""
-    return torch.is_autocast_enabled(x.device.type)
-
-
-def activated(x: Tensor, layer: Linear, drop: float | None = None) -> Tensor:
-    """relu(layer(x)) in few passes over what it makes.
-
-    drop: what the dropout after it drops; None: that is not drawn here.
-    """
+def activated(x: Tensor, layer: Linear) -> Tensor:
+    """relu(layer(x)) in few passes over what it makes, where `takes_triton`."""
     x, weight = layer.aligned(x)
     parts: list[Tensor] = [x.reshape(-1, x.shape[-1]), weight, layer.bias]
-    if autocast(x):
+    if torch.is_autocast_enabled(x.device.type):
         kind = torch.get_autocast_dtype(x.device.type)
         parts = [part.to(kind) for part in parts]
-    shape = torch.Size((*x.shape[:-1], layer.out_features))
-    mask: Mask = None
-    if drop is not None and drop < 1.0 and takes_mask_key(*parts):
-        mask = draw_key(x.device, shape[1:].numel())
-    elif drop is not None:
-        mask = draw_mask(shape, drop)
-    given, weights, bias = parts
-    return linear_relu(given, weights, bias, mask, drop or 0.0).view(shape)
+    return linear_relu(*parts).view(*x.shape[:-1], layer.out_features)
 
 
 class Tower(nn.Module):

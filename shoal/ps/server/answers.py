@@ -22,8 +22,6 @@ from shoal.ps.wire import (
     validated,
 )
 
-ANSWER_VALUES = 5 << 15  # values of rows in one message, about: 640 KiB
-
 
 @dataclass
 class Request:
@@ -65,12 +63,11 @@ class Answers:
             # A copy, however large: else zmq tells when it is done by a thread that wants the GIL.
             self.socket.send(message, zmq.NOBLOCK)
 
-    def give_rows(self, reader: Any, request: Request) -> bool:
-        """Rows that native code reads and sends, in parts; False: Python must do it."""
+    def give_rows(self, reader: Any, request: Request, most: int) -> bool:
+        """Rows that native code reads and sends, so many values; False: Python must do it."""
         if self._outlet is None:
             return False
-        to, kind = request.address, int(Kind.OK)
-        return reader.send(self._outlet, to, request.head, kind, ANSWER_VALUES)
+        return reader.send(self._outlet, request.address, request.head, int(Kind.OK), most)
 
     def refuse(self, address: bytes, header: Header, why: str, lost: bool = False) -> None:
         """Why it was not done; lost: the run cannot continue."""

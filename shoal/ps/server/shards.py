@@ -28,7 +28,7 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
-from shoal.embedding.placements.placement import Placement, Sharding
+from shoal.embedding.placement import Placement, Sharding
 from shoal.ps.server.folder import Folder, opened
 from shoal.ps.server.state import State
 from shoal.ps.spec import Load, Save

@@ -16,7 +16,7 @@ from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
 from shoal.config.row_rules import TiersSection
-from shoal.embedding.engines.admission import admission_of, tend
+from shoal.embedding.admission import admission_of, tend
 from shoal.embedding.engines.local import make_engines, push_all
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.dense import DenseOptimizer, make_optimizer, restore_state, state_tensors

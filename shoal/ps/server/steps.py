@@ -59,6 +59,8 @@ class Steps:
         self.spec = state.spec
         self.applied = 0  # steps (sync)
         self.pushes: dict[int, tuple[Request, Push]] = {}  # sync: wait for those of others
+        # Of one answer, so that those that a worker does not read stay small.
+        self._most_values = max(1 << 19, *state.dims, 0)
         self._reader: Any = None  # of the rows of these stores:
         self._reader_of: list[RowEngine] | None = None
         self._waiting: dict[tuple[bytes, int], Request] = {}  # pulls whose time has not come
@@ -75,6 +77,11 @@ class Steps:
         request.ids = parse_pull(request.head, header.flags, len(self.state.dims))
         for table, ids in request.ids:
             self.state.check_ids(table, ids)
+        values = sum(len(ids) * self.state.dims[table] for table, ids in request.ids)
+        if values > self._most_values:
+            raise WireError(
+                f"{values} values of rows; at most {self._most_values} are sent at once"
+            )
         if its_time:
             self._answer_pull(request)
             return
@@ -104,7 +111,7 @@ class Steps:
             self._reader_of, self._reader = state.stores, row_reader(state.stores, limits)
         if self._reader is None:
             return False
-        return self.answers.give_rows(self._reader, request)
+        return self.answers.give_rows(self._reader, request, self._most_values)
 
     def _is_time(self, header: Header) -> bool:
         """Whether the rows that a pull of a step may see are ready."""

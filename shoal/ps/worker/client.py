@@ -24,7 +24,6 @@ from torch import Tensor
 
 from shoal.ps.spec import Spec
 from shoal.ps.wire import (
-    BFLOAT16,
     COMPRESSED,
     COUNT,
     WITH_DENSE,
@@ -44,7 +43,6 @@ from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.link import Link, ServerError
 from shoal.ps.worker.replicas import Replicas
 from shoal.ps.worker.transfer import (
-    PACKED_VALUES,
     REQUEST_VALUES,
     UNDER_WAY,
     Asked,
@@ -190,11 +188,10 @@ class Client(Caller):
         """
         assert self.spec is not None
         dims = [self.spec.tables[share.table].dim for share in shares]
-        most = PACKED_VALUES if self.flags & (BFLOAT16 | COMPRESSED) else REQUEST_VALUES
         asked: list[list[Asked]] = []
         for link in self.links:
             requests: list[Asked] = []
-            for some in cut(shares, dims, link.index, most):
+            for some in cut(shares, dims, link.index, REQUEST_VALUES):
                 wanted = [(shares[k].table, shares[k].ids, first, last) for k, first, last in some]
                 header = self.header(Kind.PULL, self.flags, step)
                 requests.append(Asked(link, header, wanted, some))

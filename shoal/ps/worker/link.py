@@ -159,9 +159,8 @@ class Link:
             if len(frames) != 1:
                 raise WireError(f"rows in {len(frames)} frames; there must be one")
             rows.take(frames[0])
-            if rows.whole:
-                del self.due[header.sequence], self.rows[header.sequence]
-                self.came[header.sequence] = header, []
+            del self.due[header.sequence], self.rows[header.sequence]
+            self.came[header.sequence] = header, []
         elif self.due.pop(header.sequence, None) is not None:
             self.rows.pop(header.sequence, None)
             self.came[header.sequence] = header, frames

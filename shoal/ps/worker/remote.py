@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.placements.placement import Placement, Sharding
+from shoal.embedding.placement import Placement, Sharding
 from shoal.embedding.placements.route import TableTrip, Trip
 from shoal.embedding.placements.routed import RoutedRows
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat

@@ -16,9 +16,7 @@ from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.link import Link
 from shoal.ps.worker.replicas import Replicas
 
-# Values of rows in one request, about. A server answers others in between; it sends such an answer
-# in parts by itself, but rows that it has to pack travel as one message each.
-REQUEST_VALUES, PACKED_VALUES = 1 << 21, 5 << 16
+REQUEST_VALUES = 1 << 18  # of rows, about: a server answers others in between
 UNDER_WAY = 16  # requests of a pull that a server has at a time: it drops answers of who reads none
 Pieces = list[tuple[int, int, int]]  # number of a share, first and last of its ids
 

@@ -25,8 +25,8 @@ import torch
 
 from shoal.config.schema import DataSection
 from shoal.data.clicks import ClickLog
+from shoal.data.clicks.encoder import LogEncoder
 from shoal.data.clicks.per_feature import per_feature
-from shoal.data.encoder import LogEncoder
 from shoal.data.ids import Ids
 from shoal.data.packed import open_text, plain_name
 from shoal.data.prepared.inputs import form_of
@@ -237,7 +237,7 @@ class Approximate:
         except ImportError as error:
             raise ValueError(f"{error}; run `make extras EXTRAS=index` in the clone") from error
         self.artifact = artifact
-        vectors = artifact.item_vectors().numpy()
+        vectors = artifact.item_vectors.numpy()
         self._index: Any = Index(ndim=vectors.shape[1], metric="ip", dtype="f32")
         self._index.add(np.arange(1, len(vectors)), vectors[1:])
 
@@ -250,7 +250,7 @@ class Approximate:
         found = self._index.search(queries.numpy(), wanted)
         keys = np.asarray(found.keys, dtype=np.int64).reshape(size, wanted)
         # The index rounds; scores are the model's own.
-        vectors = self.artifact.item_vectors()[torch.from_numpy(keys.reshape(-1))]
+        vectors = self.artifact.item_vectors[torch.from_numpy(keys.reshape(-1))]
         scores = torch.einsum("bd,bnd->bn", queries, vectors.view(size, wanted, -1)).numpy().copy()
         banned = set(zip(without[0].tolist(), without[1].tolist()))
         for row, keys_of in enumerate(keys.tolist()):
@@ -309,7 +309,7 @@ def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.nda
     file = _with_labels(source, form, layout.label, scratch)
     for block in ClickLog([file], form, layout).blocks(file):
         for first in range(0, len(block), some):
-            batch = block.samples(first, min(first + some, len(block))).batch()
+            batch = block.samples(slice(first, first + some)).batch()
             yield artifact.predictor.of(per_feature(batch, layout, encoder.features)).numpy()
 
 

@@ -1,4 +1,4 @@
-"""What an artifact of a click model on interactions keeps to encode raw rows (data/encoder.py).
+"""What an artifact of a click model on interactions keeps to encode raw rows.
 
 features.json              the features, how numbers are changed, types and spelling of columns
 words-NAME.safetensors     words of users, of items and of each table with a vocabulary
@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shoal.config.schema import DataSection
+from shoal.data.clicks.encoder import SIDES, FeatureEncoder
 from shoal.data.dataset import FieldType
 from shoal.data.encode import Encoding, Numbers
-from shoal.data.encoder import SIDES, FeatureEncoder
 from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken
 from shoal.data.features import Feature
 from shoal.data.ids import Ids

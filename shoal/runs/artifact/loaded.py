@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal.config.errors import did_you_mean
 from shoal.data.batch import Jagged
 from shoal.data.clicks import Layout
-from shoal.data.encoder import FeatureEncoder, LogEncoder
+from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder
 from shoal.kernels.topk import DotProducts, Fill, Pairs
 from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import FILE as FEATURES
@@ -161,7 +161,7 @@ class Artifact:
     def vectors(self, what: str, words: Sequence[Any]) -> Tensor:
         """Vectors of users or items: [n, dim]. Their dot product is the score."""
         self.needs_catalogue()
-        vectors = self.item_vectors()
+        vectors = self.item_vectors
         if what == "item":
             return vectors[torch.from_numpy(self.items.need(words, "item"))]
         if what != "user":
@@ -254,27 +254,24 @@ class Artifact:
         taken = NOBODY if stored is None else stored.items
         return np.bincount(taken, minlength=len(self.items))
 
+    @cached_property
     def item_vectors(self) -> Tensor:
         """The vectors of all items [num_items, dim], padding included."""
         if self.kind != "retrieval":
             raise ValueError(f"{self.model} scores pairs: its users and items have no vectors")
-        return self._catalogue
-
-    @cached_property
-    def _catalogue(self) -> Tensor:
         return self.tables["item_vectors"].whole()
 
     def prepare(self) -> None:
         """Read now what would else be read when it is first needed."""
         if self.kind == "retrieval":
-            _ = self._catalogue
+            _ = self.item_vectors
         if self.kind not in GRAPHS:
             _ = self._stored, self.users.find([]), self.items.values
 
     def fill(self, query: Fields, items: Tensor | None) -> Fill:
         """What writes the scores of a query for these items; None: for all."""
         if self.kind == "retrieval":
-            vectors = self.item_vectors()
+            vectors = self.item_vectors
             return DotProducts(self.queries(query), vectors if items is None else vectors[items])
 
         def fill(a: int, b: int, first: int, last: int, out: Tensor) -> None:

@@ -20,8 +20,8 @@ from torch import Tensor
 import shoal
 from shoal.data.batch import Batch, Jagged
 from shoal.data.clicks import ClickData
+from shoal.data.clicks.encoder import FeatureEncoder
 from shoal.data.dataset import Dataset
-from shoal.data.encoder import FeatureEncoder
 from shoal.data.history import Histories
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table

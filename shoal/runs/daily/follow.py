@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import Resolved
-from shoal.data.named import data_values
+from shoal.data.prepared.named import data_values
 from shoal.models import find
 from shoal.runs.artifact import files
 from shoal.runs.artifact.export import export

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from shoal.config.errors import did_you_mean
 from shoal.data.batch import Batch
-from shoal.data.encoder import check_names, together
+from shoal.data.clicks.encoder import check_names, together
 from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.recommender import Asked, Ranking
 

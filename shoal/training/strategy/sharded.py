@@ -8,7 +8,7 @@ ranks at its owner before the row's optimizer sees them.
 import logging
 
 from shoal.config.schema import StrategySection
-from shoal.embedding.engines.admission import admission_of
+from shoal.embedding.admission import admission_of
 from shoal.embedding.placements.planner import Plan, plan_tables
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows

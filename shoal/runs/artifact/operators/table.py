@@ -20,7 +20,6 @@ from shoal.runs.artifact.operators.rule import Arguments, Cost, Rule, need
 
 MOST_AXES = 8
 LARGEST = 1 << 62  # number that is computed with
-NO_END = (1 << 63) - 1  # of a slice
 DTYPES = {
     str(one).removeprefix("torch."): one
     for one in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.bool)
@@ -149,7 +148,8 @@ def _tensor(value: Any) -> bool:
 
 
 def _whole(value: Any) -> bool:
-    return type(value) is int and (abs(value) <= LARGEST or value == NO_END)
+    no_end = (1 << 63) - 1  # of a slice
+    return type(value) is int and (abs(value) <= LARGEST or value == no_end)
 
 
 def _number(value: Any) -> bool:

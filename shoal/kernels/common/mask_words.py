@@ -5,7 +5,7 @@
             with the high half between its rounds and without its last shift
     kept    where the word is not below p * 2^32
 
-Words are 32 bits; after 2^32 positions they repeat. csrc/dropout.cpp and triton_dropout.py make the
+Words are 32 bits; after 2^32 positions they repeat. csrc/dropout.cpp and gpu/dropout.py make the
 same bits.
 """
 
@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-INCREMENT = 0x9E3779B97F4A7C15
-MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+from shoal.kernels.common.rules import INCREMENT, mix, signed
+
 STEP = 0x9E3779B9
 WORD = 0xFFFFFFFF
 
@@ -38,7 +38,7 @@ def words(key: Tensor, shape: torch.Size, first: int, rows: Tensor | None) -> Te
     else:
         position = (first + rows[:, None]) * width
     position = position + torch.arange(width, device=key.device)  # [n, width]
-    mixed = _mix(key + signed(INCREMENT))
+    mixed = mix(key + signed(INCREMENT))
     # A 32-bit factor as the signed number of least size: no product leaves 63 bits.
     word = ((position & WORD) * (STEP - 2**32) + mixed) & WORD
     word = ((word ^ word >> 16) * 0x7FEB352D & WORD) ^ (mixed >> 32 & WORD)
@@ -49,15 +49,3 @@ def words(key: Tensor, shape: torch.Size, first: int, rows: Tensor | None) -> Te
 def threshold(p: float) -> int:
     """Words below it are dropped."""
     return min(int(p * 2.0**32), WORD)
-
-
-def signed(value: int) -> int:
-    """The int64 with the low 64 bits of an integer."""
-    return (value + 2**63) % 2**64 - 2**63
-
-
-def _mix(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64 on int64, whose products wrap as unsigned ones do."""
-    x = (x ^ (x >> 30 & (1 << 34) - 1)) * signed(MULTIPLIERS[0])
-    x = (x ^ (x >> 27 & (1 << 37) - 1)) * signed(MULTIPLIERS[1])
-    return x ^ (x >> 31 & (1 << 33) - 1)

@@ -14,10 +14,10 @@ from shoal.config.yaml_io import inline
 from shoal.data.cache import cache_folder, read_cache, write_cache
 from shoal.data.columns import Manifest, Rows, add_rows
 from shoal.data.dataset import Dataset, Ragged
-from shoal.data.named import interactions_of
 from shoal.data.packed import packed_or_not
 from shoal.data.pairs import Pairs, count_pairs
 from shoal.data.prepared import dataset as prepared
+from shoal.data.prepared.named import interactions_of
 from shoal.data.raw import Raw
 from shoal.data.sources import SOURCES
 from shoal.data.split import phase_of_rows, rows_by_phase

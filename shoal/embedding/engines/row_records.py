@@ -1,8 +1,7 @@
-"""RowLog: rows on a disk, as records of one size that are only ever appended.
+"""RowRecords: rows on a disk or in host memory, as records of one size.
 
 A place is the number of a record, counted over all segments: files of so many records each, mapped
-into memory. A record never changes; who needs it no longer says so (`kill`), and a segment more
-than half of whose records are dead is copied by its owner and its file removed (`sparse`, `drop`).
+into memory. Places that are free are written to again.
 
     record   id | values, state ... | checksum          int64 words
 
@@ -23,16 +22,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-SEGMENT_BYTES = 64 << 20
-ODD = 0x9E3779B97F4A7C15 - (1 << 64)
+from shoal.kernels.common.rules import INCREMENT, signed
 
 
-class RowLog:
+class RowRecords:
     """Records of `words` int64 each, in a folder or in host memory; words: without the checksum."""
 
     def __init__(self, folder: Path | None, name: str, words: int, segment_rows: int | None = None):
         self.name, self.words = name, words
-        self.segment_rows = segment_rows or max(1, SEGMENT_BYTES // (8 * (words + 1)))
+        self.segment_rows = segment_rows or max(1, (64 << 20) // (8 * (words + 1)))  # of 64 MiB
         self.folder: Path | None = None  # None: segments are in host memory, without files
         if folder is not None:
             self.folder, lock = _own_folder(folder)
@@ -40,108 +38,86 @@ class RowLog:
         generator = torch.Generator().manual_seed(words)
         top = 1 << 62
         self.weights = torch.randint(-top, top, (words,), generator=generator) | 1
-        self.segments: dict[int, Tensor] = {}  # number -> [segment_rows, words + 1], mapped
-        self.live: dict[int, int] = {}
-        self.next = 0  # the place of the record that is appended next
+        self.segments: list[Tensor] = []  # each [segment_rows, words + 1], mapped
+        self._free: Tensor  # places of records that nobody needs
+        self._end: int  # places were never used from here on
+        self.clear()
 
     def __len__(self) -> int:
         """Records that somebody needs."""
-        return sum(self.live.values())
+        return self._end - len(self._free)
 
     @property
     def bytes(self) -> int:
         """On the disk, or in host memory."""
         return len(self.segments) * self.segment_rows * 8 * (self.words + 1)
 
-    def append(self, records: Tensor) -> Tensor:
-        """Write records [n, words]; their places [n]."""
-        places = torch.arange(self.next, self.next + len(records))
+    def put(self, records: Tensor) -> Tensor:
+        """Write records [n, words]; their places [n], ascending."""
+        count = len(records)
+        cut = max(0, len(self._free) - count)
+        again, self._free = self._free[cut:], self._free[:cut]
+        new = torch.arange(self._end, self._end + count - len(again))
+        self._end += len(new)
+        while len(self.segments) * self.segment_rows < self._end:
+            self._open_segment()
+        places = torch.cat([again.sort().values, new])
         sums = self._sums(records, places)
-        done = 0
-        while done < len(records):
-            number, at = divmod(self.next, self.segment_rows)
-            if number not in self.segments:
-                self._open_segment(number)
-            count = min(len(records) - done, self.segment_rows - at)
-            part = self.segments[number][at : at + count]
-            part[:, :-1] = records[done : done + count]
-            part[:, -1] = sums[done : done + count]
-            self.live[number] += count
-            self.next += count
-            done += count
+        for number, start, stop in _runs(places, self.segment_rows):
+            at = places[start:stop] - number * self.segment_rows
+            segment = self.segments[number]
+            segment[at] = torch.cat([records[start:stop], sums[start:stop, None]], 1)
         return places
 
-    def snapshot(self) -> dict[int, Tensor]:
-        """The segments as they are: a thread may read from them while others are dropped."""
-        return dict(self.segments)
-
-    def read(self, places: Tensor, segments: dict[int, Tensor] | None = None) -> Tensor:
-        """Records [n, words] at places [n]; a damaged one is refused."""
-        segments = self.segments if segments is None else segments
+    def peek(self, places: Tensor) -> Tensor:
+        """Records with their checksums [n, words + 1], not checked."""
         order = places.argsort()
         ascending = places[order]
-        out = torch.empty(len(places), self.words, dtype=torch.int64)
+        out = torch.empty(len(places), self.words + 1, dtype=torch.int64)
         for number, start, stop in _runs(ascending, self.segment_rows):
             at = ascending[start:stop] - number * self.segment_rows
-            found = segments[number].index_select(0, at)
-            wrong = self._sums(found[:, :-1], ascending[start:stop]) != found[:, -1]
-            if bool(wrong.any()):
-                place = int(ascending[start:stop][wrong][0])
-                where = self.folder or "host memory"
-                raise ValueError(
-                    f"table {self.name!r}: record {place} of its rows in {where} is damaged "
-                    "(its checksum does not fit): look after that disk, and resume from the last "
-                    "checkpoint, which does not hang on these files"
-                )
-            out[order[start:stop]] = found[:, :-1]
+            out[order[start:stop]] = self.segments[number].index_select(0, at)
         return out
 
-    def kill(self, places: Tensor) -> None:
+    def read(self, places: Tensor) -> Tensor:
+        """Records [n, words] at places [n]; a damaged one is refused."""
+        found = self.peek(places)
+        wrong = self._sums(found[:, :-1], places) != found[:, -1]
+        if bool(wrong.any()):
+            place = int(places[wrong][0])
+            raise ValueError(
+                f"table {self.name!r}: record {place} of its rows in {self.folder or 'host memory'}"
+                " is damaged (its checksum does not fit): look after that disk, and resume from "
+                "the last checkpoint, which does not depend on these files"
+            )
+        return found[:, :-1]
+
+    def free(self, places: Tensor) -> None:
         """Records at distinct places [n] are needed no longer."""
-        ascending = places.sort().values
-        for number, start, stop in _runs(ascending, self.segment_rows):
-            self.live[number] -= stop - start
-
-    def sparse(self) -> Iterator[tuple[int, Tensor]]:
-        """Full segments more than half dead: number, and the id of each record [segment_rows]."""
-        for number in list(self.segments):
-            full = (number + 1) * self.segment_rows <= self.next
-            if full and 2 * self.live[number] < self.segment_rows:
-                yield number, self.segments[number][:, 0]
-
-    def drop(self, number: int) -> None:
-        """Remove a segment none of whose records is needed."""
-        assert self.live[number] == 0
-        del self.segments[number], self.live[number]
-        if self.folder is not None:
-            _file(self.folder, number).unlink()
+        self._free = torch.cat([self._free, places])
 
     def clear(self) -> None:
-        """Remove everything."""
-        for number in list(self.segments):
-            self.live[number] = 0
-            self.drop(number)
-        self.next = -(-self.next // self.segment_rows) * self.segment_rows
+        """No record is needed any longer."""
+        self._free, self._end = torch.empty(0, dtype=torch.int64), 0
 
     def close(self) -> None:
         """Remove the folder."""
-        self.segments = {}
+        self.segments = []
         if self.folder is not None:
             self._remove()
 
     def _sums(self, records: Tensor, places: Tensor) -> Tensor:
         """Odd weights: no change of one word goes unseen, and of several hardly any."""
-        return (records * self.weights).sum(1) + places * ODD
+        return (records * self.weights).sum(1) + places * signed(INCREMENT)
 
-    def _open_segment(self, number: int) -> None:
+    def _open_segment(self) -> None:
         size = self.segment_rows * (self.words + 1)
-        self.live[number] = 0
         if self.folder is None:
             pinned = torch.cuda.is_available()  # a GPU reads such memory faster
             made = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
-            self.segments[number] = made.view(self.segment_rows, self.words + 1)
+            self.segments.append(made.view(self.segment_rows, self.words + 1))
             return
-        path = _file(self.folder, number)
+        path = self.folder / f"{len(self.segments)}.rows"
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
             os.posix_fallocate(file, 0, 8 * size)  # a full disk is an error here, not a signal
@@ -155,11 +131,7 @@ class RowLog:
         finally:
             os.close(file)
         mapped = torch.from_file(str(path), shared=True, size=size, dtype=torch.int64)
-        self.segments[number] = mapped.view(self.segment_rows, self.words + 1)
-
-
-def _file(folder: Path, number: int) -> Path:
-    return folder / f"{number}.rows"
+        self.segments.append(mapped.view(self.segment_rows, self.words + 1))
 
 
 def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:

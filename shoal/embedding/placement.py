@@ -24,8 +24,7 @@ from torch import Tensor
 
 from shoal.embedding.table import Numbering, Table
 from shoal.kernels.codes import codes_of
-
-MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as int64: its products wrap
+from shoal.kernels.common.rules import INCREMENT, signed
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Sharding:
     def owners(self, ids: Tensor) -> Tensor:
         """Growing tables: the owner of each id; the padding id has none, which is `size`."""
         if self.placement.place == "row":
-            owner = (ids * MIX >> 33 & 0x7FFFFFFF) % self.size
+            owner = (ids * signed(INCREMENT) >> 33 & 0x7FFFFFFF) % self.size
         else:
             owner = torch.full_like(ids, self.placement.rank)
         if self.table.padding is not None:

@@ -12,8 +12,8 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from shoal.config.errors import did_you_mean
 from shoal.data.sources.movielens import UNREADABLE
@@ -22,8 +22,7 @@ OFFICIAL = "https://files.grouplens.org/datasets/movielens"
 MIRROR_VARIABLE = "SHOAL_MIRROR"
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """What is known of an official archive. holds: the file without which it is not complete."""
 
     md5: str
