@@ -126,13 +126,10 @@ class RunFolder:
             if _written(self.path / "config.yaml") not in (before, None):
                 stopped = isinstance(error, shoal.Interrupted | KeyboardInterrupt)
                 state = "stopped" if stopped else "failed"
-                self._write_failure(state, _in_one_line(error, stopped))
+                text = json.dumps({"state": state, "reason": _in_one_line(error, stopped)}) + "\n"
+                with suppress(OSError):  # a full disk may be the very reason
+                    replace_durably(self.path / "failure.json", text.encode())
             raise
-
-    def _write_failure(self, state: str, reason: str) -> None:
-        text = json.dumps({"state": state, "reason": reason}) + "\n"
-        with suppress(OSError):  # a full disk may be the very reason
-            replace_durably(self.path / "failure.json", text.encode())
 
     @property
     def is_in_use(self) -> bool:
@@ -201,15 +198,6 @@ class RunFolder:
             except OSError:
                 os.ftruncate(file.fileno(), size)
                 raise
-
-    def read_metrics(self) -> list[dict[str, Any]]:
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        try:
-            return [json.loads(line) for line in path.read_text().splitlines()]
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def _written(path: Path) -> int | None:

@@ -43,16 +43,12 @@ def runs(folder: Path) -> dict[str, Target]:
 
         return Target(seeds, f"{name}-made", read)
 
-    def metrics() -> None:
-        run.forget_after(1)
-        run.read_metrics()
-
     ages = save({"user_id": _tensor([1, 2, 3])})
     sent = {"url": f"file://{folder}/far", "sent": {"step-000000001": "0" * 64}}
     copies = Copies(f"file://{folder}/far", home / "checkpoints")
     return {
         "result": of("result.json", [json.dumps(RESULT).encode()], lambda: list_runs(home.parent)),
-        "metrics": of("metrics.jsonl", [METRICS], metrics),
+        "metrics": of("metrics.jsonl", [METRICS], lambda: run.forget_after(1)),
         "ledger": of("ledger.json", [json.dumps([entry]).encode()], lambda: Ledger(home)),
         "before": of("before.json", [b'{"recall@10": 0.5}'], lambda: keep_before(home, {})),
         "ages": of("ages.safetensors", [ages], lambda: _read(home / "ages.safetensors")),

@@ -16,11 +16,9 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
-from shoal.embedding.store import Store
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import PeerLost, World
 
-DELTA = "delta"  # in the name of a file with rows that changed
 CHUNK_BYTES = 1 << 26  # of rows in one file, about
 RowFiles = list[tuple[str, dict[str, Any]]]  # folder -> file -> bytes and checksum; base first
 Put = Callable[[str, dict[str, Tensor]], None]
@@ -65,22 +63,13 @@ def take(
     def keep(name: str, tensors: dict[str, Tensor]) -> None:
         snapshot.files[name] = format_tensors(tensors)
 
-    kind = "" if marks is None else DELTA
+    kind = "" if marks is None else "delta"
     for name, store in strategy.rows.saved():  # all ranks: an export may need every one of them
         since = {"since": mark} if marks is not None and (mark := marks[name]) else {}
-        for number, tensors in enumerate(chunks(store, rows_per_file(store), **since)):
-            (put or keep)(rows_file(name, number, kind), tensors)
+        rows = max(1, CHUNK_BYTES // (4 * store.table.dim * 3))  # with their state
+        for number, tensors in enumerate(chunks(store, rows, **since)):
+            (put or keep)(f"rows-{name}-{kind}{number:05d}.safetensors", tensors)
     return snapshot
-
-
-def rows_file(table: str, number: int, kind: str = "") -> str:
-    """The name of a file with rows."""
-    return f"rows-{table}-{kind}{number:05d}.safetensors"
-
-
-def rows_per_file(store: Store) -> int:
-    """Rows of a store that make about CHUNK_BYTES with their state."""
-    return max(1, CHUNK_BYTES // (4 * store.table.dim * 3))
 
 
 def give(strategy: Strategy, snapshot: Snapshot) -> None:

@@ -90,7 +90,7 @@ class Checkpoints:
             if files.failure is not None:
                 raise files.failure
             if strategy.saves_rows:
-                rows_written = strategy.start_saving(files.folder, delta).wait
+                rows_written = strategy.start_saving(files.folder, delta)
                 self.world.barrier()  # nobody continues before every server has begun
         except OSError as error:
             self._failure = error

@@ -224,15 +224,11 @@ class Evaluator:
                 labels = torch.from_numpy(positive & real.numpy()).float()
             users = torch.from_numpy(data.users[a:b])[:, None].expand_as(real)
             if metrics.wants_valued:
-                self._add_valued(metrics, users[real], scores[real], labels[real])
+                binary = bool(((labels == 0) | (labels == 1)).all())
+                values = torch.sigmoid(scores[real]) if binary else scores[real]
+                metrics.update(Valued(users[real], values, labels[real]))
             if metrics.wants_ranked:
                 self._add_ranked(metrics, torch.from_numpy(grid), scores, (labels > 0) & real, real)
-
-    def _add_valued(
-        self, metrics: MetricSet, users: Tensor, scores: Tensor, labels: Tensor
-    ) -> None:
-        binary = bool(((labels == 0) | (labels == 1)).all())
-        metrics.update(Valued(users, torch.sigmoid(scores) if binary else scores, labels))
 
     def _add_ranked(
         self, metrics: MetricSet, items: Tensor, scores: Tensor, positive: Tensor, real: Tensor

@@ -54,7 +54,6 @@ class Strategy(ABC):
 
     name: str
     saves_rows = False  # whether rows are written and read where they are, not by rank 0
-    spreads_rows = False  # whether ranks hold tables together, which may be too much for one
     prefetches = True  # whether rows of coming batches are fetched ahead
     cannot_count: str | None = None  # why ids cannot be counted here, where they cannot
     cannot_narrow: str | None = None  # why rows cannot be bfloat16 here, where they cannot
@@ -278,8 +277,11 @@ class Strategy(ABC):
             for rules in self.rules.values()
         )
 
-    def start_saving(self, folder: Path, delta: bool) -> Any:
-        """Where rows live elsewhere (`saves_rows`): write them into a folder; see Saving."""
+    def start_saving(self, folder: Path, delta: bool) -> Callable[[], dict[str, Any]]:
+        """Where rows live elsewhere (`saves_rows`): write them into a folder.
+
+        What is returned waits for them: file -> bytes and checksum.
+        """
         raise NotImplementedError  # only such strategies are asked
 
     def load_rows(

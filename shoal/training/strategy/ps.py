@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -209,11 +210,16 @@ class ParameterServers(Strategy):
             return True
         return not any(found["rewritten"] for found in self.client.stats())
 
-    def start_saving(self, folder: Path, delta: bool = False) -> Saving:
-        """Let the servers write their rows of now."""
+    def start_saving(self, folder: Path, delta: bool) -> Callable[[], dict[str, Any]]:
+        """Let the servers write their rows of now; a thread waits for them on its own sockets."""
         self.client.save(str(folder.absolute()), delta)
         other = self.client.second()
-        return Saving(other)
+
+        def written() -> dict[str, Any]:
+            with closing(other):
+                return other.saved()
+
+        return written
 
     def load_rows(
         self, folder: Path, files: dict[str, Any], steps: dict[str, int], fresh: bool
@@ -241,20 +247,6 @@ class ParameterServers(Strategy):
         """Say goodbye: when all workers did, the servers end."""
         self.client.bye()
         self.client.close()
-
-
-class Saving:
-    """Rows that the servers are writing; waited for in a thread, with its own sockets."""
-
-    def __init__(self, client: Client):
-        self.client = client
-
-    def wait(self) -> dict[str, Any]:
-        """File -> bytes and checksum."""
-        try:
-            return self.client.saved()
-        finally:
-            self.client.close()
 
 
 def _grad(parameter: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ class Sharded(Collective):
     """Rows with their owners, all-reduced dense gradients."""
 
     name = "sharded"
-    spreads_rows = True
 
     def __init__(self, world: World | None = None, section: StrategySection | None = None):
         super().__init__(world)
