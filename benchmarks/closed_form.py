@@ -27,9 +27,9 @@ from torch import Tensor
 
 from shoal.data.batch import Jagged
 from shoal.models.base import Facts
-from shoal.models.general.ials import IALS, Lists, solve
+from shoal.models.general.ials import IALS, ListsByLength, solve
 from shoal.models.nn.closed_form import negative_inverse_
-from shoal.models.nn.user_items import Taken
+from shoal.models.nn.user_items import UserItems
 
 USERS, ITEMS, ROWS, WIDTH = 24_000, 13_670, 296_767, 64
 ALPHA, REG = 0.1, 1.0
@@ -123,8 +123,8 @@ def measured_peer(
 def loss(facts: Facts, items: Tensor) -> float:
     """Of item vectors and the best user vectors for them, in float64."""
     items = items.double()
-    taken = Taken(facts.train_users, facts.train_items, USERS, ITEMS)
-    lists = Lists(Jagged(taken.items, taken.starts), ITEMS)
+    taken = UserItems(facts.train_users, facts.train_items, USERS, ITEMS)
+    lists = ListsByLength(Jagged(taken.items, taken.starts), ITEMS)
     users = solve(IALS.Options(alpha=ALPHA, reg_weight=REG, nu=0.0), lists, items)
     scores = (users[facts.train_users] * items[facts.train_items]).sum(1)
     everything = (users.T @ users * (items.T @ items)).sum()

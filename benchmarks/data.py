@@ -230,9 +230,9 @@ def click_rows():  # type: ignore[no-untyped-def]
 def prepared_clicks(folder: Path, path: Path):  # type: ignore[no-untyped-def]
     """The reader of the same rows in a prepared folder, which shuffles them."""
     from shoal.data.clicks.mapped import prepare_log
-    from shoal.data.prepared.folder import Job
+    from shoal.data.prepared.folder import PrepareJob
 
-    prepare_log(Job([str(path)], folder / "clicks", click_config(path, "memory").data))
+    prepare_log(PrepareJob([str(path)], folder / "clicks", click_config(path, "memory").data))
     return open_log(click_config(folder / "clicks", "memory"))
 
 

@@ -184,8 +184,8 @@ def push_costs(place: Path) -> None:
     from shoal.ps.spec import Spec, TableSpec
     from shoal.ps.wire import (
         WITH_DENSE,
-        Header,
         Kind,
+        MessageHeader,
         numbers_frame,
         parts_frame,
         send_ids,
@@ -211,14 +211,14 @@ def push_costs(place: Path) -> None:
         kept = turn % 2 == 1
         server = Server(folder=place / f"pushes{turn}", journal=kept)
         hello = json.dumps({**spec.model_dump(mode="json"), "server": 0}).encode()
-        server.receive(b"x", Header(Kind.HELLO, 0, session=7).pack(), [memoryview(hello)])
-        header = Header(Kind.SET_DENSE, 0, 0, 1, -1, 7)
+        server.receive(b"x", MessageHeader(Kind.HELLO, 0, session=7).pack(), [memoryview(hello)])
+        header = MessageHeader(Kind.SET_DENSE, 0, 0, 1, -1, 7)
         server.receive(b"x", header.pack(), [memoryview(dense), memoryview(b"")])
         begun = 0.0
         for step in range(PUSHES):
             if step == PUSHES // 5:  # rows and pages are there
                 begun = time.process_time()
-            header = Header(Kind.PUSH, 0, WITH_DENSE, 2 + step, step, 7)
+            header = MessageHeader(Kind.PUSH, 0, WITH_DENSE, 2 + step, step, 7)
             server.receive(b"x", header.pack(), bodies[step % len(bodies)])
         assert server.steps.applied == PUSHES and not server.refused
         spent[kept].append((time.process_time() - begun) / (PUSHES - PUSHES // 5))

@@ -31,13 +31,13 @@ import torch
 import zmq
 
 from shoal.config.schema import OptimizerSection
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.ps.address import endpoint
 from shoal.ps.keys import make_keys, read_keys
 from shoal.ps.server.server import Server
-from shoal.ps.sockets import Gate, use_keys
+from shoal.ps.sockets import CurveGate, use_keys
 from shoal.ps.spec import Spec, TableSpec
-from shoal.ps.worker.client import Client, Share
+from shoal.ps.worker.client import Client, SplitIds
 from shoal.world.memory import keep_freed_memory
 
 
@@ -46,7 +46,7 @@ def echo(queue: Any, size: int, folder: str | None, bind: str) -> None:
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     if folder is not None:
-        Gate(context, socket, read_keys(folder, "server"))
+        CurveGate(context, socket, read_keys(folder, "server"))
     socket.bind(endpoint(bind))
     queue.put(socket.getsockopt_string(zmq.LAST_ENDPOINT))
     answers = bytes(size), os.urandom(size)
@@ -97,7 +97,7 @@ def compare(rows: int, dim: int, rounds: int, how: str, scratch: str) -> None:
     echoing, place = start(echo, rows * dim * 4, folder, binds[1])
     client = make_client([address], dim, folder)
     ids = torch.randperm(10 * rows)[:rows] * 977
-    share = Share(0, ids, [rows])
+    share = SplitIds(0, ids, [rows])
     client.start_push([share], [torch.randn(rows, dim)], 0.1, 0.0, 1.0).wait()  # now they are held
     socket = zmq.Context.instance().socket(zmq.DEALER)
     if folder is not None:

@@ -23,7 +23,7 @@ from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import Native
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.pooling import pool_rows
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 
 Step = Callable[[], object]

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.gpu import lookup as gpu_lookup
 from shoal.kernels.gpu import segments as gpu_segments
 from shoal.kernels.gpu import update as gpu_update

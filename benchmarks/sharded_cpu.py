@@ -37,7 +37,7 @@ def shoal_rank(rank: int, port: int, args: argparse.Namespace, queue) -> None:  
     from shoal.config.schema import OptimizerSection, StrategySection
     from shoal.data.batch import Batch
     from shoal.embedding.module import Embeddings
-    from shoal.embedding.table import Table
+    from shoal.embedding.rows.table import Table
     from shoal.models.base import Model, Output
     from shoal.training.strategy import make_strategy
     from shoal.world.variables import set_rank

@@ -22,7 +22,7 @@ from shoal.embedding.engines.device import Device
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.local import LocalRows
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels import softmax as native
 
 SHAPES = {  # positions, rows, dim

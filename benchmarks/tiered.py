@@ -39,7 +39,7 @@ from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.engines.tiered import Tiered
 from shoal.embedding.engines.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.training.strategy.base import Strategy
 
 

@@ -18,7 +18,7 @@ int64_t first_outside_rows(const int64_t* ids, size_t n, int64_t rows) {
   return -1;
 }
 
-// Codes as shoal/embedding/placement.py defines them.
+// Codes as shoal/embedding/rows/placement.py defines them.
 void codes_of(const int64_t* ids, size_t n, int64_t rows, int64_t padding, int64_t factor,
               int64_t* out) {
   if (factor == 1)

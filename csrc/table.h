@@ -59,7 +59,7 @@ struct CounterArrays {
   int64_t* last_step = nullptr;
 };
 
-// What `shrink` drops; see shoal/embedding/admission.py.
+// What `shrink` drops; see shoal/embedding/rows/admission.py.
 struct Shrink {
   float min_score = 0, min_norm = 0;
   int64_t max_age = -1, capacity = -1;  // -1: no limit

@@ -36,7 +36,7 @@ MODEL_MAY_IMPORT = {
     "shoal.data.joined",
     "shoal.data.knowledge",
     "shoal.embedding.module",
-    "shoal.embedding.table",
+    "shoal.embedding.rows.table",
     "shoal.models",
 }
 
@@ -166,8 +166,8 @@ def test_the_top_shows_the_rooms() -> None:
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-def test_no_two_files_need_each_other() -> None:
-    """No circle of imports, be it for types alone or within a function."""
+def needs_of_files() -> dict[str, set[str]]:
+    """Modules, and those that each imports, be it for types alone or within a function."""
     names = {}
     for path in FILES:
         parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -176,10 +176,44 @@ def test_no_two_files_need_each_other() -> None:
     for name, path in names.items():
         found = {one if one in names else one.rpartition(".")[0] for one in imports(path)}
         needs[name] = found & names.keys() - {name, "shoal"}
+    return needs
+
+
+def circle_of(needs: dict[str, set[str]]) -> list[str]:
+    """What is left when all that needs nothing else is taken away again and again."""
+    needs = dict(needs)
     while free := [name for name, others in needs.items() if not others & needs.keys()]:
         for name in free:
             del needs[name]
-    assert not needs, f"these import in a circle: {sorted(needs)}"
+    return sorted(needs)
+
+
+def test_no_files_import_in_a_circle() -> None:
+    assert not circle_of(needs_of_files())
+
+
+def test_no_folders_import_in_a_circle() -> None:
+    """A folder and one inside it are two."""
+
+    def folder(name: str) -> str:
+        is_folder = (ROOT.parent / name.replace(".", "/") / "__init__.py").is_file()
+        return name if is_folder else name.rpartition(".")[0]
+
+    needs: dict[str, set[str]] = {}
+    for name, others in needs_of_files().items():
+        needs.setdefault(folder(name), set()).update(folder(one) for one in others)
+    assert not circle_of({name: others - {name} for name, others in needs.items()})
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """But for the blocks that models are stacked of, each in the file of its model."""
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: where for name, where in found.items() if len(where) > 1 and name != "Block"}
+    assert not twice
 
 
 def test_there_is_no_utils() -> None:

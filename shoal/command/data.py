@@ -119,7 +119,7 @@ def prepare(
     config = resolved.config
     sizes = [path.stat().st_size for path in found]
     with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, desc="reading") as bar:
-        job = folder.Job(
+        job = folder.PrepareJob(
             given,
             Path(to),
             config.data,

@@ -62,7 +62,7 @@ class PretrainedOptions(TypedDict, total=False):
     frozen: bool
 
 
-class DecaySection(Section):
+class ForgettingSection(Section):
     """What becomes of users and items that new data does not name any more."""
 
     after: int = Field(
@@ -81,7 +81,7 @@ class StartSection(Section):
         description="table -> FILE.npy, or {file: FILE.npy, frozen: true}: rows stay as they are; "
         "FILE.txt has the ids of its rows",
     )
-    decay: DecaySection = Field(default_factory=DecaySection)
+    decay: ForgettingSection = Field(default_factory=ForgettingSection)
     test_first: bool = Field(
         False, description="evaluate on all of the new data before training on all of it"
     )

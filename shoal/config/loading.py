@@ -23,7 +23,7 @@ from shoal.config.key_applicability import notes as unread_notes
 from shoal.config.key_applicability import refusals
 from shoal.config.keys import KEYS, MISSING, Key, options_of
 from shoal.config.launch_section import EVERY_GPU
-from shoal.config.reading import Reader, Value, merged
+from shoal.config.reading import ConfigReader, Value, merged
 from shoal.config.schema import Config
 from shoal.config.sources import DEFAULT, Layer, Origin, from_file, from_overrides, from_python
 
@@ -125,7 +125,7 @@ def load(
     for dialect in dialects:
         dialect.meet(name, options)
 
-    reader = Reader(name, options, dialects, errors)
+    reader = ConfigReader(name, options, dialects, errors)
     state = {key: Value(one.default, DEFAULT) for key, one in reader.keys.items()}
     weakest = [from_python(getattr(options_type, "DEFAULTS", {}), f"default of {name}")]
     clicks = options_type is not None and kinds(name) == "clicks"

@@ -29,7 +29,7 @@ class Value:
     entries: bool = False  # some entries of a mapping: the others stay as weaker sources have them
 
 
-class Reader:
+class ConfigReader:
     """Turns layers into values by dotted key, and collects what is wrong with them."""
 
     def __init__(

@@ -28,7 +28,12 @@ from shoal.config.data_section import (
     SplitSection,
     add_format,
 )
-from shoal.config.launch_section import DecaySection, LaunchSection, RunSection, StartSection
+from shoal.config.launch_section import (
+    ForgettingSection,
+    LaunchSection,
+    RunSection,
+    StartSection,
+)
 from shoal.config.row_rules import RowsSection
 from shoal.config.section import Section
 from shoal.config.strategy_section import ServersSection, StrategySection
@@ -50,9 +55,9 @@ __all__ = [
     "ClicksSection",
     "Config",
     "DataSection",
-    "DecaySection",
     "EvalSection",
     "FilterSection",
+    "ForgettingSection",
     "LaunchSection",
     "ModelSection",
     "NegativesSection",

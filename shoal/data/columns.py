@@ -42,7 +42,7 @@ Manifest = dict[str, Any]
 
 
 @dataclass
-class Rows:
+class SourceRows:
     """What a source gives: interactions in pieces, and the side tables by suffix.
 
     where: names the interactions in messages.
@@ -55,7 +55,7 @@ class Rows:
 
 
 def add_rows(
-    rows: Rows,
+    rows: SourceRows,
     config: DataSection,
     place: Place,
     manifest: Manifest,
@@ -127,7 +127,7 @@ def add_rows(
     return made, keep
 
 
-def _check_types(rows: Rows, config: DataSection) -> None:
+def _check_types(rows: SourceRows, config: DataSection) -> None:
     """A field has one type in all files, and the time and label fields hold numbers."""
     if config.fields.user == config.fields.item:
         raise ValueError(
@@ -193,7 +193,7 @@ class _Writer:
         return Ragged(values, map_array(self.place, self.ends.stored))
 
 
-def _coded(rows: Rows, words: dict[str, dict[str, int]], scratch: Place) -> dict[str, Column]:
+def _coded(rows: SourceRows, words: dict[str, dict[str, int]], scratch: Place) -> dict[str, Column]:
     """Columns of codes and numbers of all pieces; `words` learns the new ones."""
     writers = {
         name: _Writer(

@@ -15,7 +15,7 @@ from shoal.data.features import Feature, Label
 from shoal.data.random import hash64
 
 
-class Joined:
+class JoinedSamples:
     """The samples of some interactions (their row numbers).
 
     packed: ids of all features lie in one field, `slots`, numbered one feature after the other.

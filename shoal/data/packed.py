@@ -50,7 +50,7 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
         try:
             with gzip.open(source) as text:
                 most = longest_text(os.fstat(source.fileno()).st_size)
-                yield cast(BinaryIO, Bounded(text, most, str(path)))
+                yield cast(BinaryIO, BoundedFile(text, most, str(path)))
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(
                 f"{path} cannot be unpacked: {str(error).rstrip('.')}; it is damaged or not whole: "
@@ -70,7 +70,7 @@ def _zstd(source: BinaryIO, path: Path) -> Iterator[BinaryIO]:
     most = longest_text(os.fstat(source.fileno()).st_size)
     try:
         with io.BufferedReader(Unzstd(source, zstandard.ZstdDecompressor)) as text:
-            yield cast(BinaryIO, Bounded(text, most, str(path)))
+            yield cast(BinaryIO, BoundedFile(text, most, str(path)))
     except (zstandard.ZstdError, EOFError) as error:
         raise ValueError(
             f"{path} cannot be unpacked: {error}; it is damaged or not whole: fetch or write it "
@@ -124,7 +124,7 @@ def longest_text(packed: int) -> int:
     return max(EXPANSION_FREE, EXPANSION * packed)
 
 
-class Bounded(io.RawIOBase):
+class BoundedFile(io.RawIOBase):
     """A file that is read up to a position; beyond it is an error."""
 
     def __init__(self, source: Any, most: int, name: str):

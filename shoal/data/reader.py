@@ -21,7 +21,7 @@ from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Histories
 from shoal.data.prefetch import ahead
 from shoal.data.random import Shuffle, Unshuffled, permutation
-from shoal.data.sampler import NegativeSampler, Seen
+from shoal.data.sampler import NegativeSampler, SeenPairs
 
 
 class Reader:
@@ -280,9 +280,9 @@ def make_sampler(
     )
 
 
-def seen_in_training(dataset: Dataset) -> Seen:
+def seen_in_training(dataset: Dataset) -> SeenPairs:
     """The pairs of the training part, each once."""
     kept, sizes = dataset.seen(), (dataset.num_users, dataset.num_items)
     if kept is not None:
-        return Seen.sorted(*kept, *sizes)
-    return Seen(dataset.user_ids("train"), dataset.item_ids("train"), *sizes)
+        return SeenPairs.sorted(*kept, *sizes)
+    return SeenPairs(dataset.user_ids("train"), dataset.item_ids("train"), *sizes)

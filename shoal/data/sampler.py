@@ -30,7 +30,7 @@ def distinct(keys: np.ndarray) -> np.ndarray:
     return keys[_begins(keys)]
 
 
-class Seen:
+class SeenPairs:
     """The known (user, item) pairs: a packed bitmap where it is small, sorted keys otherwise."""
 
     def __init__(
@@ -41,7 +41,9 @@ class Seen:
         self._set(keys, starts, num_users, num_items)
 
     @classmethod
-    def sorted(cls, keys: np.ndarray, starts: np.ndarray, num_users: int, num_items: int) -> Seen:
+    def sorted(
+        cls, keys: np.ndarray, starts: np.ndarray, num_users: int, num_items: int
+    ) -> SeenPairs:
         """From pairs user * num_items + item, ascending and once each, as a file may hold them.
 
         Those of a user begin at starts[user]; both int64, starts [num_users + 1].
@@ -115,7 +117,7 @@ class NegativeSampler:
 
     def __init__(
         self,
-        seen: Seen,
+        seen: SeenPairs,
         num_items: int,
         *,
         distribution: Literal["uniform", "popularity"] = "uniform",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal.config.row_rules import Dtype, InitOptions, RowsSection
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 
 log = logging.getLogger("shoal")
 

@@ -16,9 +16,9 @@ from torch.nn import functional
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.output_table import OutputTable
 from shoal.embedding.pooling import Pooling, pool_rows
+from shoal.embedding.rows.store import EVERY, Ids
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup, RowService
-from shoal.embedding.store import EVERY, Ids
-from shoal.embedding.table import Table
 
 
 class Embeddings(nn.Module):

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.placement import Sharding
+from shoal.embedding.rows.placement import Sharding
+from shoal.embedding.rows.store import EVERY, Ids, flat_grads
+from shoal.embedding.rows.table import Table
 from shoal.embedding.softmax.deferred import Deferred
 from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.embedding.softmax.fused import FusedSoftmax, fusable
 from shoal.embedding.softmax.fused_cpu import CoreSoftmax, fusable_on_cpu
 from shoal.embedding.softmax.parallel import parallel_softmax_loss
-from shoal.embedding.store import EVERY, Ids, flat_grads
-from shoal.embedding.table import Table
 from shoal.world.world import World
 
 

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from shoal.config.row_rules import RowRules
 from shoal.embedding.output_table import Held, OutputTable
-from shoal.embedding.store import EVERY, Every, Ids, Store, flat_ids
-from shoal.embedding.table import Table
+from shoal.embedding.rows.store import EVERY, Every, Ids, Store, flat_ids
+from shoal.embedding.rows.table import Table
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from shoal.launch.children import RESUME, Children, Culprit
 from shoal.launch.hosts import LaunchError, host_of, secret_of
 from shoal.launch.restarts import Growth, MoreRanks, growing
 from shoal.launch.watch import Elsewhere, Watch
-from shoal.world.channel import Place
+from shoal.world.channel import MeetingPlace
 from shoal.world.hosts import WorldError, look_up
 from shoal.world.rendezvous import MEET, Rendezvous, RunStore
 from shoal.world.variables import rank_variables
@@ -148,7 +148,7 @@ class Ranks(Children):
 @contextmanager
 def _meet(
     section: LaunchSection, hosts: int, host: int, secret: bytes, scratch: Path
-) -> Iterator[tuple[Place, RunStore, list[int]]]:
+) -> Iterator[tuple[MeetingPlace, RunStore, list[int]]]:
     """Wait for the launchers of the other hosts, where the first one holds the meeting.
 
     Its place, its store, and the number of ranks of each host.
@@ -157,9 +157,9 @@ def _meet(
     try:
         # Ranks of this host alone meet in a folder that nobody else can enter.
         place = (
-            Place(path=str(scratch / "meeting"))
+            MeetingPlace(path=str(scratch / "meeting"))
             if hosts == 1
-            else Place.named(section.ip, section.port)
+            else MeetingPlace.named(section.ip, section.port)
         )
         look_up(section.ip)
         if host == 0:
@@ -173,7 +173,7 @@ def _meet(
             held.close()
 
 
-def _come(place: Place, secret: bytes, section: LaunchSection, host: int) -> RunStore:
+def _come(place: MeetingPlace, secret: bytes, section: LaunchSection, host: int) -> RunStore:
     """Come to the meeting, as the only one with this place.
 
     Where failed runs are brought back, a meeting that has seen us is that of the run before: it is

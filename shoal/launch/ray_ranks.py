@@ -37,7 +37,7 @@ class Lost(LaunchError):
 
 
 @dataclass(frozen=True)
-class Workers:
+class RayWorkers:
     """How many ranks, and what each of them takes of the cluster."""
 
     number: int
@@ -63,7 +63,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Place:
+class ActorPlace:
     """Where an actor is."""
 
     node: str
@@ -77,7 +77,7 @@ class Place:
 
 
 def run_on_ray(
-    work: Work, workers: Workers, address: str | None = None, secret: bytes = b""
+    work: Work, workers: RayWorkers, address: str | None = None, secret: bytes = b""
 ) -> Any:
     """Do a work as the ranks of one group; what rank 0 answers.
 
@@ -109,7 +109,7 @@ def run_on_ray(
         remove_placement_group(group)
 
 
-def _attempt(work: Work, workers: Workers, group: Any, secret: bytes, folder: str) -> Any:
+def _attempt(work: Work, workers: RayWorkers, group: Any, secret: bytes, folder: str) -> Any:
     """Make the ranks, wait for them, and end them; Ray does it again where one was lost."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -158,7 +158,7 @@ class Rank:
         if os.path.isdir(folder):  # relative names mean what they mean where the run is started
             os.chdir(folder)
 
-    def place(self) -> Place:
+    def place(self) -> ActorPlace:
         """Where this one is, with a port at which ranks could meet."""
         import ray
 
@@ -168,7 +168,7 @@ class Rank:
             probe.bind((address, 0))
             port = probe.getsockname()[1]
         node = ray.get_runtime_context().get_node_id()
-        return Place(node, address, port, socket.gethostname(), os.getpid())
+        return ActorPlace(node, address, port, socket.gethostname(), os.getpid())
 
     def run(self, work: Work, rank: int, **who: Any) -> Any:
         """Be that rank (who: see set_rank), and do the work; its result, or how it failed."""
@@ -192,13 +192,13 @@ class Failure:
     kind: str
     text: str
 
-    def tell(self, place: Place) -> LaunchError:
+    def tell(self, place: ActorPlace) -> LaunchError:
         """One message about it."""
         text = f"rank {self.rank} {place} failed: {self.text}"
         return LaunchError(text, status=2) if self.kind == "error" else Lost(text, passing=True)
 
 
-def _wait(answers: list[Any], places: list[Place]) -> Any:
+def _wait(answers: list[Any], places: list[ActorPlace]) -> Any:
     """What rank 0 answers, once all are done; else the failure of the one that failed by itself."""
     import ray
 
@@ -243,7 +243,7 @@ def _said(error: Exception) -> str:
     return " ".join(told or lines[:1])
 
 
-def _no_room(ray: ModuleType, workers: Workers) -> str:
+def _no_room(ray: ModuleType, workers: RayWorkers) -> str:
     has = ray.cluster_resources()
     return (
         f"Ray had no room for {workers} within {workers.patience:g} s: its nodes have "

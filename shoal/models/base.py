@@ -19,7 +19,7 @@ from shoal.data.features import Feature, Label
 from shoal.data.joined import candidates
 from shoal.data.knowledge import Knowledge
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 
 __all__ = [
     *("Batch", "ClickModel", "Embeddings", "Facts", "Feature", "Init", "Jagged", "Label", "Model"),

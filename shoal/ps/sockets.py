@@ -72,7 +72,7 @@ def listen(
     socket.setsockopt(zmq.RCVHWM, MOST_UNREAD)
     socket.setsockopt(zmq.BACKLOG, 512)
     if keys is not None:
-        Gate(context, socket, keys)
+        CurveGate(context, socket, keys)
     try:
         socket.bind(endpoint(bind))
     except zmq.ZMQError as error:
@@ -84,7 +84,7 @@ def listen(
     return socket
 
 
-class Gate:
+class CurveGate:
     """Makes a socket a CURVE server and lets in only those who hold the workers' key."""
 
     def __init__(self, context: zmq.Context, socket: zmq.Socket, keys: Keys):

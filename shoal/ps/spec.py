@@ -14,7 +14,7 @@ from shoal.config.section import Section
 from shoal.embedding.engines.init import recipe
 from shoal.embedding.optim.chosen import check_tables, problems, row_optimizer_of
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.ps.wire import MOST_WORKERS, WireError, parse_json, validated
 
 Side = Annotated[int, Field(ge=0, le=1 << 33)]

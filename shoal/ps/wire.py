@@ -94,7 +94,7 @@ KINDS = {int(kind): kind for kind in Kind}
 WITH_BODY = (Kind.PULL, Kind.OK)  # more than the header may stand in their frame 0
 
 
-class Header(NamedTuple):
+class MessageHeader(NamedTuple):
     """The fixed part of a message."""
 
     kind: Kind
@@ -108,12 +108,12 @@ class Header(NamedTuple):
         """The bytes that frame 0 begins with."""
         return HEADER.pack(MAGIC, VERSION, *self)
 
-    def answer(self, kind: Kind, flags: int = 0) -> Header:
+    def answer(self, kind: Kind, flags: int = 0) -> MessageHeader:
         """The header of an answer to this message."""
-        return Header(kind, self.worker, flags, self.sequence, self.step, self.session)
+        return MessageHeader(kind, self.worker, flags, self.sequence, self.step, self.session)
 
 
-def parse_header(frame: memoryview | bytes) -> Header:
+def parse_header(frame: memoryview | bytes) -> MessageHeader:
     """The header, or an error that says what is wrong with it."""
     if len(frame) < HEADER.size:
         raise WireError(f"a header of {len(frame)} bytes; it must be {HEADER.size}")
@@ -131,7 +131,7 @@ def parse_header(frame: memoryview | bytes) -> Header:
         raise WireError(f"unknown kind of message {kind}")
     if len(frame) > HEADER.size and kind not in WITH_BODY:
         raise WireError(f"a header of {len(frame)} bytes; it must be {HEADER.size}")
-    return Header(KINDS[kind], worker, flags, sequence, step, session)
+    return MessageHeader(KINDS[kind], worker, flags, sequence, step, session)
 
 
 def numbers(frame: memoryview | bytes, count: int) -> tuple[float, ...]:
@@ -208,7 +208,7 @@ def numbers_frame(*numbers: float) -> bytes:
 # ---- large frames -------------------------------------------------------------------------------
 
 
-def in_pieces(header: Header, frames: Sequence[Any]) -> list[Any]:
+def in_pieces(header: MessageHeader, frames: Sequence[Any]) -> list[Any]:
     """A request as it is sent: its header and frames, large ones cut."""
     if all(len(frame) <= PIECE for frame in frames):
         return [header.pack(), *frames]
@@ -236,7 +236,7 @@ def join_pieces(frames: Sequence[memoryview]) -> list[memoryview]:
 # ---- requests for rows --------------------------------------------------------------------------
 
 
-def pull_message(header: Header, wanted: Wanted) -> bytes:
+def pull_message(header: MessageHeader, wanted: Wanted) -> bytes:
     """A request for rows. Ids are read where they lie: slices and views of a tensor take long."""
     ids = [
         string_at(one.data_ptr() + 8 * first, 8 * (last - first)) for _, one, first, last in wanted
@@ -266,7 +266,7 @@ def parse_pull(frame: bytes | memoryview, flags: int, num_tables: int) -> list[t
 # ---- tensors ------------------------------------------------------------------------------------
 
 
-def rows_message(header: Header, rows: Sequence[Tensor]) -> bytes:
+def rows_message(header: MessageHeader, rows: Sequence[Tensor]) -> bytes:
     """The answer to a request for rows."""
     return b"".join((header.pack(), send_rows(rows, header.flags)))
 

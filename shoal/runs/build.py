@@ -23,7 +23,7 @@ from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import Feature, features_of, labels_of
 from shoal.data.history import Histories
-from shoal.data.joined import Joined, check_packable, packed_rows
+from shoal.data.joined import JoinedSamples, check_packable, packed_rows
 from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepared.named import named_data
@@ -191,7 +191,7 @@ def _build_joined(
     if packed:
         check_packable(config.model.title, features)
     samples = {
-        phase: Joined(dataset, phase, table, labels, config.data.sample_weight, packed)
+        phase: JoinedSamples(dataset, phase, table, labels, config.data.sample_weight, packed)
         for phase in ("train", "valid", "test")
     }
     layout = Layout((), (), labels[0].name)

@@ -19,7 +19,7 @@ from shoal.kernels.topk import DotProducts, Fill, Pairs
 from shoal.models.base import Model, Retrieval
 from shoal.runs.recommender import History, padded
 from shoal.training.evaluation import Evaluator
-from shoal.training.evaluation.phases import Lists
+from shoal.training.evaluation.phases import UserLists
 
 ALL: tuple[Phase, ...] = ("train", "valid", "test")
 BLOCK = 1024  # vectors made at a time
@@ -99,11 +99,11 @@ class RunCatalogue:
         return self._taken.chosen(users).block(0, len(users))
 
     @cached_property
-    def _taken(self) -> Lists:
+    def _taken(self) -> UserLists:
         dataset = self.dataset
         users = np.concatenate([dataset.user_ids(phase) for phase in ALL])
         items = np.concatenate([dataset.item_ids(phase) for phase in ALL])
-        return Lists.of(users, items, np.arange(dataset.num_users), dataset.num_users)
+        return UserLists.of(users, items, np.arange(dataset.num_users), dataset.num_users)
 
     def need_histories(self, timed: bool) -> None:
         """Refuse histories that the model cannot read."""

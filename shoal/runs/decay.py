@@ -18,7 +18,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
-from shoal.config.schema import DecaySection
+from shoal.config.schema import ForgettingSection
 from shoal.data.dataset import Dataset
 from shoal.embedding.module import Embeddings
 from shoal.runs.growth import read_tensors
@@ -64,7 +64,7 @@ def _read(file: Path) -> Ages:
 
 
 def fade(
-    decay: DecaySection, snapshot: Snapshot, strategy: Strategy, dataset: Dataset, ages: Ages
+    decay: ForgettingSection, snapshot: Snapshot, strategy: Strategy, dataset: Dataset, ages: Ages
 ) -> None:
     """Shrink rows in what was saved, before it is given to the model."""
     if strategy.saves_rows:

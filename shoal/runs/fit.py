@@ -33,7 +33,7 @@ from shoal.data.sources.frames import to_polars
 from shoal.launch.hosts import LaunchError
 from shoal.models.base import Model
 from shoal.models.own import give
-from shoal.runs.recommender import Ranking
+from shoal.runs.recommender import RankedItems
 from shoal.runs.run import resolve, run_folder, train
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
@@ -45,7 +45,7 @@ FRAMES = {"inter": "interactions", "user": "users", "item": "items"}  # by suffi
 QUIET = {"run.log_level": ("state", "warning"), "run.tensorboard": ("", False)}
 
 
-class Vectors(NamedTuple):
+class ItemVectors(NamedTuple):
     """Original ids [n] and their vectors, float32 [n, dim]."""
 
     ids: np.ndarray
@@ -242,22 +242,22 @@ class Fitted:
         """
         return self.trained.recommend(user, topk, history)
 
-    def similar_items(self, item: Any, topk: int = 10) -> Ranking:
+    def similar_items(self, item: Any, topk: int = 10) -> RankedItems:
         """The items whose vectors point most the same way: (item, cosine) each."""
         return self.trained.recommender.similar_items(item, topk)
 
-    def item_vectors(self) -> Vectors:
+    def item_vectors(self) -> ItemVectors:
         """The vector of every item."""
         catalogue = self.trained.recommender.catalogue
         vectors = catalogue.item_vectors[1:].numpy()
-        return Vectors(_ids(catalogue.items), vectors)
+        return ItemVectors(_ids(catalogue.items), vectors)
 
-    def user_vectors(self) -> Vectors:
+    def user_vectors(self) -> ItemVectors:
         """The vector of every user; of sequential models, that of the user's whole history."""
         catalogue = self.trained.recommender.catalogue
         _ = catalogue.item_vectors  # refuses a model that has none
         made = catalogue.of_users(np.arange(1, len(catalogue.users)))
-        return Vectors(_ids(catalogue.users), made.numpy())
+        return ItemVectors(_ids(catalogue.users), made.numpy())
 
     def save(self, folder: str | Path) -> Path:
         """Copy the run, with its data, to a folder; Fitted(folder) and `shoal eval` open it."""

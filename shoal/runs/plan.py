@@ -24,7 +24,7 @@ from shoal.embedding.engines.budgets import (
     INDEX_GROWING,
     SLOT,
     SLOT_GPU,
-    Share,
+    BudgetShare,
     row_bytes,
     share_out,
     value_bytes,
@@ -32,8 +32,8 @@ from shoal.embedding.engines.budgets import (
 from shoal.embedding.engines.local import gpu_need, lives_on_gpu
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.planner import in_columns, plan_tables
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
-from shoal.embedding.table import Table
 from shoal.runs.build import build
 from shoal.training.strategy import Strategy
 from shoal.world.gpus import pick_device
@@ -170,7 +170,7 @@ def _holders(
 
 
 def _line(
-    table: Table, optimizer: RowOptimizer, share: Share, on_gpu: bool, total: dict[str, int]
+    table: Table, optimizer: RowOptimizer, share: BudgetShare, on_gpu: bool, total: dict[str, int]
 ) -> tuple[str, ...]:
     """A table's line; adds what it takes to `total`."""
     each, rows = row_bytes(table, optimizer), table.rows

@@ -19,7 +19,7 @@ from typing import Any
 from shoal import config as config_room
 from shoal.config import Resolved
 from shoal.config.collective import VARIABLE, choose_backend
-from shoal.launch.ray_ranks import Workers, run_on_ray
+from shoal.launch.ray_ranks import RayWorkers, run_on_ray
 from shoal.models.own import check_launchable
 from shoal.runs.run import resolve, run_folder, train_here
 from shoal.world.channel import read_secret
@@ -49,7 +49,7 @@ def train(
     resolved = resolve([config] if isinstance(config, (str, Path)) else config, (), values)
     if gpus_per_worker is None:
         gpus_per_worker = gpus_of(resolved)
-    workers = Workers(num_workers, cpus_per_worker, gpus_per_worker, max_retries, patience)
+    workers = RayWorkers(num_workers, cpus_per_worker, gpus_per_worker, max_retries, patience)
     return train_resolved(resolved, workers, address, resume)
 
 
@@ -63,12 +63,12 @@ def train_command(resolved: Resolved, resume: bool, address: str) -> dict[str, A
     section = resolved.config.launch
     number = section.nproc if section.world_size == -1 else section.world_size
     cpus = max(1, resolved.config.run.threads)
-    workers = Workers(number, cpus, gpus_of(resolved), section.max_restarts)
+    workers = RayWorkers(number, cpus, gpus_of(resolved), section.max_restarts)
     return train_resolved(resolved, workers, None if address == "local" else address, resume)
 
 
 def train_resolved(
-    resolved: Resolved, workers: Workers, address: str | None = None, resume: bool = False
+    resolved: Resolved, workers: RayWorkers, address: str | None = None, resume: bool = False
 ) -> dict[str, Any]:
     """Train a config that is loaded already."""
     config = resolved.config
@@ -120,7 +120,7 @@ def launch(
     if not path.is_file():
         raise ValueError(f"there is no script {script}")
     backend = choose_backend(tell=False)
-    workers = Workers(num_workers, cpus_per_worker, gpus_per_worker, max_retries, patience)
+    workers = RayWorkers(num_workers, cpus_per_worker, gpus_per_worker, max_retries, patience)
     run_on_ray(partial(_run_script, str(path), list(arguments), backend), workers, address)
 
 

@@ -36,7 +36,7 @@ class History(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Wanted:
     """One question: items for a user, or for whoever took a history (oldest first).
 
     times    of the history's items, for models that read them; one more is that of the request
@@ -53,7 +53,7 @@ class Asked:
     seen: bool | None = None
 
 
-class Ranking(list[tuple[Any, float]]):
+class RankedItems(list[tuple[Any, float]]):
     """The best items of one question, the best first: (item, score) each.
 
     by        `model`; `popularity` where it knows nothing of the user or the history
@@ -111,12 +111,12 @@ class Recommender:
 
     # ---- questions ------------------------------------------------------------------------------
 
-    def recommend(self, user: Any = None, **question: Any) -> Ranking | dict[Any, Ranking]:
+    def recommend(self, user: Any = None, **question: Any) -> RankedItems | dict[Any, RankedItems]:
         """The ranking of one question; of several users a dict of them, which one pass makes."""
         if isinstance(user, str) or not isinstance(user, Iterable):
-            return self.answer([Asked(user, **question)])[0]
+            return self.answer([Wanted(user, **question)])[0]
         users = [one.item() if isinstance(one, np.generic) else one for one in user]
-        every = self.answer([Asked(one, **question) for one in users])
+        every = self.answer([Wanted(one, **question) for one in users])
         missing = [lost for found in every for lost in found.unknown]
         if missing:
             log.warning(
@@ -125,14 +125,14 @@ class Recommender:
             )
         return dict(zip(users, every))
 
-    def answer(self, asked: Sequence[Asked]) -> list[Ranking]:
+    def answer(self, asked: Sequence[Wanted]) -> list[RankedItems]:
         """The rankings of questions; all that ask for the whole catalogue are one pass."""
         for one in asked:
             if (one.user is None) == (one.history is None):
                 raise ValueError("give a user or a history, one of them")
             if one.topk < 1:
                 raise ValueError(f"topk is {one.topk}; it must be 1 or more")
-        answers: list[Ranking] = [Ranking(())] * len(asked)
+        answers: list[RankedItems] = [RankedItems(())] * len(asked)
         groups: dict[Any, list[tuple[int, Any]]] = {}  # what is ranked together
         unknown: dict[int, list[Any]] = {}
         users = iter(self.users.find([one.user for one in asked if one.history is None]).tolist())
@@ -158,7 +158,7 @@ class Recommender:
             ranking.unknown = tuple(unknown[place])
         return answers
 
-    def score(self, one: Asked, items: Sequence[Any]) -> list[float]:
+    def score(self, one: Wanted, items: Sequence[Any]) -> list[float]:
         """Scores of items for a user or a history; what is not known is refused."""
         wanted = torch.from_numpy(self.items.need(items, "item"))
         if one.history is None:
@@ -169,7 +169,7 @@ class Recommender:
             query = self.catalogue.of_histories([self._history(one)[0]])
         return self.scores(query, 1, wanted)[0].tolist()
 
-    def similar_items(self, item: Any, topk: int = 10) -> Ranking:
+    def similar_items(self, item: Any, topk: int = 10) -> RankedItems:
         """The items whose vectors point most the same way: (item, cosine) each, without itself."""
         number = self.items.need([item], "item")
         without = np.zeros(2, np.int64), np.array([0, number[0]])
@@ -181,7 +181,7 @@ class Recommender:
     def _units(self) -> Tensor:
         return torch.nn.functional.normalize(self.catalogue.item_vectors, eps=1e-12)
 
-    def _history(self, one: Asked) -> tuple[History, list[Any]]:
+    def _history(self, one: Wanted) -> tuple[History, list[Any]]:
         """What is known of a history, and what is not."""
         given = list(one.history or ())
         numbers = self.items.find(given)
@@ -190,7 +190,7 @@ class Recommender:
         times = None if one.times is None else asked_at(one.times, len(given))[[*known, True]]
         return History(numbers[known], times), unknown
 
-    def _together(self, kind: str, asked: Sequence[Asked], what: list[Any]) -> list[Ranking]:
+    def _together(self, kind: str, asked: Sequence[Wanted], what: list[Any]) -> list[RankedItems]:
         """Rankings of questions that allow the same items."""
         only = asked[0].only
         allowed = None if only is None else np.unique(self.items.find(only))
@@ -214,16 +214,16 @@ class Recommender:
         items, scores = self.rank(query, len(asked), topk, (rows, items), allowed)
         return [self._named(items[k, : one.topk], scores[k]) for k, one in enumerate(asked)]
 
-    def _named(self, items: np.ndarray, scores: np.ndarray) -> Ranking:
+    def _named(self, items: np.ndarray, scores: np.ndarray) -> RankedItems:
         """Numbers of items and their scores; places without an item are left out."""
         left = int((items > 0).sum())  # the best first
-        return Ranking(zip(self.items.values[items[:left]].tolist(), scores[:left].tolist()))
+        return RankedItems(zip(self.items.values[items[:left]].tolist(), scores[:left].tolist()))
 
-    def _popular(self, one: Asked) -> Ranking:
+    def _popular(self, one: Wanted) -> RankedItems:
         allowed = None if one.only is None else self.items.find(one.only)
         items, counts = self.popular(one.topk, allowed, self.items.find(one.exclude))
         found = zip(self.items.values[items].tolist(), counts.tolist())
-        return Ranking(found, "popularity")
+        return RankedItems(found, "popularity")
 
     # ---- by numbers, many at a time -------------------------------------------------------------
 

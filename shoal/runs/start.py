@@ -24,7 +24,7 @@ from shoal.config.schema import Config, OptimizerSection, RowOptimizerOptions
 from shoal.data.dataset import Dataset
 from shoal.data.fingerprint import as_saved
 from shoal.embedding.optim.chosen import row_optimizer_of
-from shoal.embedding.store import Rows
+from shoal.embedding.rows.store import Rows
 from shoal.models.own import code_of, is_own
 from shoal.runs.decay import ages_after, change_rows, fade, fields_of_tables
 from shoal.runs.growth import FILE, read_vocabularies

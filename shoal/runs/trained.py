@@ -27,7 +27,7 @@ from shoal.models.base import ClickModel
 from shoal.runs.build import build, describe_data, warn
 from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.predictions import Predictor
-from shoal.runs.recommender import Ranking, Recommender
+from shoal.runs.recommender import RankedItems, Recommender
 from shoal.runs.run import connect_as, resolve_run
 from shoal.training.checkpoint.reading import check_fingerprint
 from shoal.training.checkpoint.writing import Checkpoints, give
@@ -124,7 +124,7 @@ class Trained:
 
     def recommend(
         self, user: Any = None, topk: int = 10, history: Sequence[Any] | None = None
-    ) -> Ranking | dict[Any, Ranking]:
+    ) -> RankedItems | dict[Any, RankedItems]:
         """The best items for a user, or for whoever took a history (oldest first), (item, score)
         each; of several users a dict of them, which one pass makes.
 
@@ -235,7 +235,7 @@ def recommend(
     topk: int = 10,
     trust: bool = False,
     history: Sequence[Any] | None = None,
-) -> Ranking | dict[Any, Ranking]:
+) -> RankedItems | dict[Any, RankedItems]:
     """The best items for a user of a trained run, for several, or for a history.
 
     As Trained.recommend; `trust` as in evaluate.

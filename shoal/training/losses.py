@@ -59,7 +59,7 @@ class Losses:
 log = logging.getLogger("shoal")
 
 
-class Interval:
+class LogInterval:
     """Figures of the steps since the last line, merged over ranks. `every` 0: nothing is done."""
 
     def __init__(self, model: Model, world: World, losses: Losses, every: int, decimals: int = 4):

@@ -29,7 +29,7 @@ from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator
-from shoal.training.losses import Interval, Losses
+from shoal.training.losses import LogInterval, Losses
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
 from shoal.training.run_folder import RunFolder, host_log
@@ -84,7 +84,7 @@ class Trainer:
         self.begun: float | None = None  # when the first step began
         self.stopping = Agreement(self.world)
         self.losses = Losses(strategy, config.train.batch_size)
-        self.interval = Interval(
+        self.interval = LogInterval(
             self.model,
             self.world,
             Losses(strategy, config.train.batch_size),

@@ -31,12 +31,12 @@ NOT_LET_IN = "did not let us in: give every host the same launch.secret, and che
 LEFT = ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError  # and no word of TLS's
 
 
-class Refused(WorldError):
+class PeerRefused(WorldError):
     """The other end does not know our secret, or is no process of a run."""
 
 
 @dataclass(frozen=True)
-class Place:
+class MeetingPlace:
     """Where processes meet: a Unix socket (path), or an address of the first host."""
 
     path: str = ""
@@ -44,7 +44,7 @@ class Place:
     port: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> MeetingPlace:
         """The place that `text` wrote down."""
         if text.startswith("unix:"):
             return cls(path=text[5:])
@@ -52,7 +52,7 @@ class Place:
         return cls(host=host, port=int(port))
 
     @classmethod
-    def named(cls, host: str, port: int) -> Place:
+    def named(cls, host: str, port: int) -> MeetingPlace:
         """That of an address; for a loopback address it is a socket in a folder of the user's."""
         path = str(private_folder() / f"port-{port}") if is_loopback(host) else ""
         return cls(path, host, port)
@@ -177,19 +177,21 @@ def secured(plain: socket.socket, secret: bytes, listens: bool) -> ssl.SSLSocket
         if listens:
             made.sendall(mine if knows else NO)
         if not knows:
-            raise Refused(
+            raise PeerRefused(
                 f"{peer} does not know the secret of this run (launch.secret)"
                 if listens
                 else f"{peer} {NOT_LET_IN}"
             )
-    except (OSError, EOFError, Refused) as error:  # SSLError is an OSError
+    except (OSError, EOFError, PeerRefused) as error:  # SSLError is an OSError
         made.close()
-        if isinstance(error, Refused):
+        if isinstance(error, PeerRefused):
             raise
         if listens:
-            raise Refused(f"{peer} did not prove that it knows the secret of this run") from error
+            raise PeerRefused(
+                f"{peer} did not prove that it knows the secret of this run"
+            ) from error
         if isinstance(error, ssl.SSLError) and not isinstance(error, LEFT):
-            raise Refused(f"{peer} {NOT_LET_IN}") from error
+            raise PeerRefused(f"{peer} {NOT_LET_IN}") from error
         raise ConnectionError(f"{peer} left before it let us in: {error}") from error
     made.settimeout(None)
     return made

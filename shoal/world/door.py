@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shoal.world.channel import HANDSHAKE_SECONDS, Place, Refused, peer_of, secured
+from shoal.world.channel import HANDSHAKE_SECONDS, MeetingPlace, PeerRefused, peer_of, secured
 
 log = logging.getLogger("shoal")
 
@@ -39,7 +39,7 @@ class Door:
     places = 256  # connections at a time that have proved nothing yet
     per_address = 64  # of these, how many one address may have
 
-    def __init__(self, place: Place, secret: bytes, serve: Callable[[socket.socket], None]):
+    def __init__(self, place: MeetingPlace, secret: bytes, serve: Callable[[socket.socket], None]):
         """serve: called in a thread of the connection. OSError where nothing can listen there."""
         self._place, self._secret, self._serve = place, secret, serve
         self._silent: dict[socket.socket, Silent] = {}  # oldest first
@@ -146,7 +146,7 @@ class Door:
     def _let_prove(self, connection: socket.socket, address: str) -> None:
         try:
             proved = secured(connection, self._secret, listens=True)
-        except Refused as error:
+        except PeerRefused as error:
             self._refuse("no proof", str(error))
             return
         finally:

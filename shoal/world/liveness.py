@@ -27,7 +27,7 @@ FOLDER = "SHOAL_BEATS"  # the variable that names the folder of the beats
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenBeat:
     """A beat, as it was read."""
 
     pid: int
@@ -103,7 +103,7 @@ def stack_of(path: Path) -> Path:
     return path.with_suffix(".stack")
 
 
-def look(path: Path) -> Seen | None:
+def look(path: Path) -> SeenBeat | None:
     """The beat in a file; None where there is none yet."""
     try:
         data = path.read_bytes()
@@ -115,4 +115,4 @@ def look(path: Path) -> Seen | None:
     if not pid:
         return None
     text = data[_HEAD.size : _HEAD.size + length].decode(errors="replace")
-    return Seen(pid, counter, since, waiting, bounded, text)
+    return SeenBeat(pid, counter, since, waiting, bounded, text)

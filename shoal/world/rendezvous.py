@@ -20,7 +20,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from shoal.world.channel import LARGEST, Place, read_secret, receive, send
+from shoal.world.channel import LARGEST, MeetingPlace, read_secret, receive, send
 from shoal.world.door import Door
 from shoal.world.hosts import WorldError, is_loopback, look_up, which_it_has
 from shoal.world.liveness import BEAT
@@ -36,7 +36,7 @@ class Rendezvous:
     members = 8192  # connections at a time that have proved to belong here
     room = 256 * LARGEST  # bytes of all names and values
 
-    def __init__(self, place: Place, secret: bytes = b""):
+    def __init__(self, place: MeetingPlace, secret: bytes = b""):
         self.place = place
         self._values: dict[bytes, bytes] = {}
         self._bytes = 0
@@ -105,7 +105,7 @@ class Rendezvous:
         return all(name in self._values for name in names)
 
 
-def _why_not(place: Place, error: OSError) -> str:
+def _why_not(place: MeetingPlace, error: OSError) -> str:
     """Error for a place where nothing can listen."""
     if error.errno == errno.EADDRINUSE:
         return (
@@ -127,7 +127,7 @@ class RunStore(dist.Store):
     only its own half of the object.
     """
 
-    def __init__(self, place: Place, secret: bytes, timeout: float):
+    def __init__(self, place: MeetingPlace, secret: bytes, timeout: float):
         super().__init__()
         self._place, self._secret, self._timeout = place, secret, timedelta(seconds=timeout)
         self._own = threading.local()
@@ -199,7 +199,7 @@ def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-class Joined:
+class Membership:
     """A rank that has met all others: their store, until `close`."""
 
     def __init__(self, rank: int, size: int, address: str, port: int, timeout: float, name: str):
@@ -207,7 +207,7 @@ class Joined:
         self._held: Rendezvous | None = None
         self.store: dist.Store
         if MEET in os.environ:
-            place, secret = Place.parse(os.environ[MEET]), read_secret(None)
+            place, secret = MeetingPlace.parse(os.environ[MEET]), read_secret(None)
             if os.environ.get(HOLDS) == "1":
                 self._held = Rendezvous(place, secret)
             self.store = RunStore(place, secret, timeout)
@@ -240,7 +240,7 @@ def _tcp_store(rank: int, size: int, address: str, port: int, timeout: float) ->
     listening = None
     try:
         if holds and is_loopback(address):  # torch itself would listen everywhere
-            listening = Place(host=address, port=port).listen().detach()
+            listening = MeetingPlace(host=address, port=port).listen().detach()
         return dist.TCPStore(
             address,
             port,

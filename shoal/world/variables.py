@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shoal.world.channel import Place
+from shoal.world.channel import MeetingPlace
 from shoal.world.rendezvous import HOLDS, MEET
 
 
@@ -48,7 +48,7 @@ def set_rank(
     """
     if secret:
         os.environ["SHOAL_SECRET"] = secret.decode()
-    own = {MEET: Place.named(address, port).text, HOLDS: str(int(rank == 0))}
+    own = {MEET: MeetingPlace.named(address, port).text, HOLDS: str(int(rank == 0))}
     os.environ |= own | rank_variables(rank, size, local_rank, local_size, address, port)
 
 

@@ -26,7 +26,7 @@ from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, which_it_has
 from shoal.world.liveness import BEAT
 from shoal.world.peer_errors import PeerLost, Talking
-from shoal.world.rendezvous import Joined
+from shoal.world.rendezvous import Membership
 from shoal.world.shm_group import ShmGroup, meet
 from shoal.world.tunnel import Tunnel
 from shoal.world.variables import is_first, is_first_of_host, is_worker
@@ -185,7 +185,7 @@ class Group(World):
         self._address = HERE if one_host else address_towards(address)
         if one_host:
             env.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        self._joined = Joined(self.rank, self.size, address, port, join_timeout, self.host)
+        self._joined = Membership(self.rank, self.size, address, port, join_timeout, self.host)
         self._store = self._joined.store
         if one_host and shared_memory and self.device.type == "cpu":
             near = dist.PrefixStore("shoal/neighbours", self._store)

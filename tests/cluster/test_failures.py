@@ -17,7 +17,7 @@ from ranks import free_port
 
 from shoal.launch.hosts import LaunchError
 from shoal.runs.run import resolve, run, train
-from shoal.world.channel import Place
+from shoal.world.channel import MeetingPlace
 from shoal.world.rendezvous import Rendezvous
 
 
@@ -270,7 +270,7 @@ def test_a_spawned_rank_that_is_killed(place: Path, tmp_path: Path) -> None:
 
 def test_port_in_use(short: Path, tmp_path: Path) -> None:
     port = free_port()
-    taken = Rendezvous(Place.named("127.0.0.1", port))  # that of another run
+    taken = Rendezvous(MeetingPlace.named("127.0.0.1", port))  # that of another run
     words = ("--nproc=2", "--world_size=4", "--ip=127.0.0.1", f"--port={port}")
     message = launch_error(short, *words, f"--run.output={tmp_path / 'run'}")
     taken.close()

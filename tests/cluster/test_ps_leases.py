@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Model, Output
 
 

@@ -19,7 +19,7 @@ from test_resume import assert_same
 
 import shoal
 from shoal.data.prepared.engine import Here, OnRay
-from shoal.data.prepared.folder import Job
+from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparing import prepare
 from shoal.launch.hosts import LaunchError
 from shoal.runs.run import resolve
@@ -182,12 +182,14 @@ def test_a_prepared_folder_is_the_same_to_the_byte(cluster: Any, tmp_path: Path)
     for engine in (Here(), OnRay()):
         to = tmp_path / type(engine).__name__ / "prepared"
         names = [str(tmp_path / name) for name in ("a.csv", "b.csv.gz")]
-        prepare(Job(names, to, config, memory=2 << 20, command="shoal prepare", engine=engine))
+        prepare(
+            PrepareJob(names, to, config, memory=2 << 20, command="shoal prepare", engine=engine)
+        )
         folders.append(
             {str(f.relative_to(to)): f.read_bytes() for f in to.rglob("*") if f.is_file()}
         )
     assert len(folders[0]) > 10 and folders[0] == folders[1]
     (tmp_path / "c.csv").write_text(head + "\n".join(lines[:9000]) + "\nu1,i1,five,3\n")
-    job = Job([str(tmp_path / "c.csv")], tmp_path / "bad", config, engine=OnRay())
+    job = PrepareJob([str(tmp_path / "c.csv")], tmp_path / "bad", config, engine=OnRay())
     with pytest.raises(ValueError, match=r"c\.csv, line 9002"):
         prepare(job)

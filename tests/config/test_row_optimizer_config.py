@@ -19,8 +19,8 @@ from shoal.embedding.optim.chosen import (
     row_optimizer_of,
 )
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
-from shoal.embedding.store import EVERY
-from shoal.embedding.table import Table
+from shoal.embedding.rows.store import EVERY
+from shoal.embedding.rows.table import Table
 from shoal.ps.spec import parse_spec
 from shoal.ps.wire import WireError
 from shoal.runs.build import build

@@ -11,7 +11,7 @@ from small import first_batches, small_config
 
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Table
+from shoal.embedding.rows.table import Table
 from shoal.ps.server.server import Server
 from shoal.runs.build import Parts, build
 from shoal.world.world import World

@@ -13,7 +13,7 @@ from ranks import run_ranks
 from shoal.compat.dialects import tdfo
 from shoal.config.errors import ConfigError
 from shoal.data.batch import Batch
-from shoal.data.prepared.folder import Job
+from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparing import prepare
 from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.runs.build import build
@@ -47,7 +47,7 @@ def prepared(folder: Path, csv: Path | None = None) -> Path:
     (folder / "config.toml").write_text(text)
     config = resolve([folder / "config.toml"]).config
     to = Path(config.data.path) / config.data.name
-    prepare(Job([str(csv)], to, config.data, config.run.seed))
+    prepare(PrepareJob([str(csv)], to, config.data, config.run.seed))
     return folder / "config.toml"
 
 

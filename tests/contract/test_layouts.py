@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
 from shoal.training.strategy import make_strategy
 from shoal.world.world import World

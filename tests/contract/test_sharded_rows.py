@@ -19,7 +19,7 @@ from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import ClickModel, Facts
 from shoal.training.checkpoint import snapshot
 from shoal.training.checkpoint.writing import Checkpoints, give

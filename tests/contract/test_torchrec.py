@@ -19,7 +19,7 @@ from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Model, Output
 from shoal.runs.build import build
 from shoal.training.checkpoint.snapshot import give, take

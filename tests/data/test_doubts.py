@@ -19,7 +19,7 @@ from shoal.data.clicks.mapped import prepare_log
 from shoal.data.doubts import doubts
 from shoal.data.pairs import Pairs, count_pairs
 from shoal.data.prepared import preparing
-from shoal.data.prepared.folder import Job
+from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.prepare import load_dataset
 from shoal.runs.describe import describe_run
 from shoal.runs.fit import Fitted
@@ -65,7 +65,7 @@ def test_prepared_data_is_counted_like_raw_data(order: str, width: str, tmp_path
     raw = DataSection.model_validate({"path": str(tmp_path), "files": {"inter": "a.csv"}, **more})
     one = raw.model_copy(update={"files": None})
     memory = 64 << 20 if width == "one range" else 100 * 160  # rows of a range
-    preparing.prepare(Job([str(tmp_path / "a.csv")], tmp_path / "made", one, 1, memory))
+    preparing.prepare(PrepareJob([str(tmp_path / "a.csv")], tmp_path / "made", one, 1, memory))
     made = one.model_copy(update={"path": str(tmp_path / "made")})
     expected, found = load_dataset(raw, 1), load_dataset(made, 1)
     assert found.counted() == expected.counted() and expected.counted().repeated > 100
@@ -191,7 +191,7 @@ def test_click_logs(prepared: bool, tmp_path: Path) -> None:
     if prepared:
         section = resolve(values={**keys, "data.format": "slots"}).config.data
         for name in ("a", "b"):
-            prepare_log(Job([str(tmp_path / f"{name}.txt")], tmp_path / name, section))
+            prepare_log(PrepareJob([str(tmp_path / f"{name}.txt")], tmp_path / name, section))
         keys |= {f"data.clicks.{key}": keys[f"data.clicks.{key}"][:1] for key in PARTS}
     told = describe_run(resolve(values=keys).config).text
     found = re.findall("warning: (.*)", told)

@@ -25,7 +25,7 @@ from shoal.data.clicks.samples import Layout
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
 from shoal.data.masking import MaskedWindows, Masking
-from shoal.data.prepared.folder import Job
+from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 from shoal.data.reader import Interactions, Reader, Windows
@@ -76,7 +76,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
     lines = [f"{u},{i}" for u, i in zip(draw.integers(0, 80, 2500), draw.integers(0, 60, 2500))]
     (folder / "a.csv").write_text("\n".join(["user_id,item_id", *lines]))
     config = small_config("Pop", data__split__order="file").data
-    prepare(Job([str(folder / "a.csv")], folder / "to", config))
+    prepare(PrepareJob([str(folder / "a.csv")], folder / "to", config))
     mapped = load_dataset(config.model_copy(update={"path": str(folder / "to")}), 1)
     return {"memory": load_dataset(small_config("Pop").data, 1), "mapped": mapped}
 

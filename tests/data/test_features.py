@@ -17,7 +17,7 @@ import shoal
 from shoal.data.batch import Jagged
 from shoal.data.encode import encode
 from shoal.data.features import features_of, guess, options
-from shoal.data.joined import Joined, pack
+from shoal.data.joined import JoinedSamples, pack
 from shoal.data.prepared.prepare import load_dataset
 from shoal.models.base import Facts
 from shoal.runs.build import build
@@ -145,7 +145,7 @@ def test_a_batch_holds_what_was_joined(folder: Path) -> None:
     assert set(batch.dense) == {"age", "size"}
     assert batch.labels is not None and batch.weights is not None
     assert batch.labels.shape == batch.weights.shape == (31,)
-    assert isinstance(parts.reader.samples, Joined)  # type: ignore[attr-defined]
+    assert isinstance(parts.reader.samples, JoinedSamples)  # type: ignore[attr-defined]
     facts: Facts = parts.model.facts
     assert [f.name for f in facts.sparse][:2] == ["user_id", "item_id"] and facts.num_dense == 3
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from shoal.command.cli import app
 from shoal.data.dataset import Dataset
-from shoal.data.prepared.folder import Job
+from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.named import data_values, named_data
 from shoal.data.prepared.preparing import prepare
 from shoal.models import find
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name / file).write_text(
             head + ROWS.replace(",", "\t") if file == "shop.inter" else text
         )
-    prepare(Job([str(root / "own.csv")], root / "made", resolve(values=SPLIT).config.data))
+    prepare(PrepareJob([str(root / "own.csv")], root / "made", resolve(values=SPLIT).config.data))
     return root
 
 

@@ -13,7 +13,7 @@ import pytest
 from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import Stream, load
-from shoal.data.prepared.folder import Job
+from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 
@@ -117,7 +117,7 @@ def count(path: Path) -> None:
 
 
 def prepared(path: Path) -> None:
-    prepare(Job([str(path)], path.parent / "made", DataSection()))
+    prepare(PrepareJob([str(path)], path.parent / "made", DataSection()))
 
 
 @pytest.mark.parametrize("head", [b"", b"user_id,item_id\n"])

@@ -18,10 +18,10 @@ from small import DATA, NO_DROPOUT, small_config
 from shoal.data import passes as partition
 from shoal.data import random as random_room
 from shoal.data.history import Histories
-from shoal.data.prepared.folder import Job, check, locked
+from shoal.data.prepared.folder import PrepareJob, check, locked
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
-from shoal.data.sampler import Seen
+from shoal.data.sampler import KnownPairs
 from shoal.data.sources import text
 from shoal.runs.build import fingerprint
 from shoal.runs.run import resolve, train_here
@@ -95,7 +95,7 @@ def test_a_prepared_folder_holds_what_the_files_give(raw, settings, small, monke
     there = load_dataset(config.data, seed=5)
     to = raw.parent / "prepared"
     memory = 40_000 if small else 1 << 30
-    prepare(Job([str(raw / "some" / "some.inter")], to, config.data, 5, memory))
+    prepare(PrepareJob([str(raw / "some" / "some.inter")], to, config.data, 5, memory))
     data = config.data.model_copy(update={"path": str(to)})
     here = load_dataset(data, seed=5)
     assert here.kept and not list(to.glob("**/scratch"))
@@ -116,8 +116,8 @@ def test_a_prepared_folder_holds_what_the_files_give(raw, settings, small, monke
         np.testing.assert_array_equal(ours.offsets, theirs.offsets)
     assert fingerprint(config, here) == fingerprint(config, there)
     sizes = there.num_users, there.num_items
-    theirs = Seen(there.user_ids("train"), there.item_ids("train"), *sizes)
-    ours = Seen.sorted(*here.seen(), *sizes)
+    theirs = KnownPairs(there.user_ids("train"), there.item_ids("train"), *sizes)
+    ours = KnownPairs.sorted(*here.seen(), *sizes)
     for left, right in zip(
         ours.items_of(np.arange(sizes[0])), theirs.items_of(np.arange(sizes[0]))
     ):
@@ -131,7 +131,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("SASRec", "Light
 def test_losses_equal_those_of_the_raw_files(raw, model, tmp_path) -> None:
     config = config_of(raw, model)
     to = tmp_path / "prepared"
-    prepare(Job([str(raw / "some" / "some.inter")], to, config.data, config.run.seed))
+    prepare(PrepareJob([str(raw / "some" / "some.inter")], to, config.data, config.run.seed))
     losses = []
     for name, path in (("some", raw), ("planted", to)):
         given = {"data.name": name, "data.path": str(path), "data.cache": False}
@@ -151,8 +151,8 @@ def test_append_gives_what_all_files_at_once_give(tmp_path) -> None:
     first = write_csv(tmp_path / "day-1.csv", table[:2000])
     second = write_csv(tmp_path / "day-2.csv", table[2000:])
     config = config_of(tmp_path, data__split__order="file").data
-    whole = prepare(Job([str(first), str(second)], tmp_path / "whole", config))
-    prepare(Job([str(first)], tmp_path / "grown", config))
+    whole = prepare(PrepareJob([str(first), str(second)], tmp_path / "whole", config))
+    prepare(PrepareJob([str(first)], tmp_path / "grown", config))
     before = load_dataset(config.model_copy(update={"path": str(tmp_path / "grown")}), 1)
     kept = before.vocab["user_id"][:].tolist(), np.array(before.inter["user_id"])
     # What an append that was killed left: bytes that no manifest names, and its own folder.
@@ -162,7 +162,7 @@ def test_append_gives_what_all_files_at_once_give(tmp_path) -> None:
     (tmp_path / ".grown.part" / "scratch").mkdir(parents=True)
     path = str(tmp_path / "grown")
     assert load_dataset(config.model_copy(update={"path": path}), 1).num_inter == 2000
-    grown = prepare(Job([str(second)], tmp_path / "grown", config, append=True))
+    grown = prepare(PrepareJob([str(second)], tmp_path / "grown", config, append=True))
     assert not (tmp_path / ".grown.part").exists()
     assert grown["interactions"] == whole["interactions"]
     for name in ("column-0.bin", "column-1.bin", "words-0.bin", "ends-1.bin"):
@@ -174,7 +174,7 @@ def test_append_gives_what_all_files_at_once_give(tmp_path) -> None:
     after = load_dataset(config.model_copy(update={"path": str(tmp_path / "grown")}), 1)
     assert after.num_inter == ROWS and check(tmp_path / "grown") > 0
     # The same day again is not added twice.
-    again = prepare(Job([str(second)], tmp_path / "grown", config, append=True))
+    again = prepare(PrepareJob([str(second)], tmp_path / "grown", config, append=True))
     assert again == grown
 
 
@@ -182,20 +182,20 @@ def test_the_same_inputs_again_do_nothing_and_others_are_refused(tmp_path) -> No
     file = write_csv(tmp_path / "a.csv", rows())
     other = write_csv(tmp_path / "b.csv", rows(1))
     config, to = config_of(tmp_path, data__split__order="file").data, tmp_path / "to"
-    prepare(Job([str(file)], to, config))
+    prepare(PrepareJob([str(file)], to, config))
     before = {path: path.stat().st_mtime_ns for path in to.rglob("*")}
-    prepare(Job([str(file)], to, config))
+    prepare(PrepareJob([str(file)], to, config))
     assert {path: path.stat().st_mtime_ns for path in to.rglob("*")} == before
     with pytest.raises(ValueError, match=r"other inputs: .*b\.csv is not among them.*--append"):
-        prepare(Job([str(other)], to, config))
+        prepare(PrepareJob([str(other)], to, config))
     few = config_of(tmp_path, data__split__order="file", data__filter__user_inter_num="[5,inf)")
     with pytest.raises(ValueError, match=r"data\.filter is .* was prepared with .*--to"):
-        prepare(Job([str(file)], to, few.data))
+        prepare(PrepareJob([str(file)], to, few.data))
     with pytest.raises(ValueError, match=r"user_inter_num is \S+ and .* was prepared with"):
         load_dataset(few.data.model_copy(update={"path": str(to)}), 1)
-    prepare(Job([str(file)], tmp_path / "few", few.data))
+    prepare(PrepareJob([str(file)], tmp_path / "few", few.data))
     with pytest.raises(ValueError, match="looks at all rows"):
-        prepare(Job([str(other)], tmp_path / "few", few.data, append=True))
+        prepare(PrepareJob([str(other)], tmp_path / "few", few.data, append=True))
     assert {path: path.stat().st_mtime_ns for path in to.rglob("*")} == before
 
 
@@ -211,7 +211,7 @@ def test_formats_give_the_same(tmp_path) -> None:
     semicolons = tmp_path / "d.csv"
     semicolons.write_bytes(csv.read_bytes().replace(b",", b";").replace(b"\n", b"\r\n"))
     made = [
-        prepare(Job([str(path)], tmp_path / f"to-{number}", config))
+        prepare(PrepareJob([str(path)], tmp_path / f"to-{number}", config))
         for number, path in enumerate((csv, packed, tmp_path / "c.parquet", semicolons))
     ]
     assert len({one["interactions"] for one in made}) == 1
@@ -238,17 +238,17 @@ def test_bad_input_is_told_once_and_leaves_nothing(tmp_path) -> None:
         (tmp_path / "none.csv", "is neither a file"),
     ]:
         with pytest.raises(ValueError, match=said):
-            prepare(Job([str(path)], to, config))
+            prepare(PrepareJob([str(path)], to, config))
         assert not to.exists() and not list(tmp_path.glob(".to.part"))
-    assert prepare(Job([str(blank)], tmp_path / "blank", config))["rows"] == 2
+    assert prepare(PrepareJob([str(blank)], tmp_path / "blank", config))["rows"] == 2
     with pytest.raises(ValueError, match="named twice"):
-        prepare(Job([str(csv), str(csv)], to, config))
+        prepare(PrepareJob([str(csv), str(csv)], to, config))
     with locked(to), pytest.raises(ValueError, match="another `shoal prepare` is writing"):
-        prepare(Job([str(csv)], to, config))
-    prepare(Job([str(csv)], to, config))
+        prepare(PrepareJob([str(csv)], to, config))
+    prepare(PrepareJob([str(csv)], to, config))
     good = {path: path.read_bytes() for path in to.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match="cannot be unpacked"):
-        prepare(Job([str(cut)], to, config, append=True))
+        prepare(PrepareJob([str(cut)], to, config, append=True))
     assert load_dataset(config.model_copy(update={"path": str(to)}), 1).num_inter == ROWS
     assert (to / "manifest.json").read_bytes() == good[to / "manifest.json"]
 
@@ -267,22 +267,22 @@ def test_bad_rows_are_left_out_and_counted(tmp_path, size, monkeypatch, caplog) 
         lines.insert(place, line)
     (tmp_path / "bad.csv").write_text("\n".join(lines) + "\n")
     skip = config.model_copy(update={"bad_rows": "skip"})
-    wanted = prepare(Job([str(good)], tmp_path / "good", config))
-    found = prepare(Job([str(tmp_path / "bad.csv")], tmp_path / "bad", skip))
+    wanted = prepare(PrepareJob([str(good)], tmp_path / "good", config))
+    found = prepare(PrepareJob([str(tmp_path / "bad.csv")], tmp_path / "bad", skip))
     assert found["interactions"] == wanted["interactions"]
     assert (found["bad_rows"], wanted["bad_rows"]) == (5, 0)  # an empty line is no row
     assert "bad.csv: 5 bad rows are left out (data.bad_rows: skip)" in caplog.text
     (tmp_path / "bad.csv").write_text("\n".join([*lines[:1000], bad[0]]) + "\n")
     with pytest.raises(ValueError, match=r"bad\.csv, line \d+: .* cells where the header names 5"):
-        prepare(Job([str(tmp_path / "bad.csv")], tmp_path / "no", config))
+        prepare(PrepareJob([str(tmp_path / "bad.csv")], tmp_path / "no", config))
     (tmp_path / "none.csv").write_text(f"{lines[0]}\n{bad[0]}\n")
     with pytest.raises(ValueError, match="holds no rows"):
-        prepare(Job([str(tmp_path / "none.csv")], tmp_path / "no", skip))
+        prepare(PrepareJob([str(tmp_path / "none.csv")], tmp_path / "no", skip))
     frame = pl.DataFrame({"user_id": ["a", None, "b"], "item_id": [1, 2, 3]})
     frame.write_parquet(tmp_path / "some.parquet")
     with pytest.raises(ValueError, match=r"row 2: 'user_id' is empty.*data\.bad_rows=skip"):
-        prepare(Job([str(tmp_path / "some.parquet")], tmp_path / "no", config))
-    made = prepare(Job([str(tmp_path / "some.parquet")], tmp_path / "some", skip))
+        prepare(PrepareJob([str(tmp_path / "some.parquet")], tmp_path / "no", config))
+    made = prepare(PrepareJob([str(tmp_path / "some.parquet")], tmp_path / "some", skip))
     assert (made["rows"], made["bad_rows"]) == (2, 1) and not (tmp_path / "no").exists()
 
 
@@ -291,7 +291,9 @@ def test_a_vocabulary_of_other_data_is_refused(tmp_path) -> None:
     other = rows(1)
     other[:, 0] += 100
     for name, table in (("a", rows()), ("b", other)):
-        prepare(Job([str(write_csv(tmp_path / f"{name}.csv", table))], tmp_path / name, config))
+        prepare(
+            PrepareJob([str(write_csv(tmp_path / f"{name}.csv", table))], tmp_path / name, config)
+        )
     for name in ("words-0.bin", "ends-0.bin"):
         shutil.copy(tmp_path / "b" / name, tmp_path / "a" / name)
     with pytest.raises(ValueError, match=r"a is damaged: .*; prepare it again"):
@@ -308,7 +310,7 @@ def test_a_vocabulary_of_other_data_is_refused(tmp_path) -> None:
 def test_a_damaged_view_is_made_again(tmp_path) -> None:
     config = config_of(tmp_path, data__split__order="file").data
     to = tmp_path / "to"
-    prepare(Job([str(write_csv(tmp_path / "a.csv", rows()))], to, config, seed=1))
+    prepare(PrepareJob([str(write_csv(tmp_path / "a.csv", rows()))], to, config, seed=1))
     data = config.model_copy(update={"path": str(to)})
     good = np.array(load_dataset(data, 1).item_ids("train"))
     victim = next((to / "views").glob("*/item-train"))
@@ -327,12 +329,12 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path) -> None:
     try:
         config = config_of(tmp_path, data__split__order="file").data
         with pytest.raises(ValueError, match=r"cannot write .*No space left on device; make room"):
-            prepare(Job([str(csv)], small / "to", config))
+            prepare(PrepareJob([str(csv)], small / "to", config))
         assert not list(small.iterdir())
         few = write_csv(tmp_path / "few.csv", rows(count=2000))
-        prepare(Job([str(few)], small / "to", config))
+        prepare(PrepareJob([str(few)], small / "to", config))
         with pytest.raises(ValueError, match="No space left on device"):
-            prepare(Job([str(csv)], small / "to", config, append=True))
+            prepare(PrepareJob([str(csv)], small / "to", config, append=True))
         data = config.model_copy(update={"path": str(small / "to")})
         assert load_dataset(data, 2020).num_inter == 2000
         del data
@@ -361,7 +363,7 @@ def test_an_order_that_is_not_kept_is_one(monkeypatch) -> None:
 def test_training_from_a_prepared_folder_does_not_import_polars(tmp_path) -> None:
     to = tmp_path / "to"
     config = config_of(tmp_path, data__split__order="file").data
-    prepare(Job([str(write_csv(tmp_path / "a.csv", rows()))], to, config))
+    prepare(PrepareJob([str(write_csv(tmp_path / "a.csv", rows()))], to, config))
     script = (
         "import sys; sys.modules['polars'] = None\n"
         "from shoal.config.schema import DataSection, SplitSection\n"

@@ -13,7 +13,7 @@ from test_prepared import config_of, rows, write_inter
 from shoal.config.schema import DataSection
 from shoal.data import store as files
 from shoal.data.prepared import views
-from shoal.data.prepared.folder import Job
+from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 from shoal.data.split import PHASES
@@ -23,7 +23,11 @@ from shoal.data.split import PHASES
 def prepared(tmp_path: Path) -> DataSection:
     write_inter(tmp_path / "raw" / "some" / "some.inter", rows())
     data = config_of(tmp_path / "raw").data
-    prepare(Job([str(tmp_path / "raw" / "some" / "some.inter")], tmp_path / "to", data, 5, 1 << 30))
+    prepare(
+        PrepareJob(
+            [str(tmp_path / "raw" / "some" / "some.inter")], tmp_path / "to", data, 5, 1 << 30
+        )
+    )
     return data.model_copy(update={"path": str(tmp_path / "to")})
 
 

@@ -20,7 +20,7 @@ from shoal.data import store as files
 from shoal.data.batch import Jagged
 from shoal.data.clicks import open_clicks
 from shoal.data.clicks.mapped import open_log, prepare_log
-from shoal.data.prepared.folder import Job, check
+from shoal.data.prepared.folder import PrepareJob, check
 from shoal.runs.describe import describe_run
 from shoal.runs.run import resolve, train_here
 from shoal.world.world import World
@@ -53,9 +53,9 @@ def write(folder: Path, lists: bool = False) -> Path:
     return folder
 
 
-def job(folder: Path, to: str, *names: str, **how: Any) -> Job:
+def job(folder: Path, to: str, *names: str, **how: Any) -> PrepareJob:
     config = how.pop("config", config_of(folder))
-    return Job([str(folder / name) for name in names], folder / to, config.data, **how)
+    return PrepareJob([str(folder / name) for name in names], folder / to, config.data, **how)
 
 
 @pytest.mark.parametrize("lists", [False, True], ids=["one id", "lists"])
@@ -220,7 +220,7 @@ def test_interactions_and_logs_are_not_mixed_up(tmp_path) -> None:
     (tmp_path / "a.csv").write_text("user_id,item_id\n1,2\n1,3\n2,3\n")
     prepare_log(job(tmp_path, "log", "day-1.txt"))
     plain = resolve(values={"data.split.order": "file"}).config.data
-    prepare(Job([str(tmp_path / "a.csv")], tmp_path / "inter", plain))
+    prepare(PrepareJob([str(tmp_path / "a.csv")], tmp_path / "inter", plain))
     with pytest.raises(ValueError, match=r"holds interactions, not a click log.*data\.name=inter"):
         open_log(tmp_path / "inter")
     with pytest.raises(ValueError, match=r"holds a click log.*data\.clicks\.train="):
@@ -228,7 +228,7 @@ def test_interactions_and_logs_are_not_mixed_up(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"holds a click log.*data\.clicks\.train="):
         describe_run(resolve(values={"data.path": str(tmp_path / "log")}).config)
     with pytest.raises(ValueError, match="holds a click log where these are interactions"):
-        prepare(Job([str(tmp_path / "a.csv")], tmp_path / "log", plain))
+        prepare(PrepareJob([str(tmp_path / "a.csv")], tmp_path / "log", plain))
 
 
 def test_the_commands(tmp_path) -> None:

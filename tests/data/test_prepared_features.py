@@ -19,8 +19,8 @@ from shoal.data.clicks.samples import Layout
 from shoal.data.dataset import Dataset, Ragged
 from shoal.data.encode import encode
 from shoal.data.features import features_of, labels_of
-from shoal.data.joined import Joined
-from shoal.data.prepared.folder import Job, check
+from shoal.data.joined import JoinedSamples
+from shoal.data.prepared.folder import PrepareJob, check
 from shoal.data.prepared.prepare import load_dataset, with_side_files
 from shoal.data.prepared.preparing import prepare
 from shoal.runs.build import fingerprint
@@ -85,7 +85,7 @@ FILTERS = [
 def test_side_tables_are_those_of_the_files(raw, filters, tmp_path) -> None:
     config = config_of(raw, **filters)
     there = load_dataset(config.data, 5)
-    prepare(Job(files_of(raw), tmp_path / "to", config.data, 5))
+    prepare(PrepareJob(files_of(raw), tmp_path / "to", config.data, 5))
     here = opened(config, tmp_path / "to")
     assert_same(here, there)
     assert check(tmp_path / "to") > 20
@@ -93,7 +93,7 @@ def test_side_tables_are_those_of_the_files(raw, filters, tmp_path) -> None:
     assert fingerprint(config, here, found[0]) == fingerprint(config, there, found[1])
     labels = labels_of(there, config.data)
     ours, theirs = (
-        Joined(one, "train", table, labels, "weight").batch_of(np.arange(50)[::-1])
+        JoinedSamples(one, "train", table, labels, "weight").batch_of(np.arange(50)[::-1])
         for one, table in zip((here, there), found)
     )
     assert torch.equal(ours.labels, theirs.labels) and torch.equal(ours.weights, theirs.weights)
@@ -126,7 +126,7 @@ def test_tables_and_csv_give_the_same_columns(raw, tmp_path) -> None:
         config = feature_data.config(tmp_path, data__features=features, **values)
         sides = {suffix: f"{suffix}s.csv" for suffix in ("user", "item")}
         data = config.data.model_copy(update={"files": sides, "path": str(tmp_path)})
-        prepare(Job([str(tmp_path / name)], tmp_path / f"to-{number}", data, 5))
+        prepare(PrepareJob([str(tmp_path / name)], tmp_path / f"to-{number}", data, 5))
         here = opened(config, tmp_path / f"to-{number}")
         assert set(here.inter) == set(there.inter) and set(here.items) == set(there.items)
         for column in ("device", "spent", "weight", "item_id"):
@@ -153,7 +153,9 @@ def test_lists_of_single_interactions_and_an_append(tmp_path) -> None:
     data = config.data.model_copy(update={"load": None})
 
     def do(to: str, *names: str, **how: Any) -> dict[str, Any]:
-        return prepare(Job([str(tmp_path / n) for n in names], tmp_path / to, data, 5, **how))
+        return prepare(
+            PrepareJob([str(tmp_path / n) for n in names], tmp_path / to, data, 5, **how)
+        )
 
     do("whole", "all.inter", "two.item")
     do("grown", "one.inter", "one.item")
@@ -190,12 +192,12 @@ def test_lists_of_single_interactions_and_an_append(tmp_path) -> None:
 
 def test_every_sample_counts_once_over_kills_and_changes_of_processes(raw, tmp_path) -> None:
     config = config_of(raw)
-    prepare(Job(files_of(raw), tmp_path / "to", config.data, 5))
+    prepare(PrepareJob(files_of(raw), tmp_path / "to", config.data, 5))
     dataset = opened(config, tmp_path / "to")
     table = encode(dataset, features_of(dataset, config.data))
     dataset.inter["number"] = np.arange(dataset.num_inter, dtype=np.float32)
     dataset.types["number"] = "float"  # a weight tells which sample it is
-    samples = Joined(dataset, "train", table, labels_of(dataset, config.data), "number")
+    samples = JoinedSamples(dataset, "train", table, labels_of(dataset, config.data), "number")
     reader = InMemory(samples, Layout((), (), "click"), 23, 3, shuffle=True)
     reader.prefetch, reader.chunk_samples = True, 120
     assert reader.num_samples > 14 * 23
@@ -209,7 +211,7 @@ def test_losses_equal_those_of_the_raw_files(raw, tmp_path) -> None:
     more |= {"data__sample_weight": "weight", "train__epochs": 2, "train__eval_every": 2}
     more |= {"eval__metrics": ["AUC"]}
     config = feature_data.config(raw, **more)
-    prepare(Job(files_of(raw), tmp_path / "shop", config.data, config.run.seed))
+    prepare(PrepareJob(files_of(raw), tmp_path / "shop", config.data, config.run.seed))
     losses = []
     for number, path in enumerate((raw, tmp_path)):
         values = feature_data.values(path, **more)
@@ -224,7 +226,7 @@ def test_losses_equal_those_of_the_raw_files(raw, tmp_path) -> None:
 
 def test_describe_tells_what_a_folder_holds(raw, tmp_path) -> None:
     config = config_of(raw)
-    prepare(Job(files_of(raw), tmp_path / "shop", config.data, config.run.seed))
+    prepare(PrepareJob(files_of(raw), tmp_path / "shop", config.data, config.run.seed))
     told = describe_run(config_of(tmp_path))
     wanted = describe_run(config)
     assert told.text == wanted.text and told.yaml == wanted.yaml and told.page is not None
@@ -233,12 +235,12 @@ def test_describe_tells_what_a_folder_holds(raw, tmp_path) -> None:
 
 def test_other_columns_are_refused(raw, tmp_path) -> None:
     few = config_of(raw, data__load={"inter": ["user_id", "item_id", "click"]})
-    prepare(Job(files_of(raw, ".inter"), tmp_path / "to", few.data, 5))
+    prepare(PrepareJob(files_of(raw, ".inter"), tmp_path / "to", few.data, 5))
     with pytest.raises(ValueError, match=r"data\.load is .* was prepared with"):
-        prepare(Job(files_of(raw, ".inter"), tmp_path / "to", config_of(raw).data, 5))
+        prepare(PrepareJob(files_of(raw, ".inter"), tmp_path / "to", config_of(raw).data, 5))
     with pytest.raises(ValueError, match=r"data\.files names inter"):
         data = few.data.model_copy(update={"files": {"inter": "x"}})
-        prepare(Job(files_of(raw, ".inter"), tmp_path / "new", data, 5))
+        prepare(PrepareJob(files_of(raw, ".inter"), tmp_path / "new", data, 5))
     dataset = load_dataset(few.data.model_copy(update={"path": str(tmp_path / "to")}), 5)
     with pytest.raises(ValueError, match=r"no column 'liked'"):
         features_of(dataset, config_of(raw).data)

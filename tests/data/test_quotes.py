@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from shoal.config.schema import DataSection
-from shoal.data.prepared.folder import Job
+from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 from shoal.data.sources import text
-from shoal.data.sources.quotes import Cells
+from shoal.data.sources.quotes import CellFormat
 
 FIELDS = {"user": "User-ID", "item": "ISBN", "rating": "Book-Rating"}
 HEAD = '"User-ID";"ISBN";"Book-Rating"'
@@ -28,7 +28,7 @@ def test_quotes_are_taken_off_only_where_that_is_exact(seed: int) -> None:
     random = np.random.default_rng(seed)
     for _ in range(200):
         body = "".join(random.choice(list('";ab\n'), random.integers(1, 14)))
-        plain = Cells(";").without_quotes(body.encode())
+        plain = CellFormat(";").without_quotes(body.encode())
         if plain is None:
             continue
         rows = list(csv.reader(io.StringIO(body, newline=""), delimiter=";", strict=True))
@@ -54,7 +54,7 @@ def in_memory(path: Path, **more: Any) -> Any:
 
 def prepared(path: Path, **more: Any) -> Any:
     config = section(path, **more)
-    prepare(Job([str(path)], path.parent / "made", config))
+    prepare(PrepareJob([str(path)], path.parent / "made", config))
     return load_dataset(config.model_copy(update={"path": str(path.parent / "made")}), 1)
 
 

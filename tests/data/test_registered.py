@@ -15,13 +15,13 @@ from shoal.data import clicks, sources
 from shoal.data.clicks.lines import Parser
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import load
-from shoal.data.prepared.folder import Job
+from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.named import named_data
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
 from shoal.data.raw import Raw, RawColumn, RawTable
-from shoal.data.sources.table import Header, Part
-from shoal.data.sources.typed import Piece
+from shoal.data.sources.table import Part, TableHeader
+from shoal.data.sources.typed import FilePiece
 
 
 @pytest.fixture(autouse=True)
@@ -69,14 +69,14 @@ class Fixed(sources.TableFormat):
 
     name, endings = "fixed", (".fix",)
 
-    def header(self, path: Path, config: DataSection) -> Header:
-        return Header(["user_id", "item_id"])
+    def header(self, path: Path, config: DataSection) -> TableHeader:
+        return TableHeader(["user_id", "item_id"])
 
     def read(
-        self, part: Part, header: Header, config: DataSection, first: int, wanted: list[str]
-    ) -> Piece:
+        self, part: Part, header: TableHeader, config: DataSection, first: int, wanted: list[str]
+    ) -> FilePiece:
         text = part.path.read_text()
-        return Piece(
+        return FilePiece(
             str(part.path), pl.DataFrame({"user_id": list(text[::2]), "item_id": list(text[1::2])})
         )
 
@@ -93,7 +93,7 @@ def test_a_format_of_tables(tmp_path: Path) -> None:
     data = load_dataset(config, 1)
     assert data.inter["user_id"].tolist() == [1, 2, 1, 3]
     plain = config.model_copy(update={"files": None})
-    prepare(Job([str(tmp_path / "a.fix")], tmp_path / "to", plain))
+    prepare(PrepareJob([str(tmp_path / "a.fix")], tmp_path / "to", plain))
     again = load_dataset(plain.model_copy(update={"path": str(tmp_path / "to")}), 1)
     assert again.inter["item_id"].tolist() == data.inter["item_id"].tolist() == [1, 1, 2, 3]
 

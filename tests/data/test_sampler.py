@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import shoal.data.sampler as sampler_module
 from shoal.data.random import hash64, permutation, uniform, uniform_below
-from shoal.data.sampler import NegativeSampler, Seen, alias_table
+from shoal.data.sampler import NegativeSampler, SeenPairs, alias_table
 from shoal.kernels.core import has_core
 
 NUM_USERS, NUM_ITEMS = 50, 120
@@ -84,7 +84,7 @@ def test_permutation_is_a_pure_function_of_seed_and_epoch():
 def test_seen_equals_a_set(storage):
     users, items = interactions()
     known = set(zip(users.tolist(), items.tolist()))
-    seen = Seen(users, items, NUM_USERS, NUM_ITEMS)
+    seen = SeenPairs(users, items, NUM_USERS, NUM_ITEMS)
     assert (seen._bitmap is not None) == (storage == "bitmap")
     grid = seen.contains(np.arange(NUM_USERS)[:, None], np.arange(NUM_ITEMS))
     assert grid.shape == (NUM_USERS, NUM_ITEMS) and grid.dtype == bool
@@ -95,7 +95,7 @@ def test_seen_equals_a_set(storage):
 
 def test_items_of_gathers_the_rows_of_any_users(storage):
     users, items = interactions()
-    seen = Seen(users, items, NUM_USERS, NUM_ITEMS)
+    seen = SeenPairs(users, items, NUM_USERS, NUM_ITEMS)
     block = np.array([7, 0, 49, 7, 3])  # 0 has none, 7 comes twice
     offsets, found = seen.items_of(block)
     assert offsets[0] == 0 and offsets[-1] == len(found)
@@ -111,7 +111,7 @@ def make(distribution="uniform", seed=1, alpha=1.0, count=900):
     users, items = interactions(count)
     popularity = np.bincount(items, minlength=NUM_ITEMS)
     sampler = NegativeSampler(
-        Seen(users, items, NUM_USERS, NUM_ITEMS),
+        SeenPairs(users, items, NUM_USERS, NUM_ITEMS),
         NUM_ITEMS,
         distribution=distribution,
         alpha=alpha,
@@ -172,7 +172,7 @@ def test_the_native_core_draws_what_numpy_draws(
         if sorted_keys:
             patch.setattr(sampler_module, "BITMAP_BYTES", 0)
         sampler = NegativeSampler(
-            Seen(users, items, NUM_USERS, NUM_ITEMS),
+            SeenPairs(users, items, NUM_USERS, NUM_ITEMS),
             NUM_ITEMS,
             distribution=distribution,
             alpha=0.7,
@@ -225,7 +225,7 @@ def test_popularity_over_the_unseen_items(alpha):
     popularity[7] = 0
     seen_items = np.array([1, 2, 3, 30])
     sampler = NegativeSampler(
-        Seen(np.ones(4, np.int64), seen_items, 2, 40),
+        SeenPairs(np.ones(4, np.int64), seen_items, 2, 40),
         40,
         distribution="popularity",
         alpha=alpha,
@@ -266,7 +266,7 @@ def test_a_user_with_one_item_left_gets_it(storage, distribution):
     num_items = 3000
     items = np.delete(np.arange(1, num_items), 41)
     sampler = NegativeSampler(
-        Seen(np.ones_like(items), items, 3, num_items),
+        SeenPairs(np.ones_like(items), items, 3, num_items),
         num_items,
         distribution=distribution,
         popularity=np.arange(num_items),
@@ -282,7 +282,7 @@ def test_the_exact_choice_follows_the_distribution():
     popularity = np.full(num_items, 1)
     popularity[left] = [1, 3, 0]
     options = dict(distribution="popularity", popularity=popularity, seed=0)
-    seen = Seen(np.ones_like(items), items, 2, num_items)
+    seen = SeenPairs(np.ones_like(items), items, 2, num_items)
     rows = 20_000
     drawn = NegativeSampler(seen, num_items, **options).draw(
         np.ones(rows, np.int64), np.arange(rows), 0, 1
@@ -300,7 +300,7 @@ def test_the_exact_choice_follows_the_distribution():
 
 def test_a_user_who_has_seen_everything_is_named(storage):
     items = np.arange(1, 30)
-    sampler = NegativeSampler(Seen(np.full(29, 4), items, 6, 30), 30, seed=0)
+    sampler = NegativeSampler(SeenPairs(np.full(29, 4), items, 6, 30), 30, seed=0)
     assert sampler.draw(np.array([3]), np.array([0]), 0, 1).shape == (1, 1)
     with pytest.raises(ValueError, match=r"user 4 .*all 29 items.*data\.filter"):
         sampler.draw(np.array([3, 4]), np.arange(2), 0, 1)
@@ -312,7 +312,7 @@ def test_a_user_who_has_seen_everything_is_named(storage):
 def test_different_negatives_are_draws_without_those_before():
     popularity = np.array([9, 5, 4, 3, 2, 1, 1.0])
     sampler = NegativeSampler(
-        Seen(np.array([1]), np.array([2]), 3, 7),
+        SeenPairs(np.array([1]), np.array([2]), 3, 7),
         7,
         distribution="popularity",
         popularity=popularity,
@@ -338,7 +338,7 @@ def test_different_negatives_are_draws_without_those_before():
 
 def test_different_negatives_do_not_depend_on_the_slicing():
     users, items = interactions()
-    sampler = NegativeSampler(Seen(users, items, NUM_USERS, NUM_ITEMS), NUM_ITEMS, seed=4)
+    sampler = NegativeSampler(SeenPairs(users, items, NUM_USERS, NUM_ITEMS), NUM_ITEMS, seed=4)
     who, index = np.arange(NUM_USERS), np.arange(NUM_USERS) * 3
     whole = sampler.draw_distinct(who, index, 2, 60)
     assert not sampler.seen.contains(who[:, None], whole).any()
@@ -350,7 +350,7 @@ def test_different_negatives_do_not_depend_on_the_slicing():
 def test_who_has_fewer_unseen_items_gets_them_all_and_zeros():
     items = np.arange(1, 20)
     sampler = NegativeSampler(
-        Seen(np.ones(15, int), items[:15], 2, 20),
+        SeenPairs(np.ones(15, int), items[:15], 2, 20),
         20,
         distribution="popularity",
         popularity=np.where(np.arange(20) < 18, 3.0, 0.0),
@@ -363,7 +363,7 @@ def test_who_has_fewer_unseen_items_gets_them_all_and_zeros():
 
 def test_pairs_drawn_by_user_count_users_alike_and_hold_only_what_was_seen():
     users, items = np.array([1, 1, 1, 1, 3, 4, 4]), np.array([1, 2, 3, 4, 2, 1, 5])
-    seen = Seen(users, items, 6, 7)
+    seen = SeenPairs(users, items, 6, 7)
     samples = np.arange(30_000)
     drawn = np.stack(seen.draw(samples, seed=3, epoch=1))
     assert {*zip(*drawn.tolist())} == {*zip(users.tolist(), items.tolist())}

@@ -14,8 +14,8 @@ from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import EVERY
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.store import EVERY
+from shoal.embedding.rows.table import Init, Table
 from shoal.training.strategy.graphed import Graphed
 from shoal.training.strategy.single import Single
 from shoal.world.world import World

@@ -9,11 +9,11 @@ import pytest
 import torch
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
-from shoal.embedding.admission import Shrink
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
-from shoal.embedding.store import EVERY
-from shoal.embedding.table import Init, Numbering, Table
+from shoal.embedding.rows.admission import Shrink
+from shoal.embedding.rows.store import EVERY
+from shoal.embedding.rows.table import Init, Numbering, Table
 
 gpu_index = import_kernels("shoal.kernels.gpu.index")
 gpu_growing, gpu_engine, gpu_tables = (

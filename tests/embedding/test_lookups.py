@@ -10,7 +10,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.engines.local import make_local, pull_all
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Table
+from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core
 from shoal.models.nn.losses import bpr_loss
 

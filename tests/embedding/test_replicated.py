@@ -15,8 +15,8 @@ from torch import Tensor
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.replicated import ReplicatedRows
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
-from shoal.embedding.table import Table
 from shoal.kernels.codes import sum_duplicates
 from shoal.world.peer_errors import PeerLost
 from shoal.world.shm_group import RING, can_share_memory

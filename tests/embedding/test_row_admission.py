@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.admission import Admission, Pending, Shrink
 from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.admission import Admission, Pending, Shrink
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 
 needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")

@@ -12,7 +12,7 @@ from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 
 needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")

@@ -19,12 +19,12 @@ from safetensors.torch import load as parse_tensors
 
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.embedding.admission import Admission, Filter, Pending
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
-from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
+from shoal.embedding.engines.row_files import RowFilesRead, chunks, take_over, tell_lost
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.admission import Admission, Filter, Pending
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give, take
 from shoal.training.strategy import make_strategy
@@ -218,7 +218,7 @@ def test_damaged_files_change_nothing(facts: torch.Tensor | None, said: str) -> 
     file = rest[0] | {"bloom.counters": filter_of(other)}
     file |= {} if facts is None else {"bloom.facts": facts}
     with pytest.raises(ValueError, match=said):
-        take_over(store, file, Taken())
+        take_over(store, file, RowFilesRead())
     assert everything(store) == before
 
 
@@ -330,7 +330,7 @@ def test_a_checkpoint_of_exact_counts_begins_a_filter(warnings: list[str]) -> No
 def test_a_filter_of_another_layout_is_told(warnings: list[str]) -> None:
     """A core that counts elsewhere in as many bytes."""
     store = make()
-    taken, nothing = Taken(), next(iter(chunks(make())))
+    taken, nothing = RowFilesRead(), next(iter(chunks(make())))
     file = nothing | {"bloom.facts": torch.tensor([0, SIZE, 2, 0, 1])}
     take_over(store, file | {"bloom.counters": torch.ones(SIZE).byte()}, taken)
     tell_lost(store, taken)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.config.row_rules import RowsSection
 from shoal.embedding.as_configured import as_configured
 from shoal.embedding.engines.init import initial_rows
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 
 MASK = (1 << 64) - 1
 

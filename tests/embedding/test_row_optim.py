@@ -8,7 +8,7 @@ from torch import nn
 
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Table
+from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core
 
 needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")

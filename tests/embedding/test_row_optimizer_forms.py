@@ -19,7 +19,7 @@ from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.registry import DEFINITIONS, row_optimizer
 from shoal.embedding.optim.rows import RowOptimizer, row_optimizer_names, update_rows
-from shoal.embedding.table import Table
+from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core
 from shoal.kernels.tables import core_optimizers
 from shoal.runs.build import build

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.admission import Admission, Shrink
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.admission import Admission, Shrink
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 
 # Only the native core remembers rows; the reference in torch has nothing to test here.

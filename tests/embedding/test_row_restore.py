@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.admission import Admission
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
-from shoal.embedding.store import Rows
-from shoal.embedding.table import Table
+from shoal.embedding.rows.admission import Admission
+from shoal.embedding.rows.store import Rows
+from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core
 
 needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")

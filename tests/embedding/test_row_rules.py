@@ -17,11 +17,11 @@ from shoal.config.errors import ConfigError
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
 from shoal.data.batch import Batch
-from shoal.embedding.admission import Admission, admission_of, shrink_of
 from shoal.embedding.engines.local import make_local, push_all
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.admission import Admission, admission_of, shrink_of
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 from shoal.models.base import Facts, Model, Output
 from shoal.runs.run import resolve

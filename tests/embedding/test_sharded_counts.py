@@ -15,11 +15,11 @@ from torch import Tensor
 
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.embedding.admission import Pending, Shrink, admission_of, tend
 from shoal.embedding.engines.row_files import BLOOM, chunks
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placement import Placement, Sharding
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.admission import Pending, Shrink, admission_of, tend
+from shoal.embedding.rows.placement import Placement, Sharding
+from shoal.embedding.rows.table import Init, Table
 from shoal.training.checkpoint.snapshot import give, take
 from shoal.training.checkpoint.writing import Checkpoints
 from shoal.training.strategy import Strategy, make_strategy

@@ -16,13 +16,13 @@ from ranks import run_ranks
 from shoal.config.row_rules import RowsSection, read_size
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.embedding.engines import tiered
-from shoal.embedding.engines.budgets import Share, share_out
+from shoal.embedding.engines.budgets import BudgetShare, share_out
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.row_records import RowRecords
 from shoal.embedding.engines.tiered import Tiered
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
-from shoal.embedding.store import EVERY, Rows
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.store import EVERY, Rows
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 from shoal.runs.run import resolve
 from shoal.runs.run import train as train_run
@@ -274,9 +274,9 @@ def test_budgets_are_shared_out():
     tables = {name: Table(name, 8, rows) for name, rows in (("s", 100), ("l", 10**6), ("g", None))}
     optimizers = dict.fromkeys(tables, RowOptimizer("adagrad"))
     shares = share_out(tables, optimizers, 40_000_000)
-    assert shares["s"] == Share(100 * 64, None)
+    assert shares["s"] == BudgetShare(100 * 64, None)
     half = (40_000_000 - 6400) // 2
-    assert shares["l"] == Share(half, (half - 8_000_000) // (64 + 16))
+    assert shares["l"] == BudgetShare(half, (half - 8_000_000) // (64 + 16))
     assert shares["g"].slots == (40_000_000 - 6400 - half) // (64 + 16 + 24)
     with pytest.raises(ValueError, match=r"table 'l' .*at least 16\.\d MB"):
         share_out(tables, optimizers, 8_000_000)

@@ -11,7 +11,7 @@ import torch
 from ps_cluster import Bare, get_dense, joined, make_spec, pull, push, server_process
 
 from fuzz.messages import Fuzzer
-from shoal.ps.wire import MOST_WORKERS, Header, Kind
+from shoal.ps.wire import MOST_WORKERS, Kind, MessageHeader
 from shoal.ps.worker.client import Client
 from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.transfer import Pushing
@@ -107,7 +107,7 @@ def _life(rng: random.Random, folder: Path, elastic: bool) -> Iterator[tuple[int
 def _wait(line: Any, number: int, session: int, process: Any) -> None:
     """Until all that was sent is read: then this is answered."""
     sequence = (1 << 50) + number
-    line.send(Header(Kind.PING, 0, 0, sequence, -1, session))
+    line.send(MessageHeader(Kind.PING, 0, 0, sequence, -1, session))
     while process.is_alive():
         if (answer := line.receive(1.0)) is None:
             continue

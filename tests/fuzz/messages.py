@@ -10,8 +10,8 @@ from shoal.ps.wire import (
     COMPRESSED,
     VERSION,
     WITH_DENSE,
-    Header,
     Kind,
+    MessageHeader,
     numbers_frame,
 )
 
@@ -93,7 +93,7 @@ class Fuzzer:
         if kind != Kind.SET_DENSE:
             frames = [junk] * self.random.choice((1, 1, 1, 0, 2))
         worker = self.random.randrange(2)
-        return [Header(kind, worker, 0, 5, 0, self.sessions[worker]).pack(), *frames]
+        return [MessageHeader(kind, worker, 0, 5, 0, self.sessions[worker]).pack(), *frames]
 
     def header(self, kind: Kind, flags: int) -> bytes:
         worker = self.random.choice((0, 0, 1, 1, 2, 1 << 31))

@@ -41,8 +41,8 @@ def journal(folder: Path) -> dict[str, Target]:
     import torch
     from ps_cluster import joined, make_spec, push, save, serving
 
-    from shoal.ps.server.server import Server
-    from shoal.ps.wire import Header, Kind
+    from shoal.ps.server.server import HttpServer
+    from shoal.ps.wire import Kind, MessageHeader
 
     home, again = folder / "run", folder / "again"
     home.mkdir(parents=True)
@@ -55,7 +55,7 @@ def journal(folder: Path) -> dict[str, Target]:
         (home / ".step-1.new").rename(home / "step-1")
         push(client, {0: ([3], torch.ones(1, 4))}).wait()
         shutil.copytree(home, folder / "kept")
-        header = Header(Kind.PING, client.worker, session=client.session, step=2)
+        header = MessageHeader(Kind.PING, client.worker, session=client.session, step=2)
     segments = sorted((folder / "kept" / "journal").iterdir())
 
     def read(made: Path) -> None:
@@ -63,7 +63,7 @@ def journal(folder: Path) -> dict[str, Target]:
         shutil.copytree(folder / "kept", again)
         name = segments[-1].name
         (again / "journal" / name).write_bytes(with_checksums(made.read_bytes(), name))
-        server = Server(folder=again, journal=True)
+        server = HttpServer(folder=again, journal=True)
         try:
             server.receive(b"worker", header.pack(), [])
             if server.writer is not None:
@@ -181,13 +181,13 @@ def answers() -> dict[str, Target]:
 
 def rendezvous(folder: Path) -> dict[str, Target]:
     """Messages of a process that belongs to the run, and of strangers at the door."""
-    from shoal.world.channel import Place, receive, send
+    from shoal.world.channel import MeetingPlace, receive, send
     from shoal.world.rendezvous import Rendezvous, RunStore
 
     secret = b"0123456789abcdef"
-    near = Rendezvous(Place(path=str(folder / "near")))
+    near = Rendezvous(MeetingPlace(path=str(folder / "near")))
     with socket.create_server(("127.0.0.1", 0)) as free:
-        far = Place(host="127.0.0.1", port=free.getsockname()[1])
+        far = MeetingPlace(host="127.0.0.1", port=free.getsockname()[1])
     Rendezvous(far, secret)
 
     def sent(*words: bytes) -> bytes:
@@ -235,9 +235,11 @@ def http(home: Path) -> dict[str, Target]:
     from small_artifact import MEAN, write_artifact
 
     from shoal.runs.serving.app import Limits
-    from shoal.runs.serving.listening import Server, listen
+    from shoal.runs.serving.listening import HttpServer, listen
 
-    server = Server.of(write_artifact(home, MEAN), Limits(seconds=3600.0, answer_seconds=3600.0))
+    server = HttpServer.of(
+        write_artifact(home, MEAN), Limits(seconds=3600.0, answer_seconds=3600.0)
+    )
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # of requests that are none
     listener = listen("127.0.0.1", 0)
     threading.Thread(target=server.run, args=([listener],), daemon=True).start()

@@ -19,7 +19,7 @@ def runs(folder: Path) -> dict[str, Target]:
     """Everything that is read out of a run's folder, and files of a trained model's users."""
     from safetensors.torch import save
 
-    from shoal.runs.daily.follow import Ledger
+    from shoal.runs.daily.follow import TrainedFiles
     from shoal.runs.decay import _read
     from shoal.runs.growth import read_vocabularies
     from shoal.runs.listing import list_runs
@@ -49,7 +49,7 @@ def runs(folder: Path) -> dict[str, Target]:
     return {
         "result": of("result.json", [json.dumps(RESULT).encode()], lambda: list_runs(home.parent)),
         "metrics": of("metrics.jsonl", [METRICS], lambda: run.forget_after(1)),
-        "ledger": of("ledger.json", [json.dumps([entry]).encode()], lambda: Ledger(home)),
+        "ledger": of("ledger.json", [json.dumps([entry]).encode()], lambda: TrainedFiles(home)),
         "before": of("before.json", [b'{"recall@10": 0.5}'], lambda: keep_before(home, {})),
         "ages": of("ages.safetensors", [ages], lambda: _read(home / "ages.safetensors")),
         "copied": of(

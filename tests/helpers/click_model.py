@@ -11,7 +11,7 @@ from shoal import models
 from shoal.config.schema import Config
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import ClickModel, Facts
 from shoal.runs.run import resolve
 

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
-from shoal.embedding.placement import Placement, Sharding
+from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.ps.server.process import run_server
 from shoal.ps.server.server import Server
 from shoal.ps.sockets import Context
 from shoal.ps.spec import Spec, TableSpec
-from shoal.ps.wire import Header, Kind, parse_header
-from shoal.ps.worker.client import Client, Share
+from shoal.ps.wire import Kind, MessageHeader, parse_header
+from shoal.ps.worker.client import Client, SplitIds
 
 SECONDS = 30.0  # for anything that must happen at all
 START_SECONDS = 180.0  # for a process to begin, on a machine that has much else to do
@@ -135,7 +135,7 @@ def at_servers(spec: Spec, folder: Path | None = None) -> Iterator[Client]:
 # ---- rows ---------------------------------------------------------------------------------------
 
 
-def share_of(client: Client, table: int, ids: Tensor) -> tuple[Share, Tensor]:
+def share_of(client: Client, table: int, ids: Tensor) -> tuple[SplitIds, Tensor]:
     """Ids by server, and where each of them stood."""
     spec = client.spec
     assert spec is not None
@@ -143,7 +143,7 @@ def share_of(client: Client, table: int, ids: Tensor) -> tuple[Share, Tensor]:
     owners = sharding.owners(ids).clamp(max=spec.servers - 1)  # padding is nobody's: ask the last
     order = owners.argsort(stable=True)
     counts = torch.bincount(owners, minlength=spec.servers).tolist()
-    return Share(table, ids[order], counts), order
+    return SplitIds(table, ids[order], counts), order
 
 
 def pull(client: Client, table: int, ids: Sequence[int], step: int = -1) -> Tensor:
@@ -243,17 +243,17 @@ class Bare:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(f"tcp://{address}")
 
-    def send(self, header: Header, *frames: bytes) -> None:
+    def send(self, header: MessageHeader, *frames: bytes) -> None:
         self.socket.send_multipart([header.pack(), *frames])
 
-    def receive(self, seconds: float = SECONDS) -> tuple[Header, list[bytes]] | None:
+    def receive(self, seconds: float = SECONDS) -> tuple[MessageHeader, list[bytes]] | None:
         """An answer; None when none comes."""
         if not self.socket.poll(1000 * seconds):
             return None
         head, *frames = self.socket.recv_multipart()
         return parse_header(head), frames
 
-    def ask(self, header: Header, *frames: bytes) -> tuple[Kind, list[bytes]]:
+    def ask(self, header: MessageHeader, *frames: bytes) -> tuple[Kind, list[bytes]]:
         self.send(header, *frames)
         answer = self.receive()
         assert answer is not None, "no answer"

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Admission
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placement import Sharding
 from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
+from shoal.embedding.rows.admission import Admission
+from shoal.embedding.rows.placement import Sharding
+from shoal.embedding.rows.store import Every, Ids
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService
-from shoal.embedding.store import Every, Ids
-from shoal.embedding.table import Table
 from shoal.world.world import World
 
 

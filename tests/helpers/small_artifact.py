@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from shoal.embedding.store import Rows
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.store import Rows
+from shoal.embedding.rows.table import Init, Table
 from shoal.runs.artifact import files
 from shoal.runs.artifact.files import write_words
 from shoal.runs.artifact.tables import write_table

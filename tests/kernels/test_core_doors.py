@@ -8,7 +8,7 @@ import torch
 
 from shoal.embedding.engines.native import Native
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.codes import add_rows, distinct
 from shoal.kernels.core import load_core
 from shoal.kernels.pairs import pair_gradients, pair_loss

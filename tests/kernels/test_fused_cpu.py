@@ -13,9 +13,9 @@ from torch import Tensor
 from shoal.embedding.engines.device import Device
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.rows.table import Init, Table
 from shoal.embedding.softmax.fused_cpu import CoreSoftmax, fusable_on_cpu
 from shoal.embedding.softmax.parallel import parallel_softmax_loss
-from shoal.embedding.table import Init, Table
 from shoal.kernels import machine, products, softmax
 from shoal.kernels.core import load_core
 from shoal.world.world import World

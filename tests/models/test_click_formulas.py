@@ -12,7 +12,7 @@ from zoo_models import zoo_config
 
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Table
+from shoal.embedding.rows.table import Table
 from shoal.models.base import ClickModel
 from shoal.models.clicks.history.base import Bilinear
 from shoal.models.clicks.labels.esmm import both

@@ -10,7 +10,7 @@ from services import Weights, attach
 
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Table
+from shoal.embedding.rows.table import Table
 from shoal.models import find
 from shoal.models.base import ClickModel, Facts
 

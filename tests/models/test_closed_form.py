@@ -15,7 +15,7 @@ from shoal.models.general.itemknn import ItemKNN
 from shoal.models.general.slim import SLIM
 from shoal.models.general.userknn import UserKNN
 from shoal.models.nn.closed_form import Progress, check_memory, negative_inverse_
-from shoal.models.nn.user_items import Taken
+from shoal.models.nn.user_items import UserItems
 
 USERS, ITEMS = 31, 23
 
@@ -49,7 +49,7 @@ def test_the_inverse_in_place_is_numpys(width: int) -> None:
 @pytest.mark.parametrize("rows", [1, 5, 1000])
 def test_common_users_are_counted_in_blocks(taken: np.ndarray, rows: int) -> None:
     facts = facts_of(taken)
-    made = list(Taken(facts.train_users, facts.train_items, USERS, ITEMS).common(rows))
+    made = list(UserItems(facts.train_users, facts.train_items, USERS, ITEMS).common(rows))
     assert [first for first, _ in made] == list(range(0, ITEMS, rows))
     np.testing.assert_array_equal(torch.cat([one for _, one in made]), taken.T @ taken)
 

@@ -22,7 +22,7 @@ from shoal.models.nn.dropout import (
     shared_dropout,
     uniform_like,
 )
-from shoal.models.nn.graph import Graph
+from shoal.models.nn.graph import InteractionGraph
 from shoal.models.nn.losses import against_negatives, in_batch_softmax
 from shoal.models.sequential.cl4srec import alike
 from shoal.models.sequential.hstu import HSTU, HSTULayer, time_buckets
@@ -206,7 +206,7 @@ def test_models_of_every_position_never_look_ahead(name: str) -> None:
 
 
 def test_a_graph_without_some_edges_is_normalised_anew() -> None:
-    graph = Graph(USERS, ITEMS, 5, 5)
+    graph = InteractionGraph(USERS, ITEMS, 5, 5)
     assert graph.num_edges == 9
     kept = torch.ones(18)
     kept[graph.edges == 0] = 0.0  # user 1 and item 1

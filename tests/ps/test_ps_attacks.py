@@ -37,7 +37,7 @@ from shoal.ps.keys import make_keys, read_keys
 from shoal.ps.server import state
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec, TableSpec
-from shoal.ps.wire import IN_PIECES, PIECE, Header, Kind, WireError, in_pieces, join_pieces
+from shoal.ps.wire import IN_PIECES, PIECE, Kind, MessageHeader, WireError, in_pieces, join_pieces
 from shoal.ps.worker.client import Client, ServerError
 
 
@@ -125,7 +125,7 @@ def test_a_save_stays_in_the_folder(tmp_path: Path, name: object) -> None:
             text = json.dumps({"name": name, "files": {"rows-user-0": {}}, "steps": {}})
             if kind == Kind.SAVE:
                 text = json.dumps({"name": name})
-            answer = bare.ask(Header(kind, 0, 0, 9 + kind, -1, one.session), text.encode())
+            answer = bare.ask(MessageHeader(kind, 0, 0, 9 + kind, -1, one.session), text.encode())
             assert answer[0] == Kind.ERROR and b"stumbled" not in answer[1][0]
         bare.close()
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -211,8 +211,8 @@ def test_a_hello_that_is_too_large(what: str, known: bool, monkeypatch: pytest.M
     with serving() as running:
         bare, before = Bare(running.addresses[0]), resident()
         if known:
-            assert bare.ask(Header(Kind.HELLO, 0, session=5), hello_text(spec))[0] == Kind.OK
-        kind, frames = bare.ask(Header(Kind.HELLO, 0, session=5), hello_text(spec, **wrong))
+            assert bare.ask(MessageHeader(Kind.HELLO, 0, session=5), hello_text(spec))[0] == Kind.OK
+        kind, frames = bare.ask(MessageHeader(Kind.HELLO, 0, session=5), hello_text(spec, **wrong))
         assert kind == Kind.ERROR and resident() - before < 256 << 20
         assert (b"describes another model" if known else told) in frames[0]
         bare.close()
@@ -266,7 +266,7 @@ def test_a_frame_that_is_too_large() -> None:
     """The connection is cut; a worker's large frames come in pieces."""
     with serving() as running, joined(running.addresses, make_spec()) as client:
         bare = Bare(running.addresses[0])
-        bare.send(Header(Kind.PING, 0, session=client.session), bytes(PIECE + 1))
+        bare.send(MessageHeader(Kind.PING, 0, session=client.session), bytes(PIECE + 1))
         assert bare.receive(0.5) is None
         bare.close()
         assert pull(client, 0, [1]).shape == (1, 4)
@@ -276,7 +276,7 @@ def test_pushes_that_were_never_made() -> None:
     """Who speaks of them to a server that lost nothing is wrong, and the run goes on."""
     with serving() as running, joined(running.addresses, make_spec()) as client:
         bare = Bare(running.addresses[0])
-        bare.send(Header(Kind.PING, 0, step=1 << 40, session=client.session))
+        bare.send(MessageHeader(Kind.PING, 0, step=1 << 40, session=client.session))
         answer = bare.receive(5.0)
         assert answer is not None and answer[0].kind == Kind.ERROR
         bare.close()
@@ -292,8 +292,8 @@ def test_large_frames_come_in_pieces() -> None:
 
 
 def test_pieces_that_do_not_fit() -> None:
-    head, *frames = in_pieces(Header(Kind.PUSH, 0), [b"ab", bytes(PIECE) + b"c", b""])
-    assert head == Header(Kind.PUSH, 0, IN_PIECES).pack()
+    head, *frames = in_pieces(MessageHeader(Kind.PUSH, 0), [b"ab", bytes(PIECE) + b"c", b""])
+    assert head == MessageHeader(Kind.PUSH, 0, IN_PIECES).pack()
     assert list(map(len, frames)) == [24, 2, PIECE, 1]
     assert join_pieces(list(map(memoryview, frames))) == [b"ab", bytes(PIECE) + b"c", b""]
     for wrong in (
@@ -317,7 +317,7 @@ def test_answers_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         deaf.socket.setsockopt(zmq.RCVHWM, 1)
         before = resident()
         for number in range(400):  # a MiB each
-            deaf.send(Header(Kind.DENSE, 0, 0, number, -1, client.session))
+            deaf.send(MessageHeader(Kind.DENSE, 0, 0, number, -1, client.session))
             assert len(client.dense()[0]) == 1 << 18
         assert resident() - before < 200 << 20
         deaf.close()

@@ -14,7 +14,7 @@ from ps_cluster import SECONDS, joined, make_spec, pull, push, serving
 from small import small_config
 
 from shoal.config import ConfigError, Resolved
-from shoal.ps.server.ledger import Applied, Asked, Ledger, Turn
+from shoal.ps.server.ledger import Applied, BatchRequest, Ledger, Turn
 from shoal.ps.spec import Spec
 from shoal.ps.wire import ANY_NUMBER, MOST_WORKERS, WireError
 from shoal.ps.worker.lease import Lease
@@ -29,7 +29,7 @@ IDS = [3, 5, 900]
 
 
 def ask(ledger: Ledger, worker: int, alive: list[int], **said: Any) -> dict[str, Any]:
-    return ledger.ask(worker, Asked(**said), alive)
+    return ledger.ask(worker, BatchRequest(**said), alive)
 
 
 def begun(last: int = 100, first: int = 0, **values: Any) -> Ledger:

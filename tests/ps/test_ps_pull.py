@@ -22,14 +22,14 @@ from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import row_reader
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 from shoal.kernels.wire import native_outlet
 from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
-    Header,
     Kind,
+    MessageHeader,
     WireError,
     parse_pull,
     pull_message,
@@ -37,7 +37,7 @@ from shoal.ps.wire import (
 )
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.link import ServerError
-from shoal.ps.worker.transfer import Share, cut
+from shoal.ps.worker.transfer import SplitIds, cut
 
 HEADER = struct.Struct("<4sHHIIQqQ")
 TABLES = [  # dim, rows
@@ -61,7 +61,7 @@ def packed(*numbers: int) -> bytes:
 
 
 def test_bytes_of_a_request() -> None:
-    header = Header(Kind.PULL, 3, 0, 77, -1, 12345)
+    header = MessageHeader(Kind.PULL, 3, 0, 77, -1, 12345)
     one, two = torch.tensor([5, -6, 7, 8]), torch.tensor([9])
     found = pull_message(header, [(2, one, 1, 3), (0, two, 0, 1), (1, two, 1, 1)])
     assert found == header_of() + packed(3, 2, 2, 0, 1, 1, 0) + packed(-6, 7, 9)
@@ -74,7 +74,7 @@ def test_bytes_of_a_request() -> None:
 @pytest.mark.parametrize("flags", [0, COMPRESSED])
 def test_requests_are_read_back(flags: int) -> None:
     ids = torch.tensor([5, -6, 7, 8])
-    message = pull_message(Header(Kind.PULL, 0, flags), [(2, ids, 0, 3), (0, ids, 3, 4)])
+    message = pull_message(MessageHeader(Kind.PULL, 0, flags), [(2, ids, 0, 3), (0, ids, 3, 4)])
     found = [(table, some.tolist()) for table, some in parse_pull(message, flags, 3)]
     assert found == [(2, [5, -6, 7]), (0, [8])]
 
@@ -105,12 +105,12 @@ def test_requests_that_are_refused(body: bytes, message: str) -> None:
 def test_ids_are_read_where_they_lie() -> None:
     """Of a tensor that has gaps a copy is made, so that no other memory is read."""
     every_other = torch.arange(10)[::2]
-    share = Share(0, every_other, [5])
+    share = SplitIds(0, every_other, [5])
     assert share.ids.is_contiguous() and share.ids.tolist() == [0, 2, 4, 6, 8]
 
 
 def test_large_requests_are_cut() -> None:
-    shares = [Share(0, torch.arange(5), [3, 2]), Share(1, torch.arange(4), [4, 0])]
+    shares = [SplitIds(0, torch.arange(5), [3, 2]), SplitIds(1, torch.arange(4), [4, 0])]
     assert cut(shares, [16, 8], 0, 40) == [[(0, 0, 2)], [(0, 2, 3), (1, 0, 3)], [(1, 3, 4)]]
     assert cut(shares, [16, 8], 1, 40) == [[(0, 3, 5), (1, 4, 4)]]
     assert cut(shares, [16, 1], 0, 40) == cut(shares, [16, 8], 0, 40)  # ids take room, too
@@ -221,7 +221,7 @@ def test_rows_of_two_servers(core: bool, flags: int, monkeypatch: pytest.MonkeyP
         assert torch.equal(pull(client, 0, ids), expected)
         monkeypatch.setattr(shoal.ps.worker.client, "REQUEST_VALUES", 50)
         assert torch.equal(pull(client, 0, ids), expected)
-        none = Share(0, torch.empty(0, dtype=torch.int64), [0, 0])
+        none = SplitIds(0, torch.empty(0, dtype=torch.int64), [0, 0])
         assert client.start_pull([none]).wait()[0].shape == (0, 4)
 
 
@@ -230,7 +230,7 @@ def test_rows_of_two_servers(core: bool, flags: int, monkeypatch: pytest.MonkeyP
 
 def test_bytes_of_an_answer() -> None:
     rows = [torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5]])]
-    found = rows_message(Header(Kind.OK, 3, 0, 77, -1, 12345), rows)
+    found = rows_message(MessageHeader(Kind.OK, 3, 0, 77, -1, 12345), rows)
     assert found == header_of(100) + struct.pack("<3f", 1.0, -2.0, 0.5)
 
 
@@ -239,7 +239,7 @@ def answer(*values: float) -> memoryview:
 
 
 def make_arriving(core: bool, to: torch.Tensor, places: list[tuple[int, int]]) -> ArrivingRows:
-    rows = ArrivingRows(Header(Kind.OK, 3, 0, 77, -1, 12345), to, places)
+    rows = ArrivingRows(MessageHeader(Kind.OK, 3, 0, 77, -1, 12345), to, places)
     if not core:
         rows.core = None
     return rows
@@ -297,7 +297,7 @@ def test_rows_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -
     ids = torch.arange(30)
     with serving(1) as running, joined(running.addresses, make_spec("sgd")) as client:
         expected = pull(client, 0, ids.tolist())
-        first, second = (client.start_pull([Share(0, ids, [30])]) for _ in range(2))
+        first, second = (client.start_pull([SplitIds(0, ids, [30])]) for _ in range(2))
         link = client.links[0]
         for send in list(link.due.values()):
             send()
@@ -305,7 +305,7 @@ def test_rows_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -
         assert all(torch.equal(one.wait()[0], expected) for one in (second, first))
         assert torch.equal(pull(client, 0, ids.tolist()), expected)
         assert not link.due and not link.rows and not link.came
-        third = client.start_pull([Share(0, ids, [30])])
+        third = client.start_pull([SplitIds(0, ids, [30])])
         header = client.header(Kind.STATS)
         link.ask(header, [])
         for send in list(link.due.values()):
@@ -318,11 +318,11 @@ def test_rows_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -
 def test_rows_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their memory lives until they came; an error instead of rows is told."""
     with serving(1) as running, joined(running.addresses, make_spec("sgd")) as client:
-        client.start_pull([Share(0, torch.arange(30), [30])])
+        client.start_pull([SplitIds(0, torch.arange(30), [30])])
         assert client.stats() and not client.links[0].rows
-        unknown = client.start_pull([Share(0, torch.arange(3), [3])])
+        unknown = client.start_pull([SplitIds(0, torch.arange(3), [3])])
         unknown.wait()
         monkeypatch.setattr(client, "session", 5)
         with pytest.raises(ServerError):
-            client.start_pull([Share(0, torch.arange(3), [3])]).wait()
+            client.start_pull([SplitIds(0, torch.arange(3), [3])]).wait()
         assert not client.links[0].due and not client.links[0].rows

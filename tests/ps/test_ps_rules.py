@@ -28,7 +28,7 @@ from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
 from shoal.embedding.engines.init import initial_rows
 from shoal.ps.spec import Spec, TableSpec
-from shoal.ps.wire import Header, Kind, numbers_frame, parts_frame, send_ids, send_rows
+from shoal.ps.wire import Kind, MessageHeader, numbers_frame, parts_frame, send_ids, send_rows
 from shoal.ps.worker.client import Client, ServerError
 from shoal.training.checkpoint.writing import Checkpoints, give, read
 from shoal.training.strategy import make_strategy
@@ -237,7 +237,7 @@ def test_pushes_without_counts() -> None:
             send_rows([torch.ones(1, 2)], 0),
             b"",
         ]
-        header = Header(Kind.PUSH, 0, 0, 50, 0, client.session)
+        header = MessageHeader(Kind.PUSH, 0, 0, 50, 0, client.session)
         for extra in ([], [b"x"], [send_rows([torch.ones(3)], 0)]):
             kind, (text,) = bare.ask(header, *frames, *extra)
             assert kind == Kind.ERROR and b"frame" in text

@@ -29,8 +29,8 @@ from shoal.ps.server.server import Server
 from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
-    Header,
     Kind,
+    MessageHeader,
     numbers_frame,
     parts_frame,
     send_ids,
@@ -112,9 +112,11 @@ def test_sums_are_in_the_order_of_ranks() -> None:
 # ---- exactly once -------------------------------------------------------------------------------
 
 
-def bare_push(client: Client, step: int, sequence: int, seed: int = 0) -> tuple[Header, list]:
+def bare_push(
+    client: Client, step: int, sequence: int, seed: int = 0
+) -> tuple[MessageHeader, list]:
     """A push of row 3 of table 0, as the client would send it."""
-    header = Header(Kind.PUSH, client.worker, 0, sequence, step, client.session)
+    header = MessageHeader(Kind.PUSH, client.worker, 0, sequence, step, client.session)
     frames = [
         numbers_frame(1.0, 0.5, 1.0),
         parts_frame([(0, 1)]),
@@ -174,7 +176,7 @@ def test_dense_parameters_are_set_once() -> None:
     spec = make_spec()
     with serving() as running, joined(running.addresses, spec) as client:
         bare = Bare(running.addresses[0])
-        header = Header(Kind.SET_DENSE, 0, 0, 99, -1, client.session)
+        header = MessageHeader(Kind.SET_DENSE, 0, 0, 99, -1, client.session)
         values = bytes(send_rows([torch.zeros(15)], 0))
         assert bare.ask(header, values, b"")[0] == Kind.OK
         push(client, {}, dense=[torch.ones(shape) for shape in spec.dense]).wait()

@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 
 from shoal.ps.server import shards
 from shoal.ps.server.process import run_server
-from shoal.ps.wire import Header, Kind
+from shoal.ps.wire import Kind, MessageHeader
 from shoal.ps.worker.client import Client, ServerError
 
 USERS = list(range(0, 1000, 7))
@@ -116,7 +116,7 @@ def test_a_save_that_is_asked_for_again(tmp_path: Path) -> None:
     with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
         teach(client, 2)
         bare = Bare(running.addresses[0])
-        header = Header(Kind.SAVE, 0, 0, 99, -1, client.session)
+        header = MessageHeader(Kind.SAVE, 0, 0, 99, -1, client.session)
         text = json.dumps({"name": folder.name, "delta": False}).encode()
         assert bare.ask(header, text) == (Kind.OK, [])
         files, before = client.saved(), rows_in(folder)
@@ -284,7 +284,7 @@ def test_a_load_that_is_asked_for_again(tmp_path: Path) -> None:
         teach(client, 1)
         files = save(client, tmp_path / "s")
         bare = Bare(running.addresses[0])
-        header = Header(Kind.LOAD, 0, 0, 99, -1, client.session)
+        header = MessageHeader(Kind.LOAD, 0, 0, 99, -1, client.session)
         values = {"name": "s", "files": files, "steps": steps_of(client)}
         assert bare.ask(header, json.dumps(values).encode()) == (Kind.OK, [])
         teach(client, 1, begin=1)

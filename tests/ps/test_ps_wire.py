@@ -17,8 +17,8 @@ from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
     WITH_DENSE,
-    Header,
     Kind,
+    MessageHeader,
     WireError,
     numbers,
     numbers_frame,
@@ -60,7 +60,7 @@ def header_bytes(**wrong: object) -> bytes:
 
 
 def test_header_layout() -> None:
-    expected = Header(Kind.PULL, 7, BFLOAT16 | WITH_DENSE, 1 << 63, -1, (1 << 64) - 1)
+    expected = MessageHeader(Kind.PULL, 7, BFLOAT16 | WITH_DENSE, 1 << 63, -1, (1 << 64) - 1)
     assert parse_header(header_bytes()) == expected
     assert expected.pack() == header_bytes()
     assert len(header_bytes()) == 40

@@ -27,7 +27,7 @@ from ps_cluster import (
 )
 
 from shoal.ps.server.server import Server
-from shoal.ps.wire import Header, Kind
+from shoal.ps.wire import Kind, MessageHeader
 from shoal.ps.worker.client import Client, ServerError
 from shoal.world.world import PeerLost
 
@@ -240,10 +240,15 @@ def test_a_hello_that_is_wrong() -> None:
         bare = Bare(running.addresses[0])
         good = {**make_spec().model_dump(mode="json"), "server": 0}
         for values in ({}, {**good, "tables": 5}, {**good, "dense": [[1 << 34]]}):
-            kind, (text,) = bare.ask(Header(Kind.HELLO, 0, session=5), json.dumps(values).encode())
+            kind, (text,) = bare.ask(
+                MessageHeader(Kind.HELLO, 0, session=5), json.dumps(values).encode()
+            )
             assert kind == Kind.ERROR and json.loads(text)["message"]
             assert running.servers[0].steps is None
-        kind, _ = bare.ask(Header(Kind.PULL, 0, session=5))
+        kind, _ = bare.ask(MessageHeader(Kind.PULL, 0, session=5))
         assert kind == Kind.ERROR
-        assert bare.ask(Header(Kind.HELLO, 0, session=5), json.dumps(good).encode())[0] == Kind.OK
+        assert (
+            bare.ask(MessageHeader(Kind.HELLO, 0, session=5), json.dumps(good).encode())[0]
+            == Kind.OK
+        )
         bare.close()

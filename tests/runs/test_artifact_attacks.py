@@ -24,11 +24,11 @@ from safetensors.torch import save_file
 from small_artifact import MEAN, node, read, write_artifact, write_clicks
 from small_artifact import graph as small_graph
 
-from shoal.embedding.store import Rows
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.store import Rows
+from shoal.embedding.rows.table import Init, Table
 from shoal.runs.artifact import files, trial
 from shoal.runs.artifact.files import ArtifactError
-from shoal.runs.artifact.graph import Graph
+from shoal.runs.artifact.graph import ExportedGraph
 from shoal.runs.artifact.loaded import HISTORIES, Artifact, StoredHistories
 from shoal.runs.artifact.operators import rule
 from shoal.runs.artifact.tables import RowTable, write_table
@@ -37,9 +37,9 @@ X = read("x")
 INTS = {"dtype": {"dtype": "int64"}}
 
 
-def graph(*nodes: dict[str, Any], **facts: Any) -> Graph:
+def graph(*nodes: dict[str, Any], **facts: Any) -> ExportedGraph:
     document = small_graph(*nodes, **facts)
-    found = Graph(document, {"weight": torch.eye(3)}, {"item": 3}, "graph.json")
+    found = ExportedGraph(document, {"weight": torch.eye(3)}, {"item": 3}, "graph.json")
     found.check()
     return found
 

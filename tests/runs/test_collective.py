@@ -13,7 +13,7 @@ from ranks import run_ranks
 from torch import Tensor, nn
 
 import shoal
-from shoal.embedding.table import Init
+from shoal.embedding.rows.table import Init
 from shoal.world.world import World
 
 

@@ -25,7 +25,7 @@ from shoal.command.new import write_model
 from shoal.config.schema import Config
 from shoal.runs.artifact import export
 from shoal.runs.build import Parts, build
-from shoal.runs.daily.follow import Ledger, is_whole, seconds_of
+from shoal.runs.daily.follow import TrainedFiles, is_whole, seconds_of
 from shoal.runs.decay import ages_after
 from shoal.runs.growth import FILE, grow, read_vocabularies
 from shoal.runs.run import resolve
@@ -240,7 +240,7 @@ def followed(root: Path, name: str, *more: str) -> list[str]:
 
 def last_rows(folder: Path) -> dict[int, tuple[float, ...]]:
     """Rows of the last run of a folder that followed."""
-    run = folder / Ledger(folder).entries[-1].run
+    run = folder / TrainedFiles(folder).entries[-1].run
     found = {}
     for name, store in Trained(run).parts.strategy.stores.items():
         for chunk in store.export():
@@ -259,7 +259,7 @@ def test_files_are_followed_each_once(tmp_path: Path) -> None:
     invoke = CliRunner().invoke
     done = invoke(cli.app, followed(tmp_path, "out"), catch_exceptions=False)
     assert done.exit_code == 0 and "trained on 2 files" in done.output
-    entries = Ledger(tmp_path / "out").entries
+    entries = TrainedFiles(tmp_path / "out").entries
     assert [(one.name, one.run, one.done) for one in entries] == [
         ("a.txt", "000001", True),
         ("b.txt", "000002", True),
@@ -281,7 +281,7 @@ def test_interactions_are_followed(root: Path, tmp_path: Path) -> None:
     (tmp_path / "in" / "day-2.inter").write_text(text)
     done = CliRunner().invoke(cli.app, followed(tmp_path, "out"), catch_exceptions=False)
     assert done.exit_code == 0
-    (entry,) = Ledger(tmp_path / "out").entries
+    (entry,) = TrainedFiles(tmp_path / "out").entries
     assert entry.done and entry.before["mrr@10"] > 0
     assert len(Trained(tmp_path / "out" / entry.run).recommend("u39", 5)) == 5
 
@@ -380,7 +380,10 @@ def test_a_kill_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         process.start()
         process.join()
         assert process.exitcode == (-signal.SIGKILL if blow[3] == signal.SIGKILL else 0), blow
-    entries, whole = Ledger(tmp_path / "out").entries, Ledger(tmp_path / "whole").entries
+    entries, whole = (
+        TrainedFiles(tmp_path / "out").entries,
+        TrainedFiles(tmp_path / "whole").entries,
+    )
     assert [(one.done, one.before) for one in entries] == [(True, one.before) for one in whole]
     assert last_rows(tmp_path / "out") == last_rows(tmp_path / "whole")
     assert [one.export for one in entries][-2:] == ["000003", "000004"]

@@ -17,7 +17,7 @@ from other_user import as_nobody, needs_root, reached
 
 from shoal.embedding.engines.row_records import RowRecords
 from shoal.launch.hosts import scratch_folder
-from shoal.world.channel import Place
+from shoal.world.channel import MeetingPlace
 from shoal.world.hosts import private_folder
 from shoal.world.liveness import Beat, stack_of
 from shoal.world.rendezvous import Rendezvous, RunStore
@@ -27,7 +27,7 @@ pytestmark = needs_root
 
 
 def test_the_place_where_ranks_of_a_host_meet() -> None:
-    place = Place(path=str(private_folder() / f"test-{os.getpid()}"))
+    place = MeetingPlace(path=str(private_folder() / f"test-{os.getpid()}"))
     meeting = Rendezvous(place)
     try:
         assert as_nobody(reached, [Path(place.path), private_folder()]) == []

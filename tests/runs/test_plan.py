@@ -7,7 +7,7 @@ import torch
 from click_model import click_config, tiny_clicks  # noqa: F401
 
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Table
+from shoal.embedding.rows.table import Table
 from shoal.runs.plan import Machine, plan_run, plan_tables_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

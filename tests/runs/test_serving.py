@@ -21,7 +21,7 @@ pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")
 pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
 from shoal.runs.serving.app import Limits
-from shoal.runs.serving.listening import Server, listen, serve
+from shoal.runs.serving.listening import HttpServer, listen, serve
 
 JSON = {"content-type": "application/json"}
 
@@ -30,7 +30,7 @@ class Running:
     """A service in a thread."""
 
     def __init__(self, artifact: Path, token: str | None = None, **limits: Any):
-        self.server = Server.of(artifact, Limits(**limits), token)
+        self.server = HttpServer.of(artifact, Limits(**limits), token)
         listener = listen("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
         self.service = self.server.api.service

@@ -15,7 +15,7 @@ from shoal.runs.build import build
 from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.recommender import Recommender
 from shoal.training.evaluation import Evaluator
-from shoal.training.losses import Interval, Losses
+from shoal.training.losses import LogInterval, Losses
 from shoal.training.trainer import Trainer
 from shoal.world.world import World
 
@@ -152,7 +152,7 @@ def test_a_program_that_gives_nothing_is_told_with_its_files(tmp_path: Path) -> 
 
 def test_a_line_of_steps_shows_no_minus_zero(caplog: pytest.LogCaptureFixture) -> None:
     parts = build(small_config("BPR"), World())
-    interval = Interval(parts.model, World(), Losses(parts.strategy, 5), every=1)
+    interval = LogInterval(parts.model, World(), Losses(parts.strategy, 5), every=1)
     log = logging.getLogger("shoal")
     log.addHandler(caplog.handler)
     with caplog.at_level(logging.INFO, "shoal"):

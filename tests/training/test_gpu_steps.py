@@ -9,7 +9,6 @@ from click_batches import global_batch, make_model
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.config.schema import OptimizerSection
-from shoal.embedding.admission import Admission
 from shoal.embedding.engines.local import (
     begin_all,
     lives_on_gpu,
@@ -20,9 +19,10 @@ from shoal.embedding.engines.local import (
 from shoal.embedding.engines.tiered import Tiered
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.local import LocalRows
+from shoal.embedding.rows.admission import Admission
+from shoal.embedding.rows.store import EVERY
+from shoal.embedding.rows.table import Init, Table
 from shoal.embedding.service import Lookup
-from shoal.embedding.store import EVERY
-from shoal.embedding.table import Init, Table
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 

@@ -9,7 +9,7 @@ import torch
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
-from shoal.embedding.store import EVERY
+from shoal.embedding.rows.store import EVERY
 from shoal.models.base import ClickModel, Facts
 from shoal.models.clicks.dcnv2 import DCNV2
 from shoal.models.clicks.dlrm import DLRM

@@ -10,9 +10,9 @@ from services import Alone, pull
 from small import small_config
 
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placement import Placement, Sharding
-from shoal.embedding.store import Rows
-from shoal.embedding.table import Table
+from shoal.embedding.rows.placement import Placement, Sharding
+from shoal.embedding.rows.store import Rows
+from shoal.embedding.rows.table import Table
 from shoal.runs.build import build
 from shoal.training.checkpoint import snapshot, writing
 from shoal.training.checkpoint.writing import CheckpointError, Checkpoints, give

@@ -18,7 +18,7 @@ from ranks import free_port
 from shoal.launch.hosts import secret_of
 from shoal.runs.run import resolve
 from shoal.world import channel, door, hosts
-from shoal.world.channel import Place, Refused, read_secret, secured
+from shoal.world.channel import MeetingPlace, PeerRefused, read_secret, secured
 from shoal.world.hosts import WorldError, is_loopback, private_folder
 from shoal.world.rendezvous import Rendezvous, RunStore
 
@@ -26,22 +26,22 @@ SECRET, OTHER = b"that of this very run", b"that of some other run"
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place() -> Iterator[MeetingPlace]:
     """A meeting by TCP, as between hosts."""
-    place = Place(host="127.0.0.1", port=free_port())
+    place = MeetingPlace(host="127.0.0.1", port=free_port())
     meeting = Rendezvous(place, SECRET)
     yield place
     meeting.close()
 
 
-def works(place: Place, secret: bytes = SECRET) -> bool:
+def works(place: MeetingPlace, secret: bytes = SECRET) -> bool:
     store = RunStore(place, secret, 5.0)
     store.set("a", "b")
     return store.get("a") == b"b"
 
 
-def test_the_words_of_a_store(tmp_path: Path, place: Place) -> None:
-    near = Place(path=str(tmp_path / "meeting"))
+def test_the_words_of_a_store(tmp_path: Path, place: MeetingPlace) -> None:
+    near = MeetingPlace(path=str(tmp_path / "meeting"))
     meeting = Rendezvous(near)
     for one, secret in ((near, b""), (place, SECRET)):
         store = RunStore(one, secret, 5.0)
@@ -62,24 +62,24 @@ def test_the_words_of_a_store(tmp_path: Path, place: Place) -> None:
 
 
 def test_another_secret_is_refused_and_the_right_one_still_comes_in(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: MeetingPlace, caplog: pytest.LogCaptureFixture
 ) -> None:
     for wrong in (OTHER, b""):
-        with pytest.raises(Refused, match="did not let us in: give every host the same"):
+        with pytest.raises(PeerRefused, match="did not let us in: give every host the same"):
             RunStore(place, wrong, 5.0)
     assert works(place)
     assert caplog.text.count("does not know the secret of this run") == 2
 
 
 def test_a_host_that_does_not_know_the_secret_is_not_believed() -> None:
-    place = Place(host="127.0.0.1", port=free_port())
+    place = MeetingPlace(host="127.0.0.1", port=free_port())
     meeting = Rendezvous(place, OTHER)
-    with pytest.raises(Refused, match="did not let us in"):
+    with pytest.raises(PeerRefused, match="did not let us in"):
         RunStore(place, SECRET, 5.0)
     meeting.close()
 
 
-def test_who_sits_between_two_ends_can_prove_nothing(place: Place) -> None:
+def test_who_sits_between_two_ends_can_prove_nothing(place: MeetingPlace) -> None:
     """Both ends know the secret, and their proofs are handed on: they are of other connections."""
     between = socket.create_server(("127.0.0.1", 0))
 
@@ -92,8 +92,8 @@ def test_who_sits_between_two_ends_can_prove_nothing(place: Place) -> None:
 
     thread = threading.Thread(target=hand_on)
     thread.start()
-    with pytest.raises(Refused):
-        RunStore(Place(host="127.0.0.1", port=between.getsockname()[1]), SECRET, 5.0)
+    with pytest.raises(PeerRefused):
+        RunStore(MeetingPlace(host="127.0.0.1", port=between.getsockname()[1]), SECRET, 5.0)
     thread.join()
     assert works(place)
 
@@ -106,7 +106,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9"], ids=["same", "other"])
 @pytest.mark.parametrize("words", [b"", b"\x16\x03\x01"], ids=["silent", "half a handshake"])
 def test_a_crowd_keeps_nobody_out(
-    place: Place, address: str, words: bytes, monkeypatch: pytest.MonkeyPatch
+    place: MeetingPlace, address: str, words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others come from the address of the one who belongs here, or from another one."""
     hurry(monkeypatch)
@@ -136,7 +136,7 @@ def test_an_address_has_a_share_of_the_places(host: str, share: str) -> None:
     assert door._share_of(host) == share
 
 
-def test_strangers_are_cut_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_are_cut_off(place: MeetingPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nonsense, silence, a TCPStore, and more of them than may stand at the door at a time."""
     hurry(monkeypatch)
     silent = [socket.create_connection((place.host, place.port)) for _ in range(100)]
@@ -158,7 +158,9 @@ def test_strangers_are_cut_off(place: Place, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "message", [b"\xff\xff\xff\xff", b"\x05\0\0\0\x09\0\0\0a", b"\x02\0\0\0ab", b"\0\0\0\0"]
 )
-def test_a_guest_that_speaks_nonsense_harms_itself_alone(place: Place, message: bytes) -> None:
+def test_a_guest_that_speaks_nonsense_harms_itself_alone(
+    place: MeetingPlace, message: bytes
+) -> None:
     guest = secured(socket.create_connection((place.host, place.port)), SECRET, listens=False)
     guest.sendall(message)
     guest.settimeout(5)
@@ -170,18 +172,18 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(WorldError, match=f"port {port} on 127.0.0.1 is in use by another prog"):
-            Rendezvous(Place(host="127.0.0.1", port=port), SECRET)
+            Rendezvous(MeetingPlace(host="127.0.0.1", port=port), SECRET)
 
 
 def test_an_address_of_another_host_is_named_with_our_own() -> None:
     assert "127.0.0.1" in hosts.addresses_here()
-    place = Place(host="198.51.100.7", port=free_port())
+    place = MeetingPlace(host="198.51.100.7", port=free_port())
     with pytest.raises(WorldError, match=r"--ip=198.51.100.7 is no address of this host, which ha"):
         Rendezvous(place, SECRET)
 
 
 def test_what_a_killed_run_left_is_taken_over(tmp_path: Path) -> None:
-    place = Place(path=str(tmp_path / "meeting"))
+    place = MeetingPlace(path=str(tmp_path / "meeting"))
     left = place.listen()
     with pytest.raises(OSError, match="in use"):
         place.listen()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import shoal
-from shoal.embedding.table import Init
+from shoal.embedding.rows.table import Init
 
 
 def read_ratings(path: Path | None) -> dict[str, np.ndarray]:

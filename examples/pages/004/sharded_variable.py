@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 import shoal
-from shoal.embedding.table import Init
+from shoal.embedding.rows.table import Init
 
 
 def main() -> list[float]:

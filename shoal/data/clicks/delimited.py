@@ -46,7 +46,7 @@ def check_columns(layout: Layout, names: list[str], file: str) -> None:
                 )
 
 
-class Csv(LineFormat):
+class CsvClicks(LineFormat):
     """Columns by the names of its first line."""
 
     name = "csv"

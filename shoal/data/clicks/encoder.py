@@ -32,7 +32,7 @@ from shoal.data.features import Feature, Label
 from shoal.data.ids import Ids, word_of
 from shoal.data.joined import pack
 from shoal.data.raw import RawColumn, number_defaults
-from shoal.data.sources.typed import Columns, Piece
+from shoal.data.sources.typed import Columns, FilePiece
 from shoal.data.vocabulary import PAD
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class FeatureEncoder:
     def batch(self, frame: pl.DataFrame) -> Batch:
         """The samples of these rows; labels where the frame has them all."""
         size = len(frame)
-        reader = Columns(self.config, [Piece(ROWS, frame)], set())
+        reader = Columns(self.config, [FilePiece(ROWS, frame)], set())
         numbers = {side: self._numbers(reader, frame, field) for side, field in self.fields.items()}
         ids, dense = self.table.fields(
             {
@@ -161,7 +161,7 @@ class FeatureEncoder:
         """The same with labels, which the rows must have."""
         filled = {one.column for one in self.labels}
         limits = self.config.threshold or {}
-        reader = Columns(self.config, [Piece(ROWS, frame)], filled | {*limits})
+        reader = Columns(self.config, [FilePiece(ROWS, frame)], filled | {*limits})
         found = []
         for label in self.labels:
             source = next(iter(limits), None)

@@ -10,15 +10,15 @@ from typing import Any
 from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks import pipe
 from shoal.data.clicks.criteo import Criteo
-from shoal.data.clicks.delimited import Csv
+from shoal.data.clicks.delimited import CsvClicks
 from shoal.data.clicks.formats import FORMATS, looks_like, register
 from shoal.data.clicks.lines import Block
-from shoal.data.clicks.parquet import Parquet
+from shoal.data.clicks.parquet import ParquetClicks
 from shoal.data.clicks.samples import Layout
 from shoal.data.clicks.slots import SLOTS
 from shoal.data.sources.files import find_files
 
-for _form in (Parquet(), Criteo(), SLOTS, Csv()):
+for _form in (ParquetClicks(), Criteo(), SLOTS, CsvClicks()):
     register(_form)  # they are tried in this order
 
 

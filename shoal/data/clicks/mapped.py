@@ -25,7 +25,7 @@ from shoal.data.clicks.log import ClickLog, make_layout
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.prefetch import ahead
 from shoal.data.prepared.dataset import manifest_of
-from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
+from shoal.data.prepared.folder import Manifest, PrepareJob, PrepareSteps, carry_out
 from shoal.data.sources.files import input_files
 from shoal.data.store import (
     Appender,
@@ -42,21 +42,21 @@ TYPES = {"labels": "<f4", "dense": "<f4", "ids": "<i8", "offsets": "<i8"}
 DECIDED = ("slots", "dense", "label", "rows", "pipe_command")
 
 
-def prepare_log(job: Job) -> Manifest:
+def prepare_log(job: PrepareJob) -> Manifest:
     """Prepare a folder of a click log, or add to it; its manifest."""
     return carry_out(job, LogSteps())
 
 
-class LogSteps(Steps):
+class LogSteps(PrepareSteps):
     """The steps for a click log."""
 
-    def paths(self, job: Job) -> list[Path]:
+    def paths(self, job: PrepareJob) -> list[Path]:
         """The raw files."""
         if job.engine.width > 1:
             raise ValueError("--engine ray reads interactions; leave it out for a click log")
         return input_files(job.inputs)
 
-    def options(self, job: Job) -> dict[str, Any]:
+    def options(self, job: PrepareJob) -> dict[str, Any]:
         """What decides the layout."""
         said = job.config.clicks.model_dump()
         return {
@@ -66,7 +66,7 @@ class LogSteps(Steps):
         }
 
     def add(
-        self, job: Job, paths: list[Path], folder: Path, manifest: Manifest, work: Path
+        self, job: PrepareJob, paths: list[Path], folder: Path, manifest: Manifest, work: Path
     ) -> Manifest:
         """Write the samples of files behind those in `folder`."""
         config, form = job.config, _form(job)
@@ -104,7 +104,7 @@ class LogSteps(Steps):
         }
 
 
-def _form(job: Job) -> str:
+def _form(job: PrepareJob) -> str:
     config = job.config
     if config.format != "auto":
         return config.format

@@ -49,7 +49,7 @@ class FrameBlock(Block):
         return len(self.frame[rows]) * width
 
 
-class Parquet(ClickFormat):
+class ParquetClicks(ClickFormat):
     """Columns by their names."""
 
     name = "parquet"

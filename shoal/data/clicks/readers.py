@@ -26,7 +26,7 @@ from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.per_feature import per_feature
 from shoal.data.clicks.samples import Layout, Samples, join
 from shoal.data.features import Feature
-from shoal.data.joined import Joined, Made
+from shoal.data.joined import JoinedSamples, Made
 from shoal.data.prefetch import ahead
 from shoal.data.reader import Reader
 
@@ -131,7 +131,7 @@ class InMemory(ClickReader):
 
     def __init__(
         self,
-        samples: Samples | Joined | Made,
+        samples: Samples | JoinedSamples | Made,
         layout: Layout,
         batch_size: int,
         seed: int = 0,

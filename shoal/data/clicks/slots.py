@@ -29,7 +29,7 @@ INTEGER = re.compile(rb"-?[0-9]+")
 NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-class Slots(LineFormat):
+class SlotFormat(LineFormat):
     """What a user's program writes has this format, too."""
 
     name = "slots"
@@ -52,7 +52,7 @@ class Slots(LineFormat):
         return native_parser(layout) if has_core() else plain_parser(layout)
 
 
-SLOTS = Slots()
+SLOTS = SlotFormat()
 
 
 def plain_parser(layout: Layout) -> Parser:

@@ -29,7 +29,7 @@ Manifest = dict[str, Any]
 
 
 @dataclass
-class Job:
+class PrepareJob:
     """What is to be prepared, and how."""
 
     inputs: list[str]
@@ -43,35 +43,35 @@ class Job:
     engine: Here = field(default_factory=Here)  # what parses files and brings users together
 
 
-class Steps:
+class PrepareSteps:
     """What is done for one kind of data: interactions, or a click log."""
 
-    def paths(self, job: Job) -> list[Path]:
+    def paths(self, job: PrepareJob) -> list[Path]:
         """The raw files; options that cannot be honoured are refused."""
         raise NotImplementedError  # every kind of data writes its own
 
-    def options(self, job: Job) -> dict[str, Any]:
+    def options(self, job: PrepareJob) -> dict[str, Any]:
         """The options that decide what a folder holds."""
         raise NotImplementedError  # every kind of data writes its own
 
     def add(
-        self, job: Job, paths: list[Path], folder: Path, manifest: Manifest, work: Path
+        self, job: PrepareJob, paths: list[Path], folder: Path, manifest: Manifest, work: Path
     ) -> Manifest:
         """Write the rows of files behind those in `folder`; the manifest that will name them."""
         raise NotImplementedError  # every kind of data writes its own
 
-    def check(self, job: Job, manifest: Manifest, new: list[Path]) -> None:
+    def check(self, job: PrepareJob, manifest: Manifest, new: list[Path]) -> None:
         """Refuse what does not fit a folder that is there."""
 
-    def finish(self, job: Job, manifest: Manifest, folder: Path) -> None:
+    def finish(self, job: PrepareJob, manifest: Manifest, folder: Path) -> None:
         """Make what is made of the rows, where it is not there."""
 
-    def outdated(self, job: Job, manifest: Manifest, made: Manifest) -> list[Path]:
+    def outdated(self, job: PrepareJob, manifest: Manifest, made: Manifest) -> list[Path]:
         """What an append has replaced."""
         return []
 
 
-def carry_out(job: Job, steps: Steps) -> Manifest:
+def carry_out(job: PrepareJob, steps: PrepareSteps) -> Manifest:
     """Prepare a folder, or add to it; its manifest. What is there already is not done again."""
     to, paths = job.to, steps.paths(job)
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def check(to: Path) -> int:
     return len(stored)
 
 
-def _check_same_options(job: Job, manifest: Manifest, now: dict[str, Any]) -> None:
+def _check_same_options(job: PrepareJob, manifest: Manifest, now: dict[str, Any]) -> None:
     was = manifest["options"]
     if was.keys() != now.keys():
         raise ValueError(
@@ -149,7 +149,9 @@ def _check_same_options(job: Job, manifest: Manifest, now: dict[str, Any]) -> No
             )
 
 
-def _add(job: Job, paths: list[Path], manifest: Manifest, steps: Steps, is_new: bool) -> Manifest:
+def _add(
+    job: PrepareJob, paths: list[Path], manifest: Manifest, steps: PrepareSteps, is_new: bool
+) -> Manifest:
     """Write the rows of files into a new folder, or behind those that are there."""
     with _work(job) as work:
         folder = work if is_new else job.to
@@ -170,7 +172,7 @@ def _add(job: Job, paths: list[Path], manifest: Manifest, steps: Steps, is_new: 
 
 
 @contextmanager
-def _work(job: Job) -> Iterator[Path]:
+def _work(job: PrepareJob) -> Iterator[Path]:
     """A folder to work in. Whatever happens, nothing half done stays; a full disk is told."""
     work = job.to.with_name(f".{job.to.name}.part")
     shutil.rmtree(work, ignore_errors=True)  # of a prepare that was interrupted

@@ -24,9 +24,9 @@ from shoal.data.sources.files import find_files, input_files
 from shoal.data.sources.movielens import RATINGS
 from shoal.data.sources.table import (
     FORMATS,
-    Header,
     Part,
     TableFormat,
+    TableHeader,
     format_of,
     read_table,
     wanted_columns,
@@ -108,7 +108,7 @@ class Input:
 
     path: Path
     form: TableFormat
-    header: Header
+    header: TableHeader
     types: dict[str, FieldType]  # field -> type of the columns that are wanted
     columns: dict[str, str]  # field -> the column's own name
     config: DataSection

@@ -12,7 +12,7 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
 from shoal.data.cache import cache_folder, read_cache, write_cache
-from shoal.data.columns import Manifest, Rows, add_rows
+from shoal.data.columns import Manifest, SourceRows, add_rows
 from shoal.data.dataset import Dataset, Ragged
 from shoal.data.packed import packed_or_not
 from shoal.data.pairs import Pairs, count_pairs
@@ -93,7 +93,7 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
 def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> Manifest:
     """Write the columns of a data set, split; their manifest."""
     inter, fields = raw.inter, config.fields
-    rows = Rows(inter.types, [inter.columns], raw.side, inter.where)
+    rows = SourceRows(inter.types, [inter.columns], raw.side, inter.where)
     options = {"fields": fields.model_dump()}
     manifest, keep = add_rows(rows, config, place, {"options": options}, ids_as="<i8")
     columns = manifest["columns"]

@@ -18,13 +18,13 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
-from shoal.data.columns import Rows, add_rows
+from shoal.data.columns import SourceRows, add_rows
 from shoal.data.dataset import FieldType
 from shoal.data.filters import looks_at_all
 from shoal.data.passes import chunks
 from shoal.data.prepared import views
 from shoal.data.prepared.dataset import DECIDED, refuse_absent, view_of
-from shoal.data.prepared.folder import Job, Manifest, Steps, carry_out
+from shoal.data.prepared.folder import Manifest, PrepareJob, PrepareSteps, carry_out
 from shoal.data.prepared.inputs import (
     Input,
     expand,
@@ -42,15 +42,15 @@ from shoal.data.vocabulary import stored_words
 logger = logging.getLogger(__name__)
 
 
-def prepare(job: Job) -> Manifest:
+def prepare(job: PrepareJob) -> Manifest:
     """Prepare a folder of interactions, or add to it; its manifest."""
-    return carry_out(job, Interactions())
+    return carry_out(job, InteractionSteps())
 
 
-class Interactions(Steps):
+class InteractionSteps(PrepareSteps):
     """The steps for interactions, with what is known of users and items."""
 
-    def paths(self, job: Job) -> list[Path]:
+    def paths(self, job: PrepareJob) -> list[Path]:
         """The raw files: inputs, and the side files that the config names."""
         refuse_unsupported(job.config)
         paths = [
@@ -63,11 +63,11 @@ class Interactions(Steps):
             )
         return paths
 
-    def options(self, job: Job) -> dict[str, Any]:
+    def options(self, job: PrepareJob) -> dict[str, Any]:
         """What preparation decides."""
         return {key: job.config.model_dump()[key] for key in DECIDED}
 
-    def check(self, job: Job, manifest: Manifest, new: list[Path]) -> None:
+    def check(self, job: PrepareJob, manifest: Manifest, new: list[Path]) -> None:
         """Refuse columns that the folder does not have, and an append that cannot be exact."""
         inter, sides = sort_out(new or self.paths(job), job.config)
         for path in inter[:1]:
@@ -90,7 +90,7 @@ class Interactions(Steps):
                 )
 
     def add(
-        self, job: Job, paths: list[Path], folder: Path, manifest: Manifest, work: Path
+        self, job: PrepareJob, paths: list[Path], folder: Path, manifest: Manifest, work: Path
     ) -> Manifest:
         """Append the rows of files to the columns in `folder`; the manifest that will name them."""
         config, (files, found) = job.config, sort_out(paths, job.config)
@@ -107,18 +107,18 @@ class Interactions(Steps):
 
         scratch = work / "scratch"
         scratch.mkdir()
-        rows = Rows(_kinds(inputs), pieces(), read_sides(found, config), job.inputs[0])
+        rows = SourceRows(_kinds(inputs), pieces(), read_sides(found, config), job.inputs[0])
         made, _ = add_rows(rows, config, folder, manifest, "<i4", scratch, job.memory)
         shutil.rmtree(scratch)
         made["bad_rows"] = manifest.get("bad_rows", 0) + skipped.total()
         made["interactions"] = _digest(folder, made)
         return made
 
-    def finish(self, job: Job, manifest: Manifest, folder: Path) -> None:
+    def finish(self, job: PrepareJob, manifest: Manifest, folder: Path) -> None:
         """The split that the config asks for, where it is not there."""
         view_of(folder, manifest, job.config.split, job.seed, job.memory, job.engine)
 
-    def outdated(self, job: Job, manifest: Manifest, made: Manifest) -> list[Path]:
+    def outdated(self, job: PrepareJob, manifest: Manifest, made: Manifest) -> list[Path]:
         """The view of the rows before, and columns of side tables that were written anew."""
         key = views.view_key(manifest["interactions"], job.config.split, job.seed)
         view = job.to / "views" / key

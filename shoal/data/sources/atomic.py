@@ -16,9 +16,9 @@ from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.packed import packed_or_not
 from shoal.data.raw import Raw
-from shoal.data.sources.quotes import Cells
+from shoal.data.sources.quotes import CellFormat
 from shoal.data.sources.source import Source
-from shoal.data.sources.table import Header, read_table
+from shoal.data.sources.table import TableHeader, read_table
 from shoal.data.sources.text import TextFormat, first_line
 
 _TYPES = list(get_args(FieldType))
@@ -80,9 +80,9 @@ class AtomicText(TextFormat):
     name = "atomic"
     endings = (".inter", ".user", ".item")
 
-    def header(self, path: Path, config: DataSection) -> Header:
+    def header(self, path: Path, config: DataSection) -> TableHeader:
         types = read_header(first_line(path, config.encoding), config.separator, str(path))
-        return Header(list(types), types, Cells(config.separator, None))
+        return TableHeader(list(types), types, CellFormat(config.separator, None))
 
 
 ATOMIC = AtomicText()

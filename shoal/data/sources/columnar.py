@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 from shoal.config.schema import DataSection
 from shoal.data.parquet_counts import check_counts
 from shoal.data.passes import EVERYTHING
-from shoal.data.sources.table import Header, Part, TableFormat
-from shoal.data.sources.typed import Piece
+from shoal.data.sources.table import Part, TableFormat, TableHeader
+from shoal.data.sources.typed import FilePiece
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,10 +33,10 @@ def read_by_polars(path: Path, what: str, read: Callable[[], Made]) -> Made:
 class Columnar(TableFormat):
     """Files that say which types their columns have."""
 
-    def header(self, path: Path, config: DataSection) -> Header:
-        return Header(list(self._schema(path)))
+    def header(self, path: Path, config: DataSection) -> TableHeader:
+        return TableHeader(list(self._schema(path)))
 
-    def sample(self, path: Path, header: Header, config: DataSection) -> pl.DataFrame:
+    def sample(self, path: Path, header: TableHeader, config: DataSection) -> pl.DataFrame:
         import polars as pl
 
         return pl.DataFrame(schema=self._schema(path))
@@ -51,7 +51,7 @@ class Parquet(Columnar):
     name = "parquet"
     endings = (".parquet",)
 
-    def parts(self, path: Path, header: Header, memory: int) -> Iterator[Part]:
+    def parts(self, path: Path, header: TableHeader, memory: int) -> Iterator[Part]:
         import polars as pl
 
         scan = pl.scan_parquet(path, hive_partitioning=False).select(pl.len())
@@ -63,14 +63,14 @@ class Parquet(Columnar):
             yield Part(path, start, stop, int(bytes_of_row * (stop - start)))
 
     def read(
-        self, part: Part, header: Header, config: DataSection, first: int, wanted: list[str]
-    ) -> Piece:
+        self, part: Part, header: TableHeader, config: DataSection, first: int, wanted: list[str]
+    ) -> FilePiece:
         import polars as pl
 
         rows = pl.scan_parquet(part.path, hive_partitioning=False)
         rows = rows.select(wanted).slice(part.start, part.stop - part.start)
         frame = read_by_polars(part.path, "Parquet", rows.collect)
-        return Piece(str(part.path), frame, first=part.start + 1)
+        return FilePiece(str(part.path), frame, first=part.start + 1)
 
     def _schema(self, path: Path) -> pl.Schema:
         import polars as pl
@@ -86,9 +86,9 @@ class Arrow(Columnar):
     endings = (".arrow", ".feather", ".ipc")
 
     def read(
-        self, part: Part, header: Header, config: DataSection, first: int, wanted: list[str]
-    ) -> Piece:
-        return Piece(str(part.path), self._frame(part.path))
+        self, part: Part, header: TableHeader, config: DataSection, first: int, wanted: list[str]
+    ) -> FilePiece:
+        return FilePiece(str(part.path), self._frame(part.path))
 
     def _schema(self, path: Path) -> pl.Schema:
         return self._frame(path).schema

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.config.schema import DataSection
-from shoal.data.sources.quotes import Cells
-from shoal.data.sources.table import Header
+from shoal.data.sources.quotes import CellFormat
+from shoal.data.sources.table import TableHeader
 from shoal.data.sources.text import TextFormat, first_line
 
 SEPARATORS = (",", "\t", ";", "|")
@@ -18,8 +18,8 @@ class Csv(TextFormat):
     name = "csv"
     endings = (".csv", ".tsv", ".txt")
 
-    def header(self, path: Path, config: DataSection) -> Header:
+    def header(self, path: Path, config: DataSection) -> TableHeader:
         head, said = first_line(path, config.encoding), config.separator
         separator = said if said in head else max(SEPARATORS, key=head.count)
-        cells = Cells(separator, config.quote, config.escape)
-        return Header(cells.header(head, path), cells=cells)
+        cells = CellFormat(separator, config.quote, config.escape)
+        return TableHeader(cells.header(head, path), cells=cells)

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.packed import open_text
-from shoal.data.sources.table import Header
+from shoal.data.sources.table import TableHeader
 from shoal.data.sources.text import SAMPLE_BYTES, Lines, TextFormat
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class JsonLines(TextFormat):
     first_row = 1
     has_header = False
 
-    def header(self, path: Path, config: DataSection) -> Header:
+    def header(self, path: Path, config: DataSection) -> TableHeader:
         with open_text(path) as source:
             lines = source.read(SAMPLE_BYTES).split(b"\n")
         if not lines[0].strip():
@@ -37,10 +37,10 @@ class JsonLines(TextFormat):
             with suppress(ValueError):
                 found = json.loads(line)
                 names |= dict.fromkeys(found if isinstance(found, dict) else ())
-        return Header(list(names))
+        return TableHeader(list(names))
 
     def rows(
-        self, body: bytes, header: Header, wanted: list[str], how: Lines
+        self, body: bytes, header: TableHeader, wanted: list[str], how: Lines
     ) -> tuple[pl.DataFrame, np.ndarray | None, int]:
         import polars as pl
 
@@ -77,7 +77,7 @@ class JsonLines(TextFormat):
             ) from None
 
 
-def _whole(frame: pl.DataFrame, header: Header) -> pl.DataFrame:
+def _whole(frame: pl.DataFrame, header: TableHeader) -> pl.DataFrame:
     """With the columns that no object of this part has."""
     import polars as pl
 

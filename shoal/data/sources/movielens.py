@@ -12,9 +12,9 @@ from pathlib import Path
 from shoal.config.schema import DataSection
 from shoal.data.packed import longest_text, packed_or_not, plain_name
 from shoal.data.raw import Raw, interaction_columns
-from shoal.data.sources.quotes import Cells
+from shoal.data.sources.quotes import CellFormat
 from shoal.data.sources.source import Source
-from shoal.data.sources.table import Header, Part, read_table
+from shoal.data.sources.table import Part, TableHeader, read_table
 from shoal.data.sources.text import BOM, TextFormat, first_line
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
@@ -77,7 +77,7 @@ class Ratings(TextFormat):
     def reads(self, path: Path) -> bool:
         return plain_name(path).name == self.file
 
-    def header(self, path: Path, config: DataSection) -> Header:
+    def header(self, path: Path, config: DataSection) -> TableHeader:
         where = str(path) if self.body is None else f"{path}:{self.file}"
         kinds, _ = interaction_columns(config, where)
         if self.has_header:
@@ -91,9 +91,9 @@ class Ratings(TextFormat):
                     f"{where}, line 1: {head[:80]!r} where {','.join(_CSV_HEADER)} was expected; "
                     "is this a MovieLens file? Other data can be given as atomic files"
                 )
-        return Header(list(kinds), kinds, Cells(SEPARATORS[self.file], None), where)
+        return TableHeader(list(kinds), kinds, CellFormat(SEPARATORS[self.file], None), where)
 
-    def parts(self, path: Path, header: Header, memory: int) -> Iterator[Part]:
+    def parts(self, path: Path, header: TableHeader, memory: int) -> Iterator[Part]:
         if self.body is None:
             yield from super().parts(path, header, memory)
             return

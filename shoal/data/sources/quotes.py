@@ -14,7 +14,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Cells:
+class CellFormat:
     """What stands between cells, what quotes them, and what escapes a quote within one."""
 
     separator: str

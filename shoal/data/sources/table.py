@@ -20,8 +20,8 @@ from shoal.data.dataset import FieldType
 from shoal.data.packed import plain_name
 from shoal.data.passes import EVERYTHING
 from shoal.data.raw import RawTable, choose_columns
-from shoal.data.sources.quotes import Cells
-from shoal.data.sources.typed import Columns, Piece, declared_types, filled_numbers
+from shoal.data.sources.quotes import CellFormat
+from shoal.data.sources.typed import Columns, FilePiece, declared_types, filled_numbers
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Header:
+class TableHeader:
     """What a file says of its columns. types: of those whose type it names; cells: of text.
 
     where: names it in messages, where that is not its path.
@@ -38,7 +38,7 @@ class Header:
 
     names: list[str]
     types: dict[str, FieldType] = field(default_factory=dict)
-    cells: Cells | None = None
+    cells: CellFormat | None = None
     where: str = ""
 
 
@@ -64,22 +64,22 @@ class TableFormat:
         """Whether a file has this format, by its name."""
         return plain_name(path).suffix in self.endings
 
-    def header(self, path: Path, config: DataSection) -> Header:
+    def header(self, path: Path, config: DataSection) -> TableHeader:
         """The columns of a file."""
         raise NotImplementedError  # every format writes its own
 
-    def sample(self, path: Path, header: Header, config: DataSection) -> pl.DataFrame:
+    def sample(self, path: Path, header: TableHeader, config: DataSection) -> pl.DataFrame:
         """Some rows of a file, or none where columns have types, to guess those of columns."""
         raise NotImplementedError  # every format writes its own
 
-    def parts(self, path: Path, header: Header, memory: int) -> Iterator[Part]:
+    def parts(self, path: Path, header: TableHeader, memory: int) -> Iterator[Part]:
         """A file in parts, each of which can be read by itself: here the whole of it."""
         size = path.stat().st_size
         yield Part(path, 0, size, size)
 
     def read(
-        self, part: Part, header: Header, config: DataSection, first: int, wanted: list[str]
-    ) -> Piece:
+        self, part: Part, header: TableHeader, config: DataSection, first: int, wanted: list[str]
+    ) -> FilePiece:
         """Columns `wanted` (or more) of a part; first: the number of its first line, or row."""
         raise NotImplementedError  # every format writes its own
 

@@ -20,9 +20,9 @@ import numpy as np
 from shoal.config.schema import DataSection
 from shoal.data.packed import LONGEST_LINE, is_packed, open_text
 from shoal.data.passes import EVERYTHING
-from shoal.data.sources.quotes import Cells
-from shoal.data.sources.table import Header, Part, TableFormat
-from shoal.data.sources.typed import Piece
+from shoal.data.sources.quotes import CellFormat
+from shoal.data.sources.table import Part, TableFormat, TableHeader
+from shoal.data.sources.typed import FilePiece
 from shoal.world.durable import open_regular
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class TextFormat(TableFormat):
     first_row = 2
     has_header = True
 
-    def sample(self, path: Path, header: Header, config: DataSection) -> pl.DataFrame:
+    def sample(self, path: Path, header: TableHeader, config: DataSection) -> pl.DataFrame:
         with open_text(path) as source:
             start = len(source.readline(LONGEST_LINE)) if self.has_header else 0
             body = source.read(SAMPLE_BYTES)
@@ -64,7 +64,7 @@ class TextFormat(TableFormat):
         lenient = config.model_copy(update={"bad_rows": "skip"})
         return self.read(part, header, lenient, self.first_row, header.names).frame
 
-    def parts(self, path: Path, header: Header, memory: int) -> Iterator[Part]:
+    def parts(self, path: Path, header: TableHeader, memory: int) -> Iterator[Part]:
         if memory >= EVERYTHING:  # with its header, in any encoding
             yield Part(path, 0, WHOLE, path.stat().st_size)
             return
@@ -86,8 +86,8 @@ class TextFormat(TableFormat):
                 start = stop
 
     def read(
-        self, part: Part, header: Header, config: DataSection, first: int, wanted: list[str]
-    ) -> Piece:
+        self, part: Part, header: TableHeader, config: DataSection, first: int, wanted: list[str]
+    ) -> FilePiece:
         body, name = part.body, header.where or str(part.path)
         if body is None:
             body = _bytes_of(part)
@@ -101,10 +101,10 @@ class TextFormat(TableFormat):
         body = body.rstrip(b"\n")
         how = Lines(name, first, config.bad_rows == "skip", part.stop == WHOLE)
         frame, numbers, skipped = self.rows(body, header, wanted, how)
-        return Piece(name, frame, numbers, first, "line", skipped, lines)
+        return FilePiece(name, frame, numbers, first, "line", skipped, lines)
 
     def rows(
-        self, body: bytes, header: Header, wanted: list[str], how: Lines
+        self, body: bytes, header: TableHeader, wanted: list[str], how: Lines
     ) -> tuple[pl.DataFrame, np.ndarray | None, int]:
         """The rows of lines, the line of each (None: they follow each other), and bad ones."""
         assert header.cells is not None
@@ -137,7 +137,7 @@ def _line(source: BinaryIO, path: Path) -> bytes:
 def read_cells(
     body: bytes,
     names: list[str],
-    cells: Cells,
+    cells: CellFormat,
     wanted: list[str],
     how: Lines,
 ) -> tuple[pl.DataFrame, np.ndarray | None, int]:
@@ -203,7 +203,7 @@ def _frame(
     )
 
 
-def _wrong(row: list[str] | csv.Error, names: list[str], cells: Cells) -> str:
+def _wrong(row: list[str] | csv.Error, names: list[str], cells: CellFormat) -> str:
     """What is wrong with a row, and the remedy."""
     if isinstance(row, csv.Error):
         escape = "nothing" if cells.escape is None else repr(cells.escape)

@@ -32,7 +32,7 @@ IS_ID = re.compile(r"(^|_)ids?$|[a-z]Id$", re.IGNORECASE)
 
 
 @dataclass
-class Piece:
+class FilePiece:
     """Rows of one file; row k is line lines[k], or k + first where all lines are rows."""
 
     name: str  # of the file, in messages
@@ -109,7 +109,7 @@ def guess_type(name: str, series: pl.Series) -> FieldType:
 class Columns:
     """Columns of several files as one, checked; `bad` rows are left out where that is allowed."""
 
-    def __init__(self, config: DataSection, pieces: list[Piece], filled: set[str]):
+    def __init__(self, config: DataSection, pieces: list[FilePiece], filled: set[str]):
         self.config, self.pieces, self.filled = config, pieces, filled
         self.stops = np.cumsum([len(piece.frame) for piece in pieces])
         self.bad = np.zeros(self.stops[-1], dtype=bool)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from shoal.config.row_rules import show_size
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.table import Table
+from shoal.embedding.rows.table import Table
 
 INDEX_FIXED, INDEX_GROWING = 8, 24  # bytes of the index for a row that host memory may lack
 SLOT = 16  # bytes beside a row in host memory: whose it is, when it was used
@@ -21,7 +21,7 @@ FEWEST = 64  # rows in memory below which a tier makes no sense
 
 
 @dataclass(frozen=True)
-class Share:
+class BudgetShare:
     """What a table has of a budget."""
 
     bytes: int
@@ -43,11 +43,11 @@ def share_out(
     optimizers: Mapping[str, RowOptimizer],
     budget: int | None,
     key: Literal["rows.tiers.host", "rows.tiers.gpu"] = "rows.tiers.host",
-) -> dict[str, Share]:
+) -> dict[str, BudgetShare]:
     """The share of each table of so many bytes of host or GPU memory; None: it has all it needs."""
     sizes = {name: row_bytes(table, optimizers[name]) for name, table in tables.items()}
     if budget is None:
-        return {name: Share(sizes[name] * (t.rows or 0), None) for name, t in tables.items()}
+        return {name: BudgetShare(sizes[name] * (t.rows or 0), None) for name, t in tables.items()}
     left, shares = budget, {}
     of_row, of_slot = (INDEX_GPU, SLOT_GPU) if key == "rows.tiers.gpu" else (INDEX_FIXED, SLOT)
     by_size = sorted(tables, key=lambda n: sizes[n] * (tables[n].rows or 1 << 60))
@@ -55,7 +55,7 @@ def share_out(
         rows, share = tables[name].rows, left // (len(tables) - done)
         whole = None if rows is None else rows * sizes[name]
         if whole is not None and whole <= share:
-            shares[name] = Share(whole, None)
+            shares[name] = BudgetShare(whole, None)
         else:
             index = (rows or 0) * of_row
             each = sizes[name] + of_slot + (INDEX_GROWING if rows is None else 0)
@@ -68,6 +68,6 @@ def share_out(
                     f"memory need {show_size(index + FEWEST * each)}: give at least "
                     f"{show_size(need)}, fewer or smaller tables, or more processes (sharded)"
                 )
-            shares[name] = Share(share, slots)
+            shares[name] = BudgetShare(share, slots)
         left -= shares[name].bytes
     return {name: shares[name] for name in tables}

@@ -15,8 +15,8 @@ from torch import Tensor
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.optim.dense import adam_step
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
-from shoal.embedding.store import Every, Ids
-from shoal.embedding.table import Table
+from shoal.embedding.rows.store import Every, Ids
+from shoal.embedding.rows.table import Table
 
 
 class Device(Reference):

@@ -26,15 +26,15 @@ from torch import Tensor
 from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.engines.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Rows
-from shoal.embedding.table import Table
+from shoal.embedding.rows.store import Rows
+from shoal.embedding.rows.table import Table
 from shoal.kernels.gpu import lookup as gpu_lookup
 from shoal.kernels.gpu import segments as gpu_segments
 from shoal.kernels.gpu import staging as gpu_staging
-from shoal.kernels.gpu.lookup import Lookup
+from shoal.kernels.gpu.lookup import TableLookup
 from shoal.kernels.gpu.random import write_initial
 from shoal.kernels.gpu.segments import Segments
-from shoal.kernels.gpu.staging import SHORT, Slots
+from shoal.kernels.gpu.staging import SHORT, CacheSlots
 
 NO_PADDING = -1  # an id that no table has
 ALIGN = 4  # numbers, of a row in host memory
@@ -80,7 +80,7 @@ class CachedGpuTables(GpuTables):
         write_initial(parts[0], 0, table.rows, table.dim, table.padding, 0, self.recipes)
         for key, part in self.host_state.items():
             part.fill_(begin[key])
-        self.slots = Slots.make(table.rows, slots, self.device)
+        self.slots = CacheSlots.make(table.rows, slots, self.device)
         self.padding = NO_PADDING if table.padding is None else table.padding
         self._staged: Tensor | None = None  # ids whose rows are in slots now
         self._coming: list[Tensor] = []  # ids of the next batch
@@ -117,14 +117,14 @@ class CachedGpuTables(GpuTables):
         self._stage(flat[0] if len(flat) == 1 else torch.cat(flat))
         self._go_ahead()
 
-    def locate(self, lookup: Lookup) -> Tensor:
+    def locate(self, lookup: TableLookup) -> Tensor:
         """Slots [n] of the rows, which are there then; too little room is noted."""
         if not len(lookup.ids):
             return torch.empty(0, dtype=torch.int32, device=self.device)
         self._ensure(lookup.ids)
         return gpu_staging.find(lookup.ids, self.slots, self.wrong, self.padding)
 
-    def sort(self, lookup: Lookup, rows: Tensor | None = None) -> Segments:
+    def sort(self, lookup: TableLookup, rows: Tensor | None = None) -> Segments:
         """By row, not by slot: gradients are added in the order that a table in one place has."""
         if not len(lookup.ids):
             return super().sort(lookup)
@@ -134,7 +134,7 @@ class CachedGpuTables(GpuTables):
         slots = gpu_staging.find(segments.keys, self.slots, self.wrong, self.padding)
         return replace(segments, keys=slots)
 
-    def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
+    def pull(self, lookup: TableLookup, learn: bool = False) -> Tensor:
         """Rows of all ids: [n, dim] float32."""
         ids = lookup.ids
         if not len(ids):

@@ -13,15 +13,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Shrink
 from shoal.embedding.engines.gpu_cache import CachedGpuTables
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.engines.row_engine import AdamRows, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Every, Ids, Rows
-from shoal.embedding.table import Table
-from shoal.kernels.gpu.lookup import Lookup
+from shoal.embedding.rows.admission import Shrink
+from shoal.embedding.rows.store import Every, Ids, Rows
+from shoal.embedding.rows.table import Table
+from shoal.kernels.gpu.lookup import TableLookup
 from shoal.kernels.gpu.segments import Segments
 
 
@@ -181,18 +181,18 @@ class GpuEngine(RowEngine):
         self.flat_counts(counts, len(flat))  # none: its ids are not counted
         self._push(self._look_up(flat), grads, lr)
 
-    def begin(self, lr: float, lookup: Lookup | None = None) -> None:
+    def begin(self, lr: float, lookup: TableLookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
         self.group.step = self._step
         self.group.begin(lr, lookup)
         self._step = self.group.step
 
-    def _push(self, lookup: Lookup, grads: Tensor, lr: float) -> None:
+    def _push(self, lookup: TableLookup, grads: Tensor, lr: float) -> None:
         self._begin_unless_recorded(lr, lookup)
         if len(lookup.ids):
             self.group.apply(self.group.sort(lookup), grads)
 
-    def _begin_unless_recorded(self, lr: float, lookup: Lookup | None = None) -> None:
+    def _begin_unless_recorded(self, lr: float, lookup: TableLookup | None = None) -> None:
         if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             self.begin(lr, lookup)
         elif self.group.grows:
@@ -201,7 +201,7 @@ class GpuEngine(RowEngine):
                 "number of rows, or set strategy.graph=false"
             )
 
-    def _look_up(self, ids: Tensor) -> Lookup:
+    def _look_up(self, ids: Tensor) -> TableLookup:
         counts = [0] * len(self.group.tables)
         counts[self.number] = len(ids)
         return self.group.look_up(ids, counts)

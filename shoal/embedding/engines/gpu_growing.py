@@ -16,13 +16,13 @@ from torch import Tensor
 
 from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Rows
-from shoal.embedding.table import Table
+from shoal.embedding.rows.store import Rows
+from shoal.embedding.rows.table import Table
 from shoal.kernels.gpu import index as gpu_index
 from shoal.kernels.gpu import segments as gpu_segments
 from shoal.kernels.gpu import update as gpu_update
 from shoal.kernels.gpu.index import Index
-from shoal.kernels.gpu.lookup import Lookup
+from shoal.kernels.gpu.lookup import TableLookup
 from shoal.kernels.gpu.segments import Segments
 from shoal.kernels.gpu.update import Arena
 
@@ -58,19 +58,19 @@ class GrowingGpuTables(GpuTables):
 
     # ---- one step --------------------------------------------------------------------------------
 
-    def locate(self, lookup: Lookup) -> Tensor:
+    def locate(self, lookup: TableLookup) -> Tensor:
         """Rows [n] to read; ids without one read as their initial value."""
         self.join()  # ids may be entered beside
         return gpu_index.find(self.index, lookup, self.paddings, self.wrong)
 
-    def begin(self, lr: float, lookup: Lookup | None = None) -> None:
+    def begin(self, lr: float, lookup: TableLookup | None = None) -> None:
         """Count a step, and see to it that its ids have room."""
         super().begin(lr, lookup)
         if lookup is not None:
             self._ask()
             self.make_room(lookup.counts)
 
-    def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
+    def pull(self, lookup: TableLookup, learn: bool = False) -> Tensor:
         """As GpuTables.pull. Ids are entered as they are sorted, so they need room before."""
         recorded = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if learn and not recorded:  # else whoever replays it calls `begin`
@@ -78,7 +78,7 @@ class GrowingGpuTables(GpuTables):
             self.make_room(lookup.counts)
         return super().pull(lookup, learn)
 
-    def sort(self, lookup: Lookup, rows: Tensor | None = None) -> Segments:
+    def sort(self, lookup: TableLookup, rows: Tensor | None = None) -> Segments:
         """Enter the ids, and list their occurrences by place."""
         places = gpu_index.insert(self.index, lookup, self.paddings, self.wrong)
         return gpu_segments.find_segments(places)

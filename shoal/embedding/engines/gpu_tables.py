@@ -19,13 +19,13 @@ from torch import Tensor
 
 from shoal.embedding.engines.init import recipe
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Rows
-from shoal.embedding.table import Table
+from shoal.embedding.rows.store import Rows
+from shoal.embedding.rows.table import Table
 from shoal.kernels.gpu import lookup as gpu_lookup
 from shoal.kernels.gpu import optim as gpu_optim
 from shoal.kernels.gpu import segments as gpu_segments
 from shoal.kernels.gpu import update as gpu_update
-from shoal.kernels.gpu.lookup import Lookup
+from shoal.kernels.gpu.lookup import TableLookup
 from shoal.kernels.gpu.random import Recipes, write_initial
 from shoal.kernels.gpu.segments import Segments
 from shoal.kernels.gpu.update import Arena
@@ -35,7 +35,7 @@ from shoal.kernels.gpu.update import Arena
 class Sorted:
     """What an update needs to know of the ids of a lookup, made on a stream beside."""
 
-    lookup: Lookup
+    lookup: TableLookup
     rows: Tensor  # that stream may read both until `join`
     segments: Segments
 
@@ -101,7 +101,7 @@ class GpuTables:
 
     def look_up(
         self, ids: Sequence[Tensor] | Tensor, counts: Sequence[int] | None = None
-    ) -> Lookup:
+    ) -> TableLookup:
         """The ids of each table, or all of them in one tensor with how many each table has."""
         if isinstance(ids, Tensor):
             assert counts is not None
@@ -113,31 +113,31 @@ class GpuTables:
         if key not in self._starts:
             starts = torch.tensor([0, *key]).cumsum(0).to(torch.int32)
             self._starts[key] = starts.to(self.device)
-        return Lookup(flat, self._starts[key], key)
+        return TableLookup(flat, self._starts[key], key)
 
-    def locate(self, lookup: Lookup) -> Tensor:
+    def locate(self, lookup: TableLookup) -> Tensor:
         """Rows [n] of the arena to read."""
         arena = self.arena
         return gpu_lookup.locate(lookup, arena.bases, self.paddings, self.wrong, self.key_type)
 
-    def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
+    def pull(self, lookup: TableLookup, learn: bool = False) -> Tensor:
         """Rows of all ids: [n, dim] float32; `learn`: a push of the same ids may come next."""
         rows = self.locate(lookup)
         if learn and len(rows) and not self.cached:  # else they may be on their way to their slots
             self._sort_beside(lookup, rows)
         return gpu_lookup.gather(self.arena.values, rows, lookup, self.recipes, self.grows)
 
-    def begin(self, lr: float, lookup: Lookup | None = None) -> None:
+    def begin(self, lr: float, lookup: TableLookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before with ids as many."""
         self._watch()
         self.step += 1
         gpu_optim.write_numbers(self.numbers, self.steps, self.optimizer, lr, self.step)
 
-    def sort(self, lookup: Lookup, rows: Tensor | None = None) -> Segments:
+    def sort(self, lookup: TableLookup, rows: Tensor | None = None) -> Segments:
         """Occurrences by row: all that `apply` needs to know of the ids, before gradients come."""
         return gpu_segments.find_segments(self.locate(lookup) if rows is None else rows)
 
-    def _sort_beside(self, lookup: Lookup, rows: Tensor) -> None:
+    def _sort_beside(self, lookup: TableLookup, rows: Tensor) -> None:
         """Sort while rows are read and the model computes, after all that was queued here.
 
         `apply` waits for it. So memory that the stream beside leaves behind is taken again by
@@ -174,7 +174,7 @@ class GpuTables:
         """Update every row once by the sum of its gradients [n, dim]."""
         gpu_update.update(segments, grads, self.arena, self.optimizer, beside=self._beside)
 
-    def push(self, lookup: Lookup, grads: Tensor, lr: float) -> None:
+    def push(self, lookup: TableLookup, grads: Tensor, lr: float) -> None:
         """One optimizer step by gradients [n, dim] of ids."""
         self.begin(lr, lookup)
         self.forget_sorted()

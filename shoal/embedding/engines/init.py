@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from shoal.embedding.table import Table
+from shoal.embedding.rows.table import Table
 from shoal.kernels.common.rules import INCREMENT, NORMAL_TERMS, Recipe, mix, signed
 
 

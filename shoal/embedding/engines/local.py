@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import TiersSection
-from shoal.embedding.admission import Admission
 from shoal.embedding.engines import native
-from shoal.embedding.engines.budgets import Share, row_bytes, share_out
+from shoal.embedding.engines.budgets import BudgetShare, row_bytes, share_out
 from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Ids
-from shoal.embedding.table import Table
+from shoal.embedding.rows.admission import Admission
+from shoal.embedding.rows.store import Ids
+from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core
 from shoal.kernels.machine import has_triton
 
@@ -201,7 +201,7 @@ def _make_tiered(
     return made
 
 
-def _slots(shares: Mapping[str, Share]) -> dict[str, int]:
+def _slots(shares: Mapping[str, BudgetShare]) -> dict[str, int]:
     """How many rows of each table that must leave some out are in memory."""
     return {name: one.slots for name, one in shares.items() if one.slots is not None}
 

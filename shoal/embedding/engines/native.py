@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import ALONE, Admission, Filter, Pending, Shrink
 from shoal.embedding.engines.init import recipe
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Ids, Rows
-from shoal.embedding.table import Table
+from shoal.embedding.rows.admission import ALONE, Admission, Filter, Pending, Shrink
+from shoal.embedding.rows.store import Ids, Rows
+from shoal.embedding.rows.table import Table
 from shoal.kernels import tables
 from shoal.kernels.core import has_core
 from shoal.kernels.tables import BLOOM_LAYOUT, CoreTable

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Admission, Pending, Shrink
 from shoal.embedding.engines.init import initial_rows, recipe, round_bfloat16, rounding_noise
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
-from shoal.embedding.store import Ids, Rows
-from shoal.embedding.table import Table
+from shoal.embedding.rows.admission import Admission, Pending, Shrink
+from shoal.embedding.rows.store import Ids, Rows
+from shoal.embedding.rows.table import Table
 
 Counters = tuple[float, float, int]  # show, click, last step
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Every, Ids, Rows, Store, flat_ids
-from shoal.embedding.table import Table
+from shoal.embedding.rows.admission import Admission, Filter, Pending, Shrink
+from shoal.embedding.rows.store import Every, Ids, Rows, Store, flat_ids
+from shoal.embedding.rows.table import Table
 
 COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
 

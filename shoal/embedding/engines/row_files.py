@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Filter, Pending
 from shoal.embedding.engines.row_engine import COUNTERS, filter_fits
-from shoal.embedding.store import Rows, Store
+from shoal.embedding.rows.admission import Filter, Pending
+from shoal.embedding.rows.store import Rows, Store
 
 log = logging.getLogger("shoal")
 PENDING = ("ids", *COUNTERS)
@@ -48,7 +48,7 @@ def _tensors(rows: Rows) -> dict[str, Tensor]:
 
 
 @dataclass
-class Taken:
+class RowFilesRead:
     """What the files of a table have brought so far, besides rows."""
 
     last_step: int = 0  # the last step that any row or id came in, as far as they tell
@@ -59,7 +59,7 @@ class Taken:
 def take_over(
     store: Store,
     tensors: dict[str, Tensor],
-    taken: Taken,
+    taken: RowFilesRead,
     choose: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
     """Restore what a file holds; `choose` gives the numbers of those ids [n] that belong here.
@@ -89,7 +89,7 @@ def take_over(
     taken.last_step = max([taken.last_step, *(int(one.max()) for one in steps if len(one))])
 
 
-def _filter_of_here(store: Store, tensors: dict[str, Tensor], taken: Taken) -> Filter | None:
+def _filter_of_here(store: Store, tensors: dict[str, Tensor], taken: RowFilesRead) -> Filter | None:
     """A file's part of a Bloom filter, if it is of the one that counts here."""
     name = store.table.name
     if not all(key in tensors for key in BLOOM):
@@ -115,7 +115,7 @@ def _filter_of_here(store: Store, tensors: dict[str, Tensor], taken: Taken) -> F
     return None
 
 
-def tell_lost(store: Store, taken: Taken) -> None:
+def tell_lost(store: Store, taken: RowFilesRead) -> None:
     """After all files of a table: say so where ids without a row are counted anew."""
     if store.admission is None or store.admission.threshold <= 0:
         return

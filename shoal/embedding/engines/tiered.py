@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Shrink
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.engines.row_records import RowRecords, distinct
 from shoal.embedding.engines.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Ids, Rows
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.admission import Shrink
+from shoal.embedding.rows.store import Ids, Rows
+from shoal.embedding.rows.table import Init, Table
 
 NOBODY = 1 << 62  # the time of a slot without a row
 AT_ONCE = 1 << 16  # rows that pass through memory on their way at a time

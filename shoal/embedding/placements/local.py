@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.admission import tend
 from shoal.embedding.engines.local import pull_all, push_all
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.output_table import Held
+from shoal.embedding.rows.admission import tend
+from shoal.embedding.rows.store import Every, Ids, Store, flat_grads
 from shoal.embedding.service import (
     Collected,
     Gradients,
@@ -22,7 +23,6 @@ from shoal.embedding.service import (
     RowService,
     join_flat,
 )
-from shoal.embedding.store import Every, Ids, Store, flat_grads
 
 
 @dataclass(frozen=True, eq=False)

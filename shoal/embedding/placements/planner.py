@@ -14,8 +14,8 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import StrategySection
 from shoal.embedding.engines.budgets import row_bytes as row_bytes_of
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placement import Placement, Sharding
-from shoal.embedding.table import Table
+from shoal.embedding.rows.placement import Placement, Sharding
+from shoal.embedding.rows.table import Table
 
 MIB = 1 << 20
 

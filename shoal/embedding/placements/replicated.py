@@ -18,10 +18,10 @@ from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.output_table import Held, OutputTable
 from shoal.embedding.placements.local import LocalRows, join
 from shoal.embedding.placements.stripe import Stripe
+from shoal.embedding.rows.store import EVERY, Every, Store
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
 from shoal.embedding.softmax.fused_cpu import fusable_on_cpu
-from shoal.embedding.store import EVERY, Every, Store
-from shoal.embedding.table import Table
 from shoal.kernels.codes import add_rows, distinct
 from shoal.world.world import World
 

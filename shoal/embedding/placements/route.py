@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.embedding.engines.row_engine import every_id
-from shoal.embedding.placement import Sharding
 from shoal.embedding.placements.sharded_table import ShardedTable
+from shoal.embedding.rows.placement import Sharding
+from shoal.embedding.rows.store import Every, Ids
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
-from shoal.embedding.store import Every, Ids
-from shoal.embedding.table import Table
 from shoal.kernels.codes import add_rows, code_map, distinct
 from shoal.world.world import Arriving, World
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from shoal.config.row_rules import RowRules
 from shoal.embedding.placements.route import TableTrip, Trip
+from shoal.embedding.rows.store import Every
 from shoal.embedding.service import Lookup, RowService, Stepped
-from shoal.embedding.store import Every
 
 T = TypeVar("T", bound=Trip)
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 
 from shoal.config.row_rules import TiersSection
-from shoal.embedding.admission import Admission
 from shoal.embedding.engines.local import make_engines, make_local
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placement import Sharding
-from shoal.embedding.store import Rows
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.admission import Admission
+from shoal.embedding.rows.placement import Sharding
+from shoal.embedding.rows.store import Rows
+from shoal.embedding.rows.table import Init, Table
 
 SOME_ROWS = 1 << 16  # rows handled at a time, so that temporaries stay small
 

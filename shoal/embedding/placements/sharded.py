@@ -3,7 +3,7 @@
 A training step makes three trips however many tables there are: ids to the owners, rows back,
 gradients to the owners. Ids are sent one batch ahead; rows are read only after the update before
 them, so the numbers are those of one process. Where ids are counted (see
-shoal.embedding.admission), how often each came travels with its gradient.
+shoal.embedding.rows.admission), how often each came travels with its gradient.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.admission import tend
 from shoal.embedding.output_table import Held
 from shoal.embedding.placements.route import Route, TableTrip, exchange
 from shoal.embedding.placements.routed import RoutedRows, T
 from shoal.embedding.placements.sharded_table import ShardedTable
+from shoal.embedding.rows.admission import tend
+from shoal.embedding.rows.store import Every, Store
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients
-from shoal.embedding.store import Every, Store
 from shoal.world.world import World
 
 

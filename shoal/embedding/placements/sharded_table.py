@@ -12,15 +12,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.engines.local import push_counted
 from shoal.embedding.engines.native import filter_facts_of
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine, state_shapes_of
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placement import Sharding
 from shoal.embedding.placements.shard_engine import SOME_ROWS
+from shoal.embedding.rows.admission import Admission, Filter, Pending, Shrink
+from shoal.embedding.rows.placement import Sharding
+from shoal.embedding.rows.store import Every, Ids, Rows
 from shoal.embedding.service import RowGradients
-from shoal.embedding.store import Every, Ids, Rows
 from shoal.world.world import World
 
 LAST_ID = torch.iinfo(torch.int64).max

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.placement import Placement, Sharding
+from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.world.world import World
 
 

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placement import Placement, Sharding
 from shoal.embedding.placements.route import Trip
 from shoal.embedding.placements.shard_engine import write_initial
 from shoal.embedding.placements.sharded import SpreadRows
 from shoal.embedding.placements.sharded_table import ShardedTable
+from shoal.embedding.rows.placement import Placement, Sharding
+from shoal.embedding.rows.store import Every, Ids, Rows
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
-from shoal.embedding.store import Every, Ids, Rows
-from shoal.embedding.table import Table
 from shoal.world.world import World
 
 try:

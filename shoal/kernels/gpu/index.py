@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.kernels.gpu.lookup import ABSENT, UNKNOWN, Lookup, note_wrong, table_of
+from shoal.kernels.gpu.lookup import ABSENT, UNKNOWN, TableLookup, note_wrong, table_of
 from shoal.kernels.gpu.random import INCREMENT, mix
 from shoal.kernels.gpu.segments import Segments
 
@@ -163,7 +163,9 @@ def _move(old_bases, old_ids, old_rows, keep, places, tables, bases, ids, rows, 
 # fmt: on
 
 
-def find(index: Index, lookup: Lookup, paddings: tuple[Tensor, Tensor], wrong: Tensor) -> Tensor:
+def find(
+    index: Index, lookup: TableLookup, paddings: tuple[Tensor, Tensor], wrong: Tensor
+) -> Tensor:
     """Rows [n] int32 of ids; UNKNOWN where an id has none. Nothing is entered."""
     rows = torch.empty(len(lookup.ids), dtype=torch.int32, device=lookup.ids.device)
     if len(rows):
@@ -181,7 +183,9 @@ def find(index: Index, lookup: Lookup, paddings: tuple[Tensor, Tensor], wrong: T
     return rows
 
 
-def insert(index: Index, lookup: Lookup, paddings: tuple[Tensor, Tensor], wrong: Tensor) -> Tensor:
+def insert(
+    index: Index, lookup: TableLookup, paddings: tuple[Tensor, Tensor], wrong: Tensor
+) -> Tensor:
     """Places [n] int32 of ids, entered where they are new; there must be room for them."""
     places = torch.empty(len(lookup.ids), dtype=torch.int32, device=lookup.ids.device)
     if len(places):

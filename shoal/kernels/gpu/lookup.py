@@ -31,7 +31,7 @@ READERS = 792  # programs that read rows: six for each multiprocessor of a large
 
 
 @dataclass(frozen=True)
-class Lookup:
+class TableLookup:
     """Ids of several tables, table after table, on their device."""
 
     ids: Tensor  # [n] int64
@@ -126,7 +126,7 @@ def _gather(values, rows, ids, starts, tables, count, recipe_keys, factors, kind
 
 
 def locate(
-    lookup: Lookup,
+    lookup: TableLookup,
     bases: Tensor,
     paddings: tuple[Tensor, Tensor],
     wrong: Tensor,
@@ -147,7 +147,7 @@ def locate(
 def gather(
     values: Tensor,
     rows: Tensor,
-    lookup: Lookup,
+    lookup: TableLookup,
     recipes: Recipes,
     grows: bool,
     shape: dict[str, int] | None = None,
@@ -173,7 +173,7 @@ def read_shape(dim: int) -> dict[str, int]:
 
 
 def _reading(
-    values: Tensor, rows: Tensor, lookup: Lookup, count: int, recipes: Recipes
+    values: Tensor, rows: Tensor, lookup: TableLookup, count: int, recipes: Recipes
 ) -> tuple[Any, ...]:
     tables = len(lookup.counts)
     begin = recipes.keys, recipes.factors, recipes.kinds

@@ -55,7 +55,7 @@ SCAN = 2048  # rows that one program looks at
 
 
 @dataclass(frozen=True)
-class Slots:
+class CacheSlots:
     """Where the rows of one table are."""
 
     slot_of: Tensor  # [rows] int32
@@ -67,7 +67,7 @@ class Slots:
     levels: Tensor  # [slots] uint8: how cold their rows are
 
     @classmethod
-    def make(cls, rows: int, slots: int, device: torch.device) -> Slots:
+    def make(cls, rows: int, slots: int, device: torch.device) -> CacheSlots:
         number = torch.int32 if rows < 1 << 31 else torch.int64
         return cls(
             torch.full((rows,), AWAY.value, dtype=torch.int32, device=device),
@@ -293,7 +293,7 @@ def _peek(ids, slot_of, values, host, out, count, rows, padding, DIM: tl.constex
 
 def stage(
     ids: Tensor,
-    slots: Slots,
+    slots: CacheSlots,
     hot: list[Tensor],
     host: Tensor,
     wrong: Tensor,
@@ -352,7 +352,7 @@ def stage(
     )
 
 
-def find(ids: Tensor, slots: Slots, wrong: Tensor, padding: int) -> Tensor:
+def find(ids: Tensor, slots: CacheSlots, wrong: Tensor, padding: int) -> Tensor:
     """Slots [n] int32 of ids that were staged; -1 for padding.
 
     `wrong` notes that a row is in none: there was too little room.
@@ -364,7 +364,7 @@ def find(ids: Tensor, slots: Slots, wrong: Tensor, padding: int) -> Tensor:
     return out
 
 
-def peek(ids: Tensor, slots: Slots, values: Tensor, host: Tensor, padding: int) -> Tensor:
+def peek(ids: Tensor, slots: CacheSlots, values: Tensor, host: Tensor, padding: int) -> Tensor:
     """Rows of ids, wherever they are and stay: [n, dim]."""
     out = torch.empty(len(ids), values.shape[1], device=ids.device)
     how = exchange_shape(values.shape[1])

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Init, Jagged, Retrieval, Table
-from shoal.models.nn.user_items import Taken, even, owners
+from shoal.models.nn.user_items import UserItems, even, owners
 
 
 class Autoencoder(Retrieval):
@@ -34,7 +34,9 @@ class Autoencoder(Retrieval):
         decoder = Table("decoder", last, facts.num_items, init, padding=0)
         bias = Table("decoder_bias", 1, facts.num_items, Init("constant", 0.0), padding=0)
         self.embed = Embeddings(shown=encoder, output=decoder, output_bias=bias)
-        self.taken = Taken(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
+        self.taken = UserItems(
+            facts.train_users, facts.train_items, facts.num_users, facts.num_items
+        )
 
     def pooled(self, lists: Jagged, kept: Tensor | None = None) -> Tensor:
         """Sums of the rows of users' items / sqrt(items), each times its kept [b, num_items]."""

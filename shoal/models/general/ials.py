@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
 from shoal.models.nn.closed_form import Progress
-from shoal.models.nn.user_items import Taken
+from shoal.models.nn.user_items import UserItems
 from shoal.models.options import Count, NotNegative, Positive
 
 
@@ -40,10 +40,10 @@ class IALS(Retrieval):
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         sizes = facts.num_users, facts.num_items
-        self.taken = Taken(facts.train_users, facts.train_items, *sizes)
-        takers = Taken(facts.train_items, facts.train_users, *sizes[::-1])
+        self.taken = UserItems(facts.train_users, facts.train_items, *sizes)
+        takers = UserItems(facts.train_items, facts.train_users, *sizes[::-1])
         by_user, by_item = (
-            Lists(Jagged(one.items, one.starts), size)
+            ListsByLength(Jagged(one.items, one.starts), size)
             for one, size in ((self.taken, facts.num_items), (takers, facts.num_users))
         )
         items = torch.randn(facts.num_items, options.embedding_size)
@@ -58,7 +58,7 @@ class IALS(Retrieval):
 
     def fold_in(self, lists: Jagged) -> Tensor:
         """Vectors of users by what they took, known or new: b lists of items -> [b, d]."""
-        return solve(self.options, Lists(lists, len(self.items)), self.items)
+        return solve(self.options, ListsByLength(lists, len(self.items)), self.items)
 
     def encode_query(self, batch: Batch) -> Tensor:
         return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))
@@ -67,7 +67,7 @@ class IALS(Retrieval):
         return self.items[ids]
 
 
-class Lists:
+class ListsByLength:
     """Lists of what was taken, those of about the same length side by side in one tensor."""
 
     def __init__(self, lists: Jagged, pad: int):
@@ -91,7 +91,7 @@ class Lists:
 
 
 def solve(
-    options: IALS.Options, lists: Lists, others: Tensor, last: Tensor | None = None
+    options: IALS.Options, lists: ListsByLength, others: Tensor, last: Tensor | None = None
 ) -> Tensor:
     """argmin of the loss for each list of what was taken, given vectors [n, d]: [lists, d].
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
 from shoal.models.nn.closed_form import Progress
-from shoal.models.nn.user_items import Taken, multi_hot
+from shoal.models.nn.user_items import UserItems, multi_hot
 
 
 class ItemWeights(Retrieval):
@@ -26,7 +26,9 @@ class ItemWeights(Retrieval):
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
-        self.taken = Taken(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
+        self.taken = UserItems(
+            facts.train_users, facts.train_items, facts.num_users, facts.num_items
+        )
 
     def fold_in(self, lists: Jagged) -> Tensor:
         return multi_hot(lists, self.facts.num_items)

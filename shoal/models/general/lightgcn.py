@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Propagated, Table
-from shoal.models.nn.graph import Graph
+from shoal.models.nn.graph import InteractionGraph
 from shoal.models.nn.losses import placed_bpr_loss
 
 
@@ -37,7 +37,9 @@ class LightGCN(Propagated):
         self.embed = Embeddings(
             {facts.user_field: users, facts.item_field: items, "neg_item": items}
         )
-        self.graph = Graph(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
+        self.graph = InteractionGraph(
+            facts.train_users, facts.train_items, facts.num_users, facts.num_items
+        )
 
     def propagate(self) -> tuple[Tensor, Tensor]:
         """E(0) and E of all nodes, each [num_users + num_items, d]."""

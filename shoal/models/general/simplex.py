@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Table
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.user_items import Taken
+from shoal.models.nn.user_items import UserItems
 
 
 class SimpleX(Retrieval):
@@ -37,7 +37,9 @@ class SimpleX(Retrieval):
         users = Table("user", width, facts.num_users, init)
         items = Table("item", width, facts.num_items, init, padding=0)
         self.embed = Embeddings(user=users, item=items)
-        self.taken = Taken(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
+        self.taken = UserItems(
+            facts.train_users, facts.train_items, facts.num_users, facts.num_items
+        )
         self.mix = nn.Linear(width, width, bias=False)
         self.dropout = Dropout(options.dropout_prob)
 

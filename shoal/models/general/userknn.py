@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch
 from shoal.models.base import Facts, Model
-from shoal.models.nn.user_items import Taken, nearest, owners
+from shoal.models.nn.user_items import UserItems, nearest, owners
 from shoal.models.options import Count, NotNegative
 
 
@@ -27,11 +27,13 @@ class UserKNN(Model):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        self.taken = Taken(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
+        self.taken = UserItems(
+            facts.train_users, facts.train_items, facts.num_users, facts.num_items
+        )
         owner = owners(self.taken.lists(torch.arange(facts.num_users)))
         pairs = owner * facts.num_items + self.taken.items
         self.register_buffer("pairs", pairs, persistent=False)
-        takers = Taken(facts.train_items, facts.train_users, facts.num_items, facts.num_users)
+        takers = UserItems(facts.train_items, facts.train_users, facts.num_items, facts.num_users)
         found = list(nearest(takers, options.k, options.shrink))
         self.register_buffer("alike", torch.cat([values for values, _ in found]))
         self.register_buffer("neighbours", torch.cat([index for _, index in found]))

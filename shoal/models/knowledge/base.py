@@ -137,7 +137,7 @@ class TransR(nn.Module):
         return -F.logsigmoid(far - near).sum()
 
 
-class Spread(KnowledgeModel, Propagated):
+class SpreadModel(KnowledgeModel, Propagated):
     """`spread` makes users and nodes of the learned rows; the score is their dot product."""
 
     def __init__(self, options: Any, facts: Facts):

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output
-from shoal.models.knowledge.base import Spread, TransR
+from shoal.models.knowledge.base import SpreadModel, TransR
 from shoal.models.nn.dropout import shared_dropout
 from shoal.models.nn.edges import Edges
 from shoal.models.nn.mlp import begin_normal
 
 
-class KGAT(Spread):
+class KGAT(SpreadModel):
     """Attention is computed in every step and, as in the paper, learned by TransR alone."""
 
     head_nodes: Tensor  # [n]: the heads of every relation, relation after relation
@@ -31,7 +31,7 @@ class KGAT(Spread):
     tail_counts: Tensor
     tail_place: Tensor
 
-    class Options(Spread.Options):
+    class Options(SpreadModel.Options):
         embedding_size: int = 64
         kg_embedding_size: int = 64  # width of a relation's space
         layers: list[int] = field(default_factory=lambda: [64])

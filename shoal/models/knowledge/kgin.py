@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output
-from shoal.models.knowledge.base import Spread
+from shoal.models.knowledge.base import SpreadModel
 from shoal.models.nn.edges import Edges
 
 
-class KGIN(Spread):
+class KGIN(SpreadModel):
     """The squares of intents' cosines keep them different; edges are walked both ways."""
 
-    class Options(Spread.Options):
+    class Options(SpreadModel.Options):
         embedding_size: int = 64
         context_hops: int = 2  # hops over the graph
         n_factors: int = 4  # intents

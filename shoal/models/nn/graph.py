@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from shoal.kernels.graph import cut, spread
 
 
-class Graph(nn.Module):
+class InteractionGraph(nn.Module):
     """D^-1/2 A D^-1/2 of the training interactions; items are numbered after the users."""
 
     starts: Tensor  # [nodes + 1]: node n's neighbours are neighbours[starts[n]:starts[n + 1]]

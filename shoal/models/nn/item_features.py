@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 
 
 class ItemFeatures(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shoal.data.batch import Jagged
 
 
-class Taken(nn.Module):
+class UserItems(nn.Module):
     """Every user's training items, each once: user u's are items[starts[u]:starts[u + 1]]."""
 
     starts: Tensor  # [num_users + 1]
@@ -78,7 +78,7 @@ def _ones(rows: Tensor, columns: Tensor, size: tuple[int, int]) -> Tensor:
     )
 
 
-def nearest(taken: Taken, k: int, shrink: float) -> Iterator[tuple[Tensor, Tensor]]:
+def nearest(taken: UserItems, k: int, shrink: float) -> Iterator[tuple[Tensor, Tensor]]:
     """The k items most alike to each one by cosine, some items at a time: values [b, k], items."""
     sizes = torch.bincount(taken.items, minlength=taken.num_items).float().sqrt()
     for first, common in taken.common():

@@ -190,7 +190,7 @@ class Block(nn.Module):
     def __init__(self, heads: int, width: int, inner: int, dropout: float):
         super().__init__()
         self.own = Residual(Attention(heads, width, 0.0, causal=True), width, dropout, 1e-6)
-        self.cross = Cross(heads, width, dropout)
+        self.cross = CrossAttention(heads, width, dropout)
         self.feed = Residual(feed_forward(width, inner), width, dropout, 1e-6)
 
     def forward(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class Block(nn.Module):
         return x.view(size, texts, length, width)
 
 
-class Cross(nn.Module):
+class CrossAttention(nn.Module):
     """x + dropout(attention of norm(x) to a memory): [b, n, d], [b, m, d] -> [b, n, d]."""
 
     def __init__(self, heads: int, width: int, dropout: float):

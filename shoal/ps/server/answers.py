@@ -13,8 +13,8 @@ from shoal.kernels.wire import native_outlet
 from shoal.ps.wire import (
     COPY_BELOW,
     MOST_JSON,
-    Header,
     Kind,
+    MessageHeader,
     S,
     WireError,
     json_frame,
@@ -28,7 +28,7 @@ class Request:
     """A message whose answer is due."""
 
     address: bytes
-    header: Header
+    header: MessageHeader
     head: bytes | memoryview = b""  # frame 0: the header, and what may stand behind it
     frames: list[memoryview] = field(default_factory=list)
     ids: list[tuple[int, Tensor]] = field(default_factory=list)  # of a pull: table, its ids
@@ -69,7 +69,7 @@ class Answers:
             return False
         return reader.send(self._outlet, request.address, request.head, int(Kind.OK), most)
 
-    def refuse(self, address: bytes, header: Header, why: str, lost: bool = False) -> None:
+    def refuse(self, address: bytes, header: MessageHeader, why: str, lost: bool = False) -> None:
         """Why it was not done; lost: the run cannot continue."""
         self._send(address, header.answer(Kind.ERROR), [json_frame({"message": why, "lost": lost})])
 
@@ -78,7 +78,7 @@ class Answers:
         self._outlet = None  # native code does not notice that a socket was closed
         self.socket.close()
 
-    def _send(self, address: bytes, header: Header, frames: list[Any]) -> None:
+    def _send(self, address: bytes, header: MessageHeader, frames: list[Any]) -> None:
         if self.silent:
             return
         messages = [address, header.pack(), *frames]

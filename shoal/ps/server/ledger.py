@@ -39,7 +39,7 @@ class Turn(Section):
     over: bool = Field(False, description="nothing is left to do")
 
 
-class Asked(Section):
+class BatchRequest(Section):
     """What a worker says when it asks for batches."""
 
     lease: int = Field(0, ge=0, le=MOST, description="the one that it has, as far as it knows")
@@ -94,7 +94,7 @@ class Ledger:
         self.turn, self._next, self._last = turn, turn.first, turn.last
         self._loss, self._losses, self._begun = 0.0, 0, time.monotonic()
 
-    def ask(self, worker: int, asked: Asked, alive: Sequence[int]) -> dict[str, Any]:
+    def ask(self, worker: int, asked: BatchRequest, alive: Sequence[int]) -> dict[str, Any]:
         """What a worker is to do; asked again, it is told the same."""
         held = self.leases.get(worker)
         if held is not None and held.number == asked.lease:

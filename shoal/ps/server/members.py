@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.ps.server.answers import Answers, Request
-from shoal.ps.server.ledger import Asked, Ledger, Turn
-from shoal.ps.wire import ANY_NUMBER, MOST_WORKERS, Header, WireError, json_frame
+from shoal.ps.server.ledger import BatchRequest, Ledger, Turn
+from shoal.ps.wire import ANY_NUMBER, MOST_WORKERS, MessageHeader, WireError, json_frame
 
 log = logging.getLogger("shoal")
 
@@ -47,7 +47,7 @@ class Members(dict[int, Worker]):
         self._over = False  # a worker said so
         self._alone_since: float | None = None  # when the last worker went
 
-    def register(self, header: Header, host: str) -> bool:
+    def register(self, header: MessageHeader, host: str) -> bool:
         """Take up a worker that says hello, as often as it does; whether it is new."""
         known = self.get(header.worker)
         if known is None:
@@ -62,7 +62,7 @@ class Members(dict[int, Worker]):
             )
         return known is None
 
-    def hear(self, header: Header) -> None:
+    def hear(self, header: MessageHeader) -> None:
         """The worker that a message is from lives, if it is one of this run."""
         worker = self.get(header.worker)
         if worker is None or worker.session != header.session:
@@ -116,7 +116,7 @@ class Members(dict[int, Worker]):
     def _nothing_left(self) -> bool:
         return self._over or self.ledger.over
 
-    def number_of(self, header: Header) -> int:
+    def number_of(self, header: MessageHeader) -> int:
         """The number of a worker that says hello: server 0 gives it, and others are told."""
         for number, worker in self.items():
             if worker.session == header.session:
@@ -142,7 +142,7 @@ class Members(dict[int, Worker]):
     def lease(self, request: Request) -> None:
         """A worker asks what to do."""
         self._check_keeper()
-        asked = request.read(Asked, "a LEASE that is not right", 1 << 20)
+        asked = request.read(BatchRequest, "a LEASE that is not right", 1 << 20)
         answer = self.ledger.ask(request.header.worker, asked, self.alive)
         self.answers.give(request, [json_frame(answer)])
 

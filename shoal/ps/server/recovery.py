@@ -23,11 +23,11 @@ from shoal.ps.server.answers import Request
 from shoal.ps.server.journal import REQUEST, STATE, Journal, Rows, committed
 from shoal.ps.server.shards import Written, load_shards
 from shoal.ps.server.state import State
-from shoal.ps.server.steps import Steps
+from shoal.ps.server.steps import ServedSteps
 from shoal.ps.spec import Load, Save
 from shoal.ps.wire import (
-    Header,
     Kind,
+    MessageHeader,
     WireError,
     parse_header,
     parse_json,
@@ -95,7 +95,7 @@ class Recovery:
 
     # ---- started again --------------------------------------------------------------------------
 
-    def recognise(self, header: Header) -> None:
+    def recognise(self, header: MessageHeader) -> None:
         """Whose is the journal that was found: of the run that speaks, or of one before it?"""
         if not self.journal.found:
             return
@@ -104,7 +104,7 @@ class Recovery:
         elif header.kind == Kind.HELLO:
             self.journal.discard()
 
-    def check_known(self, header: Header) -> None:
+    def check_known(self, header: MessageHeader) -> None:
         """Name the cause where a worker speaks to a server that nobody has greeted in its life."""
         if self.journal.on:
             raise WireError(
@@ -205,7 +205,7 @@ def read_save(request: Request) -> Save:
     return request.read(Save, "a save is {name: text, delta: true or false, held: true or false}")
 
 
-def describe(steps: Steps, save: Save) -> list[Any]:
+def describe(steps: ServedSteps, save: Save) -> list[Any]:
     """The frames of a record: JSON, dense parameters, the state of their optimizer."""
     state, workers = steps.state, {}
     for number, worker in steps.members.items():
@@ -230,7 +230,9 @@ def describe(steps: Steps, save: Save) -> list[Any]:
     return [known.model_dump_json().encode(), dense, format_tensors(optimizer)]
 
 
-def take_over(steps: Steps, frames: list[memoryview], rows: Rows, folder: Path | None) -> Known:
+def take_over(
+    steps: ServedSteps, frames: list[memoryview], rows: Rows, folder: Path | None
+) -> Known:
     """Become what a record says, with the rows of these files; the workers have said hello."""
     known, dense, optimizer = _parse(frames)
     state = steps.state
@@ -255,7 +257,7 @@ def take_over(steps: Steps, frames: list[memoryview], rows: Rows, folder: Path |
     return known
 
 
-def check_same(steps: Steps, frames: list[memoryview]) -> Known:
+def check_same(steps: ServedSteps, frames: list[memoryview]) -> Known:
     """Refuse a journal that did not lead to what the server was: its numbers would be wrong."""
     known, dense, _ = _parse(frames)
     here = bytes(steps.state.dense_frame()) if known.has_dense else b""

@@ -23,7 +23,7 @@ from shoal.ps.server.members import Members
 from shoal.ps.server.recovery import Recovery, read_save
 from shoal.ps.server.shards import ShardWriter, Written, load_shards
 from shoal.ps.server.state import make_state
-from shoal.ps.server.steps import Steps
+from shoal.ps.server.steps import ServedSteps
 from shoal.ps.sockets import Context, listen
 from shoal.ps.spec import Load, read_hello
 from shoal.ps.wire import (
@@ -31,8 +31,8 @@ from shoal.ps.wire import (
     COUNT,
     IN_PIECES,
     MOST_FRAMES,
-    Header,
     Kind,
+    MessageHeader,
     WireError,
     join_pieces,
     json_frame,
@@ -81,7 +81,7 @@ class Server:
         self.members = Members(index, self.answers, timeout)
         self.recovery = Recovery(self, journal)
         self.life = secrets.token_bytes(8)  # of this process: another one may have been before it
-        self.steps: Steps | None = None  # once a worker has described the model
+        self.steps: ServedSteps | None = None  # once a worker has described the model
         self.failure: str | None = None
         self._failed_at = 0.0
         self.writer: ShardWriter | None = None
@@ -167,7 +167,7 @@ class Server:
     def receive(self, address: bytes, head: bytes | memoryview, frames: list[memoryview]) -> None:
         """Answer one message: its frame 0, and those that follow."""
         self.messages += 1
-        header = Header(Kind.ERROR, 0)
+        header = MessageHeader(Kind.ERROR, 0)
         try:
             if len(frames) > 1 << 12:  # pieces of one
                 raise WireError(f"a message of {1 + len(frames)} frames")
@@ -187,7 +187,7 @@ class Server:
             log.exception("server %d could not handle a message", self.index)
             self._refuse(address, header, f"server {self.index} stumbled: {error!r}")
 
-    def _check_sender(self, header: Header) -> None:
+    def _check_sender(self, header: MessageHeader) -> None:
         if header.kind >= Kind.OK:
             raise WireError("an answer, where a request must be")
         if header.kind == Kind.HELLO:
@@ -225,7 +225,7 @@ class Server:
     def _orders(self, request: Request) -> dict[int, bool]:
         return self.members[request.header.worker].orders
 
-    def _refuse(self, address: bytes, header: Header, why: str) -> None:
+    def _refuse(self, address: bytes, header: MessageHeader, why: str) -> None:
         self.refused += 1
         self.answers.refuse(address, header, why, lost=why == self.failure)
 
@@ -247,7 +247,7 @@ class Server:
             raise WireError(f"worker {header.worker} of {spec.workers}")
         if self.steps is None:
             state = make_state(spec, self.index, self.tiers)
-            self.steps = Steps(state, self.members, self.fail, self.recovery.write_down)
+            self.steps = ServedSteps(state, self.members, self.fail, self.recovery.write_down)
             self.members.elastic = spec.elastic
         if self.members.register(header, host):
             self.recovery.write_down(request)
@@ -294,7 +294,7 @@ class Server:
     def _dense_state(self, request: Request) -> None:
         self.answers.give(request, [format_tensors(self._steps().state.dense_state())])
 
-    def _steps(self) -> Steps:
+    def _steps(self) -> ServedSteps:
         assert self.steps is not None  # a worker is known here when it has described the model
         return self.steps
 

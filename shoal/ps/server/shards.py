@@ -27,8 +27,8 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
-from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
-from shoal.embedding.placement import Placement, Sharding
+from shoal.embedding.engines.row_files import RowFilesRead, chunks, take_over, tell_lost
+from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.ps.server.folder import Folder, opened
 from shoal.ps.server.state import State
 from shoal.ps.spec import Load, Save
@@ -186,7 +186,7 @@ def load_shards(state: State, root: Path | None, load: Load) -> Iterator[None]:
     """
     where = f"{root}/{load.name}"
     stores = state.make_stores() if load.fresh else state.stores
-    taken = {one.name: Taken() for one in state.spec.tables}
+    taken = {one.name: RowFilesRead() for one in state.spec.tables}
     numbers = {one.name: k for k, one in enumerate(state.spec.tables)}
     for file, facts in load.files.items():
         if not file.startswith("rows-") or "/" in file:

@@ -16,10 +16,10 @@ from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
 from shoal.config.row_rules import TiersSection
-from shoal.embedding.admission import admission_of, tend
 from shoal.embedding.engines.local import make_engines, push_all
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.dense import DenseOptimizer, make_optimizer, restore_state, state_tensors
+from shoal.embedding.rows.admission import admission_of, tend
 from shoal.ps.spec import Spec
 from shoal.ps.wire import (
     COMPRESSED,

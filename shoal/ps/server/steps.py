@@ -25,8 +25,8 @@ from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
     WITH_DENSE,
-    Header,
     Kind,
+    MessageHeader,
     WireError,
     numbers,
     numbers_frame,
@@ -42,7 +42,7 @@ from shoal.ps.wire import (
 log = logging.getLogger("shoal")
 
 
-class Steps:
+class ServedSteps:
     """Pulls and pushes of a run's workers."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Steps:
             return False
         return self.answers.give_rows(self._reader, request, self._most_values)
 
-    def _is_time(self, header: Header) -> bool:
+    def _is_time(self, header: MessageHeader) -> bool:
         """Whether the rows that a pull of a step may see are ready."""
         if header.step < 0 or self.spec.mode == "geo" or self.spec.elastic:
             return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from shoal.kernels.wire import native_arriving
-from shoal.ps.wire import BFLOAT16, COMPRESSED, HEADER, Header, WireError, receive_rows
+from shoal.ps.wire import BFLOAT16, COMPRESSED, HEADER, MessageHeader, WireError, receive_rows
 
 Places = list[tuple[int, int]]  # where values begin in a flat tensor, and how many they are
 
@@ -13,7 +13,7 @@ Places = list[tuple[int, int]]  # where values begin in a flat tensor, and how m
 class ArrivingRows:
     """Rows of one request, copied to their places in a tensor when they come."""
 
-    def __init__(self, header: Header, to: Tensor, places: Places):
+    def __init__(self, header: MessageHeader, to: Tensor, places: Places):
         self.flags = header.flags
         self.to, self.places = to, places  # held here: native code writes there, too
         plain = not self.flags & (BFLOAT16 | COMPRESSED)

@@ -11,7 +11,7 @@ import zmq
 from shoal.ps.address import check_private
 from shoal.ps.keys import Keys
 from shoal.ps.sockets import Context, connect
-from shoal.ps.wire import Header, Kind
+from shoal.ps.wire import Kind, MessageHeader
 
 PING_SECONDS = 1.0
 LOOK_SECONDS = 0.05  # the same, where another server has the same rows
@@ -59,7 +59,7 @@ class Caller:
         wait = PING_SECONDS if self.replicas == 1 else LOOK_SECONDS
         return connect(self.context, address, self.keys, wait)
 
-    def header(self, kind: Kind, flags: int = 0, step: int = -1) -> Header:
+    def header(self, kind: Kind, flags: int = 0, step: int = -1) -> MessageHeader:
         """The header of a new request."""
         self._number += 1
-        return Header(kind, self.worker, flags, self._number, step, self.session)
+        return MessageHeader(kind, self.worker, flags, self._number, step, self.session)

@@ -45,10 +45,10 @@ from shoal.ps.worker.replicas import Replicas
 from shoal.ps.worker.transfer import (
     REQUEST_VALUES,
     UNDER_WAY,
-    Asked,
     Pulling,
     Pushing,
-    Share,
+    RowRequest,
+    SplitIds,
     cut,
 )
 from shoal.world.world import PeerLost
@@ -65,7 +65,7 @@ class Client(Caller):
         super().__post_init__()
         self.flags = 0  # of rows on the wire
         self.pushes = 0  # made so far: the step that the servers count
-        self._rows: tuple[list[Share], list[Tensor]] = ([], [])  # of the next push
+        self._rows: tuple[list[SplitIds], list[Tensor]] = ([], [])  # of the next push
         self.on_push: Callable[[], None] = lambda: None  # called once a push is on its way
         count = len(self.addresses) // self.replicas
         self.servers = [Link(self, k % count, one) for k, one in enumerate(self.addresses)]
@@ -181,26 +181,26 @@ class Client(Caller):
 
     # ---- rows -----------------------------------------------------------------------------------
 
-    def start_pull(self, shares: list[Share], step: int = -1) -> Pulling:
+    def start_pull(self, shares: list[SplitIds], step: int = -1) -> Pulling:
         """Ask for the rows of some tables; `wait` has them. step=-1: as they are now.
 
         Their place here is made when the servers are at work already.
         """
         assert self.spec is not None
         dims = [self.spec.tables[share.table].dim for share in shares]
-        asked: list[list[Asked]] = []
+        asked: list[list[RowRequest]] = []
         for link in self.links:
-            requests: list[Asked] = []
+            requests: list[RowRequest] = []
             for some in cut(shares, dims, link.index, REQUEST_VALUES):
                 wanted = [(shares[k].table, shares[k].ids, first, last) for k, first, last in some]
                 header = self.header(Kind.PULL, self.flags, step)
-                requests.append(Asked(link, header, wanted, some))
+                requests.append(RowRequest(link, header, wanted, some))
             for one in requests[:UNDER_WAY]:
                 one.send()
             asked.append(requests)
         return Pulling(shares, dims, asked)
 
-    def add_rows(self, shares: list[Share], grads: list[Tensor]) -> None:
+    def add_rows(self, shares: list[SplitIds], grads: list[Tensor]) -> None:
         """Let the next push have these gradients of rows: grads[k] [n, dim] of shares[k]."""
         self._rows = shares, grads
 
@@ -215,7 +215,7 @@ class Client(Caller):
 
     def start_push(
         self,
-        shares: list[Share],
+        shares: list[SplitIds],
         grads: list[Tensor],
         lr: float,
         loss: float,

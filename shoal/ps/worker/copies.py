@@ -18,9 +18,9 @@ from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.route import TableTrip
+from shoal.embedding.rows.table import Init, Table
 from shoal.embedding.service import Gradients, Lookup
-from shoal.embedding.table import Init, Table
-from shoal.ps.worker.client import Client, Share
+from shoal.ps.worker.client import Client, SplitIds
 from shoal.ps.worker.remote import RemoteTable, Served, ServedRows, ServedTrip
 
 
@@ -39,12 +39,12 @@ class Copy:
         """Forget what came."""
         self.base: RowEngine = make_local(self._came, RowOptimizer("sgd"), 0)
 
-    def missing(self, part: TableTrip) -> Share:
+    def missing(self, part: TableTrip) -> SplitIds:
         """Those rows of a lookup that this window has not fetched yet, grouped by server."""
         keys = part.keys.cpu()
         new = self.base.pull(keys)[:, -1] == 0
         counts = [int(piece.sum()) for piece in new.split(part.counts)]
-        return Share(self.remote.number, keys[new], counts)
+        return SplitIds(self.remote.number, keys[new], counts)
 
     def take(self, ids: Tensor, rows: Tensor) -> None:
         """Rows of this window as they came from the servers."""
@@ -84,7 +84,7 @@ class GeoRows(ServedRows):
         for copy in self.copies.values():
             copy.begin()
 
-    def changes(self, workers: int) -> tuple[list[Share], list[Tensor]]:
+    def changes(self, workers: int) -> tuple[list[SplitIds], list[Tensor]]:
         """What the rows of this window changed by, over the number of workers, as a push has it."""
         found = [(copy.remote.number, copy.changes(workers)) for copy in self.copies.values()]
         made = [(number, one) for number, one in found if one is not None]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from shoal.ps.wire import Header, Kind, parse_header
+from shoal.ps.wire import Kind, MessageHeader, parse_header
 from shoal.ps.worker.caller import PING_SECONDS, Caller
 from shoal.ps.worker.link import Link
 
@@ -32,7 +32,7 @@ class Heartbeat:
         """Let the servers know that this worker lives, and notice when they do not."""
         caller = self.caller
         links = [(one, caller.connect(one.address)) for shard in self.shards for one in shard]
-        header = Header(Kind.PING, caller.worker, session=caller.session).pack()
+        header = MessageHeader(Kind.PING, caller.worker, session=caller.session).pack()
         heard, failed = {link: 0.0 for link, _ in links}, 0.0
         while not self._stop.wait(PING_SECONDS):
             for link, socket in links:

@@ -19,8 +19,8 @@ from shoal.ps.address import nobody_listens
 from shoal.ps.wire import (
     COPY_BELOW,
     HEADER,
-    Header,
     Kind,
+    MessageHeader,
     Wanted,
     WireError,
     in_pieces,
@@ -47,7 +47,7 @@ class Link:
         self.caller, self.index, self.address = caller, index, address
         self.socket = caller.connect(address)
         self.due: dict[int, Callable[[], None]] = {}  # asked and not answered: sends it again
-        self.came: dict[int, tuple[Header, list[Any]]] = {}
+        self.came: dict[int, tuple[MessageHeader, list[Any]]] = {}
         self.rows: dict[int, ArrivingRows] = {}  # of requests that are due
         self._ping = 0  # number of the last request for a sign of life
         self.failure = ""  # why it is lost, as the heartbeat found
@@ -66,16 +66,16 @@ class Link:
         """Say where the rows of a request belong."""
         self.rows[number] = rows
 
-    def ask(self, header: Header, frames: Sequence[Any]) -> int:
+    def ask(self, header: MessageHeader, frames: Sequence[Any]) -> int:
         """Send a request; its number, by which `wait` finds the answer."""
         self._post(header, partial(self._send, in_pieces(header, frames)))
         return header.sequence
 
-    def ask_rows(self, header: Header, wanted: Wanted) -> None:
+    def ask_rows(self, header: MessageHeader, wanted: Wanted) -> None:
         """Send a request for rows; `wait` returns when they are where `rows` says."""
         self._post(header, partial(self._send, [pull_message(header, wanted)]))
 
-    def _post(self, header: Header, send: Callable[[], None]) -> None:
+    def _post(self, header: MessageHeader, send: Callable[[], None]) -> None:
         self.due[header.sequence] = send
         send()
 

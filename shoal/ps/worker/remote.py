@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.placement import Placement, Sharding
 from shoal.embedding.placements.route import TableTrip, Trip
 from shoal.embedding.placements.routed import RoutedRows
+from shoal.embedding.rows.placement import Placement, Sharding
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
-from shoal.embedding.table import Table
-from shoal.ps.worker.client import Client, Pulling, Share
+from shoal.ps.worker.client import Client, Pulling, SplitIds
 
 
 class RemoteTable:
@@ -39,10 +39,10 @@ class Served(RowGradients):
 
     per_server: list[int] = field(default_factory=list)  # how many of the ids are whose
 
-    def share(self, number: int) -> Share:
+    def share(self, number: int) -> SplitIds:
         """As the client sends it."""
         assert isinstance(self.ids, Tensor)
-        return Share(number, self.ids, self.per_server, self.counts)
+        return SplitIds(number, self.ids, self.per_server, self.counts)
 
 
 class ServedTrip(Trip):
@@ -67,7 +67,7 @@ class ServedTrip(Trip):
         """Ask for the rows, once."""
         if self._pulling is None:
             shares = [
-                Share(self.tables[name].number, part.keys.cpu(), part.counts)
+                SplitIds(self.tables[name].number, part.keys.cpu(), part.counts)
                 for name, part in self.parts.items()
             ]
             self._pulling = self.client.start_pull(shares, self.step)

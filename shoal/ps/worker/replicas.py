@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shoal.ps.wire import Header, Kind, Wanted, json_frame, parse_json
+from shoal.ps.wire import Kind, MessageHeader, Wanted, json_frame, parse_json
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.link import Link
 from shoal.world.world import PeerLost
@@ -50,7 +50,7 @@ class Replicas:
 
     # ---- requests -------------------------------------------------------------------------------
 
-    def ask(self, header: Header, frames: Sequence[Any]) -> int:
+    def ask(self, header: MessageHeader, frames: Sequence[Any]) -> int:
         """Send a request: to all where it changes them."""
         if header.kind not in CHANGES:
             self._read(header, lambda link: link.ask(header, frames))
@@ -60,7 +60,7 @@ class Replicas:
                 link.ask(header, [_held(frames[0])] if held else frames)
         return header.sequence
 
-    def ask_rows(self, header: Header, wanted: Wanted) -> None:
+    def ask_rows(self, header: MessageHeader, wanted: Wanted) -> None:
         """Send a request for rows."""
         self._read(header, lambda link: link.ask_rows(header, wanted))
 
@@ -69,7 +69,7 @@ class Replicas:
         self._rows[number] = rows
         self.live[0].expect(number, rows)
 
-    def _read(self, header: Header, ask: Callable[[Link], Any]) -> None:
+    def _read(self, header: MessageHeader, ask: Callable[[Link], Any]) -> None:
         self._reads[header.sequence] = ask
         self._ask_first(header.sequence)
 
@@ -91,7 +91,7 @@ class Replicas:
             self._rows.pop(number, None)
         return found[0]
 
-    def tell_others(self, header: Header, frames: Sequence[Any]) -> None:
+    def tell_others(self, header: MessageHeader, frames: Sequence[Any]) -> None:
         """Let those know that were not asked what the first one answered."""
         others = self.live[1:]
         for link in others:

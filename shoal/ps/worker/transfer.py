@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.ps.wire import WITH_DENSE, Header, Kind, Wanted, numbers, receive_flat
+from shoal.ps.wire import WITH_DENSE, Kind, MessageHeader, Wanted, numbers, receive_flat
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.caller import Caller
 from shoal.ps.worker.lease import Lease
@@ -22,7 +22,7 @@ Pieces = list[tuple[int, int, int]]  # number of a share, first and last of its 
 
 
 @dataclass(frozen=True)
-class Share:
+class SplitIds:
     """Distinct ids of one table, grouped by server: the first counts[0] are server 0's, ..."""
 
     table: int
@@ -47,7 +47,7 @@ class Share:
         return torch.tensor([1.0, 0.0]).repeat(self.counts[server], 1)
 
 
-def cut(shares: list[Share], dims: list[int], server: int, most: int) -> list[Pieces]:
+def cut(shares: list[SplitIds], dims: list[int], server: int, most: int) -> list[Pieces]:
     """What one server is asked for, as requests of about `most` values; at least one."""
     requests: list[Pieces] = [[]]
     room = most
@@ -67,11 +67,11 @@ def cut(shares: list[Share], dims: list[int], server: int, most: int) -> list[Pi
     return requests
 
 
-class Asked(NamedTuple):
+class RowRequest(NamedTuple):
     """A request for some of a pull's rows."""
 
     link: Link | Replicas
-    header: Header
+    header: MessageHeader
     wanted: Wanted
     pieces: Pieces
 
@@ -82,7 +82,7 @@ class Asked(NamedTuple):
 class Pulling:
     """Rows on their way; asked: the requests to each server, of which the first are sent."""
 
-    def __init__(self, shares: list[Share], dims: list[int], asked: list[list[Asked]]):
+    def __init__(self, shares: list[SplitIds], dims: list[int], asked: list[list[RowRequest]]):
         self.shapes = [(len(share.ids), dim) for share, dim in zip(shares, dims)]
         self.sizes = [n * dim for n, dim in self.shapes]
         starts = list(accumulate(self.sizes, initial=0))

@@ -47,7 +47,7 @@ Lookup = Callable[[str, "Tensor | Jagged", str], Tensor]
 Fields = Mapping[str, "Tensor | Jagged"]
 
 
-class Lists:
+class JaggedIds:
     """Ids of several per place, in the place of a tensor [b] or [b, s]: lookups sum their rows."""
 
     def __init__(self, jagged: Jagged, places: list[int]):
@@ -63,7 +63,7 @@ class Step(NamedTuple):
     used: set[str]
 
 
-class Graph:
+class ExportedGraph:
     """A graph that was read, ready to run."""
 
     def __init__(
@@ -136,12 +136,12 @@ class Graph:
         meter = Meter(self.where, values.values()) if checked else None
         return self._run(values, lookup, meter)
 
-    def _given(self, inputs: Fields) -> dict[str, Tensor | Lists]:
-        given: dict[str, Tensor | Lists] = {}
+    def _given(self, inputs: Fields) -> dict[str, Tensor | JaggedIds]:
+        given: dict[str, Tensor | JaggedIds] = {}
         for name, facts in self.inputs.items():
             if facts["used"]:
                 one = inputs[name]
-                given[name] = Lists(one, facts["shape"][1:]) if isinstance(one, Jagged) else one
+                given[name] = JaggedIds(one, facts["shape"][1:]) if isinstance(one, Jagged) else one
         return given
 
     def check(self) -> None:
@@ -191,7 +191,7 @@ class Graph:
         if isinstance(call, Operator):
             arguments = {name: _resolve(value, values) for name, value in args.items()}
             if meter is not None:
-                if any(isinstance(one, Lists) for one in arguments.values()):
+                if any(isinstance(one, JaggedIds) for one in arguments.values()):
                     raise ArtifactError(
                         f"{self.where} takes one id in each slot, and this sample has several"
                     )
@@ -200,7 +200,7 @@ class Graph:
         found = _resolve(args, values)
         if not isinstance(call, str):
             return call(*found)
-        need(isinstance(found[0], Tensor | Lists), "ids are %.80s", found[0])
+        need(isinstance(found[0], Tensor | JaggedIds), "ids are %.80s", found[0])
         shape, taken = _shape_of(call, self.dims, *found)
         if meter is not None:
             meter.admit(taken)
@@ -216,7 +216,7 @@ class Graph:
 class Running:
     """A graph with the tables that it reads."""
 
-    def __init__(self, graph: Graph, tables: Mapping[str, RowTable]):
+    def __init__(self, graph: ExportedGraph, tables: Mapping[str, RowTable]):
         self.graph, self.tables = graph, tables
         # Samples, or pairs of a query and an item, that are not known to be too many at a time.
         self._fit = 1 << 16
@@ -281,7 +281,7 @@ def _part(fields: Fields, count: int, first: int, last: int) -> dict[str, Tensor
 
 
 def _shape_of(
-    kind: str, dims: Mapping[str, int], ids: Tensor | Lists, *rest: Any
+    kind: str, dims: Mapping[str, int], ids: Tensor | JaggedIds, *rest: Any
 ) -> tuple[list[int], Cost]:
     """The shape of what a lookup gives, and what it takes."""
     shape = list(ids.shape)
@@ -289,7 +289,7 @@ def _shape_of(
     if length is not None:
         need(type(length) is int and length >= 0 and len(shape) == 1, "lists of %s ids", length)
         shape.append(length)
-    flat = ids.jagged.values.numel() if isinstance(ids, Lists) else ids.numel()
+    flat = ids.jagged.values.numel() if isinstance(ids, JaggedIds) else ids.numel()
     if kind == PADDED:
         return shape, cost(flat + 4 * math.prod(shape))
     table, dim = rest[0], rest[1]
@@ -297,7 +297,7 @@ def _shape_of(
     return [*shape, dim], cost((flat + 2 * math.prod(shape)) * dim)
 
 
-def _look_up(kind: str, lookup: Lookup, ids: Tensor | Lists, *rest: Any) -> Tensor:
+def _look_up(kind: str, lookup: Lookup, ids: Tensor | JaggedIds, *rest: Any) -> Tensor:
     """What one of these nodes gives."""
     if kind in (LOOKUP, POOLED):
         table, how = rest[0], rest[2] if kind == POOLED else "sum"
@@ -305,7 +305,7 @@ def _look_up(kind: str, lookup: Lookup, ids: Tensor | Lists, *rest: Any) -> Tens
             return lookup(table, ids, how)
         rows = lookup(table, ids.jagged, how)
         return rows.view(*ids.shape, rows.shape[-1])
-    lists = ids.jagged if isinstance(ids, Lists) else Jagged(ids, torch.arange(len(ids) + 1))
+    lists = ids.jagged if isinstance(ids, JaggedIds) else Jagged(ids, torch.arange(len(ids) + 1))
     if kind == PADDED:
         return lists.padded(rest[0])
     rows = lookup(rest[0], lists.values, "sum")

@@ -25,20 +25,20 @@ from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import FILE as FEATURES
 from shoal.runs.artifact.encoding import read_encoder
 from shoal.runs.artifact.files import ArtifactError
-from shoal.runs.artifact.graph import Graph, Running
+from shoal.runs.artifact.graph import ExportedGraph, Running
 from shoal.runs.artifact.tables import RowTable
 from shoal.runs.predictions import Predictor
 from shoal.runs.recommender import (
     NOBODY,
-    Asked,
     History,
-    Ranking,
+    RankedItems,
     Recommender,
+    Wanted,
     asked_at,
     padded,
 )
 from shoal.training.evaluation import predicted
-from shoal.training.evaluation.phases import Lists
+from shoal.training.evaluation.phases import UserLists
 
 DELTAS = 64  # that may lie upon each other
 GRAPHS = {"clicks": "predict", "module": "answer"}  # kinds without a catalogue, and their use
@@ -67,12 +67,12 @@ class Artifact:
         if self.kind == "scorer" and signature["query"] != "items":
             raise ArtifactError(f"artifact {self.folder} is of an older version; export it anew")
         self.tables = self._tables(check)
-        self.graph: Graph | None = None
+        self.graph: ExportedGraph | None = None
         if signature["graph"] is not None:
             dense = files.read_tensors(self.folder, "dense.safetensors", self.manifest)
             document = files.read_json(self.folder, "graph.json", self.manifest)
             dims = {name: table.dim for name, table in self.tables.items()}
-            self.graph = Graph(document, dense, dims, f"{self.folder}/graph.json")
+            self.graph = ExportedGraph(document, dense, dims, f"{self.folder}/graph.json")
             if check:
                 self.graph.check()
             self.running = Running(self.graph, self.tables)
@@ -152,9 +152,9 @@ class Artifact:
 
     def score(self, user: Any, items: Sequence[Any]) -> list[float]:
         """Scores of items for one user."""
-        return self.recommender.score(Asked(user), items)
+        return self.recommender.score(Wanted(user), items)
 
-    def similar_items(self, item: Any, topk: int = 10) -> Ranking:
+    def similar_items(self, item: Any, topk: int = 10) -> RankedItems:
         """Items whose vectors point the same way: [(item, cosine), ...], without itself."""
         return self.recommender.similar_items(item, topk)
 
@@ -383,7 +383,7 @@ class StoredHistories:
 
     def pairs(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What each of these users took, as pairs: place in `users` [m], item [m]."""
-        rows, items = Lists(self.items, self.offsets).chosen(users).block(0, len(users))
+        rows, items = UserLists(self.items, self.offsets).chosen(users).block(0, len(users))
         return rows, items.astype(np.int64)
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from shoal.data.batch import Jagged
 from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.pooling import pool_rows
-from shoal.embedding.store import Rows
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.store import Rows
+from shoal.embedding.rows.table import Init, Table
 from shoal.runs.artifact.files import ArtifactError, TensorFile, damaged, read_tensors
 
 Kind = Literal["float32", "float16", "int8"]

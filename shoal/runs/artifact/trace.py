@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
+from shoal.embedding.rows.store import Every, Store
 from shoal.embedding.service import Collected, Gradients, RowService
-from shoal.embedding.store import Every, Store
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.runs.artifact.graph import OURS, PADDED
 from shoal.runs.artifact.operators.table import DTYPES, ELSEWHERE, NUMBERS, OPERATORS

@@ -23,8 +23,8 @@ from shoal.data.clicks import ClickData
 from shoal.data.clicks.encoder import FeatureEncoder
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
-from shoal.embedding.store import Rows
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.store import Rows
+from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import ClickModel, Model, Retrieval
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.runs.artifact import files

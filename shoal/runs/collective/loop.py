@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from shoal.config.collective import choose_backend
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.embedding.engines.init import initial_rows
-from shoal.embedding.store import Rows, Store
-from shoal.embedding.table import Table
+from shoal.embedding.rows.store import Rows, Store
+from shoal.embedding.rows.table import Table
 from shoal.models.base import Facts, Model
-from shoal.runs.collective.modules import Spread, Weighing, entered, take_over
+from shoal.runs.collective.modules import SpreadModule, Weighing, entered, take_over
 from shoal.runs.collective.slices import cut, size_of
 from shoal.runs.collective.updates import RowUpdates, SteppedByUser, optimizer_section
 from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give
@@ -46,7 +46,7 @@ class Number(int):
 class Assembled(Model):
     """The embedding modules of a strategy, as a model that can be set up."""
 
-    def __init__(self, modules: list[Spread]):
+    def __init__(self, modules: list[SpreadModule]):
         super().__init__(None, Facts())
         self.parts = nn.ModuleList(modules)
 
@@ -84,7 +84,7 @@ class Loop:
         self.weighing = Weighing(1.0 / world.size if reduction == "mean" else 1.0)
         self.in_embedding_scope = False
         self._built: list[nn.Module] = []  # torch's embeddings, to be taken over
-        self._spread: list[Spread] = []
+        self._spread: list[SpreadModule] = []
         self._dense: torch.optim.Optimizer | None = None
         self._ready = False
         self.previewing = False  # whether rows may be looked at before they are
@@ -157,7 +157,7 @@ class Loop:
             )
         return initial_rows(table, self.seed, ids.reshape(-1)).view(*ids.shape, table.dim)
 
-    def adopt(self, module: Spread) -> None:
+    def adopt(self, module: SpreadModule) -> None:
         """Take an embedding into the strategy."""
         if self._ready:
             raise RuntimeError(

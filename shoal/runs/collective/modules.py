@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.rows.table import Init, Table
 
 ROWS = "rows"  # the name of the parameter that stands for them
 entered: list[Any] = []  # the strategies whose scopes a module is built in, the innermost last
@@ -35,7 +35,7 @@ class Weighing:
         return rows
 
 
-class Spread(nn.Module):
+class SpreadModule(nn.Module):
     """What all of them have: a table, and where its rows are.
 
     `model.parameters()` has an empty tensor in the place of the rows: optimizers refuse to have no
@@ -67,11 +67,12 @@ class Spread(nn.Module):
         return self._scope.weighing(self.embed.rows(self.table.name, ids.long()))
 
 
-class Embedding(Spread):
+class Embedding(SpreadModule):
     """Rows under a name, spread over the processes: `shoal.Embedding("item", dim=16)`.
 
     rows: how many there are; None: any 64-bit id has one, which comes to be when it is first
-    trained. init: how a row begins (shoal.embedding.table.Init). padding: an id that reads as 0.
+    trained. init: how a row begins (shoal.embedding.rows.table.Init). padding: an id that reads
+    as 0.
 
     >>> import torch, shoal
     >>> strategy = shoal.CollectiveStrategy(device="cpu")
@@ -104,7 +105,7 @@ class Embedding(Spread):
         return self.look_up(ids)
 
 
-class _Taken(Spread):
+class _Taken(SpreadModule):
     """A module of torch's whose weight is spread: it is looked up, and never whole."""
 
     @property
@@ -153,7 +154,7 @@ class SpreadBag(_Taken, nn.EmbeddingBag):  # type: ignore[override]
         )
 
 
-def take_over(module: nn.Module, name: str, scope: Any) -> Spread | None:
+def take_over(module: nn.Module, name: str, scope: Any) -> SpreadModule | None:
     """Let an nn.Embedding or nn.EmbeddingBag read spread rows; None: a frozen one, left alone."""
     assert isinstance(module, nn.Embedding | nn.EmbeddingBag)
     if not module.weight.requires_grad:
@@ -172,7 +173,7 @@ def take_over(module: nn.Module, name: str, scope: Any) -> Spread | None:
     del module._parameters["weight"]
     # The same object goes on: wherever the model keeps it, it is spread now.
     module.__class__ = kind if plain else type(f"Spread{old.__name__}", (old, kind), {})
-    assert isinstance(module, Spread)
+    assert isinstance(module, SpreadModule)
     table = Table(name, module.embedding_dim, module.num_embeddings, Init("constant", 0.0))
     module._spread(table, scope, values)
     return module

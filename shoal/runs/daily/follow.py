@@ -44,7 +44,7 @@ class Entry:
     export: str | None = None  # the artifact that was made then
 
 
-class Ledger:
+class TrainedFiles:
     """What was trained on, in order."""
 
     def __init__(self, folder: Path):
@@ -116,7 +116,7 @@ def follow(
         raise ValueError(f"--follow: there is no folder {folder}")
     output.mkdir(parents=True, exist_ok=True)
     with RunFolder(output).locked():
-        ledger = Ledger(output)
+        ledger = TrainedFiles(output)
         if to is not None:
             for one in ledger.entries:  # what a kill left half done
                 shutil.rmtree(files.hidden_of(to / one.run), ignore_errors=True)
@@ -142,7 +142,7 @@ def follow(
 def _learn(
     resolved: Resolved,
     folder: Path,
-    ledger: Ledger,
+    ledger: TrainedFiles,
     found: tuple[Entry, Path],
     start: str,
 ) -> None:

@@ -53,7 +53,7 @@ class Limits:
     threads: int = 1  # batches computed at a time, one core each
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """A request that is answered with a status and one sentence."""
 
     def __init__(self, status: int, why: str):
@@ -114,7 +114,7 @@ class Api:
                 self._admit(request)
                 answer = await handle(request)
                 status = answer.status_code
-            except Refused as error:
+            except RefusedRequest as error:
                 status = error.status
                 answer = _json({"error": error.why}, status)
                 if status == 401:
@@ -138,12 +138,12 @@ class Api:
         if self.local:
             host = request.headers.get("host", "").rsplit(":", 1)[0]
             if host not in LOCAL:
-                raise Refused(421, "this service answers as localhost only")
+                raise RefusedRequest(421, "this service answers as localhost only")
         if self.token is None or _path(request) in OPEN:
             return
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
-            raise Refused(401, "give the token of this service: Authorization: Bearer TOKEN")
+            raise RefusedRequest(401, "give the token of this service: Authorization: Bearer TOKEN")
 
     # ---- questions ------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Api:
 
         async def post(request: Request) -> Response:
             if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-                raise Refused(415, "send application/json")
+                raise RefusedRequest(415, "send application/json")
             body = await self._body(request)
             try:
                 async with asyncio.timeout(self.limits.answer_seconds):
@@ -162,14 +162,14 @@ class Api:
                         asked = await asyncio.to_thread(parse, question, body)
                     answer = await batcher.ask(asked)
             except Full:
-                raise Refused(429, "too many requests wait; come again") from None
+                raise RefusedRequest(429, "too many requests wait; come again") from None
             except TimeoutError:
-                raise Refused(503, "no answer in time; come again") from None
+                raise RefusedRequest(503, "no answer in time; come again") from None
             except ValueError as error:
                 # Who asks for somebody unknown does not learn who is known.
                 if "not known" in str(error):
-                    raise Refused(404, str(error).partition(";")[0]) from None
-                raise Refused(422, str(error)) from None
+                    raise RefusedRequest(404, str(error).partition(";")[0]) from None
+                raise RefusedRequest(422, str(error)) from None
             return _json(answer)
 
         return post
@@ -178,17 +178,17 @@ class Api:
         most = self.limits.body_bytes
         stated = request.headers.get("content-length", "0")
         if not stated.isdecimal() or int(stated[:20]) > most:
-            raise Refused(413, f"a request has at most {most} bytes")
+            raise RefusedRequest(413, f"a request has at most {most} bytes")
         parts, size = [], 0
         try:
             async with asyncio.timeout(self.limits.seconds):
                 async for part in request.stream():
                     size += len(part)
                     if size > most:
-                        raise Refused(413, f"a request has at most {most} bytes")
+                        raise RefusedRequest(413, f"a request has at most {most} bytes")
                     parts.append(part)
         except TimeoutError:
-            raise Refused(408, "the request did not come in time") from None
+            raise RefusedRequest(408, "the request did not come in time") from None
         return b"".join(parts)
 
     # ---- for whoever watches over it ------------------------------------------------------------
@@ -199,7 +199,7 @@ class Api:
     async def _ready(self, request: Request) -> Response:
         model = self.service.model
         if self.stopping:
-            raise Refused(503, "stopping")
+            raise RefusedRequest(503, "stopping")
         return _json({"status": "ready", "artifact": model.folder.name, "model": model.model})
 
     async def _metrics(self, request: Request) -> Response:

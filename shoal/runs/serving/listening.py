@@ -23,7 +23,7 @@ log = logging.getLogger("shoal")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Bounded(HttpToolsProtocol):
+class BoundedConnection(HttpToolsProtocol):
     """A connection whose request head must come whole, in time, and not be endless."""
 
     seconds = 10.0
@@ -72,7 +72,7 @@ class Bounded(HttpToolsProtocol):
             self.transport.close()
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Signals are the command's affair: it stops in order, and ends with 0."""
 
     api: Api
@@ -88,10 +88,10 @@ class Server(uvicorn.Server):
         local: bool = True,
         certificate: str | None = None,
         key: str | None = None,
-    ) -> Server:
+    ) -> HttpServer:
         """The server of an artifact, ready to run."""
         api = Api(Service(artifact), limits, token, local)
-        http = type("Connection", (Bounded,), {"seconds": limits.seconds})
+        http = type("Connection", (BoundedConnection,), {"seconds": limits.seconds})
         config = uvicorn.Config(
             api.app(),
             http=http,
@@ -144,7 +144,7 @@ def serve(
     plain: bool = False,
     refresh: float = 2.0,
     announce: str | Path | None = None,
-    drain: float = Server.drain,
+    drain: float = HttpServer.drain,
 ) -> None:
     """Serve an artifact until a signal comes."""
     limits = limits or Limits()
@@ -159,7 +159,7 @@ def serve(
     for file in (certificate, key):
         if file is not None and not Path(file).is_file():
             raise ValueError(f"there is no file {file}")
-    server = Server.of(artifact, limits, token, local, certificate, key)
+    server = HttpServer.of(artifact, limits, token, local, certificate, key)
     server.drain = drain
     service = server.api.service
     listener = listen(host, port)

@@ -20,7 +20,7 @@ from shoal.config.errors import did_you_mean
 from shoal.data.batch import Batch
 from shoal.data.clicks.encoder import check_names, together
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.recommender import Asked, Ranking
+from shoal.runs.recommender import RankedItems, Wanted
 
 MOST_ITEMS = 10_000  # in a list of a request
 MOST_CELLS = 1 << 20  # samples x columns of a request; as many are predicted at a time
@@ -120,7 +120,7 @@ def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
     """The items of each; all that ask for the whole catalogue are ranked together."""
     whose = [[one.user] if one.users is None else one.users for one in asked]
     flat = [
-        Asked(user, one.history, one.times, one.topk, one.exclude, one.only, one.seen)
+        Wanted(user, one.history, one.times, one.topk, one.exclude, one.only, one.seen)
         for one, users in zip(asked, whose)
         for user in users
     ]
@@ -134,7 +134,7 @@ def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
     return answers
 
 
-def _listed(found: Ranking) -> dict[str, Any]:
+def _listed(found: RankedItems) -> dict[str, Any]:
     items = [{"item": item, "score": score} for item, score in found]
     return {"items": items, "by": found.by, "unknown": list(found.unknown)}
 
@@ -142,7 +142,7 @@ def _listed(found: Ranking) -> dict[str, Any]:
 def answer_score(model: Artifact, asked: Sequence[Score]) -> list[Any]:
     """Scores of each."""
     return [
-        {"scores": model.recommender.score(Asked(one.user, one.history, one.times), one.items)}
+        {"scores": model.recommender.score(Wanted(one.user, one.history, one.times), one.items)}
         for one in asked
     ]
 

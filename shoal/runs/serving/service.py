@@ -33,7 +33,7 @@ State = tuple[Any, ...]  # of the files of an artifact
 
 
 @dataclass
-class Refused:
+class RefusedArtifact:
     """An artifact that could not be loaded, as it was then."""
 
     state: State
@@ -48,7 +48,7 @@ class Service:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.reloads = self.failures = 0
-        self.refused: dict[Path, Refused] = {}
+        self.refused: dict[Path, RefusedArtifact] = {}
         model = self._newest(None)
         if model is None:
             raise ValueError(next(iter(self.refused.values())).why)
@@ -105,7 +105,7 @@ class Service:
         again = math.inf if theirs else time.monotonic() + 60.0
         before = self.refused.get(folder)
         known = before is not None and before.why == why  # while it is copied, likely
-        self.refused[folder] = Refused(state, why, again, known)
+        self.refused[folder] = RefusedArtifact(state, why, again, known)
 
     def _report(self) -> None:
         """Count and log what could not be loaded, each reason once."""

@@ -15,7 +15,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
-from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
+from shoal.embedding.engines.row_files import RowFilesRead, chunks, take_over, tell_lost
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import PeerLost, World
 
@@ -95,7 +95,7 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
         for store in strategy.stores.values():
             if store.table.rows is None:
                 store.forget()
-    taken = {name: Taken() for name in strategy.stores}
+    taken = {name: RowFilesRead() for name in strategy.stores}
     for file in snapshot.files:
         name = table_of(file)
         if name is None:

@@ -18,7 +18,7 @@ from shoal.data.dataset import Dataset, Phase
 from shoal.data.history import Histories
 from shoal.kernels.topk import TopK
 from shoal.models.base import Model, Retrieval
-from shoal.training.evaluation.phases import EARLIER, Lists, PhaseData
+from shoal.training.evaluation.phases import EARLIER, PhaseData, UserLists
 from shoal.training.metrics import MetricSet, Ranked, Valued, pair_counts
 from shoal.world.world import World
 
@@ -301,7 +301,7 @@ class PairCounts:
         return (wins - counts.double() ** 2 / 2).cpu(), (self.candidates - counts).cpu()
 
 
-def mask(scores: Tensor, masked: Lists, a: int, b: int, start: int) -> None:
+def mask(scores: Tensor, masked: UserLists, a: int, b: int, start: int) -> None:
     """Exclude the padding item and the `masked` items of each user, in place."""
     if start == 0:
         scores[:, 0] = -torch.inf

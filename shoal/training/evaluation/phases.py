@@ -8,20 +8,22 @@ import numpy as np
 
 from shoal.config.schema import EvalSection
 from shoal.data.dataset import Dataset, Phase
-from shoal.data.sampler import NegativeSampler, Seen, distinct
+from shoal.data.sampler import NegativeSampler, SeenPairs, distinct
 
 EARLIER: dict[str, tuple[Phase, ...]] = {"valid": ("train",), "test": ("train", "valid")}
 
 
 @dataclass
-class Lists:
+class UserLists:
     """For each user of a phase a list of items, flattened (see data.history for the drawing)."""
 
     items: np.ndarray
     offsets: np.ndarray
 
     @classmethod
-    def of(cls, users: np.ndarray, items: np.ndarray, order: np.ndarray, num_users: int) -> Lists:
+    def of(
+        cls, users: np.ndarray, items: np.ndarray, order: np.ndarray, num_users: int
+    ) -> UserLists:
         """Lists of the users in `order`; the pairs are unique and ascending by item."""
         num_items = int(items.max(initial=0)) + 1
         keys = distinct(users.astype(np.int64) * num_items + items)
@@ -34,16 +36,16 @@ class Lists:
         return cls(items[flat], offsets)
 
     @classmethod
-    def none(cls, num_users: int) -> Lists:
+    def none(cls, num_users: int) -> UserLists:
         """A list without items for each of so many users."""
         return cls(np.zeros(0, np.int64), np.zeros(num_users + 1, np.int64))
 
-    def chosen(self, places: np.ndarray) -> Lists:
+    def chosen(self, places: np.ndarray) -> UserLists:
         """The lists at these places, in their order."""
         lengths = self.offsets[places + 1] - self.offsets[places]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         flat = np.repeat(self.offsets[places] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Lists(self.items[flat], offsets)
+        return UserLists(self.items[flat], offsets)
 
     def block(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Lists first..last-1 as pairs: row within the block [n], item [n]."""
@@ -67,19 +69,19 @@ class PhaseData:
         self.mode, self.num_negatives = parse_mode(section.mode, phase)
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
         self.users = np.unique(users)  # ascending: the tiles are a pure function of the split
-        self.labels: Lists | None = None
+        self.labels: UserLists | None = None
         if self.mode == "labeled":
             self._take_labels(dataset, phase)
             return
-        self.positives = Lists.of(users, items, self.users, dataset.num_users)
-        self.is_positive = Seen(users, items, dataset.num_users, dataset.num_items)
+        self.positives = UserLists.of(users, items, self.users, dataset.num_users)
+        self.is_positive = SeenPairs(users, items, dataset.num_users, dataset.num_items)
         earlier = EARLIER[phase]
         seen_users = np.concatenate([dataset.user_ids(p) for p in earlier])
         seen_items = np.concatenate([dataset.item_ids(p) for p in earlier])
         if section.repeatable:
-            self.masked = Lists.none(len(self.users))
+            self.masked = UserLists.none(len(self.users))
         else:
-            self.masked = Lists.of(seen_users, seen_items, self.users, dataset.num_users)
+            self.masked = UserLists.of(seen_users, seen_items, self.users, dataset.num_users)
         if self.num_negatives:
             self._draw_negatives(dataset, phase, (seen_users, seen_items), seed)
 
@@ -90,7 +92,7 @@ class PhaseData:
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
         known = np.concatenate([seen[0], users]), np.concatenate([seen[1], items])
         sampler = NegativeSampler(
-            Seen(*known, dataset.num_users, dataset.num_items),
+            SeenPairs(*known, dataset.num_users, dataset.num_items),
             dataset.num_items,
             distribution="popularity" if self.mode == "pop" else "uniform",
             alpha=1.0,
@@ -102,7 +104,7 @@ class PhaseData:
             users, dataset.splits[phase], -1 if phase == "valid" else -2, self.num_negatives
         ).reshape(-1)
         owners = np.repeat(users, self.num_negatives)[drawn > 0]
-        self.candidates = Lists.of(
+        self.candidates = UserLists.of(
             np.concatenate([users, owners]),
             np.concatenate([items, drawn[drawn > 0]]),
             self.users,
@@ -121,5 +123,7 @@ class PhaseData:
         order = np.argsort(users, kind="stable")
         offsets = np.searchsorted(users[order], np.append(self.users, dataset.num_users))
         column = np.asarray(dataset.inter[dataset.label_field], dtype=np.float32)
-        self.candidates = Lists(np.asarray(dataset.inter[dataset.item_field])[rows][order], offsets)
+        self.candidates = UserLists(
+            np.asarray(dataset.inter[dataset.item_field])[rows][order], offsets
+        )
         self.row_labels = column[rows][order]

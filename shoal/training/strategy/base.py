@@ -24,16 +24,16 @@ from shoal.config.errors import did_you_mean
 from shoal.config.row_rules import FIXED_KEYS, RowRules, RowsSection
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
-from shoal.embedding.admission import admission_of
 from shoal.embedding.as_configured import as_configured
 from shoal.embedding.engines.local import make_engines
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.chosen import check_tables, row_optimizer_of
 from shoal.embedding.optim.dense import make_optimizer, restore_state, state_tensors
+from shoal.embedding.rows.admission import admission_of
+from shoal.embedding.rows.store import Every, Store
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService, sum_squares
-from shoal.embedding.store import Every, Store
-from shoal.embedding.table import Table
 from shoal.kernels.codes import sum_duplicates
 from shoal.models.base import Model, Output
 from shoal.models.nn.dropout import begin_slice

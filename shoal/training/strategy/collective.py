@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.placements.replicated import ReplicatedRows
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
-from shoal.embedding.table import Table
 from shoal.training.strategy.base import Strategy, Sums
 from shoal.world.world import World
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.optim.dense import make_optimizer
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
-from shoal.embedding.table import Table
 from shoal.ps.worker.copies import GeoRows
 from shoal.ps.worker.lease import Lease
 from shoal.training.strategy.base import Sums

@@ -24,7 +24,7 @@ from torch import Tensor
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.engines.local import begin_all
-from shoal.embedding.store import Every, Ids
+from shoal.embedding.rows.store import Every, Ids
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
 from shoal.world.world import World

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import StrategySection
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
-from shoal.embedding.table import Table
 from shoal.ps.keys import read_keys
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import ANY_NUMBER, BFLOAT16, COMPRESSED, MOST_WORKERS

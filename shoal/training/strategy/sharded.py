@@ -8,13 +8,13 @@ ranks at its owner before the row's optimizer sees them.
 import logging
 
 from shoal.config.schema import StrategySection
-from shoal.embedding.admission import admission_of
 from shoal.embedding.placements.planner import Plan, plan_tables
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
+from shoal.embedding.rows.admission import admission_of
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
-from shoal.embedding.table import Table
 from shoal.training.strategy.collective import Collective
 from shoal.world.world import World
 

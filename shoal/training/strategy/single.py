@@ -6,8 +6,8 @@ from torch import Tensor
 
 from shoal.data.batch import Batch
 from shoal.embedding.placements.local import LocalRows
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
-from shoal.embedding.table import Table
 from shoal.models.base import Output
 from shoal.training.strategy.base import Strategy, Sums
 from shoal.world.world import World

@@ -9,8 +9,8 @@ import logging
 from shoal.embedding.optim.chosen import row_optimizer_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.torchrec import OPTIMIZERS, TorchRecRows
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
-from shoal.embedding.table import Table
 from shoal.training.strategy.sharded import Sharded
 
 log = logging.getLogger("shoal")

@@ -14,8 +14,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Admission, Filter, Pending
-from shoal.embedding.table import Table
+from shoal.embedding.rows.admission import Admission, Filter, Pending
+from shoal.embedding.rows.table import Table
 
 
 class Every(Enum):

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.embedding.table import Numbering, Table
+from shoal.embedding.rows.table import Numbering, Table
 from shoal.kernels.codes import codes_of
 from shoal.kernels.common.rules import INCREMENT, signed
 
