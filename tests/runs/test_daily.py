@@ -25,8 +25,8 @@ from shoal.command.new import write_model
 from shoal.config.schema import Config
 from shoal.runs.artifact import export
 from shoal.runs.build import Parts, build
-from shoal.runs.follow import TrainedFiles, is_whole, seconds_of
 from shoal.runs.decay import ages_after
+from shoal.runs.follow import TrainedFiles, is_whole, seconds_of
 from shoal.runs.growth import FILE, grow, read_vocabularies
 from shoal.runs.run import resolve
 from shoal.runs.start import begin
