@@ -166,3 +166,14 @@ def test_places_to_ask_for_are_counted_in_each_batch() -> None:
         masked = batch.ids["masked"]
         assert masked.values.tolist() == asked.nonzero().view(-1).tolist()
         assert masked.lengths.tolist() == (batch.tensor("target") > 0).sum(1).tolist()
+
+
+def test_random_items_are_uniform() -> None:
+    ours = reader(mask_ratio=1.0, random_ratio=1.0, copies=6, stride=2)
+    (batch,) = ours.batches(0)
+    shown = batch.tensor("history").numpy()
+    counts = np.bincount(shown[shown > 0], minlength=DATASET.num_items)[1:]
+    assert len(counts) == DATASET.num_items - 1
+    expected = counts.sum() / len(counts)
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert chi_square < len(counts) + 5 * (2 * len(counts)) ** 0.5

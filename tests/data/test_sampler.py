@@ -374,3 +374,38 @@ def test_pairs_drawn_by_user_count_users_alike_and_hold_only_what_was_seen():
     # a sample's pair depends on (seed, epoch, sample) alone
     np.testing.assert_array_equal(np.stack(seen.draw(samples[70:90], 3, 1)), drawn[:, 70:90])
     assert (np.stack(seen.draw(samples, 3, 2)) != drawn).any()
+
+
+def test_every_bit_of_the_hash_is_fair_and_every_key_changes_half_of_them():
+    bits = hash64(1, np.arange(20_000))
+    neighbour = hash64(2, np.arange(20_000))
+    for place in range(64):
+        share = ((bits >> np.uint64(place)) & np.uint64(1)).mean()
+        flips = (((bits ^ neighbour) >> np.uint64(place)) & np.uint64(1)).mean()
+        assert abs(share - 0.5) < 0.02 and abs(flips - 0.5) < 0.02
+
+
+def test_uniform_below_is_uniform():
+    drawn = uniform_below(hash64(4, np.arange(100_000)), 97)
+    assert abs(chi_square(np.bincount(drawn, minlength=97), np.full(97, 100_000 / 97))) < 4
+
+
+def test_columns_are_independent():
+    nobody = SeenPairs(np.zeros(0, np.int64), np.zeros(0, np.int64), 2, 11)
+    sampler = NegativeSampler(nobody, 11, seed=0)
+    drawn = sampler.draw(np.ones(40_000, np.int64), np.arange(40_000), 0, 3) - 1
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        pairs = np.bincount(drawn[:, a] * 10 + drawn[:, b], minlength=100)
+        assert abs(chi_square(pairs, np.full(100, 400.0))) < 4
+
+
+def test_alias_table_is_exact_for_counts_that_come_out_even():
+    rng = np.random.default_rng(1)
+    for _ in range(2000):
+        weights = rng.integers(0, 5, rng.integers(1, 9)).astype(float)
+        if weights.sum() == 0:
+            continue
+        keep, alias = alias_table(weights)
+        share = keep / len(weights)
+        np.add.at(share, alias, (1 - keep) / len(weights))
+        np.testing.assert_allclose(share, weights / weights.sum(), atol=1e-12)

@@ -139,3 +139,10 @@ def test_impossible_combinations():
         split([1, 1], order="time")
     with pytest.raises(ValueError, match=r"set data\.split\.group_by: user"):
         split([1, 1], by="leave_one_out", group_by="none")
+
+
+def test_random_order_is_uniform():
+    hits = np.zeros(20)
+    for seed in range(2000):
+        hits[split([1] * 20, seed=seed, by="leave_one_out", leave="test_only")["test"]] += 1
+    assert np.abs(hits / 2000 - 1 / 20).max() < 0.02  # four deviations

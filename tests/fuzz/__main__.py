@@ -1,9 +1,11 @@
 """python -m fuzz --minutes 30 --seed N: children that run inputs; time and memory are watched.
 
 Time is CPU time, so that a loaded machine raises no alarm: an input is a finding when its processes
-compute for longer than --seconds, or when it takes thirty times as long by the clock.
+compute for longer than --seconds, or when they were found asleep for six times as long.
 Exit status 0: nothing was found. A finding is a line with its seed, and a file with its input.
 """
+
+from __future__ import annotations
 
 import argparse
 import os
@@ -39,7 +41,7 @@ class Child:
         self.path.unlink(missing_ok=True)
         self.status = Status(self.path)
         self.status.write(0, "start")
-        self.what, self.begun, self.computed = "start", time.monotonic(), 0.0
+        self.watch = Watch("start")
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, self._paths())))
         arguments = [sys.executable, "-m", "fuzz.child", self.target, str(self.seed)]
         arguments += [str(self.path), str(self.options.findings), str(self.options.inputs)]
@@ -74,11 +76,11 @@ class Child:
             if held > most:
                 self.found(f"process {pid} holds {held // MIB} MiB of {most // MIB}", what)
                 return self.again()
-        computed = sum(cpu_seconds(pid) for pid in (self.process.pid, server) if pid)
-        if what != self.what:
-            self.what, self.begun, self.computed = what, time.monotonic(), computed
-        if max(computed - self.computed, (time.monotonic() - self.begun) / 30) > seconds:
-            self.found(f"took more than {seconds:.0f} s of CPU time, or hangs", what)
+        if what != self.watch.what:
+            self.watch = Watch(what)
+        wrong = self.watch.look([pid for pid in (self.process.pid, server) if pid], seconds)
+        if wrong:
+            self.found(wrong, what)
             return self.again()
         return True
 
@@ -104,20 +106,44 @@ class Child:
         return self.done + self.status.read()[0]
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it has just ended
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+class Watch:
+    """One input: the CPU time of its processes since it began, and how long they only slept."""
+
+    def __init__(self, what: str):
+        self.what, self.asleep, self.looked = what, 0.0, time.monotonic()
+        self.before: dict[int, float] = {}
+
+    def look(self, pids: list[int], seconds: float) -> str:
+        """Why this input is a finding; empty: it is not."""
+        now, computed, awake = time.monotonic(), 0.0, False
+        for pid in pids:
+            cpu, runnable = usage(pid)
+            computed += cpu - self.before.setdefault(pid, cpu)
+            awake = awake or runnable
+        # Between two looks it may have been computing: at most a second of them counts.
+        self.asleep += 0.0 if awake else min(1.0, now - self.looked)
+        self.looked = now
+        if computed > seconds:
+            return f"took more than {seconds:.0f} s of CPU time"
+        return f"slept for {self.asleep:.0f} s" if self.asleep > 6 * seconds else ""
 
 
-def resident(pid: int) -> int:
+def usage(pid: int) -> tuple[float, bool]:
+    """CPU seconds of a process so far, and whether a thread of it runs or waits for its turn."""
+    total, runnable = 0.0, False
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-    except OSError:
-        return 0
+        whole = _stat(Path(f"/proc/{pid}/stat"))
+        total = (int(whole[11]) + int(whole[12])) / os.sysconf("SC_CLK_TCK")
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            runnable = runnable or _stat(task / "stat")[0] in "RD"
+    except (OSError, IndexError):  # it, or a thread of it, has just ended
+        runnable = True
+    return total, runnable
+
+
+def _stat(path: Path) -> list[str]:
+    """The fields from the state on; a name before them may hold anything."""
+    return path.read_text().rpartition(")")[2].split()
 
 
 def sanitized() -> dict[str, str]:
@@ -132,6 +158,14 @@ def sanitized() -> dict[str, str]:
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def resident(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGESIZE")
 
 
 def parse() -> argparse.Namespace:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from fuzz import core as native
 from fuzz import files
+from fuzz.__main__ import Watch, usage
 from fuzz.child import rng_of
 
 ROOT = Path(__file__).parents[2]
@@ -191,3 +193,26 @@ def fuzz(*words: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(str(ROOT / name) for name in ("tests", "tests/helpers"))
     environment = {**os.environ, "PYTHONPATH": paths}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def test_an_input_is_judged_by_its_cpu_time() -> None:
+    """Not by the clock: a process that waits for its turn, or is stopped, does not get slower."""
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    stopped = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    asleep = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    try:
+        while min(usage(one.pid)[0] for one in (busy, stopped)) < 0.1:
+            time.sleep(0.01)
+        stopped.send_signal(19)
+        watches = {one: Watch("input") for one in (busy, stopped, asleep)}
+        found = dict.fromkeys(watches, "")
+        while not (found[busy] and found[asleep]):
+            for one, watch in watches.items():
+                found[one] = found[one] or watch.look([one.pid], 0.5)
+            time.sleep(0.05)
+        assert "CPU time" in found[busy] and "slept" in found[asleep]
+        assert "CPU time" not in found[stopped]
+    finally:
+        for one in (busy, stopped, asleep):
+            one.kill()
+            one.wait()

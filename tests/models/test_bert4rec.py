@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shoal.data.history import Histories
 from shoal.embedding.softmax.full import full_softmax_loss
+from shoal.models.nn.losses import against_negatives
 from shoal.models.nn.transformer import Attention, Transformer
 from shoal.models.sequential.bert4rec import ask
 from shoal.runs.build import Parts, build
@@ -236,3 +237,27 @@ def test_senseless_options_are_refused(option: str, value: float) -> None:
 def test_a_history_that_is_too_long_is_refused() -> None:
     with pytest.raises(ValueError, match=r"longer than the 12 positions"):
         parts_of().model.encode(torch.ones(1, 13, dtype=torch.int64), torch.tensor([0]))
+
+
+def test_sampled_softmax_equals_torch_and_tends_to_the_full_one() -> None:
+    torch.manual_seed(0)
+    rows, hidden = torch.randn(9, 4), torch.randn(3, 4)
+    targets, owner = torch.tensor([2, 5, 5]), torch.tensor([0, 0, 1])
+    drawn = torch.tensor([[1, 2, 7], [3, 8, 8]])
+    offset = torch.randn(9)
+    logq = -offset[targets], -offset[drawn]
+    loss, _ = against_negatives(
+        "sampled", hidden, targets, drawn, rows.__getitem__, logq, 8, 0.0, owner
+    )
+    want = 0.0
+    for state, target, sample in zip(hidden, targets, owner):
+        others = [i for i in drawn[sample].tolist() if i != target]
+        logits = torch.stack([state @ rows[i] + offset[i] for i in [int(target), *others]])
+        want = want + logits.logsumexp(0) - logits[0]
+    torch.testing.assert_close(loss, want)
+    # Every other item once, all equally likely: the sampled loss is the full one.
+    every = torch.stack([torch.tensor([i for i in range(1, 9) if i != t]) for t in targets])
+    flat = torch.zeros(9)
+    logq = flat[targets], flat[every]
+    loss, _ = against_negatives("sampled", hidden, targets, every, rows.__getitem__, logq, 8, 0.0)
+    torch.testing.assert_close(loss, full_softmax_loss(hidden, rows, targets))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from services import Weights, attach
+from services import Weights, attach, taken
 
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
@@ -184,3 +184,23 @@ def test_pooling_that_does_not_exist_is_refused() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="no pairs"):
         plain("DLRM", Facts(num_slots=1, num_dense=0, rows=ROWS))
+
+
+@EVERY
+def test_gradients_reach_every_parameter_and_row(case: str) -> None:
+    model, batch = build(case), batch_of(200)
+    model(batch).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.any(), name
+    for module in embeddings(model):
+        for table, (ids, grads) in taken(module.service).items():
+            assert torch.equal(ids, batch.tensor("slots").reshape(-1)), table
+            assert grads.any(1).float().mean() > 0.5, table  # relu may silence a sample
+
+
+@EVERY
+def test_a_slice_without_samples_has_a_loss_of_0(case: str) -> None:
+    model, batch = build(case), batch_of(5).rows(2, 2)
+    output = model(batch)
+    output.loss.backward()
+    assert float(output.loss.detach()) == 0.0 and output.count == 0

@@ -220,3 +220,25 @@ def test_lightgcn_equals_dense_matrices_on_a_graph_of_five_users(layers, require
 
     scores = model.eval().score(Batch(5, {"user_id": torch.arange(1, 6)}), torch.arange(5))
     torch.testing.assert_close(scores, (final[1:6] @ final[6:].T).detach())
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_dense_parameters_are_a_function_of_the_seed(name):
+    first, second = build(name).state_dict(), build(name).state_dict()
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_lightgcn_propagates_once_per_evaluation_and_forgets_when_training_goes_on():
+    model = build("LightGCN").eval()
+    users, items = Batch(6, {"user_id": torch.arange(1, 7)}), torch.arange(1, 9)
+    before = model.score(users, items)
+    assert model.propagated()[1] is model.propagated()[1]
+    model.train()
+    stores(model)["item"].weight.neg_()
+    stores(model)["user"].weight.neg_()
+    stores(model)["user"].weight[1] = 0
+    model.eval()
+    after = model.score(users, items)
+    assert not torch.allclose(after, before)
+    assert "starts" not in model.state_dict()

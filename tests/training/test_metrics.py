@@ -416,3 +416,18 @@ def test_wrong_rows():
 def test_nothing_evaluated_is_an_error(name):
     with pytest.raises(ValueError, match=f"{name}: nothing was evaluated"):
         MetricSet([name], [10], 6, POPULARITY).compute()
+
+
+def test_labeled_rows_of_one_user_on_several_ranks_make_one_gauc():
+    _, valued, popularity = example_blocks()
+    expected, weight = 0.0, 0
+    for user in range(17):
+        mine = (valued.users == user).numpy()
+        labels, scores = valued.labels.numpy()[mine], valued.scores.numpy()[mine]
+        expected += sklearn.metrics.roc_auc_score(labels, scores) * labels.sum()
+        weight += labels.sum()
+    ranks = [MetricSet(["GAUC"], [1], 41, torch.tensor(popularity)) for _ in range(3)]
+    for number, start in enumerate(range(0, 500, 50)):
+        ranks[number % 3].update(part(valued, start, start + 50))
+    for result in merge(ranks):
+        assert result["gauc"] == pytest.approx(expected / weight, abs=1e-12)
