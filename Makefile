@@ -28,7 +28,7 @@ train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
 
 test: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # A torch for CPUs comes without Triton (200 MB); torchfm has models that tests train as a user's own.
 test-all: setup extras

@@ -2,6 +2,7 @@
 
     python -m venv PEER && PEER/bin/pip install implicit
     python benchmarks/closed_form.py --peer PEER/bin/python [--threads 1] [--rounds 3]
+    python benchmarks/closed_form.py --large 40000 --models ItemKNN UserKNN EASE --threads 16
 
 Both sides take turns, so that they share what else runs on the machine. implicit minimises the same
 loss: with confidence c = (1 + alpha) / alpha for what was taken and nu = 0 it is IALS's, up to a
@@ -12,8 +13,10 @@ time of a side is that of fitting alone; CPU seconds are of all its threads.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -26,6 +29,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Jagged
+from shoal.models import find
 from shoal.models.base import Facts
 from shoal.models.general.ials import IALS, ListsByLength, solve
 from shoal.models.nn.closed_form import negative_inverse_
@@ -60,6 +64,9 @@ def main() -> None:
     print(f"command: {' '.join(['python', *sys.argv])}")
     print(f"machine: {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
     print(f"threads: {options.threads}; medians of {options.rounds} rounds")
+    if options.large:
+        large(options)
+        return
     if options.peer:
         als(options)
     inverse(options)
@@ -157,6 +164,34 @@ def inverse(options: argparse.Namespace) -> None:
     print(f"ratio {here / there:.2f}, relative difference {difference:.0e}")
 
 
+def large(options: argparse.Namespace) -> None:
+    """Models of so many items: seconds, and the most memory that their process took."""
+    print(
+        f"\n{options.large:,} items, {options.large:,} users, {20 * options.large:,} pairs at most"
+    )
+    print("| model | seconds | peak, GB |\n| --- | --- | --- |", flush=True)
+    for name in options.models:
+        process = multiprocessing.get_context("spawn").Process(
+            target=fit_large, args=(name, options.large, options.threads)
+        )
+        process.start()
+        process.join()
+
+
+def fit_large(name: str, count: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    rng = np.random.default_rng(0)
+    users = (count * rng.random(20 * count) ** 1.5).astype(np.int64)
+    items = (count * rng.random(20 * count) ** 1.5).astype(np.int64)
+    pairs = [torch.from_numpy(x) for x in np.divmod(np.unique(users * count + items), count)]
+    facts = Facts(count, count, train_users=pairs[0], train_items=pairs[1])
+    model = find(name)
+    start = time.perf_counter()
+    model(model.Options(), facts)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # of kB
+    print(f"| {name} | {time.perf_counter() - start:.1f} | {peak:.1f} |", flush=True)
+
+
 def command_line() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", help="a Python that has implicit; without it EASE alone")
@@ -164,6 +199,8 @@ def command_line() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--items", type=int, default=6000, help="of EASE")
+    parser.add_argument("--large", type=int, help="items of the models that are fitted alone")
+    parser.add_argument("--models", nargs="+", default=["ItemKNN", "UserKNN", "EASE", "SLIM"])
     return parser.parse_args()
 
 

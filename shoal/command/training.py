@@ -120,7 +120,7 @@ def _follow(
     """`shoal train --follow`: files of a folder as they come."""
     with importing():
         from shoal.runs import run
-        from shoal.runs.follow import follow, seconds_of
+        from shoal.runs.daily.follow import follow, seconds_of
         from shoal.training.run_folder import start_logging
 
     if start is None or output is None:

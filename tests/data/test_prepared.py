@@ -21,7 +21,7 @@ from shoal.data.history import Histories
 from shoal.data.prepared.folder import PrepareJob, check, locked
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
-from shoal.data.sampler import KnownPairs
+from shoal.data.sampler import SeenPairs
 from shoal.data.sources import text
 from shoal.runs.build import fingerprint
 from shoal.runs.run import resolve, train_here
@@ -116,8 +116,8 @@ def test_a_prepared_folder_holds_what_the_files_give(raw, settings, small, monke
         np.testing.assert_array_equal(ours.offsets, theirs.offsets)
     assert fingerprint(config, here) == fingerprint(config, there)
     sizes = there.num_users, there.num_items
-    theirs = KnownPairs(there.user_ids("train"), there.item_ids("train"), *sizes)
-    ours = KnownPairs.sorted(*here.seen(), *sizes)
+    theirs = SeenPairs(there.user_ids("train"), there.item_ids("train"), *sizes)
+    ours = SeenPairs.sorted(*here.seen(), *sizes)
     for left, right in zip(
         ours.items_of(np.arange(sizes[0])), theirs.items_of(np.arange(sizes[0]))
     ):

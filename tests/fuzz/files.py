@@ -128,7 +128,7 @@ def _table(form: str, seeds: list[bytes]) -> Target:
     from shoal.config.data_section import FieldsSection
     from shoal.config.schema import DataSection
     from shoal.data.prepared.prepare import load_dataset
-    from shoal.data.prepared.preparing import Job, prepare
+    from shoal.data.prepared.preparing import PrepareJob, prepare
     from shoal.data.sources.table import columns_of
 
     fields = FieldsSection(user="user", item="item", rating="rating")
@@ -141,7 +141,9 @@ def _table(form: str, seeds: list[bytes]) -> Target:
         to = path.parent / "prepared-table"
         try:
             if form in ("csv", "parquet"):
-                prepare(Job([str(path)], to, DataSection(name="x", fields=fields), 1, 1 << 28))
+                prepare(
+                    PrepareJob([str(path)], to, DataSection(name="x", fields=fields), 1, 1 << 28)
+                )
         finally:
             shutil.rmtree(to, ignore_errors=True)
 

@@ -104,14 +104,14 @@ def prepared(folder: Path, lines: bytes) -> dict[str, Target]:
     from shoal.config.schema import DataSection
     from shoal.data.prepared import views
     from shoal.data.prepared.prepare import load_dataset
-    from shoal.data.prepared.preparing import Job, prepare
+    from shoal.data.prepared.preparing import PrepareJob, prepare
     from shoal.data.split import PHASES
 
     raw, home = folder / "prepared" / "ml.inter", folder / "prepared" / "to"
     raw.parent.mkdir()
     raw.write_bytes(lines)
     config = DataSection(name="ml", path=str(home))
-    prepare(Job([str(raw)], home, config, 1, 1 << 28))
+    prepare(PrepareJob([str(raw)], home, config, 1, 1 << 28))
     (view,) = (home / "views").iterdir()
     sound = {path: path.read_bytes() for path in sorted(home.rglob("*")) if path.is_file()}
     documents = {home: home / "manifest.json", view: view / views.DOCUMENT}

@@ -41,7 +41,7 @@ def journal(folder: Path) -> dict[str, Target]:
     import torch
     from ps_cluster import joined, make_spec, push, save, serving
 
-    from shoal.ps.server.server import HttpServer
+    from shoal.ps.server.server import Server
     from shoal.ps.wire import Kind, MessageHeader
 
     home, again = folder / "run", folder / "again"
@@ -63,7 +63,7 @@ def journal(folder: Path) -> dict[str, Target]:
         shutil.copytree(folder / "kept", again)
         name = segments[-1].name
         (again / "journal" / name).write_bytes(with_checksums(made.read_bytes(), name))
-        server = HttpServer(folder=again, journal=True)
+        server = Server(folder=again, journal=True)
         try:
             server.receive(b"worker", header.pack(), [])
             if server.writer is not None:

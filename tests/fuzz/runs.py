@@ -19,8 +19,8 @@ def runs(folder: Path) -> dict[str, Target]:
     """Everything that is read out of a run's folder, and files of a trained model's users."""
     from safetensors.torch import save
 
+    from shoal.runs.daily.follow import TrainedFiles
     from shoal.runs.decay import _read
-    from shoal.runs.follow import TrainedFiles
     from shoal.runs.growth import read_vocabularies
     from shoal.runs.listing import list_runs
     from shoal.runs.start import keep_before

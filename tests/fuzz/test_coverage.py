@@ -96,7 +96,7 @@ EXEMPT = {
     "training/checkpoint/snapshot.py": CHECKED,
     "runs/decay.py:change_rows": CHECKED,
     "runs/start.py:_take_vectors": "NumPy's own format, without pickles",
-    "runs/follow.py:_learn": OWN,
+    "runs/daily/follow.py:_learn": OWN,
     "runs/run.py": OWN,
     "runs/fit.py": OWN,
     "runs/trained.py:Trained.types": "Polars reads the schema of Parquet files",

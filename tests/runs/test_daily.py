@@ -25,8 +25,8 @@ from shoal.command.new import write_model
 from shoal.config.schema import Config
 from shoal.runs.artifact import export
 from shoal.runs.build import Parts, build
+from shoal.runs.daily.follow import TrainedFiles, is_whole, seconds_of
 from shoal.runs.decay import ages_after
-from shoal.runs.follow import TrainedFiles, is_whole, seconds_of
 from shoal.runs.growth import FILE, grow, read_vocabularies
 from shoal.runs.run import resolve
 from shoal.runs.start import begin
@@ -324,7 +324,7 @@ def test_a_model_of_ones_own_goes_on(
 
 SAVE, LEDGER = (
     "shoal.training.checkpoint.writing:Checkpoints.save",
-    "shoal.runs.follow:Ledger.save",
+    "shoal.runs.daily.follow:Ledger.save",
 )
 COMMIT = "shoal.runs.artifact.files:commit"
 BEFORE, AFTER = "before", "after"
@@ -374,7 +374,7 @@ def test_a_kill_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     CliRunner().invoke(cli.app, followed(tmp_path, "whole"), catch_exceptions=False)
     words = followed(tmp_path, "out", "--export", str(tmp_path / "exported"), "--every", "1h")
     processes = multiprocessing.get_context("forkserver")  # which imports torch once for all
-    processes.set_forkserver_preload(["shoal.command.cli", "shoal.runs.follow", "exported"])
+    processes.set_forkserver_preload(["shoal.command.cli", "shoal.runs.daily.follow", "exported"])
     for blow in BLOWS:
         process = processes.Process(target=command_that_is_hit, args=(words, *blow))
         process.start()

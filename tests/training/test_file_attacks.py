@@ -237,7 +237,7 @@ def test_a_page_about_data_shows_its_names_and_runs_nothing(tmp_path: Path) -> N
     lines = "".join(f"u{k % 7}\ti{k % 5}\t<script>\n" for k in range(60))
     (folder / f"{name}.inter").write_text(header + lines)
     dataset = load_dataset(DataSection(path=str(tmp_path), name=name, cache=False), 1)
-    text = page(dataset, ())
+    text = page(dataset, f"{dataset.name}: {', '.join(dataset.inter)}")
     assert "&lt;img src=x" in text and "<img" not in text and "<script" not in text
 
 
