@@ -224,9 +224,9 @@ def curve(world, strategy, model, rows, tiers=None):
         cuts = [20 * rank // world.size for rank in (world.rank, world.rank + 1)]
         made.prefetch(batch.rows(*cuts))
         found.append(float(made.train_step(batch.rows(*cuts))))
-    leaves = [getattr(store, "leaf", store) for store in made.stores.values()]
-    kinds = {type(leaf).__name__ for leaf in leaves}
-    evicted = [leaf.traffic.evicted for leaf in leaves if isinstance(leaf, Tiered)]
+    engines = [getattr(store, "engine", store) for store in made.stores.values()]
+    kinds = {type(engine).__name__ for engine in engines}
+    evicted = [engine.traffic.evicted for engine in engines if isinstance(engine, Tiered)]
     return found, sorted(kinds), evicted
 
 

@@ -324,7 +324,7 @@ def test_a_model_of_ones_own_goes_on(
 
 SAVE, LEDGER = (
     "shoal.training.checkpoint.writing:Checkpoints.save",
-    "shoal.runs.daily.follow:Ledger.save",
+    "shoal.runs.daily.follow:TrainedFiles.save",
 )
 COMMIT = "shoal.runs.artifact.files:commit"
 BEFORE, AFTER = "before", "after"
