@@ -146,6 +146,15 @@ def _both(mode: str | dict[str, str]) -> str | dict[str, str]:
 Mode = Annotated[str, AfterValidator(_mode)]
 
 
+class GroupsSection(Section):
+    """Columns whose values are groups, for metrics that compare them."""
+
+    user: str | None = Field(None, description="column of the users, such as gender")
+    item: str | None = Field(
+        None, description="column of the items: genres, providers; one value or a list each"
+    )
+
+
 class EvalSection(Section):
     mode: Annotated[Mode | dict[Literal["valid", "test"], Mode], AfterValidator(_both)] = Field(
         "full", description="full, uniN, popN or labeled; one for both phases or one each"
@@ -165,6 +174,7 @@ class EvalSection(Section):
     decimals: int = Field(4, ge=0, description="of metrics in the log")
     repeatable: bool = Field(False, description="items of the history may be recommended again")
     tail_ratio: float = Field(0.1, gt=0, description="share of items counted as the tail")
+    groups: GroupsSection = Field(default_factory=GroupsSection)
     per_user: bool = Field(
         True,
         description="write evaluation/users.parquet and items.parquet: lists, hits and values of "

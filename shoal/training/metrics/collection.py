@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shoal.training.metrics.definitions import (
+from shoal.training.metrics.base import (
     CONCATENATED,
     KEPT,
-    METRICS,
+    Groups,
     Ranked,
     Ranking,
     Setting,
     State,
     Valued,
-    canonical,
 )
+from shoal.training.metrics.registry import METRICS, canonical
 from shoal.world.world import World
 
 
@@ -41,7 +41,8 @@ class MetricSet:
 
     popularity: training counts of the items, [num_items]. tail_ratio: up to 1 the share of items,
     least popular first, that are the tail; above 1 the tail is the items with at most that count.
-    keep: users whose list, hits and values are kept, as `kept` returns them.
+    groups: of users and items, for metrics that read them. keep: users whose list, hits and values
+    are kept, as `kept` returns them.
     Blocks are kept (not copied) until enough have come to be measured at once.
     """
 
@@ -56,10 +57,12 @@ class MetricSet:
         popularity: Tensor,
         tail_ratio: float = 0.1,
         keep: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> None:
         popularity = popularity.detach().cpu().double().clone()
         popularity[0] = 0
-        self.setting = Setting(torch.tensor(list(dict.fromkeys(topk))), popularity, tail_ratio)
+        cuts = torch.tensor(list(dict.fromkeys(topk)))
+        self.setting = Setting(cuts, popularity, tail_ratio, groups or Groups())
         chosen = dict.fromkeys(map(canonical, names))
         self.metrics = {name: METRICS[name](self.setting) for name in chosen}
         needs = {metric.needs for metric in self.metrics.values()}
@@ -192,7 +195,7 @@ class MetricSet:
         self._flush()
         none, lists = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.int64)
         if "users" not in self._state:
-            self._add(Ranked(lists, lists.bool(), none, none.double(), none, none))
+            self._add(Ranked(lists, lists.bool(), none, none.double(), none, none.double(), none))
         if "rows" not in self._state:
             self._add(Valued(none, none.double(), none.double()))
         for name, parts in self._parts.items():
