@@ -128,7 +128,7 @@ def elliot(facts: Facts) -> Iterator[tuple[str, str, float]]:
         how = [{"clustering_name": "g", "clustering_file": str(file)} for file in (users, items)]
         value = UserMADranking(lists, None, None, objects, how[0]).eval()
         yield f"usergap@{k}", "Elliot UserMADranking", float(value)
-        value = RSP(lists, None, None, objects, how[1]).get()[-1].val
+        value = RSP(lists, None, None, objects, how[1]).get()[-1].eval()
         yield f"itemgap@{k} by year", "Elliot RSP", float(value)
 
 

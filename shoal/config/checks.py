@@ -61,17 +61,17 @@ def _modes(config: Config) -> set[str]:
 
 def metrics(config: Config) -> Iterator[Problem]:
     chosen = config.eval
-    for name in chosen.metrics:
+    for name in chosen.metric_names:
         if name not in METRICS:
             hint = did_you_mean(name, METRICS) or f"; metrics are: {', '.join(METRICS)}"
             yield "eval.metrics", f"there is no metric {name}{hint}"
     for name, side in GROUP_METRICS.items():
-        if name in chosen.metrics and getattr(chosen.groups, side) is None:
+        if name in chosen.metric_names and getattr(chosen.groups, side) is None:
             text = f"{name} compares groups of {side}s: name their column, as in "
             yield f"eval.groups.{side}", f"{text}--eval.groups.{side}={EXAMPLES[side]}"
-    if not chosen.topk and any(name in TOPK_METRICS for name in chosen.metrics):
+    if not chosen.topk and any(name in TOPK_METRICS for name in chosen.metric_names):
         yield "eval.topk", "is empty, but the metrics need it; name at least one cut-off"
-    values = ", ".join(name for name in chosen.metrics if name in LABEL_METRICS)
+    values = ", ".join(name for name in chosen.metric_names if name in LABEL_METRICS)
     if values and "full" in _modes(config):
         text = f"{values} compare scores with labels: choose eval.mode labeled, uniN or popN"
         yield "eval.metrics", text
@@ -79,7 +79,7 @@ def metrics(config: Config) -> Iterator[Problem]:
 
 def valid_metric(config: Config) -> Iterator[Problem]:
     key, chosen = "eval.valid_metric", config.eval
-    known = [name for name in chosen.metrics if name in METRICS]
+    known = [name for name in chosen.metric_names if name in METRICS]
     computed = [
         name
         for metric in known
@@ -186,7 +186,7 @@ def row_rules(config: Config) -> Iterator[Problem]:
 
 def click_model(config: Config) -> Iterator[Problem]:
     model = config.model.title
-    ranking = [name for name in config.eval.metrics if name in RANKING_METRICS]
+    ranking = [name for name in config.eval.metric_names if name in RANKING_METRICS]
     if ranking:
         text = f"{', '.join(ranking)} rank items for a user, and {model} predicts clicks of single"
         others = ", ".join(name for name in METRICS if name not in RANKING_METRICS)

@@ -162,7 +162,7 @@ class EvalSection(Section):
     metrics: list[str] = Field(
         ["Recall", "MRR", "NDCG", "Hit", "Precision"],
         min_length=1,
-        description="see docs/metrics.md",
+        description="see docs/metrics.md; of your own: FILE.py:Class",
     )
     topk: list[Annotated[int, Field(ge=1)]] = Field(
         [10], description="cut-offs of the ranking metrics"
@@ -180,6 +180,11 @@ class EvalSection(Section):
         description="write evaluation/users.parquet and items.parquet: lists, hits and values of "
         "each user of the test part",
     )
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics, without the file or package of custom ones."""
+        return [name.rpartition(":")[2] for name in self.metrics]
 
 
 class CheckpointSection(Section):

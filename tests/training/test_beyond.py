@@ -150,11 +150,23 @@ def of_films(folder: str, **more: Any) -> dict[str, Any]:
     return {**values, "eval.groups": {"user": "age", "item": "genre"}, **more}
 
 
+OWN = """
+from shoal.training.metrics import PerUser
+
+
+class Odd(PerUser):
+    def value(self, ranking):
+        return (ranking.items % 2).double() @ ranking.within
+"""
+
+
 def evaluated(world: World, folder: str) -> dict[str, float]:
-    """Metrics of an untrained model, in both ways of ranking."""
+    """Metrics of an untrained model, a custom one too, in both ways of ranking."""
     found = {}
+    metrics = [*RANKS, f"{folder}/own.py:Odd"]
     for mode in ("full", "uni20"):
-        parts = build(resolve(values=of_films(folder, **{"eval.mode": mode})).config, world)
+        values = of_films(folder, **{"eval.mode": mode, "eval.metrics": metrics})
+        parts = build(resolve(values=values).config, world)
         values = parts.evaluator.evaluate(parts.model, "test")
         found |= {f"{mode} {key}": value for key, value in values.items()}
     return found
@@ -162,8 +174,9 @@ def evaluated(world: World, folder: str) -> dict[str, float]:
 
 def test_equal_on_one_and_three_processes(tmp_path: Path) -> None:
     write_films(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
     alone = evaluated(World(), str(tmp_path))
-    assert len(alone) == 2 * (2 * 9 + 3) and not any(math.isnan(one) for one in alone.values())
+    assert len(alone) == 2 * (2 * 10 + 3) and not any(math.isnan(one) for one in alone.values())
     for found in run_ranks(evaluated, 3, tmp_path / "ranks", str(tmp_path)):
         assert found == pytest.approx(alone, rel=1e-12, abs=1e-12)
 

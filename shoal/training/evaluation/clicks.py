@@ -107,7 +107,7 @@ class ClickEvaluator:
 
     def _metrics(self, label: int) -> MetricSet:
         """Those of one label; of further ones that are any number, how far predictions are off."""
-        names = list(self.section.metrics)
+        names = self.section.metric_names
         if label > 0 and self.labels[label].loss == "squared":
             names = [name for name in names if name in ("MAE", "RMSE")] or ["RMSE"]
         return MetricSet(names, self.section.topk or [1], 1, torch.zeros(1))

@@ -211,10 +211,16 @@ class PerUser(Metric):
         raise NotImplementedError  # every metric writes its own
 
     def measure(self, block: Ranking) -> State:
-        return {self.part: self.value(block).sum(dim=0)}
+        return {self.part: self.of_each(block).sum(dim=0)}
 
     def of_each(self, block: Ranking) -> Tensor:
-        return self.value(block)
+        values, wanted = self.value(block), (len(block.items), len(block.topk))
+        if values.shape != wanted:
+            raise ValueError(
+                f"metric {type(self).__name__}: value gives a tensor of shape "
+                f"{list(values.shape)}, not {list(wanted)}, which is [users, cut-offs]"
+            )
+        return values.double()
 
     def compute(self, state: State) -> Tensor:
         return state[self.part] / state["users"]

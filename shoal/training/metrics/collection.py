@@ -91,8 +91,13 @@ class MetricSet:
     def reduce(self, world: World) -> None:
         """Merge the states of all ranks; every rank calls this once, also one that had no block."""
         state = self._finished()
-        odd = {n: v.dtype for n, v in state.items() if v.dtype not in (torch.float64, torch.int64)}
-        assert not odd, f"states are float64 or int64, these are not: {odd}"
+        for name, part in state.items():
+            if part.dtype not in (torch.float64, torch.int64):
+                kind = str(part.dtype).removeprefix("torch.")
+                raise ValueError(
+                    f"metric {name}: a state is float64 or int64, and measure gives {kind}; add "
+                    ".double() there"
+                )
         for dtype in (torch.float64, torch.int64):
             names = sorted(n for n in state if n not in CONCATENATED and state[n].dtype == dtype)
             if names:
@@ -117,7 +122,14 @@ class MetricSet:
                 raise ValueError(
                     f"{name}: nothing was evaluated; {data} has no users or rows for this metric"
                 )
-            result |= zip(self._keys(name), metric.compute(state).reshape(-1).tolist())
+            keys = self._keys(name)
+            values = metric.compute(state).double().reshape(-1).tolist()
+            if len(keys) != len(values):
+                raise ValueError(
+                    f"metric {name}: compute gives {len(values)} values, and there are {len(keys)}"
+                    f": {', '.join(keys)}"
+                )
+            result |= zip(keys, values)
         return result
 
     def kept(self) -> Kept | None:

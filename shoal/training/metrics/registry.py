@@ -30,7 +30,8 @@ def register(name: str, metric: type[Metric]) -> None:
 
 
 def canonical(name: str) -> str:
-    """The proper spelling of a metric's name, whatever its case."""
+    """The proper spelling of a metric's name, whatever its case and its file."""
+    name = name.rpartition(":")[2]
     by_lower = {one.lower(): one for one in METRICS}
     if name.lower() not in by_lower:
         raise ValueError(
