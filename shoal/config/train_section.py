@@ -146,6 +146,11 @@ def _both(mode: str | dict[str, str]) -> str | dict[str, str]:
 Mode = Annotated[str, AfterValidator(_mode)]
 
 
+def metric_title(name: str) -> str:
+    """The name of a metric without the file or package of a custom one."""
+    return name.rpartition(":")[2].rpartition(".")[2]
+
+
 class GroupsSection(Section):
     """Columns whose values are groups, for metrics that compare them."""
 
@@ -184,7 +189,7 @@ class EvalSection(Section):
     @property
     def metric_names(self) -> list[str]:
         """The metrics, without the file or package of custom ones."""
-        return [name.rpartition(":")[2] for name in self.metrics]
+        return [metric_title(name) for name in self.metrics]
 
 
 class CheckpointSection(Section):

@@ -6,6 +6,7 @@ Such a metric is registered by the name of its class, under which its values are
 from collections.abc import Mapping
 from typing import Any
 
+from shoal.config.train_section import metric_title
 from shoal.models.own import find_class, full_name, give_class
 from shoal.training.metrics.base import Metric
 from shoal.training.metrics.registry import METRICS, register
@@ -16,7 +17,7 @@ _own: set[str] = set()  # names of metrics that were registered here
 def load_metric(name: str) -> str:
     """Register the metric of FILE.py:Class; its name as it is the same in every folder."""
     metric = find_class(name, Metric, "metric")
-    title = name.rpartition(":")[2]
+    title = metric_title(name)
     if title in METRICS and title not in _own:
         raise ValueError(
             f"metric {name}: {title} is a metric that is there already; call the class otherwise"

@@ -2,6 +2,7 @@
 
 from shoal.config import checks
 from shoal.config.errors import did_you_mean
+from shoal.config.train_section import metric_title
 from shoal.training.metrics import beyond as b
 from shoal.training.metrics import definitions as m
 from shoal.training.metrics.base import Metric
@@ -31,7 +32,7 @@ def register(name: str, metric: type[Metric]) -> None:
 
 def canonical(name: str) -> str:
     """The proper spelling of a metric's name, whatever its case and its file."""
-    name = name.rpartition(":")[2]
+    name = metric_title(name)
     by_lower = {one.lower(): one for one in METRICS}
     if name.lower() not in by_lower:
         raise ValueError(
