@@ -4,6 +4,7 @@ run                  train, evaluate and test: shoal.run(model="BPR", dataset="m
 fit                  the same for a frame of pandas, Polars or Arrow; Feature says what columns mean
 evaluate             the metrics of a trained run, once more
 recommend            the best items for a user of a trained run
+report               a page of a run, or one that compares several
 export, load         a trained run as an artifact that needs neither config nor data, and its use
 run_rank             one rank of a run, for torch.multiprocessing.spawn
 CollectiveStrategy   many processes under a PyTorch loop of your own, or an Estimator
@@ -32,6 +33,7 @@ _ROOMS = {
     **dict.fromkeys(("run", "run_rank"), "runs.run"),
     **dict.fromkeys(("evaluate", "recommend"), "runs.trained"),
     **dict.fromkeys(("fit", "Feature"), "runs.fit"),
+    "report": "runs.report",
     "export": "runs.artifact.export",
     "load": "runs.artifact.loaded",
     "CollectiveStrategy": "compat.estimator.strategy",
