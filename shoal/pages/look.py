@@ -42,7 +42,7 @@ summary { cursor: pointer; color: var(--accent); margin: .5rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { text-align: left; padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; } th { color: var(--soft); font-weight: 600; }
-td.number, th.number { text-align: right; white-space: nowrap; }
+td.number, th.number { text-align: right; } td.number { white-space: nowrap; }
 svg { display: block; width: 100%; height: auto; }
 button, input, select { font: inherit; color: inherit; background: var(--shade);
   border: 1px solid var(--line); border-radius: .4rem; padding: .3rem .6rem; }

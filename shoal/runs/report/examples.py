@@ -11,7 +11,7 @@ WORST, EXAMPLES, ITEMS = 4, 4, 10
 def lists_of_users(record: RunRecord) -> Html:
     """Users that the run serves worst, and some from the best to the middle."""
     users, metric = record.users, record.metric
-    if users is None or metric not in record.user_metrics or not len(users):
+    if users is None or metric not in record.user_metrics:
         return Html("")
     ranked = users.filter(users[metric].is_finite()).sort(
         [metric, "train", "user"], descending=[False, True, False]

@@ -67,7 +67,7 @@ def small_multiple(
 
     def draw(axes: "Axes") -> None:
         for other in others:
-            _line(axes, other, LINE, width=0.9)
+            _line(axes, other, SOFT, width=0.8, alpha=0.35)
         if loss:
             beside = axes.twinx()
             _line(beside, loss, SERIES[1], width=1.0, style=(0, (3, 2)))
@@ -81,20 +81,25 @@ def small_multiple(
     return figure(draw, f"validation of {short(record.name)} by epoch", *SMALL)
 
 
-def activity(groups: Sequence[ActivityGroup], metric: str) -> Html:
-    """Quality by how much the model knew of users, with intervals."""
+def activity(rows: dict[str, list[ActivityGroup]], metric: str) -> Html:
+    """Quality of runs by how much they knew of users, with intervals; the same groups of each."""
 
     def draw(axes: "Axes") -> None:
-        places = range(len(groups))
-        for k, group in enumerate(groups):
-            if group.low == group.low:  # not NaN
-                axes.plot([k, k], [group.low, group.high], color=SERIES[0], linewidth=2, alpha=0.45)
-        axes.plot(places, [one.mean for one in groups], "o", color=SERIES[0], markersize=6)
-        axes.set_xticks(list(places), [f"{one.label}\n{one.users:,} users" for one in groups])
-        axes.set_xlim(-0.5, len(groups) - 0.5)
-        axes.set_ylim(bottom=0)
+        groups = next(iter(rows.values()))
+        for k, (name, found) in enumerate(rows.items()):
+            shift = (k - (len(rows) - 1) / 2) * 0.07
+            places = [place + shift for place in range(len(found))]
+            for place, one in zip(places, found):
+                axes.plot([place, place], [one.low, one.high], color=SERIES[k % 8], alpha=0.4)
+            means = [one.mean for one in found]
+            axes.plot(places, means, "o", color=SERIES[k % 8], label=short(name, 40), markersize=5)
+        ticks = [f"{one.label}\n{one.users:,} users" for one in groups]
+        axes.set_xticks(range(len(groups)), ticks)
         axes.set_xlabel("training interactions of a user")
         axes.set_ylabel(short(metric, 30))
+        axes.set_ylim(bottom=0)
+        if len(rows) > 1:
+            axes.legend(fontsize=8)
 
     return figure(draw, f"{short(metric)} by training interactions of users")
 
@@ -174,7 +179,7 @@ def differences(rows: Sequence[tuple[str, float, float, float, str]], metric: st
         axes.grid(False, axis="y")
         axes.set_xlabel(f"difference in {short(metric, 30)}, test")
 
-    return figure(draw, f"differences in {short(metric)}", 8.0, 0.9 + 0.28 * len(rows))
+    return figure(draw, f"differences in {short(metric)}", 10.5, 0.8 + 0.28 * len(rows))
 
 
 def _line(
@@ -185,12 +190,14 @@ def _line(
     width: float = 1.6,
     style: str | tuple[int, tuple[int, ...]] = "-",
     label: str | None = None,
+    alpha: float = 1.0,
 ) -> None:
     every = -(-len(points) // MOST_POINTS)
     kept = [one for k, one in enumerate(points) if k % max(1, every) == 0 or one[0] == best]
     marker = "o" if len(points) == 1 else None
+    look = {"color": colour, "linewidth": width, "linestyle": style, "alpha": alpha}
     xs, ys = [one[0] for one in kept], [one[1] for one in kept]
-    axes.plot(xs, ys, color=colour, linewidth=width, linestyle=style, label=label, marker=marker)
+    axes.plot(xs, ys, label=label, marker=marker, markersize=4, **look)  # type: ignore[arg-type]
 
 
 def _mark_best(axes: "Axes", points: Points, best: int | None, said: bool) -> None:
@@ -200,16 +207,7 @@ def _mark_best(axes: "Axes", points: Points, best: int | None, said: bool) -> No
     axes.axvline(best, color=SOFT, linewidth=0.8, linestyle=(0, (2, 2)))
     axes.plot(best, value, "o", color=SERIES[0], markersize=6 if said else 4)
     if said:
-        late = best > (points[0][0] + points[-1][0]) / 2
-        middle = (max(one[1] for one in points) + min(one[1] for one in points)) / 2
-        axes.annotate(
-            f"best: epoch {best}, {value:.4g}",
-            (best, value),
-            xytext=(-8 if late else 8, 9 if value < middle else -15),
-            textcoords="offset points",
-            ha="right" if late else "left",
-            color=INK,
-        )
+        axes.set_title(f"best: epoch {best}, {value:.4g}", loc="right", fontsize=9, color=SOFT)
 
 
 def _epochs(axes: "Axes", named: bool = True) -> None:

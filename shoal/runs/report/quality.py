@@ -98,7 +98,7 @@ def by_popularity(record: RunRecord) -> list[PopularityGroup]:
 
 def catalogue(record: RunRecord) -> Catalogue | None:
     """Coverage, concentration and popularity; None where nothing is recommended."""
-    if record.items is None or not len(record.items) or not record.items["recommended"].sum():
+    if record.items is None or not record.items["recommended"].sum():
         return None
     train = record.items["train"].to_numpy().astype(np.float64)
     shown = record.items["recommended"].to_numpy().astype(np.float64)
@@ -133,7 +133,7 @@ def concentration(record: RunRecord) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def _bounds(counts: np.ndarray) -> np.ndarray:
     """The largest count of each of at most GROUPS groups of like size."""
     shares = np.arange(1, GROUPS + 1) / GROUPS
-    return np.unique(np.quantile(counts, shares, method="inverted_cdf")) if len(counts) else counts
+    return np.unique(np.quantile(counts, shares, method="inverted_cdf"))
 
 
 def _range(fewest: int, most: int) -> str:

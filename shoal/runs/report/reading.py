@@ -214,9 +214,12 @@ def _parquet(path: Path, rows: int) -> "pl.DataFrame":
             raise ValueError(f"it has more than {MOST_PARQUET >> 20} MiB")
     try:
         check_counts(path)
-        return pl.read_parquet(path, n_rows=rows, hive_partitioning=False, glob=False)
+        frame = pl.read_parquet(path, n_rows=rows, hive_partitioning=False, glob=False)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, MemoryError) as error:
         raise ValueError(one_line(error)) from None
+    if not len(frame):
+        raise ValueError("it has no lines")
+    return frame
 
 
 def _cast(frame: "pl.DataFrame", kinds: dict[str, Any]) -> "pl.DataFrame":

@@ -1,5 +1,6 @@
 """The page of several runs: the first is what the others are compared with."""
 
+from collections import Counter
 from typing import Any
 
 from shoal.config.row_rules import show_size
@@ -14,12 +15,12 @@ from shoal.runs.report.comparison import (
     overlap,
     why_not,
 )
-from shoal.runs.report.quality import catalogue
+from shoal.runs.report.quality import by_activity, catalogue
 from shoal.runs.report.reading import RunRecord, number, short
 from shoal.runs.report.single import memory_peak, notes, phase_seconds, test_intervals, time_text
 from shoal.runs.report.statistics import MeanInterval
 
-MOST_METRICS = 12  # that are compared
+MOST_METRICS = 10  # that are compared
 MOST_LINES = 8  # of one plot: as many as there are colours
 PLACES = ("run.output", "run.root")  # they differ, and say nothing
 
@@ -52,8 +53,9 @@ def deciding(records: list[RunRecord]) -> str:
 
 
 def _metrics(records: list[RunRecord], metric: str) -> list[str]:
-    names = {name: None for record in records for name in record.test}
-    return [metric, *(name for name in names if name != metric)][:MOST_METRICS]
+    """Those that are compared: the deciding one, then those that most runs have."""
+    found = Counter(name for record in records for name in record.test if name != metric)
+    return [metric, *(name for name, _ in found.most_common(MOST_METRICS - 1))]
 
 
 def _sign(record: RunRecord) -> int:
@@ -106,14 +108,20 @@ def _test_table(
         row: list[Any] = [short(record.name, 60), short(record.summary["model"], 30)]
         for name in metrics:
             value = record.test.get(name)
-            row.append(None if value is None else Number(f"{value:.4f}{_half(known.get(name))}"))
+            row.append(
+                None if value is None else _two_lines(f"{value:.4f}", _half(known.get(name)))
+            )
         rows.append(row)
     text = "With half of the 95 % interval over users, where their values are known."
     return section("Test", text, table(heads, rows))
 
 
 def _half(one: MeanInterval | None) -> str:
-    return "" if one is None or one.low != one.low else f" ± {(one.high - one.low) / 2:.4f}"
+    return "" if one is None or one.low != one.low else f"± {(one.high - one.low) / 2:.4f}"
+
+
+def _two_lines(above: str, below: str) -> Number:
+    return Number(f'{above}<br><span class="soft">{escape(below)}</span>' if below else above)
 
 
 def _differences(
@@ -163,8 +171,8 @@ def _differences(
 def _cell(one: Difference | None) -> Any:
     if one is None:
         return None
-    text = f"{one.difference:+.4f} (p {p_text(one.p)})"
-    return Number(f"<b>{escape(text)}</b>" if one.is_significant else escape(text))
+    text = f"{one.difference:+.4f}"
+    return _two_lines(f"<b>{text}</b>" if one.is_significant else text, f"p {p_text(one.p)}")
 
 
 def _curves(records: list[RunRecord], metric: str) -> Html:
@@ -228,8 +236,14 @@ def _recommended(records: list[RunRecord], comparable: list[RunRecord]) -> Html:
         "Popularity is the number of training interactions. Gini index: 0 where all items are "
         f"recommended alike, 1 where always the same few are.{more}"
     )
-    parts = grid(Html(f"<div>{table(heads, rows)}</div>"), figures.concentrations(shown))
-    return section("What is recommended", text, parts)
+    plots = [figures.concentrations(shown)]
+    metric = deciding(records)
+    alike = [one for one in (first, *comparable) if metric in one.user_metrics][:MOST_LINES]
+    if alike:
+        plots.append(
+            figures.activity({one.name: by_activity(one, metric) for one in alike}, metric)
+        )
+    return section("What is recommended to whom", text, table(heads, rows), grid(*plots))
 
 
 def _costs(records: list[RunRecord]) -> Html:

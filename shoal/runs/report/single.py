@@ -207,11 +207,11 @@ def memory_peak(record: RunRecord) -> int:
 def _by_user_and_item(record: RunRecord) -> Html:
     parts = []
     metric = record.metric
-    if record.users is not None and metric in record.user_metrics and len(record.users):
+    if metric in record.user_metrics:
         text = "Users by how much of them was trained on; lines are 95 % intervals."
-        plot = figures.activity(by_activity(record, metric), metric)
+        plot = figures.activity({record.name: by_activity(record, metric)}, metric)
         parts.append(section("Quality by activity of users", text, plot))
-    if record.items is not None and len(record.items):
+    if record.items is not None:
         groups = by_popularity(record)
         text = "Items by how often they were trained on: how often they are recommended, and hit."
         heads = ["training interactions", "items", "recommendations, %", "of these hits, %"]
