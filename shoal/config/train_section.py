@@ -165,6 +165,11 @@ class EvalSection(Section):
     decimals: int = Field(4, ge=0, description="of metrics in the log")
     repeatable: bool = Field(False, description="items of the history may be recommended again")
     tail_ratio: float = Field(0.1, gt=0, description="share of items counted as the tail")
+    per_user: bool = Field(
+        True,
+        description="write evaluation/users.parquet and items.parquet: lists, hits and values of "
+        "each user of the test part",
+    )
 
 
 class CheckpointSection(Section):

@@ -311,7 +311,7 @@ class Trainer:
             cursor.finished = True
         return False
 
-    def _evaluate(self, phase: Phase) -> tuple[dict[str, float], float]:
+    def _evaluate(self, phase: Phase, keep: bool = False) -> tuple[dict[str, float], float]:
         begun = time.perf_counter()
         values = self.evaluator.evaluate(
             self.model,
@@ -323,6 +323,7 @@ class Trainer:
                 self.world.device,
                 self.config.run.progress and self.world.is_main,
             ),
+            keep,
         )
         return values, time.perf_counter() - begun
 
@@ -336,7 +337,10 @@ class Trainer:
                 give(self.strategy, self.checkpoints.load_step(cursor.best_step))
             if cursor.best_score is None and self.evaluator.has("valid"):  # nothing was trained
                 cursor.best_valid, _ = self._evaluate("valid")
-            test, self.test_seconds = self._evaluate("test")
+            keep = self.config.eval.per_user
+            test, self.test_seconds = self._evaluate("test", keep)
+            if self.evaluator.results is not None and self.world.is_main:
+                self.evaluator.results.write(self.folder.path / "evaluation")
             log.info("best valid : %s", self._rounded(cursor.best_valid))
             host_log.info("test result: %s", self._rounded(test))
         return {

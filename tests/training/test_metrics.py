@@ -249,6 +249,7 @@ def example_blocks():
         torch.tensor(positive.sum(1)),
         torch.tensor([numerator for numerator, _, _ in pairs], dtype=torch.float64),
         torch.tensor([negatives for _, _, negatives in pairs]),
+        torch.arange(1, 61),
     )
     users = torch.arange(500) % 17
     return ranked, Valued(users, torch.tensor(values), torch.tensor(labels)), popularity

@@ -55,6 +55,7 @@ class ClickEvaluator:
     ):
         self.readers, self.section, self.world, self.group = readers, section, world, group
         self.sources, self.labels = sources or {}, labels
+        self.results = None  # as of Evaluator: clicks are predicted, and no user has a list
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has samples, as far as that is known before they are read."""
@@ -76,6 +77,7 @@ class ClickEvaluator:
         model: Model,
         phase: Phase,
         progress: Callable[[Iterator[Any], Any], Iterator[Any]] = lambda steps, total: steps,
+        keep: bool = False,
     ) -> dict[str, float]:
         """Metric name -> value, equal on every rank."""
         assert isinstance(model, ClickModel), "build gives click logs to click models alone"

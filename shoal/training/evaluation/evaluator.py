@@ -19,6 +19,7 @@ from shoal.data.history import Histories
 from shoal.kernels.topk import TopK
 from shoal.models.base import Model, Retrieval
 from shoal.training.evaluation.phases import EARLIER, PhaseData, UserLists
+from shoal.training.evaluation.user_results import UserResults, chosen_users
 from shoal.training.metrics import MetricSet, Ranked, Valued, pair_counts
 from shoal.world.world import World
 
@@ -48,14 +49,16 @@ class Evaluator:
         self.popularity = torch.from_numpy(popularity)
         self._phases: dict[str, tuple[PhaseData, Histories | None]] = {}
         self._encoded: Tensor | None = None  # vectors of all items, where they are one block
+        self.results: UserResults | None = None  # of the last evaluation that kept them
 
     def evaluate(
         self,
         model: Model,
         phase: Phase,
         progress: Progress = lambda steps, total: steps,
+        keep: bool = False,
     ) -> dict[str, float]:
-        """Metric name -> value, equal on every rank."""
+        """Metric name -> value, equal on every rank; keep: `results` has what users got."""
         data, histories = self._prepared(phase)
         metrics = MetricSet(
             self.section.metrics,
@@ -63,6 +66,7 @@ class Evaluator:
             self.dataset.num_items,
             self.popularity,
             self.section.tail_ratio,
+            chosen_users(data.users, self.seed) if keep else None,
         )
         if metrics.wants_valued and data.mode == "full":
             raise ValueError(
@@ -81,6 +85,8 @@ class Evaluator:
                     self._rank_candidates(model, data, metrics, bounds, queries)
         model.train(was_training)
         metrics.reduce(self.world)
+        kept = metrics.kept()
+        self.results = None if kept is None else UserResults(self.dataset, kept, metrics.num_users)
         return metrics.compute(f"the {phase} split of {self.dataset.name!r}")
 
     def has(self, phase: Phase) -> bool:
@@ -166,11 +172,12 @@ class Evaluator:
             if a == b:
                 continue
             items = best[tile].items()
-            users = data.users[a:b, None]
-            hits = torch.from_numpy(data.is_positive.contains(users, items.numpy()))
+            users = data.users[a:b]
+            hits = torch.from_numpy(data.is_positive.contains(users[:, None], items.numpy()))
             counts = torch.from_numpy(np.diff(data.positives.offsets[a : b + 1]))
-            extra = pairs[tile].result() if pairs else (None, None)
-            metrics.update(Ranked(items, hits, counts, *extra))
+            won, negatives = pairs[tile].result() if pairs else (None, None)
+            owners = torch.from_numpy(users)
+            metrics.update(Ranked(items, hits, counts, won, negatives, owners))
 
     def _scored(self, model: Model, scorers: list[Scorer]) -> Iterator[tuple[int, int, Tensor]]:
         """Scores of all tiles, a block of items after the other: tile, first item, [users, items].
@@ -228,10 +235,17 @@ class Evaluator:
                 values = torch.sigmoid(scores[real]) if binary else scores[real]
                 metrics.update(Valued(users[real], values, labels[real]))
             if metrics.wants_ranked:
-                self._add_ranked(metrics, torch.from_numpy(grid), scores, (labels > 0) & real, real)
+                found = (torch.from_numpy(grid), scores, (labels > 0) & real, real)
+                self._add_ranked(metrics, torch.from_numpy(data.users[a:b]), *found)
 
     def _add_ranked(
-        self, metrics: MetricSet, items: Tensor, scores: Tensor, positive: Tensor, real: Tensor
+        self,
+        metrics: MetricSet,
+        users: Tensor,
+        items: Tensor,
+        scores: Tensor,
+        positive: Tensor,
+        real: Tensor,
     ) -> None:
         some = positive.any(1)  # a user without a positive has nothing to find
         if not bool(some.any()):
@@ -247,7 +261,7 @@ class Evaluator:
         if metrics.wants_auc_pairs:
             rows = torch.arange(len(scores))[:, None].expand_as(scores)
             numerator, _, negatives = pair_counts(rows[real], scores[real], positive[real])
-        metrics.update(Ranked(ranked, hits, positive.sum(1), numerator, negatives))
+        metrics.update(Ranked(ranked, hits, positive.sum(1), numerator, negatives, users[some]))
 
 
 class PairCounts:

@@ -10,7 +10,7 @@ pairs.py        the exact count of pairs behind AUC and GAUC
 collection.py   MetricSet: collects blocks, merges states over ranks, computes
 """
 
-from shoal.training.metrics.collection import MetricSet
+from shoal.training.metrics.collection import Kept, MetricSet
 from shoal.training.metrics.definitions import (
     METRICS,
     Metric,
@@ -26,6 +26,7 @@ from shoal.training.metrics.pairs import pair_counts
 
 __all__ = [
     "METRICS",
+    "Kept",
     "Metric",
     "MetricSet",
     "PerRow",

@@ -1,7 +1,7 @@
 """MetricSet: the metrics of one evaluation, measured together and merged over ranks."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from shoal.training.metrics.definitions import (
     CONCATENATED,
+    KEPT,
     METRICS,
     Ranked,
     Ranking,
@@ -21,15 +22,31 @@ from shoal.training.metrics.definitions import (
 from shoal.world.world import World
 
 
+@dataclass
+class Kept:
+    """What is kept of users: ids [u], positives [u], items and hits [u, 10], values by key [u].
+
+    0 fills lists up.
+    """
+
+    users: Tensor
+    positives: Tensor
+    items: Tensor
+    hits: Tensor
+    values: dict[str, Tensor]
+
+
 class MetricSet:
     """The metrics of one evaluation: update with blocks, reduce over ranks, compute.
 
     popularity: training counts of the items, [num_items]. tail_ratio: up to 1 the share of items,
     least popular first, that are the tail; above 1 the tail is the items with at most that count.
+    keep: users whose list, hits and values are kept, as `kept` returns them.
     Blocks are kept (not copied) until enough have come to be measured at once.
     """
 
     flush_entries = 2**20  # entries that may wait to be measured: a few tens of MiB
+    kept_places = 10  # of a list
 
     def __init__(
         self,
@@ -38,6 +55,7 @@ class MetricSet:
         num_items: int,
         popularity: Tensor,
         tail_ratio: float = 0.1,
+        keep: Tensor | None = None,
     ) -> None:
         popularity = popularity.detach().cpu().double().clone()
         popularity[0] = 0
@@ -48,6 +66,8 @@ class MetricSet:
         self.wants_ranked = bool(needs & {"ranked", "either"})
         self.wants_valued = "valued" in needs
         self.wants_auc_pairs = any(metric.wants_pairs for metric in self.metrics.values())
+        self.keep = keep if self.wants_ranked else None
+        self._columns: list[str] = []  # of the values that are kept
         self._ranked: list[Ranked] = []
         self._valued: list[Valued] = []
         self._waiting = 0
@@ -94,13 +114,28 @@ class MetricSet:
                 raise ValueError(
                     f"{name}: nothing was evaluated; {data} has no users or rows for this metric"
                 )
-            values = metric.compute(state)
-            if metric.has_topk:
-                for k, value in zip(self.setting.topk.tolist(), values.tolist()):
-                    result[f"{name.lower()}@{k}"] = value
-            else:
-                result[name.lower()] = values.item()
+            result |= zip(self._keys(name), metric.compute(state).reshape(-1).tolist())
         return result
+
+    def kept(self) -> Kept | None:
+        """What was kept of users, by ascending id; after reduce, of those of all ranks."""
+        if self.keep is None:
+            return None
+        state = self._finished()
+        order = state["kept_users"].argsort()
+        users, positives, items, hits, values = (state[part][order] for part in KEPT)
+        return Kept(users, positives, items, hits > 0, dict(zip(self._columns, values.unbind(1))))
+
+    def _keys(self, name: str) -> list[str]:
+        """The keys of a metric's values."""
+        if not self.metrics[name].has_topk:
+            return [name.lower()]
+        return [f"{name.lower()}@{k}" for k in self.setting.topk.tolist()]
+
+    @property
+    def num_users(self) -> int:
+        """Users with a list so far; after reduce, those of all ranks."""
+        return int(self._finished()["users"])
 
     @property
     def num_rows(self) -> int:
@@ -134,14 +169,30 @@ class MetricSet:
             view = Ranking(block, self.setting) if isinstance(block, Ranked) else block
             for metric in asked:
                 state |= metric.measure(view)
+            if isinstance(view, Ranking) and self.keep is not None:
+                state |= self._keep(view, self.keep)
         return state
+
+    def _keep(self, view: Ranking, keep: Tensor) -> State:
+        """What is kept of the users of a block, as parts of a state."""
+        each = {name: metric.of_each(view) for name, metric in self.metrics.items()}
+        known = {name: values for name, values in each.items() if values is not None}
+        self._columns = [key for name in known for key in self._keys(name)]
+        users = view.block.users
+        assert users is not None, "whoever keeps users names them"
+        chosen = torch.isin(users, keep)
+        lists = [view.items[:, : self.kept_places], view.hits[:, : self.kept_places].long()]
+        parts = [users, view.block.num_positives]
+        parts += [pad(one, (0, self.kept_places - one.shape[1])) for one in lists]
+        parts += [torch.cat([torch.zeros(len(users), 0).double(), *known.values()], 1)]
+        return {name: part[chosen] for name, part in zip(KEPT, parts)}
 
     def _finished(self) -> State:
         """The whole state, with that of nobody where no block came: every rank has all parts."""
         self._flush()
         none, lists = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.int64)
         if "users" not in self._state:
-            self._add(Ranked(lists, lists.bool(), none, none.double(), none))
+            self._add(Ranked(lists, lists.bool(), none, none.double(), none, none))
         if "rows" not in self._state:
             self._add(Valued(none, none.double(), none.double()))
         for name, parts in self._parts.items():

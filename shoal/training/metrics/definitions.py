@@ -16,7 +16,9 @@ from shoal.config.errors import did_you_mean
 from shoal.training.metrics.pairs import pair_counts
 
 State = dict[str, Tensor]
-CONCATENATED = ("row_users", "row_scores", "row_labels")  # parts of a state; all others are summed
+ROWS = ("row_users", "row_scores", "row_labels")
+KEPT = ("kept_users", "kept_positives", "kept_items", "kept_hits", "kept_values")
+CONCATENATED = (*ROWS, *KEPT)  # parts of a state; all others are summed
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Ranked:
     auc_numerator  [b] float64, over all (positive, negative) pairs of candidates: 1 where the
                    positive has the higher score, 0.5 where they are equal; for GAUC only
     num_negatives  [b] int64, candidates that are not positives; for GAUC only
+    users          [b] int64, whose lists they are; for what is kept of each user
     """
 
     items: Tensor
@@ -37,6 +40,7 @@ class Ranked:
     num_positives: Tensor
     auc_numerator: Tensor | None = None
     num_negatives: Tensor | None = None
+    users: Tensor | None = None
 
 
 @dataclass
@@ -116,6 +120,7 @@ class Metric:
     measure  the state of a block: of a Ranking or of a Valued (in float64), as `needs` says
     compute  the value of a state: [T] where the metric has topk, else a scalar; a state also holds
              the number of `users` and of `rows`
+    of_each  the value of each user of a Ranking: [b, T], or [b, 1] without topk; None: it has none
     """
 
     needs: ClassVar[Literal["ranked", "valued", "either"]]
@@ -133,6 +138,9 @@ class Metric:
     def compute(self, state: State) -> Tensor:
         raise NotImplementedError  # every metric writes its own
 
+    def of_each(self, block: Ranking) -> Tensor | None:
+        return None
+
 
 class PerUser(Metric):
     """Mean over users of a value [b, T] that each user's list has at each k."""
@@ -145,6 +153,9 @@ class PerUser(Metric):
 
     def measure(self, block: Ranking) -> State:
         return {self.part: self.value(block).sum(dim=0)}
+
+    def of_each(self, block: Ranking) -> Tensor:
+        return self.value(block)
 
     def compute(self, state: State) -> Tensor:
         return state[self.part] / state["users"]
@@ -350,8 +361,14 @@ class GAUC(Metric):
 
     def compute(self, state: State) -> Tensor:
         if not state["users"]:
-            state = self._weigh(*pair_counts(*(state[part] for part in CONCATENATED)))
+            state = self._weigh(*pair_counts(*(state[part] for part in ROWS)))
         return state["GAUC"] / state["gauc_weight"]
+
+    def of_each(self, block: Ranking) -> Tensor:
+        """AUC; nan where a user has one class alone."""
+        numerator, negatives = block.block.auc_numerator, block.block.num_negatives
+        assert numerator is not None and negatives is not None, "wants_auc_pairs was True"
+        return (numerator.double() / (block.block.num_positives * negatives))[:, None]
 
     @staticmethod
     def _weigh(numerator: Tensor, positives: Tensor, negatives: Tensor) -> State:
