@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.config.schema import Config
 from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
@@ -17,6 +18,15 @@ from shoal.world.world import World
 
 MOST_ROWS = 200_000  # of a table that are looked at: of a larger one, some that lie evenly
 SOME_ROWS = 1 << 16  # at a time
+
+
+def measure(strategy: Strategy, config: Config) -> dict[str, Any]:
+    """What result.json has of it."""
+    fresh = config.start.run is None and not config.start.pretrained
+    return {
+        "memory": peak_memory(strategy.world),
+        "tables": table_figures(strategy, config.run.seed if fresh else None),
+    }
 
 
 def peak_memory(world: World) -> list[dict[str, int | None]]:

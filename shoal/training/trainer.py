@@ -31,7 +31,7 @@ from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.losses import LogInterval, Losses
-from shoal.training.measured import peak_memory, table_figures
+from shoal.training.measured import measure
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
 from shoal.training.run_folder import RunFolder, host_log
@@ -134,10 +134,7 @@ class Trainer:
             "startup": begun - started,
             "test": self.test_seconds,
         }
-        result["memory"] = peak_memory(self.world)
-        start = self.config.start
-        fresh = start.run is None and not start.pretrained
-        result["tables"] = table_figures(self.strategy, self.config.run.seed if fresh else None)
+        result |= measure(self.strategy, self.config)
         if self.curves is not None:
             self.curves.close()
         if self.world.is_main:

@@ -81,34 +81,35 @@ def compare(
     first: RunRecord, others: Sequence[RunRecord], metrics: Sequence[str]
 ) -> dict[str, list[Difference]]:
     """Differences of each comparable run from the first, by its name; p-values are corrected."""
+    assert first.users is not None or not others
+    shared = [(other, one) for other in others for one in metrics if _have(one, first, other)]
+    if first.users is None or not shared:
+        return {}
+    joined = {other.name: _beside(first, other) for other in others}
+    a = np.stack([first.users[metric].to_numpy() for _, metric in shared], axis=1)
+    b = np.stack([joined[other.name][metric].to_numpy() for other, metric in shared], axis=1)
+    tested = paired(a, b)
+    ps = holm(tested.p.tolist())
+    known = np.isfinite(b - a).sum(axis=0)
     found: dict[str, list[Difference]] = {}
-    for other in others:
-        both = common_users(first, other)
-        shared = [name for name in metrics if name in first.user_metrics]
-        shared = [name for name in shared if name in other.user_metrics]
-        if not shared:
-            continue
-        a = both.select(shared).to_numpy()
-        b = both.select([f"{name}_other" for name in shared]).to_numpy()
-        tested = paired(a, b)
-        found[other.name] = [
-            Difference(
-                name,
-                len(both),
-                *(float(part[k]) for part in tested),
-                float(np.mean(b[:, k] > a[:, k])),
-                float(np.mean(b[:, k] < a[:, k])),
-            )
-            for k, name in enumerate(shared)
-        ]
-    return _corrected(found)
+    for k, (other, metric) in enumerate(shared):
+        middle, low, high = (float(part[k]) for part in tested[:3])
+        shares = [float(one[:, k].sum() / max(1, known[k])) for one in (b > a, b < a)]
+        one = Difference(metric, int(known[k]), middle, low, high, ps[k], *shares)
+        found.setdefault(other.name, []).append(one)
+    return found
 
 
-def _corrected(found: dict[str, list[Difference]]) -> dict[str, list[Difference]]:
-    from dataclasses import replace
+def _have(metric: str, *records: RunRecord) -> bool:
+    return all(metric in record.user_metrics for record in records)
 
-    ps = iter(holm([one.p for row in found.values() for one in row]))
-    return {name: [replace(one, p=next(ps)) for one in row] for name, row in found.items()}
+
+def _beside(first: RunRecord, other: RunRecord) -> "pl.DataFrame":
+    """The other's values for the users of the first, null where it has none."""
+    assert first.users is not None and other.users is not None
+    return first.users.select("user").join(
+        other.users, on="user", how="left", maintain_order="left"
+    )
 
 
 def overlap(first: RunRecord, other: RunRecord) -> float:

@@ -63,15 +63,12 @@ def small_multiple(
     record: RunRecord, metric: str, others: Sequence[Points], limits: tuple[float, float]
 ) -> Html:
     """The validation curve of one run, before those of all runs in grey; its loss is dashed."""
-    mine, loss = validated(record, metric), losses(record)
+    mine, loss = validated(record, metric), _between(losses(record), limits)
 
     def draw(axes: "Axes") -> None:
         for other in others:
-            _line(axes, other, SOFT, width=0.8, alpha=0.35)
-        if loss:
-            beside = axes.twinx()
-            _line(beside, loss, SERIES[1], width=1.0, style=(0, (3, 2)))
-            beside.set_axis_off()
+            _line(axes, other, SOFT, width=0.8, alpha=0.35, most=50)
+        _line(axes, loss, SERIES[1], width=1.0, style=(0, (3, 2)))
         _line(axes, mine, SERIES[0], record.best_epoch)
         _mark_best(axes, mine, record.best_epoch, False)
         axes.set_ylim(*limits)
@@ -89,8 +86,8 @@ def activity(rows: dict[str, list[ActivityGroup]], metric: str) -> Html:
         for k, (name, found) in enumerate(rows.items()):
             shift = (k - (len(rows) - 1) / 2) * 0.07
             places = [place + shift for place in range(len(found))]
-            for place, one in zip(places, found):
-                axes.plot([place, place], [one.low, one.high], color=SERIES[k % 8], alpha=0.4)
+            ends = [one.low for one in found], [one.high for one in found]
+            axes.vlines(places, *ends, color=SERIES[k % 8], alpha=0.4, linewidth=2)
             means = [one.mean for one in found]
             axes.plot(places, means, "o", color=SERIES[k % 8], label=short(name, 40), markersize=5)
         ticks = [f"{one.label}\n{one.users:,} users" for one in groups]
@@ -168,10 +165,12 @@ def differences(rows: Sequence[tuple[str, float, float, float, str]], metric: st
     colours = {"better": SERIES[2], "worse": SERIES[6], "equal": SOFT}
 
     def draw(axes: "Axes") -> None:
-        for k, (_, middle, low, high, verdict) in enumerate(rows):
-            colour = colours[verdict]
-            axes.plot([low, high], [-k, -k], color=colour, linewidth=2, solid_capstyle="round")
-            axes.plot(middle, -k, "o", color=colour, markersize=6)
+        for verdict, colour in colours.items():
+            some = [(-k, *row[1:4]) for k, row in enumerate(rows) if row[4] == verdict]
+            if some:
+                places, middles, lows, highs = zip(*some)
+                axes.hlines(places, lows, highs, color=colour, linewidth=2)
+                axes.plot(middles, places, "o", color=colour, markersize=6)
         axes.axvline(0, color=SOFT, linewidth=1)
         axes.set_yticks([-k for k in range(len(rows))], [short(row[0], 40) for row in rows])
         axes.set_ylim(-len(rows) + 0.4, 0.6)
@@ -191,13 +190,23 @@ def _line(
     style: str | tuple[int, tuple[int, ...]] = "-",
     label: str | None = None,
     alpha: float = 1.0,
+    most: int = MOST_POINTS,
 ) -> None:
-    every = -(-len(points) // MOST_POINTS)
+    every = -(-len(points) // most)
     kept = [one for k, one in enumerate(points) if k % max(1, every) == 0 or one[0] == best]
     marker = "o" if len(points) == 1 else None
     look = {"color": colour, "linewidth": width, "linestyle": style, "alpha": alpha}
     xs, ys = [one[0] for one in kept], [one[1] for one in kept]
     axes.plot(xs, ys, label=label, marker=marker, markersize=4, **look)  # type: ignore[arg-type]
+
+
+def _between(points: Points, limits: tuple[float, float]) -> Points:
+    """The same curve on a scale that fills the limits."""
+    values = [value for _, value in points]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    scale = (limits[1] - limits[0]) * 0.9 / ((high - low) or 1.0)
+    start = limits[0] + 0.05 * (limits[1] - limits[0])
+    return [(epoch, start + (value - low) * scale) for epoch, value in points]
 
 
 def _mark_best(axes: "Axes", points: Points, best: int | None, said: bool) -> None:

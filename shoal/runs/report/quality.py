@@ -59,14 +59,17 @@ def by_activity(record: RunRecord, metric: str) -> list[ActivityGroup]:
     assert record.users is not None
     train, values = record.users["train"].to_numpy(), record.users[metric].to_numpy()
     bounds = _bounds(train)
-    place, groups = np.searchsorted(bounds, train, side="left"), []
-    for k in range(len(bounds)):
-        inside = place == k
-        if inside.any():
-            mean, low, high = map(float, mean_interval(values[inside]))
-            counts = int(train[inside].min()), int(train[inside].max()), int(inside.sum())
-            groups.append(ActivityGroup(*counts, mean, low, high))
-    return groups
+    inside = np.searchsorted(bounds, train, side="left")[:, None] == np.arange(len(bounds))
+    means = mean_interval(np.where(inside, values[:, None], np.nan))
+    return [
+        ActivityGroup(
+            int(train[mine].min()),
+            int(train[mine].max()),
+            int(mine.sum()),
+            *(float(part[k]) for part in means),
+        )
+        for k, mine in enumerate(inside.T)
+    ]
 
 
 def by_popularity(record: RunRecord) -> list[PopularityGroup]:
@@ -80,19 +83,18 @@ def by_popularity(record: RunRecord) -> list[PopularityGroup]:
     bounds, groups = _bounds(train), []
     place = np.searchsorted(bounds, train, side="left")
     for k in range(len(bounds)):
-        inside = place == k
-        if inside.any():
-            number = int(shown[inside].sum())
-            groups.append(
-                PopularityGroup(
-                    int(train[inside].min()),
-                    int(train[inside].max()),
-                    int(inside.sum()),
-                    float(train[inside].sum() / max(1, train.sum())),
-                    number / max(1, int(shown.sum())),
-                    float(found[inside].sum()) / number if number else None,
-                )
+        inside = place == k  # a bound is the count of some item, so that no group is empty
+        number = int(shown[inside].sum())
+        groups.append(
+            PopularityGroup(
+                int(train[inside].min()),
+                int(train[inside].max()),
+                int(inside.sum()),
+                float(train[inside].sum() / max(1, train.sum())),
+                number / max(1, int(shown.sum())),
+                float(found[inside].sum()) / number if number else None,
             )
+        )
     return groups
 
 

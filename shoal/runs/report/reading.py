@@ -3,7 +3,6 @@ do not end it. `missing` says of each what is not shown.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -239,13 +238,10 @@ def _cast(frame: "pl.DataFrame", kinds: dict[str, Any]) -> "pl.DataFrame":
 
 
 def number(value: Any) -> float | None:
-    """A finite number; None for anything else."""
+    """A number that can be drawn; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if abs(value) < 1e100 else None  # NaN is not
 
 
 def numbers(values: Any) -> dict[str, float]:

@@ -84,7 +84,7 @@ def _outcome(records: list[RunRecord], metric: str, found: dict[str, list[Differ
     verdict = "more than chance" if one.is_significant else "not more than chance may make"
     return text + (
         f"That is {one.difference:+.4f} beside {short(first.name, 60)} (95 % interval "
-        f"{one.low:+.4f} to {one.high:+.4f}), {verdict} (p = {p_text(one.p)})."
+        f"{one.low:+.4f} to {one.high:+.4f}), {verdict} ({p_text(one.p)})."
     )
 
 
@@ -95,8 +95,8 @@ def _verdict(one: Difference, sign: int) -> str:
 
 
 def p_text(p: float) -> str:
-    """0.031; small ones as a bound."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    """p = 0.031; small ones as a bound."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def _test_table(
@@ -172,7 +172,7 @@ def _cell(one: Difference | None) -> Any:
     if one is None:
         return None
     text = f"{one.difference:+.4f}"
-    return _two_lines(f"<b>{text}</b>" if one.is_significant else text, f"p {p_text(one.p)}")
+    return _two_lines(f"<b>{text}</b>" if one.is_significant else text, p_text(one.p))
 
 
 def _curves(records: list[RunRecord], metric: str) -> Html:
