@@ -56,7 +56,7 @@ class Html(str):
     """Text that is markup already; any other text is escaped."""
 
 
-class Number(Html):
+class Numeral(Html):
     """A number as it is to be read; in a table it stands to the right."""
 
 
@@ -123,7 +123,7 @@ def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Html:
 
 
 def _is_number(value: Any, or_none: bool = False) -> bool:
-    return isinstance(value, int | float | Number) or (or_none and value is None)
+    return isinstance(value, int | float | Numeral) or (or_none and value is None)
 
 
 def _shown(value: Any) -> Html:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shoal.pages.look import Html, Number, escape, join, section, table
+from shoal.pages.look import Html, Numeral, escape, join, section, table
 from shoal.runs.report.reading import RunRecord, short
 
 WORST, EXAMPLES, ITEMS = 4, 4, 10
@@ -45,7 +45,7 @@ def most_recommended(record: RunRecord) -> Html:
     rows = [
         (
             short(one["title"] or one["item"], 60),
-            Number(f"{100 * one['recommended'] / max(1, len(record.users)):.1f}"),
+            Numeral(f"{100 * one['recommended'] / max(1, len(record.users)):.1f}"),
             one["train"],
             int(by_item[one["item"]]),
         )

@@ -44,7 +44,7 @@ class PopularityGroup:
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class RecommendedItems:
     """What is recommended, over all lists."""
 
     items: int
@@ -98,7 +98,7 @@ def by_popularity(record: RunRecord) -> list[PopularityGroup]:
     return groups
 
 
-def catalogue(record: RunRecord) -> Catalogue | None:
+def catalogue(record: RunRecord) -> RecommendedItems | None:
     """Coverage, concentration and popularity; None where nothing is recommended."""
     if record.items is None or not record.items["recommended"].sum():
         return None
@@ -108,7 +108,7 @@ def catalogue(record: RunRecord) -> Catalogue | None:
     ranked = np.sort(shown)
     gini = ((2 * np.arange(1, number + 1) - number - 1) * ranked).sum() / (number * total)
     busiest = np.argsort(-train, kind="stable")[: max(1, number // 10)]
-    return Catalogue(
+    return RecommendedItems(
         items=number,
         coverage=float((shown > 0).mean()),
         gini=float(gini),

@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal.config.row_rules import show_size
 from shoal.config.yaml_io import inline
-from shoal.pages.look import Html, Number, escape, grid, join, page, section, table
+from shoal.pages.look import Html, Numeral, escape, grid, join, page, section, table
 from shoal.runs.report import figures
 from shoal.runs.report.comparison import (
     FEW_USERS,
@@ -120,8 +120,8 @@ def _half(one: MeanInterval | None) -> str:
     return "" if one is None or one.low != one.low else f"± {(one.high - one.low) / 2:.4f}"
 
 
-def _two_lines(above: str, below: str) -> Number:
-    return Number(f'{above}<br><span class="soft">{escape(below)}</span>' if below else above)
+def _two_lines(above: str, below: str) -> Numeral:
+    return Numeral(f'{above}<br><span class="soft">{escape(below)}</span>' if below else above)
 
 
 def _differences(
@@ -146,7 +146,7 @@ def _differences(
             by_metric = {one.metric: one for one in row}
             shares = f"{100 * row[0].better:.0f} / {100 * row[0].worse:.0f}"
             cells = [_cell(by_metric.get(one)) for one in metrics]
-            rows.append([short(name, 60), Number(shares), *cells])
+            rows.append([short(name, 60), Numeral(shares), *cells])
         heads = ["run", "users better / worse, %", *(short(name, 30) for name in metrics)]
         parts.append(table(heads, rows))
     said = [
@@ -214,11 +214,11 @@ def _recommended(records: list[RunRecord], comparable: list[RunRecord]) -> Html:
     rows = [
         [
             short(name, 60),
-            Number(f"{100 * one.coverage:.1f}"),
-            Number(f"{100 * one.top_tenth:.1f}"),
-            Number(f"{one.popularity:,.0f}"),
-            Number(f"{one.gini:.3f}"),
-            Number(f"{100 * overlap(first, same[name]):.0f}") if name in same else None,
+            Numeral(f"{100 * one.coverage:.1f}"),
+            Numeral(f"{100 * one.top_tenth:.1f}"),
+            Numeral(f"{one.popularity:,.0f}"),
+            Numeral(f"{one.gini:.3f}"),
+            Numeral(f"{100 * overlap(first, same[name]):.0f}") if name in same else None,
         ]
         for name, one in found.items()
     ]
@@ -257,9 +257,9 @@ def _costs(records: list[RunRecord]) -> Html:
             [
                 short(record.name, 60),
                 len(record.epochs),
-                *(Number(time_text(seconds[one])) if one in seconds else None for one in names),
-                None if total is None else Number(time_text(total)),
-                Number(show_size(peak)) if peak else None,
+                *(Numeral(time_text(seconds[one])) if one in seconds else None for one in names),
+                None if total is None else Numeral(time_text(total)),
+                Numeral(show_size(peak)) if peak else None,
             ]
         )
     heads = ["run", "epochs", *names, "in all", "host memory, peak"]

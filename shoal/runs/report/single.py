@@ -5,7 +5,7 @@ from typing import Any
 from shoal.config.keys import KEYS
 from shoal.config.row_rules import show_size
 from shoal.config.yaml_io import inline
-from shoal.pages.look import Html, Number, escape, facts, grid, join, page, section, table
+from shoal.pages.look import Html, Numeral, escape, facts, grid, join, page, section, table
 from shoal.runs.report import figures
 from shoal.runs.report.examples import lists_of_users, most_recommended
 from shoal.runs.report.quality import by_activity, by_popularity, catalogue
@@ -184,7 +184,7 @@ def _memory(record: RunRecord) -> Html | str:
     if not ranks:
         return ""
     rows = [
-        (k, *(None if (n := one[key]) is None else Number(show_size(int(n))) for key in MEMORY))
+        (k, *(None if (n := one[key]) is None else Numeral(show_size(int(n))) for key in MEMORY))
         for k, one in enumerate(ranks[:64])
     ]
     return table(["rank", "host memory, peak", "GPU memory, peak"], rows)
@@ -223,8 +223,8 @@ def _by_user_and_item(record: RunRecord) -> Html:
     return grid(*parts) if parts else Html("")
 
 
-def _percent(share: float | None) -> Number | None:
-    return None if share is None else Number(f"{100 * share:.1f}")
+def _percent(share: float | None) -> Numeral | None:
+    return None if share is None else Numeral(f"{100 * share:.1f}")
 
 
 def _recommended(record: RunRecord) -> Html:
