@@ -2,9 +2,8 @@
 
 run                  train, evaluate and test: shoal.run(model="BPR", dataset="ml-100k", nproc=2)
 fit                  the same for a frame of pandas, Polars or Arrow; Feature says what columns mean
-evaluate             the metrics of a trained run, once more
+evaluate, report     the metrics of a trained run once more; a page of a run or of several
 recommend            the best items for a user of a trained run
-report               a page of a run, or one that compares several
 export, load         a trained run as an artifact that needs neither config nor data, and its use
 run_rank             one rank of a run, for torch.multiprocessing.spawn
 CollectiveStrategy   many processes under a PyTorch loop of your own, or an Estimator

@@ -16,6 +16,10 @@ def report(*runs: str | Path, output: str | Path | None = None) -> Path:
 
     The first of several is what the others are compared with. Without `output` the page is
     report.html: of one run in its folder, of several in the present one.
+
+    >>> import shoal  # after the example of shoal.run
+    >>> shoal.report("runs/first").name
+    'report.html'
     """
     from shoal.runs.report.reading import read_runs
     from shoal.runs.report.several import compare_page
