@@ -21,6 +21,7 @@ import shoal
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
 from shoal.data.dataset import Phase
+from shoal.data.fingerprint import DIGESTS
 from shoal.data.reader import Reader
 from shoal.models.nn.dropout import end_steps
 from shoal.training.averages import Averages
@@ -30,6 +31,7 @@ from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.losses import LogInterval, Losses
+from shoal.training.measured import measure
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
 from shoal.training.run_folder import RunFolder, host_log
@@ -80,6 +82,7 @@ class Trainer:
         )
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []
+        self.test_seconds: float | None = None
         self.curves: Curves | None = None
         self.begun: float | None = None  # when the first step began
         self.stopping = Agreement(self.world)
@@ -129,7 +132,9 @@ class Trainer:
             "train_epoch_median": _median(self.train_seconds),
             "eval_median": _median(self.eval_seconds),
             "startup": begun - started,
+            "test": self.test_seconds,
         }
+        result |= measure(self.strategy, self.config)
         if self.curves is not None:
             self.curves.close()
         if self.world.is_main:
@@ -170,6 +175,8 @@ class Trainer:
         loss = cursor.loss_sum / max(1, cursor.losses)
         line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
         line["train_seconds"] = seconds
+        if len(self.losses.by_rank) > 1:
+            line["loss_by_rank"] = self.losses.by_rank
         cursor.begin_epoch(epoch + 1)
         improved = False
         due = section.eval_every and (epoch + 1) % section.eval_every == 0
@@ -327,7 +334,8 @@ class Trainer:
                 give(self.strategy, self.checkpoints.load_step(cursor.best_step))
             if cursor.best_score is None and self.evaluator.has("valid"):  # nothing was trained
                 cursor.best_valid, _ = self._evaluate("valid")
-            test, _ = self._evaluate("test", keep=self.config.eval.per_user)
+            keep = self.config.eval.per_user
+            test, self.test_seconds = self._evaluate("test", keep)
             if self.evaluator.results is not None and self.world.is_main:
                 self.evaluator.results.write(self.folder.path / "evaluation")
             log.info("best valid : %s", self._rounded(cursor.best_valid))
@@ -340,6 +348,9 @@ class Trainer:
             "test": test,
             "epochs": cursor.epoch,
             "best_epoch": cursor.best_epoch,
+            "higher_is_better": higher_is_better(self.config.eval.valid_metric),
+            # Runs of equal ones were tested on the same.
+            "data": {key: self.fingerprint[key] for key in DIGESTS if key in self.fingerprint},
         }
 
     # ---- saving and resuming --------------------------------------------------------------------
