@@ -1,0 +1,308 @@
+"""Study: the trials of a search and what came of them, in a folder.
+
+study.db       parameters, state and value of every trial, in Optuna's storage
+config.yaml    the config that trials change
+space.yaml     the keys that they change
+trials/NNNN/   each trial, an ordinary run
+finalists/     the best trials with other seeds
+best.yaml      the config of the best one, for `shoal train`
+study.json     the outcome
+report.html    the search as a page
+
+The parameters of a trial are a pure function of the seed, its number and the outcomes before it;
+its outcome is one of its validation curve and the curves before it. So a search that was killed
+and continued finds what it would have found.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from shoal.config.errors import did_you_mean
+from shoal.config.yaml_io import inline
+from shoal.runs.tuning.space import Parameter, grid
+from shoal.training.metrics import higher_is_better
+from shoal.world.durable import sole_holder
+
+SAMPLERS = ("tpe", "random", "grid")
+PRUNERS = ("median", "halving", "none")
+UNPRUNED = 5  # trials that train to their end before any is compared, and evaluations of each
+
+Curve = list[tuple[int, float]]  # (epoch, validation metric)
+
+
+class Study:
+    """Proposes trials, stops hopeless ones, and knows the best."""
+
+    def __init__(
+        self,
+        folder: Path,
+        metric: str,
+        seed: int,
+        sampler: str | None,
+        prune: str | None,
+        space: list[Parameter],
+        every: int = 1,
+    ):
+        """sampler, prune: None as the study began. every: epochs between evaluations."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.folder, self.metric, self.seed, self.space = folder, metric, seed, space
+        self._distributions = {one.key: _distribution(one) for one in space}
+        self._storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}")
+        direction = "maximize" if self.is_maximized else "minimize"
+        self._kept = optuna.create_study(
+            storage=self._storage, study_name="shoal", direction=direction, load_if_exists=True
+        )
+        self.sampler = self._as_begun("sampler", sampler, SAMPLERS)
+        prune = self._as_begun("prune", prune, PRUNERS)
+        self.grid = grid(space) if self.sampler == "grid" else None
+        # The same trials in memory, with their curves, for samplers and pruners.
+        self._memory = optuna.storages.InMemoryStorage()
+        pruner = _pruner(prune, every)
+        self._study = optuna.create_study(storage=self._memory, direction=direction, pruner=pruner)
+        self._seen: dict[int, int] = {}  # trial -> how much of its curve the pruner has seen
+        self._stops: dict[int, int] = {}  # trial -> where in its curve the pruner stopped it
+        self._sizes: dict[int, int] = {}
+        for one in self._kept.get_trials(deepcopy=False):
+            curve = self.curve(one.number)[: one.user_attrs.get("evaluations")]
+            self._study.add_trial(_copy(one, dict(curve) if one.state.is_finished() else {}))
+
+    def _as_begun(self, name: str, given: str | None, known: tuple[str, ...]) -> str:
+        """What the study began with; the first of those known where nothing is given."""
+        if given is not None and given not in known:
+            raise ValueError(f"{name} {given}: allowed: {', '.join(known)}"
+                             f"{did_you_mean(given, known)}")  # fmt: skip
+        began = self._kept.user_attrs.get(name)
+        if began is None:
+            began = given or known[0]
+            self._kept.set_user_attr(name, began)
+        if given not in (None, began):
+            raise ValueError(
+                f"{self.folder} was begun with {name} {began}; leave --{name} out, or name another "
+                "folder with --output"
+            )
+        return began
+
+    # ---- trials ---------------------------------------------------------------------------------
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """All trials by number, with their validation curves."""
+        return self._study.get_trials(deepcopy=False)
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Trials that were begun, by number."""
+        return [one.number for one in self.trials if not one.state.is_finished()]
+
+    @property
+    def best(self) -> FrozenTrial | None:
+        """The best trial that trained to its end; of equal ones the first."""
+        return next(iter(self.ranking), None)
+
+    @property
+    def ranking(self) -> list[FrozenTrial]:
+        """Trials that trained to their end, the best first."""
+        sign = -1.0 if self.is_maximized else 1.0
+        done = [one for one in self.trials if one.state == TrialState.COMPLETE]
+        return sorted(done, key=lambda one: (sign * (one.value or 0.0), one.number))
+
+    @property
+    def is_maximized(self) -> bool:
+        return higher_is_better(self.metric)
+
+    def path(self, number: int) -> Path:
+        """The folder of a trial."""
+        return self.folder / "trials" / f"{number:04d}"
+
+    def values(self, trial: FrozenTrial) -> dict[str, Any]:
+        """Key -> value of a trial, as a config takes them."""
+        by_key = {one.key: one for one in self.space}
+        return {key: _decode(by_key[key], value) for key, value in trial.params.items()}
+
+    def curve(self, number: int) -> Curve:
+        """The validation metric of a trial's epochs so far."""
+        return read_curve(self.path(number), self.metric)
+
+    def propose(self, first: dict[str, Any]) -> int:
+        """A new trial: its number. first: values of the very first, where the space has them."""
+        number = len(self.trials)
+        if self.grid is not None:
+            fixed = self.grid[number]
+        else:
+            fixed = {} if number else {k: v for k, v in first.items() if self._has(k, v)}
+        if fixed:
+            encoded = {key: _encode(value) for key, value in fixed.items()}
+            self._study.enqueue_trial(encoded)
+        self._study.sampler = self._sampler(number)
+        trial = self._study.ask(self._distributions)
+        # In one transaction: a trial is there with all its parameters, or not at all.
+        self._kept.add_trial(
+            create_trial(
+                state=TrialState.RUNNING, params=trial.params, distributions=self._distributions
+            )
+        )
+        return number
+
+    def is_hopeless(self, number: int) -> bool:
+        """Whether the pruner stops a trial, by its curve up to now."""
+        size = _size(self.path(number) / "metrics.jsonl")
+        if size == self._sizes.get(number):
+            return False
+        self._sizes[number] = size
+        return self._stopped_at(number, self.curve(number)) is not None
+
+    def conclude(self, number: int, result: dict[str, Any], problem: str) -> FrozenTrial:
+        """Record what came of a trial; result: of its result.json; problem: where it has none."""
+        curve, score = self.curve(number), result.get("best_valid", {}).get(self.metric)
+        stopped = self._stopped_at(number, curve)
+        attributes: dict[str, Any] = {}
+        values: list[float] | None = None
+        if stopped is not None:
+            state, values = TrialState.PRUNED, [curve[stopped][1]]
+            attributes["evaluations"] = stopped + 1
+        elif isinstance(score, float) and math.isfinite(score):
+            state, values = TrialState.COMPLETE, [score]
+        else:
+            state, attributes["problem"] = TrialState.FAIL, problem
+        rungs = {  # what successive halving compares
+            key: value
+            for key, value in self.trials[number].system_attrs.items()
+            if key.startswith("completed_rung")
+        }
+        for storage, study in ((self._memory, self._study), (self._storage, self._kept)):
+            trial = study.get_trials(deepcopy=False)[number]._trial_id
+            for key, value in attributes.items():
+                storage.set_trial_user_attr(trial, key, value)
+            for key, value in rungs.items():
+                storage.set_trial_system_attr(trial, key, value)
+            storage.set_trial_state_values(trial, state, values)
+        return self.trials[number]
+
+    def _stopped_at(self, number: int, curve: Curve) -> int | None:
+        """The place in its curve at which the pruner stops a trial, however far it has trained."""
+        trial = self.trials[number]._trial_id
+        for place in range(self._seen.get(number, 0), len(curve)):
+            if number in self._stops:
+                break
+            epoch, value = curve[place]
+            self._memory.set_trial_intermediate_value(trial, epoch, value)
+            self._seen[number] = place + 1
+            if self._study.pruner.prune(self._study, self._memory.get_trial(trial)):
+                self._stops[number] = place
+        return self._stops.get(number)
+
+    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        """The same draws for this number, whenever it is proposed."""
+        digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
+        seed = int.from_bytes(digest[:4])
+        if self.sampler == "tpe":
+            return optuna.samplers.TPESampler(seed=seed)
+        return optuna.samplers.RandomSampler(seed)
+
+    def _has(self, key: str, value: Any) -> bool:
+        """Whether the space has this value."""
+        one = next(one for one in self.space if one.key == key)
+        if one.choices:
+            return _encode(value) in map(_encode, one.choices)
+        if type(value) not in (int, float) or (one.is_whole and not isinstance(value, int)):
+            return False
+        return self._distributions[key]._contains(value)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from working in this folder."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(sole_holder(folder / ".lock", wait=False))
+        except BlockingIOError:
+            raise ValueError(
+                f"another process works in {folder}; wait for it, stop it, or name another folder "
+                "with --output"
+            ) from None
+        yield
+
+
+def read_curve(folder: Path, metric: str) -> Curve:
+    """(epoch, validation metric) of a run so far; what cannot be read ends it."""
+    curve: Curve = []
+    try:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return curve
+    for line in lines:
+        try:
+            one = json.loads(line)
+            if metric in one.get("valid", {}):
+                curve.append((int(one["epoch"]), float(one["valid"][metric])))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            break  # torn by a kill: it is written again
+    return curve
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _copy(trial: FrozenTrial, curve: dict[int, float]) -> FrozenTrial:
+    """The trial with its curve, to be added to a study."""
+    return create_trial(
+        state=trial.state,
+        values=trial.values,
+        params=trial.params,
+        distributions=trial.distributions,
+        user_attrs=trial.user_attrs,
+        system_attrs=trial.system_attrs,
+        intermediate_values=curve,
+    )
+
+
+def _pruner(name: str, every: int) -> BasePruner:
+    """every: epochs between evaluations."""
+    if name == "median":
+        return MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=UNPRUNED * every)
+    return (
+        SuccessiveHalvingPruner(min_resource=UNPRUNED * every)
+        if name == "halving"
+        else (NopPruner())
+    )
+
+
+def _distribution(one: Parameter) -> BaseDistribution:
+    if one.choices:
+        return CategoricalDistribution([_encode(value) for value in one.choices])
+    if one.is_whole:
+        step = 1 if one.step is None else int(one.step)
+        return IntDistribution(int(one.low), int(one.high), log=one.log, step=step)
+    return FloatDistribution(one.low, one.high, log=one.log, step=one.step)
+
+
+def _encode(value: Any) -> Any:
+    """A choice as Optuna keeps it: lists and mappings as text."""
+    return value if value is None or isinstance(value, bool | int | float | str) else inline(value)
+
+
+def _decode(one: Parameter, value: Any) -> Any:
+    """A value as a config takes it; of a range, with as many digits as matter."""
+    for choice in one.choices:
+        if _encode(choice) == value and type(_encode(choice)) is type(value):
+            return choice
+    return float(f"{value:.6g}") if isinstance(value, float) else value
