@@ -41,6 +41,7 @@ from shoal.world.durable import sole_holder
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "none")
 UNPRUNED = 5  # trials that train to their end before any is compared, and evaluations of each
+ENOUGH = 10  # trials, to say which key matters
 
 Curve = list[tuple[int, float]]  # (epoch, validation metric)
 
@@ -137,6 +138,14 @@ class Study:
     def curve(self, number: int) -> Curve:
         """The validation metric of a trial's epochs so far."""
         return read_curve(self.path(number), self.metric)
+
+    def importance(self) -> dict[str, float]:
+        """Key -> its share in what tells good trials from others; empty where too few are done."""
+        if len(self.ranking) < ENOUGH:
+            return {}
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        found = optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+        return {key: round(share, 4) for key, share in found.items() if math.isfinite(share)}
 
     def propose(self, first: dict[str, Any]) -> int:
         """A new trial: its number. first: values of the very first, where the space has them."""

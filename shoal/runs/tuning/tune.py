@@ -28,6 +28,7 @@ from shoal.runs.listing import read_json
 from shoal.runs.run import label, resolve
 from shoal.runs.tuning.crew import Crew
 from shoal.runs.tuning.defaults import default_space
+from shoal.runs.tuning.page import study_page
 from shoal.runs.tuning.space import Parameter, checked, read_space, space_text, value_in
 from shoal.runs.tuning.study import Study, locked
 from shoal.runs.tuning.worker import OUTPUT
@@ -89,7 +90,7 @@ def search(
     resume: bool = False,
     sampler: str | None = None,
     prune: str | None = None,
-    limits: Limits = Limits(),
+    limits: Limits | None = None,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """The same for a config that is resolved; report: gets the lines that people read."""
@@ -119,7 +120,7 @@ def search(
             replace_durably(folder / "space.yaml", space_text(parameters).encode())
         how = (config.eval.valid_metric.lower(), config.run.seed, sampler, prune)
         study = Study(folder, *how, parameters, config.train.eval_every)
-        return Search(study, resolved, limits, report).run()
+        return Search(study, resolved, limits or Limits(), report).run()
 
 
 class Search:
@@ -262,6 +263,8 @@ class Search:
             "model": config.model.title,
             "dataset": config.data.title,
             "metric": self.metric,
+            "maximized": study.is_maximized,
+            "importance": study.importance(),
             "finished": is_done,  # False: the time was over before
             "trials": [self._row(one) for one in study.trials],
             "best": None,
@@ -276,6 +279,7 @@ class Search:
             self._write_best(trial, f"{self.metric} {valid[self.metric]:.6f} on validation{seeds}")
         text = json.dumps(found, indent=2) + "\n"
         replace_durably(study.folder / "study.json", text.encode())
+        replace_durably(study.folder / "report.html", study_page(found).encode())
         return {**found, "folder": str(study.folder)}
 
     def _row(self, trial: FrozenTrial) -> dict[str, Any]:
