@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
 app.command("tune", **FILES)(tune.tune)
+app.command("sweep", **FILES)(tune.sweep)
 app.command("server", hidden=True)(training.server)
 app.command("serve")(serving.serve)
 app.command("eval", **WORDS)(serving.evaluate)

@@ -25,24 +25,29 @@ class ForkedRuns:
     """Runs of this host: forks of one process, which has imported everything once."""
 
     def __init__(self, threads: int):
-        self.threads = threads  # of a run, unless its config or the environment differ
-        self._process: subprocess.Popen[bytes] | None = None
+        """threads: of a run, unless its config or the environment differ."""
+        self._threads = threads
         self._pid: int | None = None  # of the process that trains
         self._read = b""
         self._signal: int | None = None  # to be sent as soon as there is that process
+        self._process = self._begin()
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.runs.tuning.worker", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"OMP_NUM_THREADS": str(self._threads), **os.environ},
+            start_new_session=True,  # Ctrl-C is for the command alone, which stops its runs
+        )
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        return process
 
     def start(self, folder: Path) -> None:
         """Begin to train in a folder."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.runs.tuning.worker", str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={"OMP_NUM_THREADS": str(self.threads), **os.environ},
-                start_new_session=True,  # Ctrl-C is for the command alone, which stops its runs
-            )
-            assert self._process.stdout is not None
-            os.set_blocking(self._process.stdout.fileno(), False)
+        if self._process.poll() is not None:  # it was killed, for its memory perhaps
+            self._process = self._begin()
         assert self._process.stdin is not None
         self._pid, self._read, self._signal = None, b"", None
         self._process.stdin.write(json.dumps(str(folder)).encode() + b"\n")
@@ -50,7 +55,7 @@ class ForkedRuns:
 
     def poll(self) -> int | None:
         """The exit status of the run; None while it trains."""
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process.stdout is not None
         self._read += self._process.stdout.read() or b""
         lines = self._read.split(b"\n")
         if len(lines) > 1:
@@ -71,9 +76,8 @@ class ForkedRuns:
 
     def close(self) -> None:
         """End the worker, and with it whatever still trains."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
 
 class LaunchedRuns:

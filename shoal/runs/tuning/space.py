@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import ConfigError, Resolved
-from shoal.config.errors import did_you_mean
 from shoal.config.yaml_io import inline, read, read_file
 
 RECBOLE = re.compile(r"(\S+)\s+(choice|uniform|quniform|loguniform)\s+(\S.*)")
@@ -187,10 +186,8 @@ def _parameter(key: str, spec: Any) -> Parameter:
         raise ValueError(
             f"given {inline(spec)}; write a list of values, or {{low: 1e-4, high: 1e-1, log: true}}"
         )
-    for name in spec:
-        if name not in FIELDS:
-            raise ValueError(f"unknown {name}; allowed: {', '.join(FIELDS)}"
-                             f"{did_you_mean(name, FIELDS)}")  # fmt: skip
+    if unknown := set(spec) - set(FIELDS):
+        raise ValueError(f"unknown {min(unknown)}; allowed: {', '.join(FIELDS)}")
     low, high, step, log = spec["low"], spec["high"], spec.get("step"), spec.get("log", False)
     numbers = (low, high) if step is None else (low, high, step)
     if any(type(one) not in (int, float) or not math.isfinite(one) for one in numbers):

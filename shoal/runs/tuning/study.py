@@ -15,10 +15,7 @@ and continued finds what it would have found.
 """
 
 import hashlib
-import json
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +31,14 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from shoal.config.errors import did_you_mean
 from shoal.config.yaml_io import inline
+from shoal.runs.tuning.files import Curve, read_curve
 from shoal.runs.tuning.space import Parameter, grid
 from shoal.training.metrics import higher_is_better
-from shoal.world.durable import sole_holder
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "none")
 UNPRUNED = 5  # trials that train to their end before any is compared, and evaluations of each
 ENOUGH = 10  # trials, to say which key matters
-
-Curve = list[tuple[int, float]]  # (epoch, validation metric)
 
 
 class Study:
@@ -231,37 +226,6 @@ class Study:
         if type(value) not in (int, float) or (one.is_whole and not isinstance(value, int)):
             return False
         return self._distributions[key]._contains(value)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from working in this folder."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(sole_holder(folder / ".lock", wait=False))
-        except BlockingIOError:
-            raise ValueError(
-                f"another process works in {folder}; wait for it, stop it, or name another folder "
-                "with --output"
-            ) from None
-        yield
-
-
-def read_curve(folder: Path, metric: str) -> Curve:
-    """(epoch, validation metric) of a run so far; what cannot be read ends it."""
-    curve: Curve = []
-    try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return curve
-    for line in lines:
-        try:
-            one = json.loads(line)
-            if metric in one.get("valid", {}):
-                curve.append((int(one["epoch"]), float(one["valid"][metric])))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            break  # torn by a kill: it is written again
-    return curve
 
 
 def _size(file: Path) -> int:

@@ -28,15 +28,14 @@ from shoal.runs.listing import read_json
 from shoal.runs.run import label, resolve
 from shoal.runs.tuning.crew import Crew
 from shoal.runs.tuning.defaults import default_space
+from shoal.runs.tuning.files import QUIET, locked, why_failed
 from shoal.runs.tuning.page import study_page
 from shoal.runs.tuning.space import Parameter, checked, read_space, space_text, value_in
-from shoal.runs.tuning.study import Study, locked
+from shoal.runs.tuning.study import Study
 from shoal.runs.tuning.worker import OUTPUT
 from shoal.training.run_folder import RunFolder
 from shoal.world.durable import replace_durably
 
-# Of every trial: nobody watches it, and metrics.jsonl has the same numbers as the curves.
-QUIET = {"run.progress": False, "run.tensorboard": False}
 TOO_MANY = 3  # trials that fail before one ends well: the config is to blame
 
 
@@ -118,9 +117,11 @@ def search(
         else:
             replace_durably(folder / "config.yaml", text.encode())
             replace_durably(folder / "space.yaml", space_text(parameters).encode())
+        limits = limits or Limits()
         how = (config.eval.valid_metric.lower(), config.run.seed, sampler, prune)
-        study = Study(folder, *how, parameters, config.train.eval_every)
-        return Search(study, resolved, limits or Limits(), report).run()
+        with Crew(limits.jobs, limits.launch, limits.minutes) as crew:  # it imports torch meanwhile
+            study = Study(folder, *how, parameters, config.train.eval_every)
+            return Search(study, resolved, limits, report).run(crew)
 
 
 class Search:
@@ -133,16 +134,15 @@ class Search:
         self.file = study.folder / "config.yaml"
         self.metric = study.metric
 
-    def run(self) -> dict[str, Any]:
+    def run(self, crew: Crew) -> dict[str, Any]:
         """Train trials and finalists, and write down what came of them."""
         limits, study = self.limits, self.study
         number = limits.trials if study.grid is None else min(limits.trials, len(study.grid))
         if (left := number - len(study.trials) + len(study.unfinished)) > 0:
             self.report(f"{study.folder}: {left} of {number} trials to train")
-        with Crew(limits.jobs, limits.launch, limits.minutes) as crew:
-            is_done = crew.train(self._trials(number), self._trial_ended, self._is_hopeless)
-            if is_done:
-                is_done = crew.train(self._finalists(), self._finalist_ended)
+        is_done = crew.train(self._trials(number), self._trial_ended, self._is_hopeless)
+        if is_done:
+            is_done = crew.train(self._finalists(), self._finalist_ended)
         return self._conclude(is_done)
 
     # ---- trials ---------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Search:
         return self.study.is_hopeless(int(folder.name))
 
     def _trial_ended(self, folder: Path, status: int) -> None:
-        self._record(int(folder.name), _problem(folder, status))
+        self._record(int(folder.name), why_failed(folder, status))
 
     def _record(self, number: int, problem: str = "") -> None:
         """Keep the outcome of a trial, and print its line."""
@@ -236,7 +236,7 @@ class Search:
     def _finalist_ended(self, folder: Path, status: int) -> None:
         score = read_json(folder / "result.json", {}).get("best_valid", {}).get(self.metric)
         trial, seed = folder.name.split("-")
-        what = _problem(folder, status) if score is None else f"{self.metric} {score:.4f}"
+        what = why_failed(folder, status) if score is None else f"{self.metric} {score:.4f}"
         self.report(f"trial {int(trial):>3}  with seed {seed}: {what}")
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
@@ -324,20 +324,6 @@ def _check_same(file: Path, text: str) -> None:
             f"{inline(now.get(key))}; leave the config out to continue (shoal tune --resume "
             f"{file.parent}), or name another folder with --output"
         )
-
-
-def _problem(folder: Path, status: int) -> str:
-    """Why a run ended without a result, in a line."""
-    reason = read_json(folder / "failure.json", {}).get("reason")
-    if reason:
-        return str(reason)
-    if status < 0:
-        return f"killed by signal {-status}"
-    try:
-        lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1].removeprefix("error: ")[:500] if lines else f"exit status {status}"
 
 
 def _mean(results: list[dict[str, Any]], part: str) -> dict[str, float]:
