@@ -16,6 +16,8 @@ and continued finds what it would have found.
 
 import hashlib
 import math
+import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,10 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.folder, self.metric, self.seed, self.space = folder, metric, seed, space
         self._distributions = {one.key: _distribution(one) for one in space}
-        self._storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}")
+        self._storage = optuna.storages.RDBStorage(
+            "sqlite:///study.db",  # by the function below: the folder's name may have any signs
+            {"creator": partial(sqlite3.connect, folder / "study.db")},
+        )
         direction = "maximize" if self.is_maximized else "minimize"
         self._kept = optuna.create_study(
             storage=self._storage, study_name="shoal", direction=direction, load_if_exists=True
