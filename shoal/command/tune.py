@@ -52,15 +52,17 @@ def tune(
         from shoal.runs.tuning.tune import Limits, search
 
     files, overrides = split_arguments(context.args)
-    if resume and len(files) == 1 and not Path(files[0]).is_file():
+    is_given = resume and len(files) == 1 and not Path(files[0]).is_file()
+    if is_given:
         output, files = output or files[0], []
-    if resume and not files and output is not None:
-        if not (Path(output) / "space.yaml").is_file():
-            raise typer.BadParameter(f"{output} holds no search to continue: it has no space.yaml")
-        file = Path(output) / "config.yaml"
-        resolved = resolve([file], overrides, folder=output, trust=trust)
-    elif resume and output is None:
+    is_begun = output is not None and (Path(output) / "space.yaml").is_file()
+    if is_given and not is_begun:
+        raise typer.BadParameter(f"{output} holds no search to continue: it has no space.yaml")
+    if resume and output is None:
         raise typer.BadParameter("--resume needs the folder of the search: --output DIR")
+    if resume and is_begun and not files:
+        file = Path(str(output)) / "config.yaml"
+        resolved = resolve([file], overrides, folder=output, trust=trust)
     else:
         resolved = resolve_words(context.args, trust=trust)
     limits = Limits(trials, minutes, jobs, finalists, seeds, launch)

@@ -224,9 +224,8 @@ def test_trials_by_a_command_and_by_recboles_space(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_grid_and_own_models(folder: Path) -> None:
     finish("new", "model", "Mine", cwd=folder)
-    file = next(folder.glob("*.py"))
     (folder / "grid.yaml").write_text("train.optimizer.lr: [0.001, 0.01]\n")
-    words = (*SMALL[1:], f"--model={file.name}:Mine", "--space", "grid.yaml", "--output", "study")
+    words = (*SMALL[1:], "--model=mine.py:Mine", "--space", "grid.yaml", "--output", "study")
     finish("tune", *words, "--train.epochs=3", "--sampler", "grid", cwd=folder)
     assert len(study(folder / "study")["trials"]) == 2
     refused = finish("tune", "--resume", "study", cwd=folder, status=2)

@@ -195,8 +195,8 @@ class Crew:
             if time.monotonic() > until:
                 raise ValueError(f"{folder} is in use by another process; wait for it, or stop it")
             time.sleep(POLL_SECONDS)
+        self._free[0].start(folder)
         self._busy[folder] = self._free.pop(0)
-        self._busy[folder].start(folder)
 
     def _stop_all(self) -> None:
         """Runs save and stop: the next call continues them."""
