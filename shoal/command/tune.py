@@ -47,9 +47,11 @@ def tune(
     shoal tune CONFIG.yaml --space space.yaml --trials 30 writes best.yaml for `shoal train`.
     """
     with importing():
-        _need_optuna()
         from shoal.runs.run import resolve
-        from shoal.runs.tuning.tune import Limits, search
+        from shoal.runs.tuning.tune import need_optuna
+
+        need_optuna()
+        from shoal.runs.tuning.search import Limits, search
 
     files, overrides = split_arguments(context.args)
     is_given = resume and len(files) == 1 and not Path(files[0]).is_file()
@@ -68,15 +70,6 @@ def tune(
     limits = Limits(trials, minutes, jobs, finalists, seeds, launch)
     found = search(resolved, space, output, resume, sampler, prune, limits, typer.echo)
     _print_found(found, trials)
-
-
-def _need_optuna() -> None:
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        raise ValueError(
-            "shoal tune needs Optuna: pip install optuna (in a clone: make extras EXTRAS=tune)"
-        ) from None
 
 
 def _print_found(found: dict[str, Any], trials: int) -> None:
