@@ -36,6 +36,9 @@ def _training(model: type[Model]) -> list[Parameter]:
     number = getattr(model.Options, "DEFAULTS", {}).get("train.negatives.num")
     if number is not None:  # models that draw many depend on how many
         space.append(Parameter("train.negatives.num", _scaled(number, 0.2, 0.5, 1, 2)))
+    if model.kind == "sequential":  # a sample is a history: large batches leave few steps
+        for key, values in {"data.max_len": (20, 100, 200), "train.batch_size": (128, 512)}.items():
+            space.append(Parameter(key, tuple(sorted({*values, KEYS[key].default}))))
     return space
 
 
