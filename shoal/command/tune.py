@@ -122,7 +122,7 @@ def sweep(
         from shoal.runs.tuning.sweep import Sweep, cells, make_grid, read_grid
         from shoal.training.run_folder import RunFolder
 
-    given = {"models": models, "data": data, "seeds": seeds}
+    given: dict[str, Any] = {"models": models, "data": data, "seeds": seeds}
     if grid is not None:
         if models is not None or data is not None:
             raise typer.BadParameter(f"--grid {grid} names models and data; leave the others out")

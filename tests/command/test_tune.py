@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import shoal
 from shoal.runs.run import resolve
 from shoal.runs.tuning.study import Study
 from tests.helpers.browser import Browser, needs_browser
-from tests.helpers.commands import errors, finish, processes, shoal
+from tests.helpers.commands import errors, finish, processes
+from tests.helpers.commands import shoal as start
 
 SMALL = (
     *("--model=BPR", "--data.name=planted", "--data.planted.users=60", "--data.planted.items=40"),
@@ -40,7 +42,9 @@ def outcome(folder: Path) -> list[Any]:
     return [*found["trials"], found["best"], (folder / "best.yaml").read_text().splitlines()[1:]]
 
 
-def test_a_search_from_its_space_to_its_best_config(folder: Path) -> None:
+def test_a_search_from_its_space_to_its_best_config(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = (*SMALL, "--space", "space.yaml", "--output", "<b>50%?#study")
     how = ("--train.epochs=3", "--trials", "4", "--jobs", "2", "--seeds", "2")
     output = finish("tune", *words, *how, cwd=folder)
@@ -75,10 +79,16 @@ def test_a_search_from_its_space_to_its_best_config(folder: Path) -> None:
     again = finish("tune", "--resume", place.name, "--trials", "4", "--seeds", "2", cwd=folder)
     assert "to train" not in again and (place / "study.db").read_bytes() == before
     assert study(place) == found
-    assert "continue it with --resume" in finish("tune", *words, cwd=folder, status=2)
-    # What differs from how it began is named.
-    other = finish("tune", *words, "--resume", "--train.epochs=4", cwd=folder, status=2)
-    assert "was begun with train.epochs 3, now it is 4" in other
+    # What differs from how it began is named, and it does not begin anew.
+    monkeypatch.chdir(folder)
+    how = {"model": "BPR", "dataset": "planted", "output": place, "resume": True}
+    with pytest.raises(ValueError, match=r"was begun with data\.planted\.users 60, now it is 90"):
+        shoal.tune(**how, **{"data.planted.users": 90, "data.planted.items": 40})
+    with pytest.raises(ValueError, match="continue it with --resume"):
+        shoal.tune(**{**how, "resume": False})
+    with pytest.raises(ValueError, match=r"was begun with train\.optimizer\.lr"):
+        config = {"config_file_list": [place / "config.yaml"], "output": place, "resume": True}
+        shoal.tune(**config, space={"embedding_size": [4, 16]})
 
 
 @needs_browser
@@ -122,18 +132,27 @@ def test_the_page_of_a_search(tmp_path: Path) -> None:
     assert "No trial has ended well yet" in empty
 
 
-def test_mistakes_are_one_line(folder: Path) -> None:
-    def line(*words: str) -> str:
-        output = finish("tune", *SMALL, *words, cwd=folder, status=2)
-        found = errors(output) or [output.replace("\n", " ")]
-        assert "Traceback" not in output
-        return found[0]
+def test_mistakes_are_named_before_anything_is_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
 
-    (folder / "wrong.yaml").write_text("train.optimizer.rate: [1]\n")
-    assert "wrong.yaml: unknown key train.optimizer.rate" in line("--space", "wrong.yaml")
-    assert "missing.yaml: no such config file" in line("--space", "missing.yaml")
-    assert "train.eval_every is 0" in line("--train.eval_every=0")
-    assert not [one for one in folder.iterdir() if one.is_dir()]  # nothing was made
+    def refuses(why: str, **how: Any) -> None:
+        with pytest.raises(ValueError, match=why):
+            shoal.tune("BPR", "planted", **how)
+        assert [one.name for one in folder.iterdir()] == ["space.yaml"]
+
+    refuses("unknown key train.optimizer.rate", space={"train.optimizer.rate": [1]})
+    refuses("missing.yaml: no such config file", space="missing.yaml")
+    refuses("train.eval_every is 0", eval_every=0)
+    refuses("allowed: tpe, random, grid; did you mean grid", sampler="gird")
+    refuses("is a range without steps", space="space.yaml", sampler="grid")
+    refuses("run.seed decides how trials are judged", space={"seed": [1, 2]})
+    refuses("name that of a search with --output", **{"run.output": "runs/one"})
+    with pytest.raises(ValueError, match="no data set"):
+        shoal.tune("BPR", "nosuch")
+    output = finish("tune", "--resume", "nosuch", cwd=folder, status=2)
+    assert "nosuch holds no search to continue" in output and "Traceback" not in output
 
 
 @pytest.mark.slow
@@ -151,7 +170,7 @@ def test_killed_twice_and_resumed_it_finds_the_same(folder: Path) -> None:
     finish("tune", *words, "--output", "whole", cwd=folder)
     place = folder / "parts"
     for trial, lines in ((4, 5), (11, 3)):
-        command = shoal("tune", *words, "--output", "parts", "--resume", cwd=folder)
+        command = start("tune", *words, "--output", "parts", "--resume", cwd=folder)
         metrics = place / "trials" / f"{trial:04d}" / "metrics.jsonl"
 
         def has_trained(file: Path = metrics, lines: int = lines) -> bool:
@@ -186,7 +205,7 @@ def test_minutes_end_a_call_and_the_next_continues(folder: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_saves_what_trains(folder: Path) -> None:
     words = (*SMALL, "--train.epochs=5000", "--space", "space.yaml", "--output", "study")
-    command = shoal("tune", *words, cwd=folder)
+    command = start("tune", *words, cwd=folder)
     metrics = folder / "study/trials/0000/metrics.jsonl"
     command.until("an epoch", lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
     command.interrupt()

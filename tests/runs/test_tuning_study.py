@@ -141,5 +141,16 @@ def test_it_continues_as_it_began(tmp_path: Path) -> None:
     assert study.sampler == "random"
     with pytest.raises(ValueError, match="was begun with sampler random"):
         opened(tmp_path, "tpe", "none")
-    with pytest.raises(ValueError, match="allowed: tpe, random, grid; did you mean grid"):
-        opened(tmp_path, "gird", "none")
+
+
+def test_nothing_is_tried_twice(tmp_path: Path) -> None:
+    space = [Parameter("model.layers", ([8], [8, 8])), Parameter("model.n", (), 1, 6)]
+    study = Study(tmp_path, "mrr@10", 7, "tpe", None, space)
+    assert study.count == 12
+    tried = []
+    for _ in range(12):
+        number = study.propose({})
+        tried.append(study.values(study.trials[number]))
+        study.conclude(number, {"best_valid": {"mrr@10": 0.5}}, "")
+    assert sum(one not in tried[:k] for k, one in enumerate(tried)) >= 11
+    assert Study(tmp_path, "mrr@10", 7, None, None, SPACE[:1]).count == math.inf

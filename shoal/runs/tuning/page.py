@@ -75,7 +75,7 @@ def _course(found: dict[str, Any], done: list[dict[str, Any]]) -> Html:
         axes.step(numbers, best, where="post", color=SERIES[1], label="best so far")
         axes.set_xlabel("trial")
         axes.set_ylabel(metric)
-        axes.legend(loc="lower right" if sign > 0 else "upper right")
+        axes.legend(loc="best")
 
     def curves(axes: Any) -> None:
         chosen = found["best"]["trial"]
@@ -89,7 +89,7 @@ def _course(found: dict[str, Any], done: list[dict[str, Any]]) -> Html:
             axes.plot(epochs, values, style, color=colour, linewidth=width, label=name)
         axes.set_xlabel("epoch")
         axes.set_ylabel(metric)
-        axes.legend(loc="lower right" if sign > 0 else "upper right")
+        axes.legend(loc="best")
 
     return section(
         "Course",
@@ -108,14 +108,17 @@ def _keys(found: dict[str, Any], done: list[dict[str, Any]]) -> Html:
 
     def plot(key: str) -> Any:
         def draw(axes: Any) -> None:
-            values = [one["params"][key] for one in done]
+            shown = sorted(done, key=lambda one: inline(one["params"][key]))
+            values = [one["params"][key] for one in shown]
             low = min((v for v in values if isinstance(v, int | float)), default=0)
             numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
             if not numbers:
                 values = [inline(v) for v in values]
             elif low > 0 and max(values) / low >= 20:
                 axes.set_xscale("log")
-            axes.plot(values, [one["value"] for one in done], "o", color=SERIES[0], alpha=0.8)
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.xaxis.set_minor_formatter("")
+            axes.plot(values, [one["value"] for one in shown], "o", color=SERIES[0], alpha=0.8)
             share = f", importance {importance[key]:.0%}" if key in importance else ""
             axes.set_xlabel(key + share)
             axes.set_ylabel(metric)

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from shoal import config as config_room
 from shoal.config import ConfigError, Resolved
+from shoal.config.errors import did_you_mean
 from shoal.config.output import flat
 from shoal.config.yaml_io import inline, read, read_file
 from shoal.data.prepared.named import named_data
@@ -24,12 +25,13 @@ from shoal.runs.tuning.crew import Crew
 from shoal.runs.tuning.defaults import default_space
 from shoal.runs.tuning.files import QUIET, locked, why_failed
 from shoal.runs.tuning.page import study_page
-from shoal.runs.tuning.space import Parameter, checked, read_space, space_text, value_in
-from shoal.runs.tuning.study import Study
+from shoal.runs.tuning.space import Parameter, checked, grid, read_space, space_text, value_in
+from shoal.runs.tuning.study import PRUNERS, SAMPLERS, Study
 from shoal.runs.tuning.worker import OUTPUT
 from shoal.training.run_folder import RunFolder
 from shoal.world.durable import replace_durably
 
+JUDGE = ("eval.", "run.", "data.split", "data.filter")  # keys that all trials must share
 TOO_MANY = 3  # trials that fail before one ends well: the config is to blame
 
 
@@ -61,8 +63,14 @@ def search(
     those that the search began with. report: gets the lines that people read.
     """
     config = resolved.config
+    for name, given, known in (("sampler", sampler, SAMPLERS), ("prune", prune, PRUNERS)):
+        if given is not None and given not in known:
+            allowed = f"{', '.join(known)}{did_you_mean(given, known)}"
+            raise ValueError(f"--{name} {given}: allowed: {allowed}")
     if not config.train.eval_every:
         raise ValueError("train.eval_every is 0: a search needs evaluations to choose by")
+    if config.run.output is not None:
+        raise ValueError("run.output is the folder of a run; name that of a search with --output")
     check_launchable(config.model.name)
     named_data(config.data, find(config.model.name).kind == "clicks")
     text = config_room.dump(resolved.with_values({"run.output": None}, "shoal tune").config)
@@ -72,6 +80,8 @@ def search(
         space = folder / "space.yaml"
     parameters = default_space(config.model.name) if space is None else read_space(space)
     parameters = _check(parameters, text, "the space" if isinstance(space, dict) else str(space))
+    if sampler == "grid":
+        grid(parameters)  # refuse what has no end before anything is made
     if is_begun and not resume:
         raise ValueError(
             f"{folder} already holds a search; continue it with --resume, or name another folder "
@@ -81,6 +91,7 @@ def search(
     with locked(folder):
         if is_begun:
             _check_same(folder / "config.yaml", text)
+            _check_same(folder / "space.yaml", space_text(parameters))
         else:
             replace_durably(folder / "config.yaml", text.encode())
             replace_durably(folder / "space.yaml", space_text(parameters).encode())
@@ -104,7 +115,7 @@ class Search:
     def run(self, crew: Crew) -> dict[str, Any]:
         """Train trials and finalists, and write down what came of them."""
         limits, study = self.limits, self.study
-        number = limits.trials if study.grid is None else min(limits.trials, len(study.grid))
+        number = int(min(limits.trials, study.count))
         if (left := number - len(study.trials) + len(study.unfinished)) > 0:
             self.report(f"{study.folder}: {left} of {number} trials to train")
         is_done = crew.train(self._trials(number), self._trial_ended, self._is_hopeless)
@@ -219,7 +230,9 @@ class Search:
         if ranked:
             return max(ranked, key=lambda one: sign * _mean(one[1], "best_valid")[self.metric])
         best = self.study.best
-        return best and (best, [read_json(self.study.path(best.number) / "result.json", {})])
+        if best is None:
+            return None
+        return best, [read_json(self.study.path(best.number) / "result.json", {})]
 
     # ---- the end --------------------------------------------------------------------------------
 
@@ -277,18 +290,25 @@ def _check(parameters: list[Parameter], text: str, source: str) -> list[Paramete
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "base.yaml"
         file.write_text(text)
-        return checked(parameters, lambda values: resolve([file], (), values, source))
+        named = checked(parameters, lambda values: resolve([file], (), values, source))
+    for one in named:
+        if one.key.startswith(JUDGE):
+            raise ConfigError(
+                f"{source}: {one.key} decides how trials are judged, so that they could not be "
+                "compared; set it for all of them: --KEY=VALUE"
+            )
+    return named
 
 
 def _check_same(file: Path, text: str) -> None:
-    """A search continues with the config that it began with."""
+    """A search continues with the config and the space that it began with."""
     began, now = flat(read_file(file)[0]), flat(read(text, "config")[0])
     changed = [key for key in {**began, **now} if began.get(key) != now.get(key)]
     if changed:
         key = changed[0]
         raise ValueError(
             f"{file.parent} was begun with {key} {inline(began.get(key))}, now it is "
-            f"{inline(now.get(key))}; leave the config out to continue (shoal tune --resume "
+            f"{inline(now.get(key))}; leave it out to continue (shoal tune --resume "
             f"{file.parent}), or name another folder with --output"
         )
 

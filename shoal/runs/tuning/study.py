@@ -29,9 +29,10 @@ from optuna.distributions import (
     IntDistribution,
 )
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import RandomSampler
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from shoal.config.errors import did_you_mean
 from shoal.config.yaml_io import inline
 from shoal.runs.tuning.files import Curve, read_curve
 from shoal.runs.tuning.space import Parameter, grid
@@ -41,6 +42,7 @@ SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "none")
 UNPRUNED = 5  # trials that train to their end before any is compared, and evaluations of each
 ENOUGH = 10  # trials, to say which key matters
+ATTEMPTS = 20  # to propose what was not tried before
 
 
 class Study:
@@ -64,7 +66,7 @@ class Study:
             "sqlite:///study.db",  # by the function below: the folder's name may have any signs
             {"creator": partial(sqlite3.connect, folder / "study.db")},
         )
-        direction = "maximize" if self.is_maximized else "minimize"
+        direction = StudyDirection.MAXIMIZE if self.is_maximized else StudyDirection.MINIMIZE
         self._kept = optuna.create_study(
             storage=self._storage, study_name="shoal", direction=direction, load_if_exists=True
         )
@@ -84,9 +86,6 @@ class Study:
 
     def _as_begun(self, name: str, given: str | None, known: tuple[str, ...]) -> str:
         """What the study began with; the first of those known where nothing is given."""
-        if given is not None and given not in known:
-            raise ValueError(f"{name} {given}: allowed: {', '.join(known)}"
-                             f"{did_you_mean(given, known)}")  # fmt: skip
         began = self._kept.user_attrs.get(name)
         if began is None:
             began = given or known[0]
@@ -132,8 +131,11 @@ class Study:
 
     def values(self, trial: FrozenTrial) -> dict[str, Any]:
         """Key -> value of a trial, as a config takes them."""
+        return self._decoded(trial.params)
+
+    def _decoded(self, params: dict[str, Any]) -> dict[str, Any]:
         by_key = {one.key: one for one in self.space}
-        return {key: _decode(by_key[key], value) for key, value in trial.params.items()}
+        return {key: _decode(by_key[key], value) for key, value in params.items()}
 
     def curve(self, number: int) -> Curve:
         """The validation metric of a trial's epochs so far."""
@@ -147,25 +149,46 @@ class Study:
         found = optuna.importance.get_param_importances(self._study, evaluator=evaluator)
         return {key: round(share, 4) for key, share in found.items() if math.isfinite(share)}
 
+    @property
+    def count(self) -> float:
+        """How many different trials the space has."""
+        try:
+            return math.prod(len(one.steps) for one in self.space)
+        except ValueError:  # a range without steps
+            return math.inf
+
     def propose(self, first: dict[str, Any]) -> int:
         """A new trial: its number. first: values of the very first, where the space has them."""
         number = len(self.trials)
-        if self.grid is not None:
-            fixed = self.grid[number]
-        else:
-            fixed = {} if number else {k: v for k, v in first.items() if self._has(k, v)}
-        if fixed:
-            encoded = {key: _encode(value) for key, value in fixed.items()}
-            self._study.enqueue_trial(encoded)
-        self._study.sampler = self._sampler(number)
-        trial = self._study.ask(self._distributions)
-        # In one transaction: a trial is there with all its parameters, or not at all.
-        self._kept.add_trial(
-            create_trial(
-                state=TrialState.RUNNING, params=trial.params, distributions=self._distributions
-            )
+        params = self._draw(number, first) if self.grid is None else self._point(number)
+        running = create_trial(
+            state=TrialState.RUNNING, params=params, distributions=self._distributions
         )
+        # In one transaction: a trial is there with all its parameters, or not at all.
+        self._kept.add_trial(running)
+        self._study.add_trial(running)
         return number
+
+    def _point(self, number: int) -> dict[str, Any]:
+        """Parameters of a grid."""
+        assert self.grid is not None
+        return {key: _encode(value) for key, value in self.grid[number].items()}
+
+    def _draw(self, number: int, first: dict[str, Any]) -> dict[str, Any]:
+        """Parameters that the sampler chooses; again where they were tried before."""
+        seed = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
+        choose = optuna.samplers.TPESampler if self.sampler == "tpe" else RandomSampler
+        sampler = choose(seed=int.from_bytes(seed[:4]))
+        study = optuna.create_study(direction=self._study.direction, sampler=sampler)
+        study.add_trials(self.trials)
+        if number == 0:
+            study.enqueue_trial({k: _encode(v) for k, v in first.items() if self._has(k, v)})
+        tried = [self.values(one) for one in self.trials]
+        for _ in range(ATTEMPTS):
+            trial = study.ask(self._distributions)
+            if self._decoded(trial.params) not in tried:
+                break
+        return trial.params
 
     def is_hopeless(self, number: int) -> bool:
         """Whether the pruner stops a trial, by its curve up to now."""
@@ -214,14 +237,6 @@ class Study:
             if self._study.pruner.prune(self._study, self._memory.get_trial(trial)):
                 self._stops[number] = place
         return self._stops.get(number)
-
-    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
-        """The same draws for this number, whenever it is proposed."""
-        digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
-        seed = int.from_bytes(digest[:4])
-        if self.sampler == "tpe":
-            return optuna.samplers.TPESampler(seed=seed)
-        return optuna.samplers.RandomSampler(seed)
 
     def _has(self, key: str, value: Any) -> bool:
         """Whether the space has this value."""

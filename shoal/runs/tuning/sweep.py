@@ -75,16 +75,15 @@ def make_grid(models: Any = None, data: Any = None, seeds: Any = None, first: in
 
 
 def cells(grid: Grid, files: Sequence[str | Path], overrides: Sequence[str]) -> list[Cell]:
-    """Every run of a grid, its config resolved; an empty list of models or data: the config's."""
+    """Every run of a grid, its config resolved; without models or data: those of the config."""
     found = []
-    for model in grid.models or [None]:
-        is_file = model is not None and Path(model).suffix in SUFFIXES
-        more = [model] if is_file else []
-        words = [*overrides, *([] if model is None or is_file else [f"--model.name={model}"])]
-        for data in grid.data or [None]:
-            is_path = data is not None and Path(data).exists()
-            named = [] if data is None or is_path else [f"--data.name={data}"]
-            resolved = resolve([*files, *more], [*words, *named])
+    for model in grid.models or [""]:
+        is_file = Path(model).suffix in SUFFIXES
+        named = [f"--model.name={model}"] if model and not is_file else []
+        for data in grid.data or [""]:
+            is_path = bool(data) and Path(data).exists()
+            words = [*overrides, *named, *([f"--data.name={data}"] if data and not is_path else [])]
+            resolved = resolve([*files, *([model] if is_file else [])], words)
             resolved = with_data(resolved, data) if is_path else resolved
             config = resolved.config
             check_launchable(config.model.name)
@@ -159,7 +158,7 @@ def compare(results: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
     The best is chosen by the validation metric; p-values of one metric are corrected by Holm.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for data, runs in results.items():
         names = list(dict.fromkeys(one["model"] for one in runs))
         by_model = {name: [one for one in runs if one["model"] == name] for name in names}
