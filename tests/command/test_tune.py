@@ -144,7 +144,7 @@ def test_mistakes_are_named_before_anything_is_made(
 
     refuses("unknown key train.optimizer.rate", space={"train.optimizer.rate": [1]})
     refuses("missing.yaml: no such config file", space="missing.yaml")
-    refuses("train.eval_every is 0", eval_every=0)
+    refuses("train.eval_every is 0", **{"train.eval_every": 0})
     refuses("allowed: tpe, random, grid; did you mean grid", sampler="gird")
     refuses("is a range without steps", space="space.yaml", sampler="grid")
     refuses("run.seed decides how trials are judged", space={"seed": [1, 2]})
