@@ -73,7 +73,7 @@ def test_a_search_from_its_space_to_its_best_config(
     assert kept == [f"{ranked[0]['trial']:04d}"]
     best = resolve([place / "best.yaml"]).config
     assert best.model.options["embedding_size"] == found["best"]["params"]["model.embedding_size"]
-    assert best.run.output is None and best.run.tensorboard
+    assert best.run.output is None and best.run.progress
     # A second call trains nothing, and refuses to begin anew.
     before = (place / "study.db").read_bytes()
     again = finish("tune", "--resume", place.name, "--trials", "4", "--seeds", "2", cwd=folder)

@@ -4,15 +4,31 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+from shoal.config import Resolved
+from shoal.config.keys import KEYS, value_of
 from shoal.runs.listing import read_json
 from shoal.runs.tuning.worker import OUTPUT
 from shoal.world.durable import sole_holder
 
-# Of every run: nobody watches it, and metrics.jsonl has the same numbers as the curves.
-QUIET = {"run.progress": False, "run.tensorboard": False}
-
 Curve = list[tuple[int, float]]  # (epoch, validation metric)
+
+
+def in_folder(resolved: Resolved, folder: Path, keep_users: bool) -> Resolved:
+    """The config of a run that nobody watches: metrics.jsonl has the numbers of the curves.
+
+    keep_users: values of each user are kept, to compare runs by them.
+    """
+    values: dict[str, Any] = {"run.output": str(folder), "run.progress": False}
+    if "run.trackers" in KEYS:
+        trackers = value_of(resolved.config, "run.trackers")
+        values["run.trackers"] = [one for one in trackers if one != "tensorboard"]
+    else:
+        values["run.tensorboard"] = False
+    if "eval.per_user" in KEYS and not keep_users:
+        values["eval.per_user"] = False
+    return resolved.with_values(values, "the search")
 
 
 @contextmanager

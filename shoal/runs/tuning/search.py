@@ -23,7 +23,7 @@ from shoal.runs.listing import read_json
 from shoal.runs.run import label, resolve
 from shoal.runs.tuning.crew import Crew
 from shoal.runs.tuning.defaults import default_space
-from shoal.runs.tuning.files import QUIET, locked, why_failed
+from shoal.runs.tuning.files import in_folder, locked, why_failed
 from shoal.runs.tuning.page import study_page
 from shoal.runs.tuning.space import Parameter, checked, grid, read_space, space_text, value_in
 from shoal.runs.tuning.study import PRUNERS, SAMPLERS, Study
@@ -149,8 +149,7 @@ class Search:
     def _write(self, folder: Path, values: dict[str, Any], source: str) -> None:
         """The config of a run, unless it was begun before."""
         if not RunFolder(folder).is_run:
-            resolved = resolve([self.file], (), {**values, **QUIET}, source)
-            resolved = resolved.with_values({"run.output": str(folder)}, source)
+            resolved = in_folder(resolve([self.file], (), values, source), folder, False)
             folder.mkdir(parents=True, exist_ok=True)
             RunFolder(folder).write_config(config_room.dump(resolved.config))
 

@@ -25,7 +25,7 @@ from shoal.runs.listing import read_json
 from shoal.runs.report.statistics import holm, mean_interval, paired
 from shoal.runs.run import resolve
 from shoal.runs.tuning.crew import Crew
-from shoal.runs.tuning.files import QUIET, locked, why_failed
+from shoal.runs.tuning.files import in_folder, locked, why_failed
 from shoal.training.metrics import higher_is_better
 from shoal.training.run_folder import RunFolder
 from shoal.world.durable import replace_durably
@@ -122,8 +122,7 @@ class Sweep:
 
     def _folders(self) -> Iterator[Path]:
         for folder, cell in self._paths.items():
-            quiet = {**QUIET, "run.output": str(folder)}
-            text = config_room.dump(cell.resolved.with_values(quiet, "shoal sweep").config)
+            text = config_room.dump(in_folder(cell.resolved, folder, True).config)
             run = RunFolder(folder)
             if run.is_run and (folder / "config.yaml").read_text() != text:
                 raise ValueError(
