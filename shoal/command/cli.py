@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import data, exit, inspect, new, report, serving, startup, training
+from shoal.command import data, exit, inspect, new, report, serving, startup, training, tune
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -29,6 +29,8 @@ app = typer.Typer(
 )
 app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
+app.command("tune", **FILES)(tune.tune)
+app.command("sweep", **FILES)(tune.sweep)
 app.command("server", hidden=True)(training.server)
 app.command("serve")(serving.serve)
 app.command("eval", **WORDS)(serving.evaluate)
