@@ -51,6 +51,7 @@ from shoal.runs.launching import train_launched
 from shoal.runs.start import begin, keep_before, validate_first
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
 from shoal.training.slow import SLOW
+from shoal.training.trackers.tracker import find_tracker
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import is_loopback
@@ -207,6 +208,8 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     config, section = resolved.config, resolved.config.launch
     if section.nproc:  # refuse what cannot be read before anything is made
         named_data(config.data, find(config.model.name).kind == "clicks")
+        for tracker in config.run.trackers:
+            find_tracker(tracker)
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or (alone and not section.max_restarts):
         return train_here(resolved, resume)

@@ -26,7 +26,6 @@ from typing import Any, cast
 from shoal.models.nn.dropout import end_steps
 from shoal.ps.worker.lease import Lease
 from shoal.training.cursor import Cursor
-from shoal.training.curves import Curves
 from shoal.training.slow import SLOW
 from shoal.training.steps import one_ahead
 from shoal.training.strategy.ps import ParameterServers
@@ -70,7 +69,7 @@ class LeasedTrainer(Trainer):
         self.model.train()
         gc.freeze()
         try:
-            with STOPPING.heeded(self.config.launch.grace):
+            with self.trackers, STOPPING.heeded(self.config.launch.grace):
                 STOPPING.may_leave = True
                 result = self._take_part(epochs, started)
         finally:
@@ -148,6 +147,7 @@ class LeasedTrainer(Trainer):
         if took_over:
             self._in_charge = True
             self._take_charge(turn is None)
+            self.trackers.begin(self.config.model_dump(mode="json"), self.folder.path)
         if turn is None:
             self._begin()
             self._go_on(number, epochs, 0.0, self.cursor.batch)
@@ -156,8 +156,6 @@ class LeasedTrainer(Trainer):
         self.cursor = Cursor(**notes["cursor"])
         if took_over:  # the one before may have been lost in the midst of this
             self.folder.forget_after(self.cursor.epoch)
-        if self.curves is None and self.config.run.tensorboard:
-            self.curves = Curves(self.folder.path / "tensorboard", self.cursor.epoch)
         self._settle_turn(turn, told)
         seconds, first_batch = notes["seconds"] + told["seconds"], notes["first_batch"]
         if self._is_finished(epochs):

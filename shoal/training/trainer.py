@@ -27,7 +27,6 @@ from shoal.training.averages import Averages
 from shoal.training.checkpoint.reading import check_fingerprint
 from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.cursor import Cursor
-from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.losses import LogInterval, Losses
 from shoal.training.metrics import higher_is_better
@@ -43,6 +42,7 @@ from shoal.training.steps import (
     seed_step,
 )
 from shoal.training.strategy.base import Strategy
+from shoal.training.trackers.tracker import Trackers
 from shoal.world.memory import keep_freed_memory
 from shoal.world.stopping import STOPPING, Agreement
 
@@ -80,7 +80,7 @@ class Trainer:
         )
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []
-        self.curves: Curves | None = None
+        self.trackers = Trackers(config.run.trackers if self.world.is_main else [])
         self.begun: float | None = None  # when the first step began
         self.stopping = Agreement(self.world)
         self.losses = Losses(strategy, config.train.batch_size)
@@ -97,9 +97,7 @@ class Trainer:
         """Train, evaluate, and test the best checkpoint."""
         epochs = self.config.train.epochs if self.model.trainable else 1
         self._check_parts(epochs)
-        if self.world.is_main and self.config.run.tensorboard:
-            first = self.cursor.epoch if self.resumed else None
-            self.curves = Curves(self.folder.path / "tensorboard", first)
+        self.trackers.begin(self.config.model_dump(mode="json"), self.folder.path)
         self.model.train()
         self.checkpoints.claim()
         if self._rows_are_elsewhere and not self.resumed:
@@ -107,13 +105,14 @@ class Trainer:
         keep_freed_memory()  # a step takes as much as the one before
         gc.freeze()  # what stands now stays: the collector need not walk all of it every time
         try:
-            with STOPPING.heeded(self.config.launch.grace):
-                while self.cursor.epoch < epochs and not self.cursor.finished:
-                    self._epoch(epochs)
+            with self.trackers:
+                with STOPPING.heeded(self.config.launch.grace):
+                    while self.cursor.epoch < epochs and not self.cursor.finished:
+                        self._epoch(epochs)
+                self.checkpoints.wait()
+                return self._conclude(epochs, started)
         finally:
             end_steps()
-        self.checkpoints.wait()
-        return self._conclude(epochs, started)
 
     def _check_parts(self, epochs: int) -> None:
         """Refuse parts without anything to evaluate on; the valid part, if epochs need it."""
@@ -130,10 +129,9 @@ class Trainer:
             "eval_median": _median(self.eval_seconds),
             "startup": begun - started,
         }
-        if self.curves is not None:
-            self.curves.close()
         if self.world.is_main:
             self.folder.write_result(result)
+        self.trackers.end(result)
         return result
 
     @property
@@ -177,8 +175,7 @@ class Trainer:
             improved = self._validate(epoch, line)
         if self.world.is_main:
             self.folder.append_metrics(line)
-            if self.curves is not None:
-                self.curves.add(epoch, line)
+            self.trackers.epoch(line)
         last = cursor.finished or cursor.epoch == epochs
         if improved or last or (epoch + 1) % self.config.checkpoint.every_epochs == 0:
             self._save()
