@@ -3,6 +3,7 @@
 # make test-all    the long matrices too, the large extras, and kernels of GPUs by Triton's interpreter
 # make check       ruff and mypy
 # make extras      the large extras (EXTRAS="ray onnx" for some of them)
+# make browser     Chromium of Debian, for the tests of pages
 # make fuzz        strange messages, files, configs and calls, 30 minutes (MINUTES=…, SEED=…)
 # make chaos       runs killed at random and resumed, 60 minutes (MINUTES=…, SEED=…, TRIAL=…)
 
@@ -14,7 +15,7 @@ TORCH := torch==2.13.0
 TRITON := triton==3.9.0
 MINUTES ?= 30
 # Those in constraints.txt are part of `make setup`; the others are large.
-SMALL_EXTRAS := index remote serve zstd
+SMALL_EXTRAS := index remote report serve tune zstd
 LARGE_EXTRAS := onnx ray torchrec torchx
 EXTRAS ?= $(LARGE_EXTRAS)
 ifneq ($(filter-out $(SMALL_EXTRAS) $(LARGE_EXTRAS),$(EXTRAS)),)
@@ -22,7 +23,7 @@ $(error EXTRAS=$(EXTRAS): there are $(SMALL_EXTRAS) $(LARGE_EXTRAS))
 endif
 CORE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: train test test-all check extras fuzz chaos setup clean
+.PHONY: train test test-all check extras browser fuzz chaos setup clean
 
 train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
@@ -54,6 +55,9 @@ ifneq ($(filter torchrec,$(EXTRAS)),)
 	  minor = int(torch.__version__.split('.')[1]) - 5; cpu = '' if torch.version.cuda else '-cpu'; \
 	  print(f'torchrec~=1.{minor}.0 fbgemm-gpu{cpu}~=1.{minor}.0')")
 endif
+
+browser:
+	command -v chromium >/dev/null || apt-get install -y -q --no-install-recommends chromium
 
 # The core is built once more, with the sanitizers of the compiler (ASan and UBSan).
 fuzz: setup

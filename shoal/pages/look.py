@@ -1,0 +1,125 @@
+"""A page: one self-contained file that asks nothing of any other place."""
+
+import base64
+import hashlib
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #5d6b7c; --line: #d8dee6;
+  --paper: #ffffff; --shade: #f4f6f9; --accent: #1769aa; --good: #1b7f4b; --bad: #b3261e;
+  --c0: #1769aa; --c1: #d9730d; --c2: #1b7f4b; --c3: #a3308c; --c4: #8a6d00; --c5: #0f8b8d;
+  --c6: #b3261e; --c7: #5b5fc7; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6eaf0; --soft: #9aa7b6; --line: #344052;
+  --paper: #12171f; --shade: #1b222d; --accent: #6db3f2; --good: #5fcf95; --bad: #ff8a80;
+  --c0: #6db3f2; --c1: #ffab5e; --c2: #5fcf95; --c3: #e58ad2; --c4: #d9c04a; --c5: #58d1d3;
+  --c6: #ff8a80; --c7: #a5a8ff; } }
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 74rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
+h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.1rem; margin: 0 0 .25rem; }
+p { margin: 0 0 .75rem; max-width: 60rem; overflow-wrap: anywhere; } a { color: var(--accent); }
+.soft { color: var(--soft); } .good { color: var(--good); } .bad { color: var(--bad); }
+section { margin-top: 2rem; min-width: 0; }
+svg { overflow: hidden; }
+.grid { display: grid; gap: 1rem 2rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr)); }
+.facts { display: grid; gap: .75rem; margin: 1rem 0;
+  grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); }
+/* a long word must not widen the page */ .grid > *, .facts > * { min-width: 0; }
+.facts div { background: var(--shade); border-radius: .5rem; padding: .6rem .8rem;
+  overflow-wrap: anywhere; }
+.facts b { display: block; font-size: 1.25rem; }
+.wide { overflow-x: auto; } pre { overflow-x: auto; background: var(--shade); padding: .75rem;
+  border-radius: .5rem; font-size: .85rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { text-align: left; padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; } th { color: var(--soft); font-weight: 600; }
+td.number, th.number { text-align: right; white-space: nowrap; }
+svg { display: block; width: 100%; height: auto; }
+button, input, select { font: inherit; color: inherit; background: var(--shade);
+  border: 1px solid var(--line); border-radius: .4rem; padding: .3rem .6rem; }
+button { cursor: pointer; } button:hover { border-color: var(--accent); }
+@media print { :root { color-scheme: light; } body { max-width: none; padding: 0; }
+  section { break-inside: avoid; } button, input, select { display: none; } }
+"""
+
+
+class Html(str):
+    """Text that is markup already; any other text is escaped."""
+
+
+def escape(value: Any) -> Html:
+    """Text as it may stand in a page; Html stays as it is."""
+    return value if isinstance(value, Html) else Html(html.escape(str(value)))
+
+
+def join(parts: Iterable[Any]) -> Html:
+    """One after the other."""
+    return Html("".join(escape(part) for part in parts))
+
+
+def page(title: str, *body: Any, script: str = "") -> str:
+    """A whole page. Only `script` runs in it, and only the page's own host can be asked."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'self'"
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body><h1>{escape(title)}</h1>{join(body)}"
+        + (f"<script>{script}</script>" if script else "")
+        + "</body></html>\n"
+    )
+
+
+def section(title: str, text: Any = "", *body: Any) -> Html:
+    """A headline, a sentence or two, and what they are about."""
+    said = f"<p>{escape(text)}</p>" if text else ""
+    return Html(f"<section><h2>{escape(title)}</h2>{said}{join(body)}</section>")
+
+
+def grid(*parts: Any) -> Html:
+    """Parts side by side where there is room."""
+    return Html(f'<div class="grid">{join(parts)}</div>')
+
+
+def facts(values: dict[str, Any]) -> Html:
+    """A few figures, large, each under its name."""
+    boxes = (f"<div>{escape(name)}<b>{escape(value)}</b></div>" for name, value in values.items())
+    return Html(f'<div class="facts">{"".join(boxes)}</div>')
+
+
+def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Html:
+    """A table; columns of numbers stand to the right, None is a dash."""
+    body = [list(row) for row in rows]
+    right = [
+        any(_is_number(row[k]) for row in body) and all(_is_number(row[k], True) for row in body)
+        for k in range(len(heads))
+    ]
+    kinds = [' class="number"' if one else "" for one in right]
+    head = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, heads))
+    lines = "".join(
+        "<tr>" + "".join(f"<td{kind}>{_shown(x)}</td>" for kind, x in zip(kinds, row)) + "</tr>"
+        for row in body
+    )
+    whole = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return Html(f'<div class="wide">{whole}</div>')
+
+
+def _is_number(value: Any, or_none: bool = False) -> bool:
+    return isinstance(value, int | float) or (or_none and value is None)
+
+
+def _shown(value: Any) -> Html:
+    if value is None:
+        return Html("–")
+    if isinstance(value, float):
+        return escape(f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}")
+    return escape(f"{value:,}" if isinstance(value, int) else value)

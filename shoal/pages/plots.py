@@ -1,0 +1,65 @@
+"""Plots: drawn by matplotlib, shown as SVG whose colours follow the page, light or dark."""
+
+import io
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shoal.pages.look import Html, escape
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# What a plot may be drawn with: each stands for a colour of the page (see look.py).
+INK, SOFT, LINE = "#010101", "#020202", "#030303"
+SERIES = [f"#0404{k:02x}" for k in range(8)]
+_ON_PAGE = {INK: "var(--ink)", SOFT: "var(--soft)", LINE: "var(--line)"} | {
+    colour: f"var(--c{k})" for k, colour in enumerate(SERIES)
+}
+
+
+def figure(
+    draw: "Callable[[Axes], None]", label: str, width: float = 5.6, height: float = 2.8
+) -> Html:
+    """What `draw` puts on a pair of axes, as SVG. label: what a reader who sees nothing hears."""
+    try:
+        import matplotlib
+        from cycler import cycler
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError(
+            "plots need matplotlib: pip install matplotlib (in a clone: make extras EXTRAS=report)"
+        ) from error
+    rules: Any = {
+        "axes.edgecolor": LINE,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.labelcolor": SOFT,
+        "axes.prop_cycle": cycler(color=SERIES),
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "font.size": 9,
+        "grid.color": LINE,
+        "grid.linewidth": 0.6,
+        "legend.frameon": False,
+        "legend.labelcolor": INK,
+        "path.simplify": True,
+        "svg.fonttype": "none",  # text stays text: it can be read, searched and copied
+        "svg.hashsalt": "shoal",
+        "text.color": INK,
+        "text.parse_math": False,  # names are text, whatever signs they have
+        "xtick.color": SOFT,
+        "ytick.color": SOFT,
+    }
+    with matplotlib.rc_context(rules):
+        drawing = Figure(figsize=(width, height), layout="constrained")
+        draw(drawing.add_subplot())
+        written = io.StringIO()
+        drawing.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    text = written.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    for colour, name in _ON_PAGE.items():
+        text = text.replace(colour, name)
+    text = re.sub(r'<svg ([^>]*?)width="[^"]*" ([^>]*?)height="[^"]*"', r"<svg \1\2", text)
+    return Html(text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
