@@ -44,7 +44,7 @@ def evaluate(
         return
     result = evaluate_run(run, resolved, output)
     if is_first():
-        print_result(result)
+        print_result(result, resolved.config.run)
 
 
 def export(

@@ -133,6 +133,9 @@ class RunSection(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="the least that is logged"
     )
+    log: Literal["text", "json"] = Field(
+        "text", description="json: one object per line, with the figures of epochs"
+    )
     loss_decimals: int = Field(4, ge=0, description="of losses in the log")
     trackers: Annotated[
         list[Annotated[str, AfterValidator(check_tracker)]],
@@ -145,3 +148,13 @@ class RunSection(Section):
     project: str | None = Field(
         None, description="project of wandb, experiment of mlflow; null: as their variables say"
     )
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only the result is wanted."""
+        return self.log_level in ("warning", "error")
+
+    @property
+    def shows_bars(self) -> bool:
+        """Whether bars are wanted, where there is somebody to look at them."""
+        return self.progress and self.log == "text" and not self.is_quiet

@@ -304,9 +304,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
                 stack.enter_context(folder.recording_failure())
             if not folder.is_run:
                 folder.write_config(config_room.dump(config))
-        start_logging(
-            config.run.log_level, world.rank, folder.path / "train.log" if world.is_main else None
-        )
+        file = folder.path / "train.log" if world.is_main else None
+        start_logging(config.run.log_level, world.rank, file, config.run.log)
         for note in [*resolved.notes, *world.notes]:
             log.info("%s", note)
         if not world.is_main:

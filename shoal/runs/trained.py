@@ -212,7 +212,7 @@ def evaluate_run(
     """The same with a config that is resolved already."""
     world = connect_as(resolved.config)
     try:
-        start_logging(resolved.config.run.log_level, world.rank)
+        start_logging(resolved.config.run.log_level, world.rank, form=resolved.config.run.log)
         if output is not None and world.is_main:  # before the work, not after it
             RunFolder(output).create(resume=True)
         trained = Trained(folder, resolved, world)

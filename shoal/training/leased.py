@@ -60,6 +60,7 @@ class LeasedTrainer(Trainer):
         self.grain = self.servers.section.geo_step if self.servers.section.mode == "geo" else 1
         self._agreed, self._knows = json.loads(json.dumps(agreed)), False
         self._take_charge, self._in_charge, self._resume = take_charge, False, resume
+        self.progress.writes = False  # until this worker is the chief
         self._chunk = self.reader.chunk_samples
 
     def fit(self, started: float) -> dict[str, Any]:
@@ -73,6 +74,7 @@ class LeasedTrainer(Trainer):
                 STOPPING.may_leave = True
                 result = self._take_part(epochs, started)
         finally:
+            self.progress.close()
             end_steps()
         self.checkpoints.wait()
         return result
@@ -145,7 +147,7 @@ class LeasedTrainer(Trainer):
         number = 1 if turn is None else turn["number"] + 1
         took_over = not self._in_charge
         if took_over:
-            self._in_charge = True
+            self._in_charge = self.progress.writes = True
             self._take_charge(turn is None)
             self.trackers.begin(self.config.model_dump(mode="json"), self.folder.path)
         if turn is None:

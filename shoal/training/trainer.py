@@ -11,9 +11,9 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -31,6 +31,7 @@ from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.losses import LogInterval, Losses
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
+from shoal.training.progress_file import ProgressFile
 from shoal.training.run_folder import RunFolder, host_log
 from shoal.training.slow import SLOW
 from shoal.training.steps import (
@@ -47,6 +48,7 @@ from shoal.world.memory import keep_freed_memory
 from shoal.world.stopping import STOPPING, Agreement
 
 log = logging.getLogger("shoal")
+T = TypeVar("T")
 
 
 class Trainer:
@@ -83,6 +85,8 @@ class Trainer:
         self.trackers = Trackers(config.run.trackers if self.world.is_main else [])
         self.begun: float | None = None  # when the first step began
         self.stopping = Agreement(self.world)
+        samples = config.samples_per_step(self.world.size)
+        self.progress = ProgressFile(folder.path, strategy, self.stopping, samples)
         self.losses = Losses(strategy, config.train.batch_size)
         self.interval = LogInterval(
             self.model,
@@ -112,6 +116,7 @@ class Trainer:
                 self.checkpoints.wait()
                 return self._conclude(epochs, started)
         finally:
+            self.progress.close()
             end_steps()
 
     def _check_parts(self, epochs: int) -> None:
@@ -154,9 +159,12 @@ class Trainer:
         if first_batch == 0:  # a resumed part of an epoch says nothing about the time of one
             self.train_seconds.append(seconds)
         epoch = cursor.epoch
-        places = self.config.run.loss_decimals
-        shown = f"{cursor.loss_sum:z.{places}f}"  # z: no minus before a zero
-        host_log.info("epoch %d training [time: %.2fs, train loss: %s]", epoch, seconds, shown)
+        loss = cursor.loss_sum / max(1, cursor.losses)
+        line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
+        line["train_seconds"] = seconds
+        shown = f"{cursor.loss_sum:z.{self.config.run.loss_decimals}f}"  # z: no minus before a zero
+        text = "epoch %d training [time: %.2fs, train loss: %s]"
+        host_log.info(text, epoch, seconds, shown, extra={"figures": dict(line)})
         steps = cursor.batch - first_batch
         if steps > 0:  # the last batch of an epoch may be smaller
             records = steps * self.reader.batch_size
@@ -165,9 +173,6 @@ class Trainer:
         if self.world.size > 1 and steps > 0:
             sent = (self.world.bytes_sent - sent) // steps
             log.info("epoch %d sent %.1f KiB per step from this process", epoch, sent / 1024)
-        loss = cursor.loss_sum / max(1, cursor.losses)
-        line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
-        line["train_seconds"] = seconds
         cursor.begin_epoch(epoch + 1)
         improved = False
         due = section.eval_every and (epoch + 1) % section.eval_every == 0
@@ -188,14 +193,8 @@ class Trainer:
         batches = self._parts()
         self.losses.begin(cursor.loss_sum, cursor.losses)
         self.interval.begin()
-        shown = bar(
-            batches,
-            reader.num_batches,
-            f"Train {cursor.epoch:5d}",
-            self.world.device,
-            config.run.progress and self.world.is_main,
-            cursor.position(reader)[0],
-        )
+        first, label = cursor.position(reader)[0], f"Train {cursor.epoch:5d}"
+        shown = self._bar(batches, reader.num_batches, label, first)
         for parts, following in SLOW.steps(one_ahead(map(self._move, shown))):
             self._step(parts, following, epochs)
             every, told = config.checkpoint.every_steps, self.stopping.stops(cursor.step)
@@ -239,6 +238,7 @@ class Trainer:
         samples = sum(part.size for part in parts)
         self.losses.add(loss, samples)
         self.interval.step(cursor.epoch, cursor.step, samples, loss)
+        self.progress.trained(cursor.epoch, epochs, cursor.step, cursor.batch, reader.num_batches)
 
     def _stop(self, number: int) -> None:
         """All ranks got a signal to end, and have saved."""
@@ -284,9 +284,11 @@ class Trainer:
         values, seconds = self._evaluate("valid")
         self.eval_seconds.append(seconds)
         score = values[self.config.eval.valid_metric.lower()]
-        log.info("epoch %d evaluating [time: %.2fs, valid_score: %.6f]", epoch, seconds, score)
+        found = {"valid": values, "eval_seconds": seconds}
+        line |= found
+        text, figures = "epoch %d evaluating [time: %.2fs, valid_score: %.6f]", {"epoch": epoch}
+        log.info(text, epoch, seconds, score, extra={"figures": figures | found})
         log.info("valid result: \n%s", self._spread(values))
-        line |= {"valid": values, "eval_seconds": seconds}
         sign = 1.0 if higher_is_better(self.config.eval.valid_metric) else -1.0
         if cursor.best_score is None or sign * score >= sign * cursor.best_score:
             cursor.best_score, cursor.best_valid = score, values
@@ -300,17 +302,12 @@ class Trainer:
 
     def _evaluate(self, phase: Phase) -> tuple[dict[str, float], float]:
         begun = time.perf_counter()
-        values = self.evaluator.evaluate(
-            self.model,
-            phase,
-            lambda steps, total: bar(
-                SLOW.steps(steps),
-                total,
-                "Evaluate   ",
-                self.world.device,
-                self.config.run.progress and self.world.is_main,
-            ),
-        )
+
+        def shown(steps: Iterable[T], total: int | None) -> Iterator[T]:
+            steps = self.progress.evaluated(phase, steps, total)
+            return self._bar(SLOW.steps(steps), total, "Evaluate   ")
+
+        values = self.evaluator.evaluate(self.model, phase, shown)
         return values, time.perf_counter() - begun
 
     def _test(self, epochs: int) -> dict[str, Any]:
@@ -325,7 +322,8 @@ class Trainer:
                 cursor.best_valid, _ = self._evaluate("valid")
             test, _ = self._evaluate("test")
             log.info("best valid : %s", self._rounded(cursor.best_valid))
-            host_log.info("test result: %s", self._rounded(test))
+            figures = {"best_valid": cursor.best_valid, "test": test}
+            host_log.info("test result: %s", self._rounded(test), extra={"figures": figures})
         return {
             "model": self.config.model.title,
             "dataset": self.config.data.title,
@@ -382,6 +380,10 @@ class Trainer:
         return True
 
     # ---- showing --------------------------------------------------------------------------------
+
+    def _bar(self, steps: Iterable[T], total: int | None, label: str, at: int = 0) -> Iterator[T]:
+        show = self.config.run.shows_bars and self.world.is_main
+        return bar(steps, total, label, self.world.device, show, at)
 
     def _rounded(self, values: dict[str, float]) -> dict[str, float]:
         return {name: round(value, self.config.eval.decimals) for name, value in values.items()}
