@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import data, exit, inspect, new, serving, startup, training
+from shoal.command import board, data, exit, inspect, new, serving, startup, training
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -31,6 +31,7 @@ app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
 app.command("server", hidden=True)(training.server)
 app.command("serve")(serving.serve)
+app.command("board")(board.board)
 app.command("eval", **WORDS)(serving.evaluate)
 app.command("export")(serving.export)
 app.command("recommend")(serving.recommend)

@@ -96,14 +96,18 @@ class RunFolder:
         """Keep other processes from training in this folder; the system frees it if we die."""
         path = self.path / ".lock"
         with ExitStack() as stack:
-            try:
-                file = stack.enter_context(sole_holder(path, wait=False))
-            except BlockingIOError:
+            file = None
+            for pause in (0.05, 0.2, 0.0):  # whoever looks whether it is in use has it a moment
+                with suppress(BlockingIOError):
+                    file = stack.enter_context(sole_holder(path, wait=False))
+                    break
+                time.sleep(pause)
+            if file is None:
                 holder = path.read_text().strip() or "another process"
                 raise ValueError(
                     f"{self.path} is in use by {holder}; wait for it, stop it, or name another "
                     "folder with --output"
-                ) from None
+                )
             with written(path):
                 os.ftruncate(file.fileno(), 0)
                 write_all(file, f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
