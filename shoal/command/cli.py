@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import board, data, exit, inspect, new, serving, startup, training
+from shoal.command import board, data, doctor, exit, inspect, new, serving, startup, training
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -40,6 +40,7 @@ app.command("prepare", **INPUTS)(data.prepare)
 app.command("plan", **FILES)(inspect.plan)
 app.command("models")(inspect.models)
 app.command("runs")(inspect.runs)
+app.command("doctor")(doctor.doctor)
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
 config_app.command("show", **FILES)(inspect.config_show)

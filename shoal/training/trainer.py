@@ -238,7 +238,7 @@ class Trainer:
         samples = sum(part.size for part in parts)
         self.losses.add(loss, samples)
         self.interval.step(cursor.epoch, cursor.step, samples, loss)
-        self.progress.trained(cursor.epoch, epochs, cursor.step, cursor.batch, reader.num_batches)
+        self.progress.trained(cursor.epoch, epochs, cursor.batch, reader.num_batches)
 
     def _stop(self, number: int) -> None:
         """All ranks got a signal to end, and have saved."""

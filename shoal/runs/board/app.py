@@ -48,14 +48,17 @@ class Board(Guard):
             "/runs": self._runs,
             "/details": self._details,
             "/report": self._report,
+            "/favicon.ico": self._no_picture,
         }
         routes = [Route(path, self.guarded(one), methods=["GET"]) for path, one in gets.items()]
-        return Starlette(
-            routes=[*routes, Route("/stop", self.guarded(self._stop), methods=["POST"])]
-        )
+        stop = Route("/stop", self.guarded(self._stop), methods=["POST"])
+        return Starlette(routes=[*routes, stop])
 
     async def _page(self, request: Request) -> Response:
         return HTMLResponse(board_page(self.root.path.absolute().name))
+
+    async def _no_picture(self, request: Request) -> Response:
+        return Response(status_code=204)  # browsers ask for one
 
     async def _runs(self, request: Request) -> Response:
         async with self._reading:

@@ -44,10 +44,10 @@ const memory = (run) => {  // of all ranks of its first host
 // Head, what it is sorted by, how it is shown.
 const COLUMNS = [
   ["run", "name", (run) => run.name, "name"],
-  ["model", "model", (run) => run.model],
-  ["data", "data", (run) => run.data],
   ["state", "state", null],
   ["epoch", "epoch", null, "number"],
+  ["model", "model", (run) => run.model],
+  ["data", "data", (run) => run.data],
   ["samples/s", speed, (run) => (speed(run) === null ? "–" : Math.round(speed(run)).toLocaleString("en")), "number"],
   ["memory", memory, (run) => bytes(memory(run)), "number"],
   ["metric", "metric", (run) => run.metric],
@@ -138,9 +138,8 @@ function stateOf(run, cell) {
 
 function epochOf(run, cell) {
   const part = done(run);
-  if (part !== null) cell.append(make("progress", null, { value: part, max: 1 }), " ");
-  const phase = run.progress && run.progress.phase !== "train" ? ` (${run.progress.phase})` : "";
-  cell.append(run.epochs === null ? `${run.epoch}` : `${run.epoch} / ${run.epochs}${phase}`);
+  cell.append(run.epochs === null ? `${run.epoch}` : `${run.epoch} / ${run.epochs}`);
+  if (part !== null) cell.append(make("progress", null, { value: part, max: 1 }));
 }
 
 async function stop(run) {
@@ -292,7 +291,10 @@ function live() {  // the processes of chosen runs that train now
     const gpu = run.progress.gpu_memory === null ? "" : `, ${bytes(run.progress.gpu_memory)} of the GPU (rank 0)`;
     const part = make("section");
     part.append(make("h2", `Processes of ${run.name}`));
-    part.append(make("p", `written ${age(run.progress.time)}${gpu}`, { class: "soft" }));
+    const doing = run.progress.phase === "train" ? "training" : `evaluating (${run.progress.phase})`;
+    const of = run.progress.steps === null ? "" : ` of ${run.progress.steps}`;
+    const at = `${doing}, epoch ${run.progress.epoch}, step ${run.progress.step}${of}`;
+    part.append(make("p", `${at}, as of ${age(run.progress.time)}${gpu}`, { class: "soft" }));
     part.append(rows(["process", "where", "last seen", "memory"], [...ranks, ...servers], "processes"));
     parts.push(part);
   }

@@ -11,10 +11,12 @@ th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2p
 th[aria-sort] button { color: var(--ink); }
 #bar { display: flex; gap: .75rem 1rem; flex-wrap: wrap; align-items: center; margin: 1rem 0; }
 #filter { flex: 1 1 14rem; max-width: 26rem; }
-#runs td { white-space: nowrap; } #runs td.name { white-space: normal; min-width: 12rem;
+#runs td { white-space: nowrap; } #runs td.name { white-space: normal; min-width: 9rem;
   overflow-wrap: anywhere; }
 #runs tr.chosen { background: var(--shade); }
-progress { width: 6rem; height: .5rem; accent-color: var(--accent); vertical-align: middle; }
+progress { display: block; width: 100%; min-width: 5rem; height: .5rem;
+  accent-color: var(--accent); }
+button.stop { padding: 0 .4rem; font-size: .85rem; }
 .swatch { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem;
   margin-right: .4rem; vertical-align: middle; }
 .legend span.one { margin-right: 1.2rem; overflow-wrap: anywhere; }
