@@ -22,8 +22,7 @@ from typing import Any, Literal
 import torch
 
 import shoal
-from shoal.kernels.core import CoreError
-from shoal.kernels.machine import has_triton, instruction_set, is_wide
+from shoal.kernels.core import CoreError, load_core
 
 GIB = 2**30
 # Extra: a package by which it is known, and what it is for.
@@ -102,11 +101,15 @@ def _available() -> int | None:
 def _core() -> Iterator[Finding]:
     build = "`make setup` in the clone builds it; it needs a C++ compiler (apt install g++)"
     try:
-        found = instruction_set()
+        core = load_core()
     except CoreError as error:
-        yield Finding("native core", "of another version", "broken", str(error).partition(": ")[2])
+        advice = str(error).rpartition(": ")[2]
+        yield Finding("native core", "older or newer than the Python code", "broken", advice)
         return
-    if found is None:
+    from shoal.kernels.machine import instruction_set, is_wide  # which need one that fits
+
+    found = instruction_set()
+    if core is None:
         yield Finding("native core", "not built: torch does its work, slower", "slow", build)
     elif is_wide():
         yield Finding("native core", f"{found}: lookups, updates, sampling, softmax, top-k")
@@ -125,7 +128,7 @@ def _gpus() -> Iterator[Finding]:
         free, total = torch.cuda.mem_get_info(number)
         name = torch.cuda.get_device_properties(number).name
         yield Finding(f"GPU {number}", f"{name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
-    if has_triton():
+    if find_spec("triton") is not None:
         yield Finding("Triton", f"{version('triton')}: kernels for rows, softmax and attention")
     else:
         advice = "pip install triton"

@@ -40,27 +40,29 @@ class ProgressFile:
         self._samples, self._ranks = samples, _ranks_of(strategy.world)
         self._due = 0.0  # when it is written again
         self._state: dict[str, Any] = {}
-        self._last: float | None = None  # when the step before was done; None: none was
+        self._last = time.monotonic()  # when the step before was done, or the epoch began
         self._steps, self._seconds = 0, 0.0  # trained since it was written
+
+    def begin_epoch(self) -> None:
+        """Steps follow: what was done before them was no training."""
+        self._last = time.monotonic()
 
     def trained(self, epoch: int, epochs: int, step: int, steps: int | None) -> None:
         """A step was made, the `step`th of its epoch."""
         if not self.writes:
             return
         now = time.monotonic()
-        if self._last is not None:
-            self._steps, self._seconds = self._steps + 1, self._seconds + now - self._last
+        self._steps, self._seconds = self._steps + 1, self._seconds + now - self._last
         self._last = now
         if now < self._due:
             return
-        speed = self._steps * self._samples / self._seconds if self._seconds else None
+        speed = self._steps * self._samples / max(1e-9, self._seconds)
         self._steps, self._seconds = 0, 0.0
         self._state = {"epoch": epoch, "epochs": epochs, "samples_per_second": speed}
         self._write("train", step, steps)
 
     def evaluated(self, phase: str, steps: Iterable[T], total: int | None) -> Iterator[T]:
         """The same steps, of an evaluation."""
-        self._last = None  # its seconds are none of training
         for number, step in enumerate(steps):
             if self.writes and time.monotonic() >= self._due:
                 self._write(phase, number, total)

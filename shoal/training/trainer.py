@@ -193,6 +193,7 @@ class Trainer:
         batches = self._parts()
         self.losses.begin(cursor.loss_sum, cursor.losses)
         self.interval.begin()
+        self.progress.begin_epoch()
         first, label = cursor.position(reader)[0], f"Train {cursor.epoch:5d}"
         shown = self._bar(batches, reader.num_batches, label, first)
         for parts, following in SLOW.steps(one_ahead(map(self._move, shown))):

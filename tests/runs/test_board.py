@@ -63,7 +63,10 @@ class Running:
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
+        listens = threading.Event()
+        self.server.announce = listens.set
         self.thread.start()
+        assert listens.wait(PATIENCE)
 
     def close(self) -> None:
         self.server.should_exit = True
@@ -309,7 +312,11 @@ def watch(browser: Browser, scratch: Path) -> None:
     browser.wait_for(f"{points} > {first}")
     for name in ("old", HOSTILE):
         browser.evaluate(f"{row(name)}.querySelector('input').click()")
-    browser.wait_for("document.querySelectorAll('#charts polyline').length >= 5")
+    lines = "document.querySelectorAll('#charts polyline').length"
+    browser.wait_for(f"{lines} === 4")  # three losses, and the metric that decides the first run
+    metric = "document.querySelector('#metric')"
+    browser.evaluate(f"({metric}.value = 'ndcg@10', {metric}.onchange())")
+    browser.wait_for(f"{lines} === 6")
     assert browser.text("#chosen-title") == "3 runs compared"
     assert "train.epochs" in browser.text("#differences")
     assert HOSTILE in browser.text("#differences") and HOSTILE in browser.text("#legend")

@@ -208,7 +208,7 @@ function charts(found) {
   }
   const metric = select.value;
   $("charts").replaceChildren(
-    chart(found, "loss", "training loss"), ...(metric ? [chart(found, metric, `${metric} on the validation part`)] : []));
+    chart(found, "loss", "training loss by epoch"), ...(metric ? [chart(found, metric, `${metric} on the validation part by epoch`)] : []));
 }
 
 function drawn(tag, attributes, text) {

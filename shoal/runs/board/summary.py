@@ -43,7 +43,7 @@ def summary(root: Root, run: FoundRun) -> dict[str, Any]:
         "metric": metric,
         "best_valid": best,
         "test": _number(_in(result, "test").get(metric)),
-        "epoch": len(lines) if progress is None else progress["epoch"],
+        "epoch": max(len(lines), progress["epoch"] if progress else 0),  # done so far
         "epochs": len(lines) if result else epochs,
         "progress": progress,
         "started": root.changed(run, "config.yaml"),
