@@ -160,7 +160,7 @@ def test_a_run_folder_of_somebody_else_runs_no_tracker_without_trust(tmp_path: P
 def test_mlflow_keeps_one_run_of_a_resumed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("mlflow", reason="the package mlflow-skinny is not installed")
+    pytest.importorskip("mlflow", reason="the package mlflow is not installed")
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")

@@ -23,7 +23,7 @@ log = logging.getLogger("shoal")
 # Name: module and class of the tracker, the package that it needs, and what installs that.
 INCLUDED = {
     "tensorboard": ("tensorboard:TensorBoard", "tensorboard", "tensorboard"),
-    "mlflow": ("mlflow:MLflow", "mlflow", "mlflow-skinny (or mlflow, which has a page, too)"),
+    "mlflow": ("mlflow:MLflow", "mlflow", "mlflow"),
     "wandb": ("wandb:WeightsAndBiases", "wandb", "wandb"),
 }
 
