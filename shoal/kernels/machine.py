@@ -22,11 +22,6 @@ def is_wide() -> bool:
     return _core is not None and _core.instruction_set() in WIDE
 
 
-def instruction_set() -> str | None:
-    """The vectors that the core uses here (neon, avx512, ...); None where it was not built."""
-    return None if _core is None else _core.instruction_set()
-
-
 def has_neon() -> bool:
     """Whether the core is there and this is ARM."""
     return _core is not None and _core.instruction_set() == "neon"

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 
 import shoal
-from shoal.kernels.core import CoreError, load_core
+from shoal.kernels.core import CoreError, core_vectors
 
 GIB = 2**30
 # Extra: a package by which it is known, and what it is for.
@@ -101,15 +101,14 @@ def _available() -> int | None:
 def _core() -> Iterator[Finding]:
     build = "`make setup` in the clone builds it; it needs a C++ compiler (apt install g++)"
     try:
-        core = load_core()
+        found = core_vectors()
     except CoreError as error:
         advice = str(error).rpartition(": ")[2]
         yield Finding("native core", "older or newer than the Python code", "broken", advice)
         return
-    from shoal.kernels.machine import instruction_set, is_wide  # which need one that fits
+    from shoal.kernels.machine import is_wide  # which needs one that fits
 
-    found = instruction_set()
-    if core is None:
+    if found is None:
         yield Finding("native core", "not built: torch does its work, slower", "slow", build)
     elif is_wide():
         yield Finding("native core", f"{found}: lookups, updates, sampling, softmax, top-k")
@@ -138,7 +137,7 @@ def _gpus() -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     for name, (package, use) in EXTRAS.items():
         if find_spec(package) is None:
-            advice = f"make extras EXTRAS={name} in the clone, or pip install 'shoal-rec[{name}]'"
+            advice = f"make extras EXTRAS={name} (in the clone)"
             yield Finding(f"extra {name}", f"not installed ({use})", "missing", advice)
         else:
             yield Finding(f"extra {name}", f"{_version_of(package)} ({use})")

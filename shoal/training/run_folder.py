@@ -260,7 +260,7 @@ class Stdout(logging.StreamHandler):
         super().emit(record)
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """{"time": ..., "level": ..., "message": ..., and the figures that a line is about}"""
 
     def __init__(self, rank: int):
@@ -288,13 +288,13 @@ def _finite(value: Any) -> Any:
 
 
 def start_logging(level: str, rank: int = 0, file: Path | None = None, form: str = "text") -> None:
-    """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`; form json: JsonLines.
+    """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`; form json: JsonFormatter.
 
     Rank 0 shows all of them, the first rank of another host those of `host_log`, others warnings.
     """
     who = f"[rank {rank}] " if rank else ""
     line = f"%(asctime)s    %(levelname)s  {who}%(message)s"
-    formatter = JsonLines(rank) if form == "json" else logging.Formatter(line, "%d %b %H:%M")
+    formatter = JsonFormatter(rank) if form == "json" else logging.Formatter(line, "%d %b %H:%M")
     for old in list(log.handlers):
         log.removeHandler(old)
         old.close()

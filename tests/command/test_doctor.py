@@ -54,7 +54,7 @@ def test_a_machine_without_ports_or_temporary_files(
 
     monkeypatch.setattr(machine_check.socket, "create_server", refuse)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    monkeypatch.setattr(machine_check, "load_core", lambda: None)
+    monkeypatch.setattr(machine_check, "core_vectors", lambda: None)
     found = {one.name: one for one in examine()}
     assert found["loopback"].state == found["temporary files"].state == "broken"
     assert found["loopback"].advice and "TMPDIR" in found["temporary files"].advice

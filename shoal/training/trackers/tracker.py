@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from shoal.config.plugins import load_code
 from shoal.world.liveness import BEAT
@@ -102,10 +102,10 @@ def find_tracker(name: str) -> type[Tracker]:
         place, wanted = name.rpartition(":")[0], name
         module = load_code(place, f"run.trackers {name}", "FILE.py:Class or package.module:Class")
     found = getattr(module, wanted.rpartition(":")[2], None)
-    for method in ("begin", "epoch", "end"):
-        if not isinstance(found, type) or not callable(getattr(found, method, None)):
-            raise ValueError(
-                f"run.trackers: {name} is no class with begin(config, folder), epoch(line) and "
-                f"end(result)"
-            )
-    return found
+    methods = (getattr(found, method, None) for method in ("begin", "epoch", "end"))
+    if not isinstance(found, type) or not all(map(callable, methods)):
+        raise ValueError(
+            f"run.trackers: {name} is no class with begin(config, folder), epoch(line) and "
+            "end(result)"
+        )
+    return cast(type[Tracker], found)
