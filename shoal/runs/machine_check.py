@@ -127,8 +127,10 @@ def _gpus() -> Iterator[Finding]:
         free, total = torch.cuda.mem_get_info(number)
         name = torch.cuda.get_device_properties(number).name
         yield Finding(f"GPU {number}", f"{name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
-    if find_spec("triton") is not None:
-        yield Finding("Triton", f"{version('triton')}: kernels for rows, softmax and attention")
+    from shoal.kernels.machine import has_triton
+
+    if has_triton():
+        yield Finding("Triton", "kernels for rows, softmax and attention")
     else:
         advice = "pip install triton"
         yield Finding("Triton", "not installed: the plain torch forms run", "slow", advice)

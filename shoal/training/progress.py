@@ -48,10 +48,10 @@ def bar(
     else:
         from tqdm import tqdm
 
-    shown, how = 0.0, {"leave": False}  # a notebook would keep hundreds of them
-    if not notebook:
-        how = {"ncols": min(100, os.get_terminal_size(sys.stderr.fileno()).columns or 100)}
-    with tqdm(total=total, initial=start, desc=label, **how) as line:
+    shown, width = 0.0, None
+    if not notebook:  # which would keep hundreds of them
+        width = min(100, os.get_terminal_size(sys.stderr.fileno()).columns or 100)
+    with tqdm(total=total, initial=start, desc=label, ncols=width, leave=not notebook) as line:
         for step in steps:
             yield step
             line.update()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from commands import finish, shoal
 
-import shoal as package
+from shoal.runs.run import resolve
 from shoal.training.progress import bar, is_watched
 from shoal.training.run_folder import json_line
 
@@ -112,6 +112,7 @@ def test_a_pipe_gets_no_bars_and_no_colours(tmp_path: Path) -> None:
 
 
 def test_the_old_name_of_the_key_for_curves_is_understood() -> None:
-    load = package.runs.run.resolve
-    assert load(values={"run.tensorboard": False}).config.run.trackers == []
-    assert load(overrides=["--run.tensorboard"]).config.run.trackers == ["tensorboard"]
+    assert resolve(values={"run.tensorboard": False}).config.run.trackers == []
+    assert resolve(overrides=["--run.tensorboard"]).config.run.trackers == ["tensorboard"]
+    with pytest.raises(ValueError, match="a list of texts"):
+        resolve(values={"run.tensorboard": 3})

@@ -11,7 +11,8 @@ class TensorBoard:
     """Writes event files; what an earlier part of the run wrote from an epoch on is not shown."""
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
-        self._folder, self._writer = folder / "tensorboard", None
+        self._folder = folder / "tensorboard"
+        self._writer: Any = None
 
     def epoch(self, line: dict[str, Any]) -> None:
         if self._writer is None:
