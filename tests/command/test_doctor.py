@@ -7,16 +7,17 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from commands import finish
 from commands import shoal as shoal_command
 
 import shoal
+from shoal.command.cli import app
 from shoal.runs import machine_check
 from shoal.runs.machine_check import examine
 
 
-def test_what_this_machine_has(tmp_path: Path) -> None:
-    found = {one["name"]: one for one in json.loads(finish("doctor", "--json", cwd=tmp_path))}
+def test_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["doctor", "--json"], standalone_mode=False)
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
     assert found["shoal"]["value"] == shoal.__version__
     assert found["cores"]["value"].startswith(f"{len(os.sched_getaffinity(0))} to use")
     for name in ("python", "torch", "memory", "native core", "shared memory", "open files"):
@@ -25,8 +26,10 @@ def test_what_this_machine_has(tmp_path: Path) -> None:
     assert found["extra serve"]["value"].startswith("uvicorn ")
 
 
-def test_a_report_names_no_user_host_or_place(tmp_path: Path) -> None:
-    text = "\n".join(f"{one.name}: {one.value}" for one in examine())
+def test_a_report_names_no_user_host_or_place(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["doctor", "--report"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert text.startswith("```\n") and text.endswith("```\n") and "torch: " in text
     for name in (os.environ.get("USER"), socket.gethostname(), str(Path.home()), os.getcwd()):
         if name and len(name) > 3:
             assert name not in text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from browser import Browser, needs_browser
-from commands import errors, finish, shoal
+from commands import shoal
 from served import PATIENCE
 
 from shoal.runs.board.app import Board
@@ -329,8 +329,3 @@ def watch(browser: Browser, scratch: Path) -> None:
     assert browser.evaluate("document.documentElement.scrollWidth") <= 390
     browser.dark(False)
     browser.resize(1200, 900)
-
-
-def test_the_command_says_what_it_needs(tmp_path: Path) -> None:
-    (line,) = errors(finish("board", "no-such-folder", cwd=tmp_path, status=2))
-    assert "there is no folder no-such-folder" in line

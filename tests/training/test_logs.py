@@ -4,17 +4,21 @@ import fcntl
 import json
 import os
 import pty
+import re
 import struct
 import sys
 import termios
 from datetime import datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-from commands import finish, shoal
+from commands import finish
 
+from shoal.command import exit
 from shoal.runs.run import resolve
+from shoal.training import progress
 from shoal.training.progress import bar, is_watched
 from shoal.training.run_folder import json_line
 
@@ -105,10 +109,13 @@ def test_bars_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) ->
     assert lines and max(map(len, lines)) <= min(columns, 100)
 
 
-def test_a_pipe_gets_no_bars_and_no_colours(tmp_path: Path) -> None:
-    command = shoal("train", "--model=BPRR", cwd=tmp_path, NO_COLOR="1", CI="true")
-    assert command.wait() == 2
-    assert "\x1b" not in command.output and "\r" not in command.output
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
+    terminal = Terminal(monkeypatch, 80, NO_COLOR=no_color)
+    monkeypatch.setattr(exit, "leave", lambda status: None)
+    exit.fail(ValueError("what to do"))
+    said = os.read(terminal.read, 1 << 16).decode()
+    assert "error: what to do" in said and ("\x1b" in said) == (not no_color)
 
 
 def test_the_old_name_of_the_key_for_curves_is_understood() -> None:
@@ -116,3 +123,12 @@ def test_the_old_name_of_the_key_for_curves_is_understood() -> None:
     assert resolve(overrides=["--run.tensorboard"]).config.run.trackers == ["tensorboard"]
     with pytest.raises(ValueError, match="a list of texts"):
         resolve(values={"run.tensorboard": 3})
+
+
+def test_a_notebook_keeps_no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ipywidgets they are drawn as text, and gone when they are done."""
+    terminal = Terminal(monkeypatch, 80, CI="true")
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
+    drawn = terminal.drawn()
+    assert "Train     0" in drawn and re.search(r"\r +\rthe end", drawn)  # wiped
