@@ -89,7 +89,7 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "FMLP": hidden(8, PREFIX, hidden_dropout_prob=0.2),
     "TiSASRec": hidden(25, SEQUENCE, **INNER),
     "TIGER": hidden(
-        *(10, {**PREFIX, "train.batch_size": 256}),
+        *(18, {**PREFIX, "train.batch_size": 256}),
         **{"inner_size": 64, "n_heads": 2, "code_levels": 2, "code_size": 32},
     ),
     "MIND": narrow(8, PREFIX, interests=2),
