@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import data, exit, inspect, new, serving, startup, training
+from shoal.command import backtest, data, exit, inspect, new, serving, startup, training
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
+app.command("backtest", **FILES)(backtest.backtest)
 app.command("server", hidden=True)(training.server)
 app.command("serve")(serving.serve)
 app.command("eval", **WORDS)(serving.evaluate)

@@ -215,7 +215,7 @@ def test_users_and_items_without_training(tmp_path: Path) -> None:
             assert cold["warm_users"][key] == pytest.approx(each[~np.array(new)].mean(), abs=1e-12)
     assert found["ndcg@10"] == pytest.approx(np.mean(users["ndcg@10"]), abs=1e-12)
     log = cold_line(cold, "ndcg@10", 3)
-    assert log.startswith("without a training interaction: 60 test users (ndcg@10 0.0")
+    assert log.startswith("without a training interaction: 60 test users (ndcg@10 0.")
     assert f"5 test items ({cold['found']} of {cold['interactions']} interactions with them" in log
 
 
