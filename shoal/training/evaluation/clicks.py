@@ -30,9 +30,10 @@ def predicted(logits: Tensor, losses: Sequence[str] = ()) -> Tensor:
     """
     logits = logits.double().cpu()
     values = torch.sigmoid(logits)
+    shape = len(logits), len(losses)
     for column, loss in enumerate(losses):
         if loss == "squared":
-            values.view(len(logits), -1)[:, column] = logits.view(len(logits), -1)[:, column]
+            values.view(shape)[:, column] = logits.view(shape)[:, column]
     return values
 
 
@@ -107,7 +108,7 @@ class ClickEvaluator:
 
     def _metrics(self, label: int) -> MetricSet:
         """Those of one label; of further ones that are any number, how far predictions are off."""
-        names = list(self.section.metrics)
+        names = self.section.metric_names
         if label > 0 and self.labels[label].loss == "squared":
             names = [name for name in names if name in ("MAE", "RMSE")] or ["RMSE"]
         return MetricSet(names, self.section.topk or [1], 1, torch.zeros(1))

@@ -1,7 +1,8 @@
 """UserResults: what an evaluation leaves of each user and item, as two files of Parquet.
 
-users.parquet  user, train (training interactions), positives, a column for each metric that has a
-               value per user, items (best first, at most 10), hits
+users.parquet  user, group (where eval.groups.user names a column), train (training interactions),
+               positives, a column for each metric that has a value per user, items (best first, at
+               most 10), hits
 items.parquet  item, train, recommended (in how many of these lists), title (null where unknown)
 
 Of many users a sample is kept; the metadata of users.parquet says how many were evaluated.
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.data.dataset import Dataset, Ragged
+from shoal.data.dataset import Columns, Dataset, Ragged
 from shoal.data.random import hash64
 from shoal.training.metrics import Kept
 from shoal.world.durable import replace_durably
@@ -36,10 +37,14 @@ def chosen_users(users: np.ndarray, seed: int) -> Tensor:
 
 
 class UserResults:
-    """What one evaluation found for its users; evaluated: how many they were."""
+    """What one evaluation found for its users.
 
-    def __init__(self, dataset: Dataset, kept: Kept, evaluated: int):
+    evaluated: how many they were. group: the column of their groups (eval.groups.user).
+    """
+
+    def __init__(self, dataset: Dataset, kept: Kept, evaluated: int, group: str | None = None):
         self.dataset, self.kept, self.evaluated = dataset, kept, evaluated
+        self.group = group
 
     def write(self, folder: Path) -> None:
         """Write both files into a folder."""
@@ -59,8 +64,10 @@ class UserResults:
         users, items = kept.users.numpy(), kept.items.numpy()
         words = np.asarray(data.vocab[data.item_field][items[items > 0]], dtype=object)
         ends = (items > 0).sum(1).cumsum()[:-1]
+        group = {} if self.group is None else {"group": self._texts(self.group, data.users)}
         return {
-            "user": _texts(data.vocab[data.user_field][users]),
+            "user": list(map(str, data.vocab[data.user_field][users])),
+            **{name: [texts[user] for user in users] for name, texts in group.items()},
             "train": np.bincount(data.user_ids("train"), minlength=data.num_users)[users],
             "positives": kept.positives.numpy(),
             **{name: values.numpy() for name, values in kept.values.items()},
@@ -72,7 +79,7 @@ class UserResults:
         data = self.dataset
         counts = np.bincount(self.kept.items.numpy().reshape(-1), minlength=data.num_items)
         return {
-            "item": _texts(data.vocab[data.item_field][np.arange(1, data.num_items)]),
+            "item": list(map(str, data.vocab[data.item_field][np.arange(1, data.num_items)])),
             "train": np.bincount(data.item_ids("train"), minlength=data.num_items)[1:],
             "recommended": counts[1:],
             "title": self._titles(),
@@ -84,11 +91,15 @@ class UserResults:
         name = next((one for title in TITLES for one in texts if one.lower() == title), None)
         if name is None:
             return [None] * (data.num_items - 1)
-        column, words = data.items[name], np.asarray(data.vocab[name], dtype=object)
+        return self._texts(name, data.items)[1:]
+
+    def _texts(self, name: str, columns: Columns) -> list[str | None]:
+        """A column of words as text; None where there is none."""
+        column, words = columns[name], np.asarray(self.dataset.vocab[name], dtype=object)
         if isinstance(column, Ragged):
             parts = np.split(words[column.values], column.offsets[1:-1])
-            return [" ".join(map(str, one)) or None for one in parts[1:]]
-        return [str(words[code]) if code else None for code in column[1:]]
+            return [" ".join(map(str, one)) or None for one in parts]
+        return [str(words[code]) if code else None for code in column]
 
     def _write(self, file: Path, columns: dict[str, Any], metadata: dict[str, str]) -> None:
         import polars as pl  # not for every start
@@ -100,7 +111,3 @@ class UserResults:
         text = io.BytesIO()
         frame.write_parquet(text, metadata=metadata)
         replace_durably(file, text.getvalue())
-
-
-def _texts(words: np.ndarray) -> list[str]:
-    return list(map(str, words))

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shoal.training.metrics.definitions import (
+from shoal.training.metrics.base import (
     CONCATENATED,
     KEPT,
-    METRICS,
+    Groups,
     Ranked,
     Ranking,
     Setting,
     State,
     Valued,
-    canonical,
 )
+from shoal.training.metrics.registry import METRICS, canonical
 from shoal.world.world import World
 
 
@@ -41,7 +41,8 @@ class MetricSet:
 
     popularity: training counts of the items, [num_items]. tail_ratio: up to 1 the share of items,
     least popular first, that are the tail; above 1 the tail is the items with at most that count.
-    keep: users whose list, hits and values are kept, as `kept` returns them.
+    groups: of users and items, for metrics that read them. keep: users whose list, hits and values
+    are kept, as `kept` returns them.
     Blocks are kept (not copied) until enough have come to be measured at once.
     """
 
@@ -56,10 +57,12 @@ class MetricSet:
         popularity: Tensor,
         tail_ratio: float = 0.1,
         keep: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> None:
         popularity = popularity.detach().cpu().double().clone()
         popularity[0] = 0
-        self.setting = Setting(torch.tensor(list(dict.fromkeys(topk))), popularity, tail_ratio)
+        cuts = torch.tensor(list(dict.fromkeys(topk)))
+        self.setting = Setting(cuts, popularity, tail_ratio, groups or Groups())
         chosen = dict.fromkeys(map(canonical, names))
         self.metrics = {name: METRICS[name](self.setting) for name in chosen}
         needs = {metric.needs for metric in self.metrics.values()}
@@ -88,8 +91,13 @@ class MetricSet:
     def reduce(self, world: World) -> None:
         """Merge the states of all ranks; every rank calls this once, also one that had no block."""
         state = self._finished()
-        odd = {n: v.dtype for n, v in state.items() if v.dtype not in (torch.float64, torch.int64)}
-        assert not odd, f"states are float64 or int64, these are not: {odd}"
+        for name, part in state.items():
+            if part.dtype not in (torch.float64, torch.int64):
+                kind = str(part.dtype).removeprefix("torch.")
+                raise ValueError(
+                    f"metric {name}: a state is float64 or int64, and measure gives {kind}; add "
+                    ".double() there"
+                )
         for dtype in (torch.float64, torch.int64):
             names = sorted(n for n in state if n not in CONCATENATED and state[n].dtype == dtype)
             if names:
@@ -114,7 +122,14 @@ class MetricSet:
                 raise ValueError(
                     f"{name}: nothing was evaluated; {data} has no users or rows for this metric"
                 )
-            result |= zip(self._keys(name), metric.compute(state).reshape(-1).tolist())
+            keys = self._keys(name)
+            values = metric.compute(state).double().reshape(-1).tolist()
+            if len(keys) != len(values):
+                raise ValueError(
+                    f"metric {name}: compute gives {len(values)} values, and there are {len(keys)}"
+                    f": {', '.join(keys)}"
+                )
+            result |= zip(keys, values)
         return result
 
     def kept(self) -> Kept | None:
@@ -192,7 +207,7 @@ class MetricSet:
         self._flush()
         none, lists = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.int64)
         if "users" not in self._state:
-            self._add(Ranked(lists, lists.bool(), none, none.double(), none, none))
+            self._add(Ranked(lists, lists.bool(), none, none.double(), none, none.double(), none))
         if "rows" not in self._state:
             self._add(Valued(none, none.double(), none.double()))
         for name, parts in self._parts.items():
