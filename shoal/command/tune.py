@@ -51,7 +51,7 @@ def tune(
         from shoal.runs.tuning.tune import need_optuna
 
         need_optuna()
-        from shoal.runs.tuning.search import Limits, search
+        from shoal.runs.tuning.search import SearchLimits, search
 
     files, overrides = split_arguments(context.args)
     is_given = resume and len(files) == 1 and not Path(files[0]).is_file()
@@ -67,7 +67,7 @@ def tune(
         resolved = resolve([file], overrides, folder=output, trust=trust)
     else:
         resolved = resolve_words(context.args, trust=trust)
-    limits = Limits(trials, minutes, jobs, finalists, seeds, launch)
+    limits = SearchLimits(trials, minutes, jobs, finalists, seeds, launch)
     found = search(resolved, space, output, resume, sampler, prune, limits, typer.echo)
     _print_found(found, trials)
 
