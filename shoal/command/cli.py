@@ -11,7 +11,18 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import board, data, doctor, exit, inspect, new, serving, startup, training
+from shoal.command import (
+    board,
+    data,
+    doctor,
+    exit,
+    inspect,
+    new,
+    report,
+    serving,
+    startup,
+    training,
+)
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -41,6 +52,7 @@ app.command("plan", **FILES)(inspect.plan)
 app.command("models")(inspect.models)
 app.command("runs")(inspect.runs)
 app.command("doctor")(doctor.doctor)
+app.command("report")(report.report)
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
 config_app.command("show", **FILES)(inspect.config_show)

@@ -19,6 +19,10 @@ def evaluate(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Folder of a run.")],
     output: Annotated[str | None, typer.Option(help="Write result.json into this folder.")] = None,
+    per_user: Annotated[
+        str | None,
+        typer.Option(help="FILE.parquet: write the list and the values of each test user."),
+    ] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Evaluate a run's best checkpoint again, on any number of processes."""
@@ -39,10 +43,11 @@ def evaluate(
         from shoal.launch.ranks import launch
 
         extra = [] if output is None else ["--output", output]
+        extra += [] if per_user is None else ["--per-user", per_user]
         with scratch_folder() as scratch:
             launch(["eval", run, *extra, *["--trust"] * trust, *overrides], section, scratch)
         return
-    result = evaluate_run(run, resolved, output)
+    result = evaluate_run(run, resolved, output, per_user)
     if is_first():
         print_result(result, resolved.config.run)
 

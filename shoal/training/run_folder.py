@@ -4,6 +4,7 @@ config.yaml       the resolved config
 train.log         the log
 metrics.jsonl     a line per epoch
 result.json       the outcome
+evaluation/       what the test found for each user and item, see evaluation/user_results.py
 failure.json      why it ended without one: {"state": "failed", "reason": "one line"}
 model/            of a custom model: a copy of its file, and its SHA-256
 checkpoints/      see checkpoint.py

@@ -21,6 +21,7 @@ import shoal
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
 from shoal.data.dataset import Phase
+from shoal.data.fingerprint import DIGESTS
 from shoal.data.reader import Reader
 from shoal.models.nn.dropout import end_steps
 from shoal.training.averages import Averages
@@ -29,6 +30,7 @@ from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.cursor import Cursor
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.losses import LogInterval, Losses
+from shoal.training.measured import measure
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
 from shoal.training.progress_file import ProgressFile
@@ -83,6 +85,7 @@ class Trainer:
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []
         self.trackers = Trackers(config.run.trackers if self.world.is_main else [])
+        self.test_seconds: float | None = None
         self.begun: float | None = None  # when the first step began
         self.stopping = Agreement(self.world)
         samples = config.samples_per_step(self.world.size)
@@ -133,7 +136,9 @@ class Trainer:
             "train_epoch_median": _median(self.train_seconds),
             "eval_median": _median(self.eval_seconds),
             "startup": begun - started,
+            "test": self.test_seconds,
         }
+        result |= measure(self.strategy, self.config)
         if self.world.is_main:
             self.folder.write_result(result)
         self.trackers.end(result)
@@ -173,6 +178,8 @@ class Trainer:
         if self.world.size > 1 and steps > 0:
             sent = (self.world.bytes_sent - sent) // steps
             log.info("epoch %d sent %.1f KiB per step from this process", epoch, sent / 1024)
+        if len(self.losses.by_rank) > 1:
+            line["loss_by_rank"] = self.losses.by_rank
         cursor.begin_epoch(epoch + 1)
         improved = False
         due = section.eval_every and (epoch + 1) % section.eval_every == 0
@@ -301,14 +308,14 @@ class Trainer:
             cursor.finished = True
         return False
 
-    def _evaluate(self, phase: Phase) -> tuple[dict[str, float], float]:
+    def _evaluate(self, phase: Phase, keep: bool = False) -> tuple[dict[str, float], float]:
         begun = time.perf_counter()
 
         def shown(steps: Iterable[T], total: int | None) -> Iterator[T]:
             steps = self.progress.evaluated(phase, steps, total)
             return self._bar(SLOW.steps(steps), total, "Evaluate   ")
 
-        values = self.evaluator.evaluate(self.model, phase, shown)
+        values = self.evaluator.evaluate(self.model, phase, shown, keep)
         return values, time.perf_counter() - begun
 
     def _test(self, epochs: int) -> dict[str, Any]:
@@ -321,7 +328,10 @@ class Trainer:
                 give(self.strategy, self.checkpoints.load_step(cursor.best_step))
             if cursor.best_score is None and self.evaluator.has("valid"):  # nothing was trained
                 cursor.best_valid, _ = self._evaluate("valid")
-            test, _ = self._evaluate("test")
+            keep = self.config.eval.per_user
+            test, self.test_seconds = self._evaluate("test", keep)
+            if self.evaluator.results is not None and self.world.is_main:
+                self.evaluator.results.write(self.folder.path / "evaluation")
             log.info("best valid : %s", self._rounded(cursor.best_valid))
             figures = {"best_valid": cursor.best_valid, "test": test}
             host_log.info("test result: %s", self._rounded(test), extra={"figures": figures})
@@ -333,6 +343,9 @@ class Trainer:
             "test": test,
             "epochs": cursor.epoch,
             "best_epoch": cursor.best_epoch,
+            "higher_is_better": higher_is_better(self.config.eval.valid_metric),
+            # Runs of equal ones were tested on the same.
+            "data": {key: self.fingerprint[key] for key in DIGESTS if key in self.fingerprint},
         }
 
     # ---- saving and resuming --------------------------------------------------------------------

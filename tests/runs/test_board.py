@@ -187,6 +187,21 @@ def test_no_file_outside_the_root_is_read(tmp_path: Path) -> None:
     assert swapped.key not in Root(root).runs()
 
 
+def test_a_report_of_chosen_runs(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
+    make_run(tmp_path / "one")
+    make_run(tmp_path / HOSTILE)
+    linked = make_run(tmp_path / "linked")
+    (linked / "train.log").symlink_to("/etc/passwd")
+    with running(tmp_path) as board:
+        keys = {name: one["key"] for name, one in board.runs().items()}
+        status, text = board.call(f"/report?run={keys['one']}&run={keys[HOSTILE]}")
+        assert status == 200 and text.startswith("<!doctype html>")
+        assert "<img" not in text and "&lt;img src=x" in text
+        assert board.call(f"/report?run={keys['linked']}")[0] == 409
+    assert not list(tmp_path.rglob("report.html"))
+
+
 # ---- who may ask -------------------------------------------------------------------------------
 
 
