@@ -2,6 +2,7 @@
 
 run                  train, evaluate and test: shoal.run(model="BPR", dataset="ml-100k", nproc=2)
 fit                  the same for a frame of pandas, Polars or Arrow; Feature says what columns mean
+tune                 search for the best hyper-parameters: shoal.tune("BPR", "ml-100k", trials=30)
 evaluate, report     the metrics of a trained run once more; a page of a run or of several
 recommend            the best items for a user of a trained run
 export, load         a trained run as an artifact that needs neither config nor data, and its use
@@ -34,6 +35,7 @@ _ROOMS = {
     **dict.fromkeys(("fit", "Feature"), "runs.fit"),
     "report": "runs.report",
     "export": "runs.artifact.export",
+    "tune": "runs.tuning.tune",
     "load": "runs.artifact.loaded",
     "CollectiveStrategy": "compat.estimator.strategy",
     "Embedding": "runs.collective.modules",

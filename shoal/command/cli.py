@@ -22,6 +22,7 @@ from shoal.command import (
     serving,
     startup,
     training,
+    tune,
 )
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
@@ -40,6 +41,8 @@ app = typer.Typer(
 )
 app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
+app.command("tune", **FILES)(tune.tune)
+app.command("sweep", **FILES)(tune.sweep)
 app.command("server", hidden=True)(training.server)
 app.command("serve")(serving.serve)
 app.command("board")(board.board)
@@ -51,8 +54,8 @@ app.command("prepare", **INPUTS)(data.prepare)
 app.command("plan", **FILES)(inspect.plan)
 app.command("models")(inspect.models)
 app.command("runs")(inspect.runs)
-app.command("doctor")(doctor.doctor)
 app.command("report")(report.report)
+app.command("doctor")(doctor.doctor)
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
 config_app.command("show", **FILES)(inspect.config_show)

@@ -84,8 +84,8 @@ class Trainer:
         )
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []
-        self.trackers = Trackers(config.run.trackers if self.world.is_main else [])
         self.test_seconds: float | None = None
+        self.trackers = Trackers(config.run.trackers if self.world.is_main else [])
         self.begun: float | None = None  # when the first step began
         self.stopping = Agreement(self.world)
         samples = config.samples_per_step(self.world.size)
@@ -167,6 +167,8 @@ class Trainer:
         loss = cursor.loss_sum / max(1, cursor.losses)
         line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
         line["train_seconds"] = seconds
+        if len(self.losses.by_rank) > 1:
+            line["loss_by_rank"] = self.losses.by_rank
         shown = f"{cursor.loss_sum:z.{self.config.run.loss_decimals}f}"  # z: no minus before a zero
         text = "epoch %d training [time: %.2fs, train loss: %s]"
         host_log.info(text, epoch, seconds, shown, extra={"figures": dict(line)})
@@ -178,8 +180,6 @@ class Trainer:
         if self.world.size > 1 and steps > 0:
             sent = (self.world.bytes_sent - sent) // steps
             log.info("epoch %d sent %.1f KiB per step from this process", epoch, sent / 1024)
-        if len(self.losses.by_rank) > 1:
-            line["loss_by_rank"] = self.losses.by_rank
         cursor.begin_epoch(epoch + 1)
         improved = False
         due = section.eval_every and (epoch + 1) % section.eval_every == 0
