@@ -51,7 +51,7 @@ def tune(
         from shoal.runs.tuning.tune import need_optuna
 
         need_optuna()
-        from shoal.runs.tuning.search import Limits, search
+        from shoal.runs.tuning.search import SearchLimits, search
 
     files, overrides = split_arguments(context.args)
     is_given = resume and len(files) == 1 and not Path(files[0]).is_file()
@@ -67,13 +67,13 @@ def tune(
         resolved = resolve([file], overrides, folder=output, trust=trust)
     else:
         resolved = resolve_words(context.args, trust=trust)
-    limits = Limits(trials, minutes, jobs, finalists, seeds, launch)
+    limits = SearchLimits(trials, minutes, jobs, finalists, seeds, launch)
     found = search(resolved, space, output, resume, sampler, prune, limits, typer.echo)
-    _print_found(found, trials)
+    _print_found(found, trials, resolved.config.run)
 
 
-def _print_found(found: dict[str, Any], trials: int) -> None:
-    """The best trial, what it is worth, and what to type next."""
+def _print_found(found: dict[str, Any], trials: int, run: Any) -> None:
+    """The best trial, what it is worth, and what to type next; run: that section of the config."""
     from shoal.command.exit import print_result
 
     folder, best = found["folder"], found["best"]
@@ -83,7 +83,7 @@ def _print_found(found: dict[str, Any], trials: int) -> None:
     else:
         names = ("model", "dataset")
         result = {**{name: found[name] for name in names}, "best_valid": best["valid"]}
-        print_result({**result, "test": best["test"]})
+        print_result({**result, "test": best["test"]}, run)
         seeds = f", mean of {best['seeds']} seeds" if best["seeds"] > 1 else ""
         typer.echo(f"trial {best['trial']} is the best of {done} by {found['metric']}{seeds}")
         typer.echo(f"train it: shoal train {folder}/best.yaml")
