@@ -246,7 +246,8 @@ class Trainer:
         samples = sum(part.size for part in parts)
         self.losses.add(loss, samples)
         self.interval.step(cursor.epoch, cursor.step, samples, loss)
-        self.progress.trained(cursor.epoch, epochs, cursor.batch, reader.num_batches)
+        done = cursor.position(reader)[0]
+        self.progress.trained(cursor.epoch, epochs, done, reader.num_batches)
 
     def _stop(self, number: int) -> None:
         """All ranks got a signal to end, and have saved."""
