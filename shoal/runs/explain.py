@@ -114,18 +114,20 @@ def shapley(
         return *_every_subset(count, values), 0.0
     none, whole = values(np.stack([np.zeros(count, bool), np.ones(count, bool)])).tolist()
     random = np.random.default_rng(0)
-    added: list[np.ndarray] = []
+    added: list[np.ndarray] = []  # of each pair: what parts add on average
     for _ in range(max(1, MOST_SUBSETS // (2 * count))):
         order = random.permutation(count)
         orders = [order, order[::-1]]
         kept = [np.argsort(one)[None] < np.arange(1, count)[:, None] for one in orders]
         between = np.split(values(np.concatenate(kept)), 2)
-        for one, steps in zip(orders, between):
-            gains = np.empty(count)
-            gains[one] = np.diff([none, *steps, whole])
-            added.append(gains)
-        shares = np.mean(added, 0)
-        error = float(np.std(added, 0, ddof=1).max()) / len(added) ** 0.5
+        gains = np.empty((2, count))
+        for own, one, steps in zip(gains, orders, between):
+            own[one] = np.diff([none, *steps, whole])
+        added.append(gains.mean(0))
+        shares, spread = np.mean(added, 0), np.abs(gains[0] - gains[1]).max() / 2
+        if len(added) > 1:
+            spread = np.std(added, 0, ddof=1).max() / len(added) ** 0.5
+        error = float(spread)
         if error <= CLOSE * np.abs(shares).max():
             break
     tiny = 1e-6 * max(abs(none), abs(whole), float(np.abs(shares).max()))  # rounding

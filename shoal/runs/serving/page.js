@@ -128,7 +128,8 @@ function recommend(event) {
     const popular = answer.by === "popularity";
     $("heading").textContent = user ? "For user " + user : "For this history";
     const lost = answer.unknown.length ? "not known: " + answer.unknown.join(", ") + (popular ? "; these are the most popular items" : "") : "";
-    $("note").textContent = lost || "artifact " + answer.artifact;
+    $("note").textContent = lost;
+    $("about").textContent = "artifact " + answer.artifact;
     $("list").replaceChildren(...list(answer.items, popular ? null : who));
     $("answer").hidden = false;
   });
