@@ -216,3 +216,15 @@ def test_examples_are_not_for_everybody(artifact: Path) -> None:
         status, page = served.call("GET", "/")
         assert status == 200 and "SASRec" not in page and "u0" not in page
         assert served.call("POST", "/v1/explain", {"user": "u3", "item": "4"})[0] == 401
+
+
+def test_an_explanation_has_bounds() -> None:
+    with Running(exported()["DNN"]) as served:
+        slots = served.service.model.signature["layout"]["slots"]
+        status, found = served.call("POST", "/v1/explain", {"sample": dict.fromkeys(slots, 3)})
+        assert status == 200 and {one["feature"] for one in found["shares"]} >= set(slots)
+        sample = {slots[0]: list(range(1000)), slots[1]: 3}
+        status, found = served.call("POST", "/v1/explain", {"sample": sample})
+        assert status == 422 and "more than 1000 values" in found["error"]
+        assert served.call("POST", "/v1/explain", {"user": "1", "item": "2"})[0] == 422
+        assert served.call("GET", "/v1/examples")[1]["sample"].keys() >= set(slots)

@@ -24,6 +24,7 @@ from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.recommender import RankedItems, Wanted
 
 MOST_ITEMS = 10_000  # in a list of a request
+MOST_VALUES = 1_000  # of a sample that is explained, which is predicted some hundred times
 MOST_CELLS = 1 << 20  # samples x columns of a request; as many are predicted at a time
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 Words = Annotated[list[Word], Field(max_length=MOST_ITEMS)]
@@ -180,6 +181,8 @@ def answer_explain(model: Artifact, asked: Sequence[Explain]) -> list[Any]:
     for one in asked:
         if one.sample is not None:
             _samples(model, [one.sample])  # refuses what is no sample
+            if sum(len(v) if isinstance(v, list) else 1 for v in one.sample.values()) > MOST_VALUES:
+                raise ValueError(f"a sample of more than {MOST_VALUES} values is not explained")
             found = model.predictor.explain(one.sample)
         else:
             found = model.explain(one.user, one.item, one.history, one.times)
@@ -200,8 +203,12 @@ def examples(model: Artifact) -> dict[str, Any]:
     asks = ["recommend", *["similar"] * (model.kind == "retrieval")]
     asks += ["explain"] * (model.signature.get("explained_by") is not None)
     count = len(model.users) - 1
-    places = np.unique(np.linspace(1, count, min(count, 5)).astype(np.int64)) if count else []
-    popular = model.items.values[model.recommender.popular(8)[0]].tolist()
+    places = np.unique(np.linspace(1, count, min(count, 5)).astype(np.int64))
+    try:
+        model.seen(places)
+    except ValueError:  # exported without what users took
+        places = places[:0]
+    popular = model.items.values[model.recommender.popular(5)[0]].tolist()
     return {
         "asks": asks,
         "users": model.users.values[places].tolist(),
