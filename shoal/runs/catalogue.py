@@ -169,8 +169,9 @@ class RunCatalogue:
             return of_history(self, user, history or self.history_of(user), item, longest)
         if way == "vectors":
             someone = np.array([user])
-            (query,) = self.of_users(someone)
-            return of_vectors(query, self.seen(someone)[1], self.item_vectors, item)
+            query = self.of_users(someone)
+            assert isinstance(query, Tensor)
+            return of_vectors(query[0], self.seen(someone)[1], self.item_vectors, item)
         with self._alone, torch.inference_mode():
             if isinstance(model, ClickModel):
                 return self._of_features(model, user, item)

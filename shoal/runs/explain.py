@@ -82,7 +82,7 @@ class Explanation(list[tuple[Any, float]]):
 
     def __repr__(self) -> str:
         rows = self.rows()
-        first, second = (max(len(row[k]) for row in rows) for k in (0, 1))
+        first, second = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
         lines = [f"{a:<{first}}  {b:<{second}}  {share:+.4f}" for a, b, share in rows]
         lines += [f"shares are known to ± {self.error:.2g}"] if self.error else []
         return "\n".join(lines)
