@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+import shoal
 from shoal.config import ConfigError
 from shoal.runs.run import resolve
+from shoal.training import metrics
 
 PLUGIN = '''
 from pathlib import Path
@@ -139,3 +141,115 @@ def test_a_plugin_that_fails_is_named_with_its_line(plugin: Path) -> None:
 def test_an_own_metric_that_is_not_registered_is_unknown() -> None:
     with pytest.raises(ConfigError, match="there is no metric HalfRecall"):
         resolve([], ["--eval.metrics=[HalfRecall]", "--data.name=planted"])
+
+
+OWN = """
+from shoal.training.metrics import Metric, PerUser
+
+
+class HalfHit(PerUser):
+    def value(self, ranking):
+        return (ranking.hits_at > 0) / 2
+
+
+class Users(Metric):
+    needs = "ranked"
+
+    def measure(self, block):
+        return {}
+
+    def compute(self, state):
+        return state["users"]
+
+
+class Recall(PerUser):
+    pass
+
+
+class NoMetric:
+    pass
+"""
+
+
+@pytest.fixture
+def own_metrics(tmp_path: Path) -> Path:
+    (tmp_path / "hits.py").write_text(OWN)
+    return tmp_path / "hits.py"
+
+
+KEYS = {
+    **{"data.name": "planted", "data.planted": {"users": 60, "items": 40, "interactions": 1000}},
+    **{"train.epochs": 1, "eval.topk": [5], "run.progress": False, "run.tensorboard": False},
+}
+
+
+def test_own_metrics_from_a_file(own_metrics: Path) -> None:
+    run = own_metrics.parent / "run"
+    names = ["Hit", f"{own_metrics}:HalfHit", f"{own_metrics}:Users"]
+    values = {"eval.metrics": names, "eval.valid_metric": "halfhit@5", "run.output": str(run)}
+    found = shoal.run("BPR", config_dict={**KEYS, **values})["test"]
+    assert found == {"hit@5": found["hit@5"], "halfhit@5": found["hit@5"] / 2, "users": 60.0}
+    assert found["hit@5"] > 0
+    with pytest.raises(ConfigError, match=r"eval.metrics is .*hits.py:HalfHit', which would be r"):
+        shoal.evaluate(run)
+    own_metrics.write_text(OWN.replace("/ 2", "/ 99"))  # the run's folder has its own copy
+    assert shoal.evaluate(run, trust=True)["test"] == found
+    values = {"eval.metrics": ["Recall"], "eval.valid_metric": "Recall@5"}  # none of the run's
+    assert set(shoal.evaluate(run, values=values)["test"]) == {"recall@5"}
+
+
+def test_an_own_metric_from_python(tmp_path: Path) -> None:
+    class Places(metrics.PerUser):
+        def value(self, ranking: Any) -> Any:
+            return ranking.length_at
+
+    values = {**KEYS, "eval.metrics": ["Recall", Places], "eval.valid_metric": "Places@5"}
+    found = shoal.run("BPR", config_dict={**values, "run.output": str(tmp_path / "run")})
+    assert found["test"]["places@5"] == 5.0
+    with pytest.raises(ValueError, match="must find Places by themselves"):
+        shoal.run("BPR", config_dict={**values, "run.output": "two", "launch.nproc": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("hits.py:Recall", "Recall is a metric that is there already"),
+        ("hits.py:HalfHits", "has no metric 'HalfHits'.*it has HalfHit.*did you mean HalfHit"),
+        ("hits.py:NoMetric", "has no metric 'NoMetric'"),
+        ("gone.py:Hits", "cannot read .*gone.py"),
+    ],
+)
+def test_an_own_metric_that_cannot_be_loaded(name: str, told: str, own_metrics: Path) -> None:
+    place, _, title = name.partition(":")
+    with pytest.raises(ConfigError, match=f"eval.metrics: .*{told}"):
+        given = f"--eval.metrics=[{own_metrics.parent / place}:{title}]"
+        resolve([], [given, f"--eval.valid_metric={title}@10", "--data.name=planted"])
+
+
+def test_an_own_metric_that_computes_something_else_is_told(tmp_path: Path) -> None:
+    class Flat(metrics.PerUser):
+        def value(self, ranking: Any) -> Any:
+            return ranking.hits_at[:, 0]
+
+    class Narrow(metrics.Metric):
+        needs = "ranked"
+
+        def measure(self, block: Any) -> Any:
+            return {"narrow": block.hits.sum().float()}
+
+    class Many(Narrow):
+        def measure(self, block: Any) -> Any:
+            return {"many": block.hits.sum(dim=0)}
+
+        def compute(self, state: Any) -> Any:
+            return state["many"]
+
+    for metric, told in (
+        (Flat, r"metric Flat: value gives a tensor of shape \[60\], not \[60, 1\]"),
+        (Narrow, "narrow: a state is float64 or int64, and measure gives float32; add .double()"),
+        (Many, "metric Many: compute gives 5 values, and there are 1: many"),
+    ):
+        name = metric.__name__ + "@5" * metric.has_topk
+        values = {**KEYS, "eval.metrics": [metric], "eval.valid_metric": name}
+        with pytest.raises(ValueError, match=told):
+            shoal.run("BPR", config_dict={**values, "run.output": str(tmp_path / name)})

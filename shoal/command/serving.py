@@ -19,6 +19,10 @@ def evaluate(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Folder of a run.")],
     output: Annotated[str | None, typer.Option(help="Write result.json into this folder.")] = None,
+    per_user: Annotated[
+        str | None,
+        typer.Option(help="FILE.parquet: write the list and the values of each test user."),
+    ] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Evaluate a run's best checkpoint again, on any number of processes."""
@@ -39,12 +43,13 @@ def evaluate(
         from shoal.launch.ranks import launch
 
         extra = [] if output is None else ["--output", output]
+        extra += [] if per_user is None else ["--per-user", per_user]
         with scratch_folder() as scratch:
             launch(["eval", run, *extra, *["--trust"] * trust, *overrides], section, scratch)
         return
-    result = evaluate_run(run, resolved, output)
+    result = evaluate_run(run, resolved, output, per_user)
     if is_first():
-        print_result(result)
+        print_result(result, resolved.config.run)
 
 
 def export(
@@ -218,7 +223,8 @@ def serve(
     """Serve an artifact over HTTP: recommendations, scores and clicks as JSON."""
     try:
         with importing():
-            from shoal.runs.serving.listening import Limits, read_token
+            from shoal.runs.http.listening import read_token
+            from shoal.runs.serving.listening import Limits
             from shoal.runs.serving.listening import serve as listen
     except ImportError as error:
         raise ValueError(f"{error}; run `make extras EXTRAS=serve` in the clone") from error

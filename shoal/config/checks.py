@@ -6,12 +6,33 @@ from typing import Any
 from shoal.config.errors import did_you_mean, nearest
 from shoal.config.schema import Config
 
-TOPK_METRICS = ["Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "ItemCoverage"]
+# Names of metrics; `add_metric` adds those that are registered.
+TOPK_METRICS = ["Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "RBP", "ItemCoverage"]
 TOPK_METRICS += ["AveragePopularity", "GiniIndex", "ShannonEntropy", "TailPercentage"]
+TOPK_METRICS += ["Novelty", "Serendipity", "Personalisation", "IntraListDiversity"]
+TOPK_METRICS += ["Miscalibration", "UserGap", "ItemGap"]
+RANKING_METRICS = [*TOPK_METRICS, "MedRank"]  # of lists, so not of clicks
 LABEL_METRICS = ["AUC", "LogLoss", "Calibration", "MAE", "RMSE"]  # of values against labels
-METRICS = [*TOPK_METRICS, "GAUC", *LABEL_METRICS]  # shoal.training.metrics.register adds to these
+METRICS = [*RANKING_METRICS, "GAUC", "UAUC", *LABEL_METRICS]
+GROUP_METRICS = {"UserGap": "user", "IntraListDiversity": "item", "Miscalibration": "item"}
+GROUP_METRICS["ItemGap"] = "item"
+
+EXAMPLES = {"user": "gender", "item": "genre"}  # columns, for errors
 
 Problem = tuple[str, str]  # the dotted key to blame, what is wrong
+
+
+def add_metric(name: str, topk: bool, needs: str, groups: str | None) -> None:
+    """Let configs choose a metric; needs: ranked, valued or either; groups: which it reads."""
+    lists = ((METRICS, True), (TOPK_METRICS, topk), (RANKING_METRICS, needs == "ranked"))
+    for names, belongs in (*lists, (LABEL_METRICS, needs == "valued")):
+        if name in names:  # another one of that name
+            names.remove(name)
+        if belongs:
+            names.append(name)
+    GROUP_METRICS.pop(name, None)
+    if groups is not None:
+        GROUP_METRICS[name] = groups
 
 
 def canonical(values: dict[str, Any]) -> None:
@@ -40,13 +61,17 @@ def _modes(config: Config) -> set[str]:
 
 def metrics(config: Config) -> Iterator[Problem]:
     chosen = config.eval
-    for name in chosen.metrics:
+    for name in chosen.metric_names:
         if name not in METRICS:
             hint = did_you_mean(name, METRICS) or f"; metrics are: {', '.join(METRICS)}"
             yield "eval.metrics", f"there is no metric {name}{hint}"
-    if not chosen.topk and any(name in TOPK_METRICS for name in chosen.metrics):
+    for name, side in GROUP_METRICS.items():
+        if name in chosen.metric_names and getattr(chosen.groups, side) is None:
+            text = f"{name} compares groups of {side}s: name their column, as in "
+            yield f"eval.groups.{side}", f"{text}--eval.groups.{side}={EXAMPLES[side]}"
+    if not chosen.topk and any(name in TOPK_METRICS for name in chosen.metric_names):
         yield "eval.topk", "is empty, but the metrics need it; name at least one cut-off"
-    values = ", ".join(name for name in chosen.metrics if name in LABEL_METRICS)
+    values = ", ".join(name for name in chosen.metric_names if name in LABEL_METRICS)
     if values and "full" in _modes(config):
         text = f"{values} compare scores with labels: choose eval.mode labeled, uniN or popN"
         yield "eval.metrics", text
@@ -54,7 +79,7 @@ def metrics(config: Config) -> Iterator[Problem]:
 
 def valid_metric(config: Config) -> Iterator[Problem]:
     key, chosen = "eval.valid_metric", config.eval
-    known = [name for name in chosen.metrics if name in METRICS]
+    known = [name for name in chosen.metric_names if name in METRICS]
     computed = [
         name
         for metric in known
@@ -160,10 +185,16 @@ def row_rules(config: Config) -> Iterator[Problem]:
 
 
 def click_model(config: Config) -> Iterator[Problem]:
-    model, ranking = config.model.title, [m for m in config.eval.metrics if m in TOPK_METRICS]
+    model = config.model.title
+    ranking = [name for name in config.eval.metric_names if name in RANKING_METRICS]
     if ranking:
         text = f"{', '.join(ranking)} rank items for a user, and {model} predicts clicks of single"
-        yield "eval.metrics", f"{text} samples; choose among {', '.join([*LABEL_METRICS, 'GAUC'])}"
+        others = ", ".join(name for name in METRICS if name not in RANKING_METRICS)
+        yield "eval.metrics", f"{text} samples; choose among {others}"
+    for side in EXAMPLES:
+        if getattr(config.eval.groups, side) is not None:
+            text = f"is for metrics of lists, and {model} predicts clicks: leave it out"
+            yield f"eval.groups.{side}", text
     if _modes(config) != {"labeled"}:
         text = f"given {config.eval.mode}; click logs have labels: leave it out, or write labeled"
         yield "eval.mode", text

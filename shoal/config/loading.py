@@ -33,7 +33,11 @@ ModelLookup = Callable[[str], tuple[str, type]]
 # What the model is for, by its canonical name: general, sequential or clicks.
 KindLookup = Callable[[str], str]
 
-# Given model.name or run.plugins, the name as written and where; may refuse to run its code.
+# A custom metric, FILE.py:Class -> its name in full; the metric can be chosen from now on.
+MetricLookup = Callable[[str], str]
+
+# Given model.name, eval.metrics or run.plugins, the name as written and where; may refuse to run
+# its code.
 CodeCheck = Callable[[str, str, Origin], None]
 
 CLICK_DEFAULTS: dict[str, Any] = {
@@ -107,6 +111,7 @@ def load(
     *,
     models: ModelLookup,
     kinds: KindLookup = lambda name: "general",
+    metrics: MetricLookup = lambda name: name,
     source: str = "python",
     command: Command | None = None,
     allow_code: CodeCheck = lambda key, name, origin: None,
@@ -143,6 +148,8 @@ def load(
     if command is not None:
         errors += _decide(state, command)
     state[plugins.KEY] = Value(plugged, state[plugins.KEY].origin)
+    if not errors:
+        errors += _load_metrics(state, metrics, allow_code)
     for key in options or {}:
         if state[key].value is MISSING:
             errors.append(f"{key} must be given: {name} has no default for it")
@@ -229,6 +236,22 @@ def _choose_model(
     except ValueError as error:
         errors.append(str(error) if origin is DEFAULT else f"{origin}: {error}")
         return (str(named[0]) if named else KEYS["model.name"].default), None
+
+
+def _load_metrics(state: dict[str, Value], metrics: MetricLookup, allow: CodeCheck) -> list[str]:
+    """Runs the files of custom metrics; their full names are in the state. What is wrong there."""
+    chosen, errors = state["eval.metrics"], []
+    names = []
+    for name in chosen.value:
+        if ":" in name:
+            allow("eval.metrics", name, chosen.origin)
+            try:
+                name = metrics(name)
+            except ValueError as error:
+                errors.append(f"{chosen.origin}: eval.metrics: {error}")
+        names.append(name)
+    state["eval.metrics"] = replace(chosen, value=names)
+    return errors
 
 
 def _decide(state: dict[str, Value], command: Command) -> list[str]:

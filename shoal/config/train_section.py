@@ -146,6 +146,20 @@ def _both(mode: str | dict[str, str]) -> str | dict[str, str]:
 Mode = Annotated[str, AfterValidator(_mode)]
 
 
+def metric_title(name: str) -> str:
+    """The name of a metric without the file or package of a custom one."""
+    return name.rpartition(":")[2].rpartition(".")[2]
+
+
+class GroupsSection(Section):
+    """Columns whose values are groups, for metrics that compare them."""
+
+    user: str | None = Field(None, description="column of the users, such as gender")
+    item: str | None = Field(
+        None, description="column of the items: genres, providers; one value or a list each"
+    )
+
+
 class EvalSection(Section):
     mode: Annotated[Mode | dict[Literal["valid", "test"], Mode], AfterValidator(_both)] = Field(
         "full", description="full, uniN, popN or labeled; one for both phases or one each"
@@ -153,7 +167,7 @@ class EvalSection(Section):
     metrics: list[str] = Field(
         ["Recall", "MRR", "NDCG", "Hit", "Precision"],
         min_length=1,
-        description="see docs/metrics.md",
+        description="see docs/metrics.md; of your own: FILE.py:Class",
     )
     topk: list[Annotated[int, Field(ge=1)]] = Field(
         [10], description="cut-offs of the ranking metrics"
@@ -165,6 +179,17 @@ class EvalSection(Section):
     decimals: int = Field(4, ge=0, description="of metrics in the log")
     repeatable: bool = Field(False, description="items of the history may be recommended again")
     tail_ratio: float = Field(0.1, gt=0, description="share of items counted as the tail")
+    groups: GroupsSection = Field(default_factory=GroupsSection)
+    per_user: bool = Field(
+        True,
+        description="write evaluation/users.parquet and items.parquet: lists, hits and values of "
+        "each user of the test part",
+    )
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics, without the file or package of custom ones."""
+        return [metric_title(name) for name in self.metrics]
 
 
 class CheckpointSection(Section):

@@ -1,4 +1,4 @@
-"""Users' own models: a class in a Python file or in an installed package.
+"""Users' own classes, models and others: in a Python file or in an installed package.
 
 my_models.py:TwoTower        a class of a file
 package.module:TwoTower      a class of a module that Python finds, here or in this folder
@@ -12,12 +12,14 @@ import os
 import sys
 import typing
 from pathlib import Path
+from typing import TypeVar
 
 from shoal.config.errors import did_you_mean
 from shoal.config.plugins import load_code
 from shoal.models.base import Model
 
-_given: dict[str, type[Model]] = {}  # classes that were handed over in Python, by name
+T = TypeVar("T")
+_given: dict[str, type] = {}  # classes that were handed over in Python, by name
 
 
 def is_own(name: str) -> bool:
@@ -47,12 +49,18 @@ def give(model: type[Model]) -> str:
         raise ValueError(
             f"model is {model!r}; give a name, or a class that is made of shoal.models.base.Model"
         )
-    module = model.__module__
+    name = give_class(model)
+    _check(model, name)
+    return name
+
+
+def give_class(given: type) -> str:
+    """The name of any class that is handed over; `find_class` knows it from now on."""
+    module = given.__module__
     file = getattr(sys.modules.get(module), "__file__", None)
     place = module if "." in module or file is None else os.path.abspath(file)
-    name = f"{place}:{model.__qualname__}"
-    _check(model, name)
-    _given[name] = model
+    name = f"{place}:{given.__qualname__}"
+    _given[name] = given
     return name
 
 
@@ -67,28 +75,32 @@ def check_launchable(name: str) -> None:
 
 
 def find_own(name: str) -> type[Model]:
-    """The class of a name."""
+    """The model of a name."""
+    found = find_class(name, Model, "model")
+    _check(found, name)
+    return found
+
+
+def find_class(name: str, base: type[T], what: str) -> type[T]:
+    """The class of a name, which must be made of `base`; what: the word for it in errors."""
     if name in _given:
         return _given[name]
     place, _, wanted = name.rpartition(":")
-    module = load_code(place, f"model {name}", "FILE.py:Class or package.module:Class")
+    module = load_code(place, f"{what} {name}", "FILE.py:Class or package.module:Class")
     found: object = module
     for part in wanted.split("."):
         found = getattr(found, part, None)
-    if not (isinstance(found, type) and issubclass(found, Model)):
+    if not (isinstance(found, type) and issubclass(found, base)):
         own = [
             key
             for key, one in vars(module).items()
-            if isinstance(one, type)
-            and issubclass(one, Model)
-            and one.__module__ == module.__name__
+            if isinstance(one, type) and issubclass(one, base) and one.__module__ == module.__name__
         ]
         raise ValueError(
-            f"model {name}: {place} has no model {wanted!r} (a class that is made of "
-            f"shoal.models.base.Model); it has {', '.join(own) or 'none'}"
+            f"{what} {name}: {place} has no {what} {wanted!r} (a class that is made of "
+            f"{base.__module__}.{base.__name__}); it has {', '.join(own) or 'none'}"
             f"{did_you_mean(wanted, own)}"
         )
-    _check(found, name)
     return found
 
 

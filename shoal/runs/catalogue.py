@@ -13,11 +13,11 @@ from torch import Tensor
 
 from shoal.config.schema import DataSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.captions import Captions, captions_of
 from shoal.data.dataset import Phase
 from shoal.data.history import Histories
 from shoal.data.ids import Ids
 from shoal.data.joined import candidates
+from shoal.data.prepared.captions import Captions, captions_of
 from shoal.embedding.module import Embeddings
 from shoal.kernels.topk import DotProducts, Fill, Pairs
 from shoal.models.base import ClickModel, Model, Retrieval

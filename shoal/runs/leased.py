@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import shoal
@@ -28,12 +28,12 @@ def train_leased(
     world: World,
     resume: bool,
     agreed: dict[str, Any],
-    code: tuple[str, bytes] | None,
+    code: Mapping[str, bytes],
     on_peer_lost: Callable[[str], None],
 ) -> dict[str, Any]:
     """Take part in a run; its result, where this worker is the one that ends it.
 
-    agreed: values of the config that are the same for all. code: name and text of a model's file.
+    agreed: values of the config that are the same for all. code: files of models and metrics.
     """
     config = resolved.config
     if world.size > 1:
@@ -47,7 +47,7 @@ def train_leased(
             "have to save"
         )
     folder = RunFolder(config.run.output)
-    start_logging(config.run.log_level, launched_number())
+    start_logging(config.run.log_level, launched_number(), form=config.run.log)
     addresses = config.strategy.ps.addresses
     try:
         # Servers that are gone are not joined, before any data is read.
@@ -67,7 +67,7 @@ def train_leased(
     def take_charge(begins: bool) -> None:
         """This worker evaluates and saves from now on."""
         folder.path.mkdir(parents=True, exist_ok=True)
-        start_logging(config.run.log_level, 0, folder.path / "train.log")
+        start_logging(config.run.log_level, 0, folder.path / "train.log", config.run.log)
         log.info("worker %d evaluates and saves", strategy.client.worker)
         if not begins:
             return
@@ -75,8 +75,8 @@ def train_leased(
             log.info("%s", note)
         announce(config, parts)
         folder.write_config(config_room.dump(config))
-        if code is not None:
-            folder.keep_code(*code)
+        for file, text in code.items():
+            folder.keep_code(file, text)
         if isinstance(parts.dataset, Dataset):
             save_vocabularies(folder.path, parts.dataset)
 

@@ -21,6 +21,7 @@ from shoal.config import Resolved
 from shoal.config.collective import VARIABLE, choose_backend
 from shoal.launch.ray_ranks import RayWorkers, run_on_ray
 from shoal.models.own import check_launchable
+from shoal.runs.code import own_names
 from shoal.runs.run import resolve, run_folder, train_here
 from shoal.world.channel import read_secret
 
@@ -76,7 +77,8 @@ def train_resolved(
         raise ValueError(
             "strategy.name=ps: on Ray there are single, ddp and sharded; use `shoal launch`"
         )
-    check_launchable(config.model.name)
+    for name in own_names(config):
+        check_launchable(name)
     folder = run_folder(config)
     folder.create(resume)
     own = {

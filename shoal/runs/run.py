@@ -12,9 +12,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from shoal.config import Command, ConfigError, Resolved
 from shoal.config.output import flat
 from shoal.config.plugins import refuse_while_running
 from shoal.config.schema import Config
-from shoal.config.sources import Origin, from_file
+from shoal.config.sources import Origin
 from shoal.config.trust import check_code_trusted, check_trusted
 from shoal.data.dataset import Dataset
 from shoal.data.prepared.named import named_data
@@ -36,21 +37,17 @@ from shoal.launch.roles import Roles
 from shoal.launch.servers import knocking
 from shoal.models import find, lookup
 from shoal.models.base import Model
-from shoal.models.own import (
-    check_launchable,
-    code_of,
-    give,
-    is_file,
-    is_given,
-    is_own,
-)
+from shoal.models.own import check_launchable, give, is_given, is_own
 from shoal.runs.build import announce, build
+from shoal.runs.code import kept_code, own_code, own_names
 from shoal.runs.decay import ages_after, save_ages
 from shoal.runs.growth import save_vocabularies
 from shoal.runs.launching import train_launched
 from shoal.runs.start import begin, keep_before, validate_first
+from shoal.training.metrics import load_metric, with_names
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
 from shoal.training.slow import SLOW
+from shoal.training.trackers.tracker import find_tracker
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import is_loopback
@@ -72,17 +69,18 @@ def resolve(
 ) -> Resolved:
     """Load a config: files, then Python values (of `source`), then command-line overrides.
 
-    folder: the run that one of the files is the config of; code that it names needs `trust`, and a
-    model's file is then the copy that the folder keeps.
+    folder: the run that one of the files is the config of; code that it names needs `trust`, and
+    files of models and metrics are then the copies that the folder keeps.
     """
     config_file = None if folder is None else Path(folder) / "config.yaml"
+    values = with_names(values or {})
     if config_file is not None and trust:
-        values = {**_kept_model(config_file), **(values or {})}
+        values = {**kept_code(config_file), **values}
 
     def allow_code(key: str, name: str, origin: Origin) -> None:
         # The config of a run folder is somebody's, also where it is named as a file.
         theirs = config_file is not None or is_run_config(origin.source)
-        runs = key != "model.name" or (is_own(name) and not is_given(name))
+        runs = key == "run.plugins" or (is_own(name) and not is_given(name))
         if theirs and not trust and runs:
             check_code_trusted(key, name, origin, config_file or origin.source)
 
@@ -92,6 +90,7 @@ def resolve(
         values,
         models=lookup,
         kinds=lambda name: find(name).kind,
+        metrics=load_metric,
         source=source,
         command=command,
         allow_code=allow_code,
@@ -115,16 +114,6 @@ def resolve_run(
     RunFolder(folder).check_is_run()
     file = Path(folder) / "config.yaml"
     return resolve([file], overrides, values, source, folder=folder, trust=trust)
-
-
-def _kept_model(config_file: Path) -> dict[str, str]:
-    """The copy of its model's file that a run folder keeps, as the model's name."""
-    named = from_file(config_file).model_name()
-    if named is None or not isinstance(named[0], str) or not is_own(named[0]):
-        return {}
-    path, _, title = named[0].rpartition(":")
-    kept = RunFolder(config_file.parent).kept_code(Path(path).name)
-    return {"model.name": f"{kept}:{title}"} if is_file(named[0]) and kept is not None else {}
 
 
 def run(
@@ -207,10 +196,13 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     config, section = resolved.config, resolved.config.launch
     if section.nproc:  # refuse what cannot be read before anything is made
         named_data(config.data, find(config.model.name).kind == "clicks")
+        for tracker in config.run.trackers:
+            find_tracker(tracker)
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or (alone and not section.max_restarts):
         return train_here(resolved, resume)
-    check_launchable(resolved.config.model.name)
+    for name in own_names(resolved.config):
+        check_launchable(name)
     if section.nproc:
         secret_of(section)  # refuse what cannot be launched before anything is made
     if not section.nproc or section.group_offset:  # rank 0 is on another host
@@ -281,7 +273,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """Train as one process: alone, or as the rank that the environment says."""
     config = resolved.config
     world = connect_as(config)
-    code = code_of(config.model.name) if is_own(config.model.name) else None
+    code = own_code(config)
     with ExitStack() as stack:
         stack.callback(world.close)
         stack.enter_context(SLOW.watched(config.launch.hang_timeout))
@@ -301,9 +293,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
                 stack.enter_context(folder.recording_failure())
             if not folder.is_run:
                 folder.write_config(config_room.dump(config))
-        start_logging(
-            config.run.log_level, world.rank, folder.path / "train.log" if world.is_main else None
-        )
+        file = folder.path / "train.log" if world.is_main else None
+        start_logging(config.run.log_level, world.rank, file, config.run.log)
         for note in [*resolved.notes, *world.notes]:
             log.info("%s", note)
         if not world.is_main:
@@ -323,8 +314,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             before = validate_first(trainer, parts.dataset)
         if world.is_main:  # a run that is refused keeps the config that it was trained with
             folder.write_config(config_room.dump(config))
-            if code is not None:
-                folder.keep_code(*code)
+            for file, text in code.items():
+                folder.keep_code(file, text)
             if isinstance(parts.dataset, Dataset):
                 save_vocabularies(folder.path, parts.dataset)
             if config.start.decay.after:
@@ -352,13 +343,14 @@ def run_folder(config: Config) -> RunFolder:
     return RunFolder(config.run.output or RunFolder.new_name(config.run.root, label(config)))
 
 
-def comparable(config: Config, code: tuple[str, bytes] | None = None) -> dict[str, Any]:
-    """The values that must be the same on all ranks, by dotted key; code: a model's file."""
+def comparable(config: Config, code: Mapping[str, bytes] = MappingProxyType({})) -> dict[str, Any]:
+    """The values that must be the same on all ranks, by dotted key; code: files by name."""
     values = flat(config.model_dump(mode="json", exclude={"launch", "run"}))
     values.pop("data.path")  # hosts may keep the data in different places
-    values["model.name"] = config.model.title  # and a model's file
-    if code is not None:
-        values[f"text of {code[0]} (SHA-256)"] = hashlib.sha256(code[1]).hexdigest()
+    values["model.name"] = config.model.title  # and files of code
+    values["eval.metrics"] = config.eval.metric_names
+    for file, text in code.items():
+        values[f"text of {file} (SHA-256)"] = hashlib.sha256(text).hexdigest()
     return values | {"run.seed": config.run.seed}
 
 

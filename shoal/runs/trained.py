@@ -21,8 +21,10 @@ import torch
 import shoal
 from shoal.config import Resolved
 from shoal.config.keys import KEYS
+from shoal.config.schema import Config
 from shoal.config.trust import WRITES
 from shoal.data.sources.files import find_files
+from shoal.models import find
 from shoal.models.base import ClickModel
 from shoal.runs.build import build, describe_data, warn
 from shoal.runs.catalogue import RunCatalogue
@@ -51,7 +53,7 @@ def open_config(
     """The config of a run as its trained model is used: without what only training needs."""
     origin = "use of a trained run"
     # Steps are recorded for training alone, and nothing is written where training wrote.
-    values = {"strategy.graph": False, **UNWRITTEN, **(values or {})}
+    values = {"strategy.graph": False, "run.trackers": [], **UNWRITTEN, **(values or {})}
     resolved = resolve_run(folder, overrides, values, origin, trust)
     changed = dict(NO_RULES)  # nothing is counted, admitted or dropped
     # all of it is in the checkpoints
@@ -97,14 +99,25 @@ class Trained:
         give(self.parts.strategy, newest)
         self.model = self.parts.model.eval()
 
-    def evaluate(self) -> dict[str, Any]:
-        """Valid and test metrics of the best checkpoint, as result.json holds them."""
+    def evaluate(self, per_user: str | Path | None = None) -> dict[str, Any]:
+        """Valid and test metrics of the best checkpoint, as result.json holds them.
+
+        per_user: a file of Parquet to write, with the list and the values of each test user.
+        """
         begun = time.perf_counter()
         evaluator = self.parts.evaluator
         valid = evaluator.evaluate(self.model, "valid")
         middle = time.perf_counter()
-        test = evaluator.evaluate(self.model, "test")
+        test = evaluator.evaluate(self.model, "test", keep=per_user is not None)
         ended = time.perf_counter()
+        if per_user is not None:
+            if evaluator.results is None:
+                raise ValueError(
+                    "--per-user writes lists of users, and eval.metrics has no metric that ranks "
+                    "items; add one, such as Recall"
+                )
+            if self.world.is_main:
+                evaluator.results.write_users(Path(per_user))
         return {
             "model": self.config.model.title,
             "dataset": self.config.data.title,
@@ -209,32 +222,40 @@ def evaluate(
     output: str | Path | None = None,
     values: dict[str, Any] | None = None,
     trust: bool = False,
+    per_user: str | Path | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run's best checkpoint, on one process or on the ranks the environment says.
 
-    trust: run the code that the run's config names (a program, a reader).
+    trust: run the code that the run's config names (a program, a reader). per_user: a file of
+    Parquet to write, with the list, the hits and the values of each test user.
 
     >>> import shoal  # after the example of shoal.run
     >>> found = shoal.evaluate("runs/first", values={"eval.topk": [5, 10]})
     >>> found["test"]["recall@5"] <= found["test"]["recall@10"]
     True
     """
-    return evaluate_run(folder, open_config(folder, overrides, values, trust), output)
+    return evaluate_run(folder, open_config(folder, overrides, values, trust), output, per_user)
 
 
 def evaluate_run(
-    folder: str | Path, resolved: Resolved, output: str | Path | None = None
+    folder: str | Path,
+    resolved: Resolved,
+    output: str | Path | None = None,
+    per_user: str | Path | None = None,
 ) -> dict[str, Any]:
     """The same with a config that is resolved already."""
     world = connect_as(resolved.config)
     try:
-        start_logging(resolved.config.run.log_level, world.rank)
-        if output is not None and world.is_main:  # before the work, not after it
-            RunFolder(output).create(resume=True)
+        start_logging(resolved.config.run.log_level, world.rank, form=resolved.config.run.log)
+        if world.is_main:  # before the work, not after it
+            if output is not None:
+                RunFolder(output).create(resume=True)
+            if per_user is not None:
+                _check_file(resolved.config, Path(per_user))
         trained = Trained(folder, resolved, world)
         log.info("%s", describe_data(trained.parts.dataset))
         warn(trained.parts)
-        result = trained.evaluate()
+        result = trained.evaluate(per_user)
         if world.is_main:
             if output is not None:
                 RunFolder(output).write_result(result)
@@ -243,6 +264,18 @@ def evaluate_run(
         return result
     finally:
         world.close()
+
+
+def _check_file(config: Config, file: Path) -> None:
+    """Refuse a file that could not be written, or that nothing would be written to."""
+    if find(config.model.name).kind == "clicks":
+        raise ValueError(
+            f"{config.model.title} predicts clicks: its users have no lists to write to {file}"
+        )
+    if file.suffix != ".parquet" or file.is_dir():
+        raise ValueError(f"--per-user {file}: name a file that ends in .parquet")
+    if not file.parent.is_dir():
+        raise ValueError(f"--per-user {file}: there is no folder {file.parent}; make it first")
 
 
 def recommend(

@@ -29,8 +29,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.data.captions import ENDINGS
 from shoal.data.ids import Ids, pack_words, unpack_words
+from shoal.data.prepared.captions import ENDINGS
 from shoal.data.vocabulary import Words
 from shoal.training.checkpoint.reading import digest
 from shoal.world.durable import count, is_plain_name, open_regular, sync_folder, write_durably

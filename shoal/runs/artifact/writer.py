@@ -19,11 +19,11 @@ from torch import Tensor
 
 import shoal
 from shoal.data.batch import Batch, Jagged
-from shoal.data.captions import captions_of
 from shoal.data.clicks import ClickData
 from shoal.data.clicks.encoder import FeatureEncoder
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
+from shoal.data.prepared.captions import captions_of
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import ClickModel, Model, Retrieval

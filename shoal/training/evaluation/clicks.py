@@ -30,9 +30,10 @@ def predicted(logits: Tensor, losses: Sequence[str] = ()) -> Tensor:
     """
     logits = logits.double().cpu()
     values = torch.sigmoid(logits)
+    shape = len(logits), len(losses)
     for column, loss in enumerate(losses):
         if loss == "squared":
-            values.view(len(logits), -1)[:, column] = logits.view(len(logits), -1)[:, column]
+            values.view(shape)[:, column] = logits.view(shape)[:, column]
     return values
 
 
@@ -55,6 +56,7 @@ class ClickEvaluator:
     ):
         self.readers, self.section, self.world, self.group = readers, section, world, group
         self.sources, self.labels = sources or {}, labels
+        self.results = None  # as of Evaluator: clicks are predicted, and no user has a list
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has samples, as far as that is known before they are read."""
@@ -76,6 +78,7 @@ class ClickEvaluator:
         model: Model,
         phase: Phase,
         progress: Callable[[Iterator[Any], Any], Iterator[Any]] = lambda steps, total: steps,
+        keep: bool = False,
     ) -> dict[str, float]:
         """Metric name -> value, equal on every rank."""
         assert isinstance(model, ClickModel), "build gives click logs to click models alone"
@@ -105,7 +108,7 @@ class ClickEvaluator:
 
     def _metrics(self, label: int) -> MetricSet:
         """Those of one label; of further ones that are any number, how far predictions are off."""
-        names = list(self.section.metrics)
+        names = self.section.metric_names
         if label > 0 and self.labels[label].loss == "squared":
             names = [name for name in names if name in ("MAE", "RMSE")] or ["RMSE"]
         return MetricSet(names, self.section.topk or [1], 1, torch.zeros(1))

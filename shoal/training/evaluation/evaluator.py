@@ -18,7 +18,9 @@ from shoal.data.dataset import Dataset, Phase
 from shoal.data.history import Histories
 from shoal.kernels.topk import TopK
 from shoal.models.base import Model, Retrieval
+from shoal.training.evaluation.groups import groups_of
 from shoal.training.evaluation.phases import EARLIER, PhaseData, UserLists
+from shoal.training.evaluation.user_results import UserResults, chosen_users
 from shoal.training.metrics import MetricSet, Ranked, Valued, pair_counts
 from shoal.world.world import World
 
@@ -46,16 +48,19 @@ class Evaluator:
         self.sequential, self.max_len = sequential, max_len
         popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
         self.popularity = torch.from_numpy(popularity)
+        self.groups = groups_of(dataset, section.groups)
         self._phases: dict[str, tuple[PhaseData, Histories | None]] = {}
         self._encoded: Tensor | None = None  # vectors of all items, where they are one block
+        self.results: UserResults | None = None  # of the last evaluation that kept them
 
     def evaluate(
         self,
         model: Model,
         phase: Phase,
         progress: Progress = lambda steps, total: steps,
+        keep: bool = False,
     ) -> dict[str, float]:
-        """Metric name -> value, equal on every rank."""
+        """Metric name -> value, equal on every rank; keep: `results` has what users got."""
         data, histories = self._prepared(phase)
         metrics = MetricSet(
             self.section.metrics,
@@ -63,6 +68,8 @@ class Evaluator:
             self.dataset.num_items,
             self.popularity,
             self.section.tail_ratio,
+            chosen_users(data.users, self.seed) if keep else None,
+            self.groups,
         )
         if metrics.wants_valued and data.mode == "full":
             raise ValueError(
@@ -81,6 +88,11 @@ class Evaluator:
                     self._rank_candidates(model, data, metrics, bounds, queries)
         model.train(was_training)
         metrics.reduce(self.world)
+        kept = metrics.kept()
+        self.results = None
+        if kept is not None:
+            group = self.section.groups.user
+            self.results = UserResults(self.dataset, kept, metrics.num_users, group)
         return metrics.compute(f"the {phase} split of {self.dataset.name!r}")
 
     def has(self, phase: Phase) -> bool:
@@ -166,11 +178,12 @@ class Evaluator:
             if a == b:
                 continue
             items = best[tile].items()
-            users = data.users[a:b, None]
-            hits = torch.from_numpy(data.is_positive.contains(users, items.numpy()))
+            users = data.users[a:b]
+            hits = torch.from_numpy(data.is_positive.contains(users[:, None], items.numpy()))
             counts = torch.from_numpy(np.diff(data.positives.offsets[a : b + 1]))
-            extra = pairs[tile].result() if pairs else (None, None)
-            metrics.update(Ranked(items, hits, counts, *extra))
+            won, negatives, first = pairs[tile].result() if pairs else (None, None, None)
+            owners = torch.from_numpy(users)
+            metrics.update(Ranked(items, hits, counts, won, negatives, first, owners))
 
     def _scored(self, model: Model, scorers: list[Scorer]) -> Iterator[tuple[int, int, Tensor]]:
         """Scores of all tiles, a block of items after the other: tile, first item, [users, items].
@@ -228,10 +241,17 @@ class Evaluator:
                 values = torch.sigmoid(scores[real]) if binary else scores[real]
                 metrics.update(Valued(users[real], values, labels[real]))
             if metrics.wants_ranked:
-                self._add_ranked(metrics, torch.from_numpy(grid), scores, (labels > 0) & real, real)
+                found = (torch.from_numpy(grid), scores, (labels > 0) & real, real)
+                self._add_ranked(metrics, torch.from_numpy(data.users[a:b]), *found)
 
     def _add_ranked(
-        self, metrics: MetricSet, items: Tensor, scores: Tensor, positive: Tensor, real: Tensor
+        self,
+        metrics: MetricSet,
+        users: Tensor,
+        items: Tensor,
+        scores: Tensor,
+        positive: Tensor,
+        real: Tensor,
     ) -> None:
         some = positive.any(1)  # a user without a positive has nothing to find
         if not bool(some.any()):
@@ -243,16 +263,21 @@ class Evaluator:
         found = value > -torch.inf
         hits = positive.gather(1, column) & found
         ranked = torch.where(found, items.gather(1, column), 0)
-        numerator = negatives = None
+        numerator = negatives = first = None
         if metrics.wants_auc_pairs:
             rows = torch.arange(len(scores))[:, None].expand_as(scores)
             numerator, _, negatives = pair_counts(rows[real], scores[real], positive[real])
-        metrics.update(Ranked(ranked, hits, positive.sum(1), numerator, negatives))
+            best = scores.masked_fill(~positive, -torch.inf).amax(1, keepdim=True)
+            first = (scores > best).sum(1) + ((scores == best).sum(1) + 1).double() / 2
+        counts, owners = positive.sum(1), users[some]
+        metrics.update(Ranked(ranked, hits, counts, numerator, negatives, first, owners))
 
 
 class PairCounts:
-    """For GAUC: how many negatives each positive of a tile beats. First pass finds the scores of
-    the positives, second pass counts against every block."""
+    """How many negatives each positive of a tile beats: for GAUC, UAUC and MedRank.
+
+    The first pass finds the scores of the positives, the second counts against every block.
+    """
 
     def __init__(self, data: PhaseData, a: int, b: int, device: torch.device):
         rows, items = data.positives.block(a, b)
@@ -287,8 +312,11 @@ class PairCounts:
         grid[self.rows, column] = values
         return grid, column
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Pairs won [b] and negatives [b]. Pairs among the positives themselves are taken out."""
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Pairs won [b], negatives [b], rank of the best positive [b].
+
+        Pairs among the positives themselves are taken out.
+        """
         grid, column = self._grid(self.scores)
         real = torch.zeros_like(grid, dtype=torch.bool)
         real[self.rows, column] = True
@@ -298,7 +326,13 @@ class PairCounts:
         found = self.scores > -torch.inf
         wins.index_add_(0, self.rows[found], self.below[found])
         # m positives among themselves (each also meets itself) win m*m / 2 half-pairs altogether.
-        return (wins - counts.double() ** 2 / 2).cpu(), (self.candidates - counts).cpu()
+        won = wins - counts.double() ** 2 / 2
+        # Among ties a rank is the middle one; what cannot be recommended is behind all the rest.
+        best = torch.full_like(won, -0.5).scatter_reduce_(
+            0, self.rows[found], self.below[found], "amax"
+        )
+        first = self.candidates - best + 0.5
+        return won.cpu(), (self.candidates - counts).cpu(), first.cpu()
 
 
 def mask(scores: Tensor, masked: UserLists, a: int, b: int, start: int) -> None:

@@ -1,24 +1,39 @@
 """MetricSet: the metrics of one evaluation, measured together and merged over ranks."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shoal.training.metrics.definitions import (
+from shoal.training.metrics.base import (
     CONCATENATED,
-    METRICS,
+    KEPT,
+    Groups,
     Ranked,
     Ranking,
     Setting,
     State,
     Valued,
-    canonical,
 )
+from shoal.training.metrics.registry import METRICS, canonical
 from shoal.world.world import World
+
+
+@dataclass
+class Kept:
+    """What is kept of users: ids [u], positives [u], items and hits [u, 10], values by key [u].
+
+    0 fills lists up.
+    """
+
+    users: Tensor
+    positives: Tensor
+    items: Tensor
+    hits: Tensor
+    values: dict[str, Tensor]
 
 
 class MetricSet:
@@ -26,10 +41,13 @@ class MetricSet:
 
     popularity: training counts of the items, [num_items]. tail_ratio: up to 1 the share of items,
     least popular first, that are the tail; above 1 the tail is the items with at most that count.
+    groups: of users and items, for metrics that read them. keep: users whose list, hits and values
+    are kept, as `kept` returns them.
     Blocks are kept (not copied) until enough have come to be measured at once.
     """
 
     flush_entries = 2**20  # entries that may wait to be measured: a few tens of MiB
+    kept_places = 10  # of a list
 
     def __init__(
         self,
@@ -38,16 +56,21 @@ class MetricSet:
         num_items: int,
         popularity: Tensor,
         tail_ratio: float = 0.1,
+        keep: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> None:
         popularity = popularity.detach().cpu().double().clone()
         popularity[0] = 0
-        self.setting = Setting(torch.tensor(list(dict.fromkeys(topk))), popularity, tail_ratio)
+        cuts = torch.tensor(list(dict.fromkeys(topk)))
+        self.setting = Setting(cuts, popularity, tail_ratio, groups or Groups())
         chosen = dict.fromkeys(map(canonical, names))
         self.metrics = {name: METRICS[name](self.setting) for name in chosen}
         needs = {metric.needs for metric in self.metrics.values()}
         self.wants_ranked = bool(needs & {"ranked", "either"})
         self.wants_valued = "valued" in needs
         self.wants_auc_pairs = any(metric.wants_pairs for metric in self.metrics.values())
+        self.keep = keep if self.wants_ranked else None
+        self._columns: list[str] = []  # of the values that are kept
         self._ranked: list[Ranked] = []
         self._valued: list[Valued] = []
         self._waiting = 0
@@ -68,8 +91,13 @@ class MetricSet:
     def reduce(self, world: World) -> None:
         """Merge the states of all ranks; every rank calls this once, also one that had no block."""
         state = self._finished()
-        odd = {n: v.dtype for n, v in state.items() if v.dtype not in (torch.float64, torch.int64)}
-        assert not odd, f"states are float64 or int64, these are not: {odd}"
+        for name, part in state.items():
+            if part.dtype not in (torch.float64, torch.int64):
+                kind = str(part.dtype).removeprefix("torch.")
+                raise ValueError(
+                    f"metric {name}: a state is float64 or int64, and measure gives {kind}; add "
+                    ".double() there"
+                )
         for dtype in (torch.float64, torch.int64):
             names = sorted(n for n in state if n not in CONCATENATED and state[n].dtype == dtype)
             if names:
@@ -94,13 +122,35 @@ class MetricSet:
                 raise ValueError(
                     f"{name}: nothing was evaluated; {data} has no users or rows for this metric"
                 )
-            values = metric.compute(state)
-            if metric.has_topk:
-                for k, value in zip(self.setting.topk.tolist(), values.tolist()):
-                    result[f"{name.lower()}@{k}"] = value
-            else:
-                result[name.lower()] = values.item()
+            keys = self._keys(name)
+            values = metric.compute(state).double().reshape(-1).tolist()
+            if len(keys) != len(values):
+                raise ValueError(
+                    f"metric {name}: compute gives {len(values)} values, and there are {len(keys)}"
+                    f": {', '.join(keys)}"
+                )
+            result |= zip(keys, values)
         return result
+
+    def kept(self) -> Kept | None:
+        """What was kept of users, by ascending id; after reduce, of those of all ranks."""
+        if self.keep is None:
+            return None
+        state = self._finished()
+        order = state["kept_users"].argsort()
+        users, positives, items, hits, values = (state[part][order] for part in KEPT)
+        return Kept(users, positives, items, hits > 0, dict(zip(self._columns, values.unbind(1))))
+
+    def _keys(self, name: str) -> list[str]:
+        """The keys of a metric's values."""
+        if not self.metrics[name].has_topk:
+            return [name.lower()]
+        return [f"{name.lower()}@{k}" for k in self.setting.topk.tolist()]
+
+    @property
+    def num_users(self) -> int:
+        """Users with a list so far; after reduce, those of all ranks."""
+        return int(self._finished()["users"])
 
     @property
     def num_rows(self) -> int:
@@ -134,14 +184,30 @@ class MetricSet:
             view = Ranking(block, self.setting) if isinstance(block, Ranked) else block
             for metric in asked:
                 state |= metric.measure(view)
+            if isinstance(view, Ranking) and self.keep is not None:
+                state |= self._keep(view, self.keep)
         return state
+
+    def _keep(self, view: Ranking, keep: Tensor) -> State:
+        """What is kept of the users of a block, as parts of a state."""
+        each = {name: metric.of_each(view) for name, metric in self.metrics.items()}
+        known = {name: values for name, values in each.items() if values is not None}
+        self._columns = [key for name in known for key in self._keys(name)]
+        users = view.block.users
+        assert users is not None, "whoever keeps users names them"
+        chosen = torch.isin(users, keep)
+        lists = [view.items[:, : self.kept_places], view.hits[:, : self.kept_places].long()]
+        parts = [users, view.block.num_positives]
+        parts += [pad(one, (0, self.kept_places - one.shape[1])) for one in lists]
+        parts += [torch.cat([torch.zeros(len(users), 0).double(), *known.values()], 1)]
+        return {name: part[chosen] for name, part in zip(KEPT, parts)}
 
     def _finished(self) -> State:
         """The whole state, with that of nobody where no block came: every rank has all parts."""
         self._flush()
         none, lists = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.int64)
         if "users" not in self._state:
-            self._add(Ranked(lists, lists.bool(), none, none.double(), none))
+            self._add(Ranked(lists, lists.bool(), none, none.double(), none, none.double(), none))
         if "rows" not in self._state:
             self._add(Valued(none, none.double(), none.double()))
         for name, parts in self._parts.items():

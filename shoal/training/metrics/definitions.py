@@ -1,153 +1,24 @@
 """What each metric is: its state, and the value of a state.
 
-Definitions, and where they differ from those of other tools, are in docs/metrics.md.
+Definitions, and where they differ from those of other tools, are in docs/metrics.md. Metrics of
+something else than accuracy are in beyond.py.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, Literal
-
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from shoal.config import checks
-from shoal.config.errors import did_you_mean
+from shoal.training.metrics.base import (
+    ROWS,
+    Metric,
+    OverItems,
+    PerRow,
+    PerUser,
+    Ranking,
+    State,
+    Valued,
+)
 from shoal.training.metrics.pairs import pair_counts
-
-State = dict[str, Tensor]
-CONCATENATED = ("row_users", "row_scores", "row_labels")  # parts of a state; all others are summed
-
-
-@dataclass
-class Ranked:
-    """Recommendations to one block of users.
-
-    items          [b, K] int64, best first, K = max topk or the size of the catalogue; 0 where a
-                   user has fewer than K candidates
-    hits           [b, K] bool, False where items is 0
-    num_positives  [b] int64, distinct positives of each user, at least 1
-    auc_numerator  [b] float64, over all (positive, negative) pairs of candidates: 1 where the
-                   positive has the higher score, 0.5 where they are equal; for GAUC only
-    num_negatives  [b] int64, candidates that are not positives; for GAUC only
-    """
-
-    items: Tensor
-    hits: Tensor
-    num_positives: Tensor
-    auc_numerator: Tensor | None = None
-    num_negatives: Tensor | None = None
-
-
-@dataclass
-class Valued:
-    """Rows with a predicted value and a label: users int64 [n], scores [n], labels [n]."""
-
-    users: Tensor
-    scores: Tensor
-    labels: Tensor
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What metrics know of the run: topk int64 [T], popularity float64 [num_items]."""
-
-    topk: Tensor
-    popularity: Tensor
-    tail_ratio: float
-
-    @cached_property
-    def discount(self) -> Tensor:
-        """Worth of a hit at each rank for NDCG, [max topk]."""
-        return 1 / torch.arange(2, int(self.topk.max()) + 2, dtype=torch.float64).log2()
-
-    @cached_property
-    def ideal(self) -> Tensor:
-        """The most that 0, 1, 2, … hits can be worth, [max topk + 1]."""
-        return pad(self.discount.cumsum(0), (1, 0))
-
-    @cached_property
-    def tail(self) -> Tensor:
-        """Which items are the tail, bool [num_items]; of equal counts the lower id comes first."""
-        tail = torch.zeros(len(self.popularity), dtype=torch.bool)
-        if self.tail_ratio > 1:
-            tail[1:] = self.popularity[1:] <= self.tail_ratio
-        else:
-            # The small addition: 0.29 × 100 is 28.999… in floating point.
-            count = max(int((len(tail) - 1) * self.tail_ratio + 1e-9), 1)
-            tail[1 + self.popularity[1:].argsort(stable=True)[:count]] = True
-        return tail
-
-
-class Ranking:
-    """Many users' recommendations, with the work that several metrics share done once."""
-
-    def __init__(self, block: Ranked, setting: Setting) -> None:
-        self.block, self.topk, self.num_items = block, setting.topk, len(setting.popularity)
-        longest = len(setting.discount)
-        self.items = block.items[:, :longest]  # [b, K]
-        self.hits = block.hits[:, :longest].double()  # [b, K]
-        self.num_positives = block.num_positives[:, None]  # [b, 1]
-        self.ranks = torch.arange(1, self.items.shape[1] + 1, dtype=torch.float64)  # [K]
-        self.within = (self.ranks[:, None] <= self.topk).double()  # [K, T]
-
-    @cached_property
-    def hits_at(self) -> Tensor:
-        """Hits among the first k, [b, T]."""
-        return self.hits @ self.within
-
-    @cached_property
-    def length_at(self) -> Tensor:
-        """Items recommended among the first k, [b, T]; less than k where candidates ran out."""
-        return ((self.items > 0).double() @ self.within).clamp_(min=1)
-
-    @cached_property
-    def item_counts(self) -> Tensor:
-        """How often each item is among the first k, [T, num_items]; the padding is not counted."""
-        parts = [self.items[:, :k].reshape(-1) for k in self.topk.tolist()]
-        counts = torch.stack([torch.bincount(part, minlength=self.num_items) for part in parts])
-        counts[:, 0] = 0
-        return counts
-
-
-class Metric:
-    """One metric: the state that a block adds, and the value of a state.
-
-    measure  the state of a block: of a Ranking or of a Valued (in float64), as `needs` says
-    compute  the value of a state: [T] where the metric has topk, else a scalar; a state also holds
-             the number of `users` and of `rows`
-    """
-
-    needs: ClassVar[Literal["ranked", "valued", "either"]]
-    higher_is_better: ClassVar[bool] = True
-    has_topk: ClassVar[bool] = False
-    wants_pairs: ClassVar[bool] = False  # True: of a ranking's `auc_numerator`, `num_negatives`
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.part = f"{type(self).__module__}.{type(self).__qualname__}"  # its part of a state
-
-    def measure(self, block: Any) -> State:
-        raise NotImplementedError  # every metric writes its own
-
-    def compute(self, state: State) -> Tensor:
-        raise NotImplementedError  # every metric writes its own
-
-
-class PerUser(Metric):
-    """Mean over users of a value [b, T] that each user's list has at each k."""
-
-    needs = "ranked"
-    has_topk = True
-
-    def value(self, ranking: Ranking) -> Tensor:
-        raise NotImplementedError  # every metric writes its own
-
-    def measure(self, block: Ranking) -> State:
-        return {self.part: self.value(block).sum(dim=0)}
-
-    def compute(self, state: State) -> Tensor:
-        return state[self.part] / state["users"]
 
 
 class Recall(PerUser):
@@ -196,6 +67,16 @@ class MAP(PerUser):
         return at_hits @ ranking.within / torch.minimum(ranking.num_positives, ranking.topk)
 
 
+class RBP(PerUser):
+    """Rank-biased precision: hits, each worth `patience` times the place before; at most 1."""
+
+    patience = 0.85  # of a reader who looks at the next place
+
+    def value(self, ranking: Ranking) -> Tensor:
+        worth = (1 - self.patience) * self.patience ** (ranking.ranks - 1)
+        return ranking.hits * worth @ ranking.within
+
+
 class AveragePopularity(PerUser):
     """Mean number of training interactions of the recommended items."""
 
@@ -210,22 +91,6 @@ class TailPercentage(PerUser):
 
     def value(self, ranking: Ranking) -> Tensor:
         return self.setting.tail[ranking.items].double() @ ranking.within / ranking.length_at
-
-
-class OverItems(Metric):
-    """A value [T] of how often each item is recommended, counts [T, items without padding]."""
-
-    needs = "ranked"
-    has_topk = True
-
-    def value(self, counts: Tensor) -> Tensor:
-        raise NotImplementedError  # every metric writes its own
-
-    def measure(self, block: Ranking) -> State:
-        return {"item_counts": block.item_counts}
-
-    def compute(self, state: State) -> Tensor:
-        return self.value(state["item_counts"][:, 1:])
 
 
 class ItemCoverage(OverItems):
@@ -252,22 +117,6 @@ class ShannonEntropy(OverItems):
     def value(self, counts: Tensor) -> Tensor:
         share = counts / counts.sum(dim=1, keepdim=True).double()
         return -torch.xlogy(share, share).sum(dim=1)
-
-
-class PerRow(Metric):
-    """Mean over rows of a loss [n]."""
-
-    needs = "valued"
-    higher_is_better = False
-
-    def value(self, rows: Valued) -> Tensor:
-        raise NotImplementedError  # every metric writes its own
-
-    def measure(self, block: Valued) -> State:
-        return {self.part: self.value(block).sum()}
-
-    def compute(self, state: State) -> Tensor:
-        return state[self.part] / state["rows"]
 
 
 class MAE(PerRow):
@@ -341,65 +190,62 @@ class GAUC(Metric):
 
     def measure(self, block: Ranking | Valued) -> State:
         if isinstance(block, Valued):
-            _check_binary(block.labels, "GAUC")
+            _check_binary(block.labels, type(self).__name__)
             rows = {"row_scores": block.scores, "row_labels": block.labels}
             return {"row_users": block.users, **rows}
-        numerator, negatives = block.block.auc_numerator, block.block.num_negatives
-        assert numerator is not None and negatives is not None, "wants_auc_pairs was True"
-        return self._weigh(numerator, block.block.num_positives, negatives)
+        return self._sums(*_pairs(block))
 
     def compute(self, state: State) -> Tensor:
         if not state["users"]:
-            state = self._weigh(*pair_counts(*(state[part] for part in CONCATENATED)))
-        return state["GAUC"] / state["gauc_weight"]
+            state = self._sums(*pair_counts(*(state[part] for part in ROWS)))
+        return state[self.part] / state[f"{self.part}.weight"]
 
-    @staticmethod
-    def _weigh(numerator: Tensor, positives: Tensor, negatives: Tensor) -> State:
+    def of_each(self, block: Ranking) -> Tensor:
+        """AUC; nan where a user has one class alone."""
+        numerator, positives, negatives = _pairs(block)
+        return (numerator.double() / (positives * negatives))[:, None]
+
+    def weights(self, positives: Tensor) -> Tensor:
+        """How much users count, [u]."""
+        return positives
+
+    def _sums(self, numerator: Tensor, positives: Tensor, negatives: Tensor) -> State:
         kept = (positives > 0) & (negatives > 0)
-        # positives × AUC of a user = numerator / negatives
-        total = (numerator[kept].double() / negatives[kept]).sum()
-        return {"GAUC": total, "gauc_weight": positives[kept].sum()}
+        auc = numerator[kept].double() / (positives[kept] * negatives[kept])
+        weights = self.weights(positives[kept])
+        return {self.part: (auc * weights).sum(), f"{self.part}.weight": weights.sum()}
 
 
-METRICS: dict[str, type[Metric]] = {
-    metric.__name__: metric
-    for metric in (
-        *(Recall, MRR, NDCG, Hit, MAP, Precision, GAUC, ItemCoverage, AveragePopularity),
-        *(GiniIndex, ShannonEntropy, TailPercentage, AUC, LogLoss, Calibration, MAE, RMSE),
-    )
-}
+class UAUC(GAUC):
+    """Mean of the users' AUC, all alike; users of one class are left out."""
+
+    def weights(self, positives: Tensor) -> Tensor:
+        return torch.ones_like(positives)
 
 
-def register(name: str, metric: type[Metric]) -> None:
-    """Let configs choose a metric by this name: `eval.metrics: [NAME]`.
+class MedRank(Metric):
+    """Median over users of the rank of their best positive among all candidates."""
 
-    >>> class SecondHit(PerUser):
-    ...     def value(self, ranking):  # [b, T]: a value of each user's list at each k
-    ...         return (ranking.hits_at > 1).double()
-    >>> register("SecondHit", SecondHit)
-    """
-    METRICS[name] = metric
-    if name not in checks.METRICS:
-        checks.METRICS.append(name)
-        if metric.has_topk:
-            checks.TOPK_METRICS.append(name)
-        if metric.needs == "valued":
-            checks.LABEL_METRICS.append(name)
+    needs = "ranked"
+    higher_is_better = False
+    wants_pairs = True
 
+    def measure(self, block: Ranking) -> State:
+        return {"first_ranks": self.of_each(block).squeeze(1)}
 
-def canonical(name: str) -> str:
-    """The proper spelling of a metric's name, whatever its case."""
-    by_lower = {one.lower(): one for one in METRICS}
-    if name.lower() not in by_lower:
-        raise ValueError(
-            f"unknown metric {name!r}; known are {', '.join(METRICS)}{did_you_mean(name, METRICS)}"
-        )
-    return by_lower[name.lower()]
+    def compute(self, state: State) -> Tensor:
+        return torch.tensor(np.median(state["first_ranks"].numpy()))
+
+    def of_each(self, block: Ranking) -> Tensor:
+        assert block.block.first_rank is not None, "wants_auc_pairs was True"
+        return block.block.first_rank[:, None]
 
 
-def higher_is_better(name: str) -> bool:
-    """Whether more is better, for a name such as `MRR@10` or `rmse`."""
-    return METRICS[canonical(name.partition("@")[0])].higher_is_better
+def _pairs(ranking: Ranking) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each user: pairs in the right order, positives, negatives."""
+    block = ranking.block
+    assert block.auc_numerator is not None and block.num_negatives is not None, "wants_pairs"
+    return block.auc_numerator, block.num_positives, block.num_negatives
 
 
 def _check_binary(labels: Tensor, name: str) -> None:

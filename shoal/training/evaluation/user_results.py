@@ -1,0 +1,113 @@
+"""UserResults: what an evaluation leaves of each user and item, as two files of Parquet.
+
+users.parquet  user, group (where eval.groups.user names a column), train (training interactions),
+               positives, a column for each metric that has a value per user, items (best first, at
+               most 10), hits
+items.parquet  item, train, recommended (in how many of these lists), title (null where unknown)
+
+Of many users a sample is kept; the metadata of users.parquet says how many were evaluated.
+"""
+
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.data.dataset import Columns, Dataset, Ragged
+from shoal.data.prepared.captions import columns_of_captions
+from shoal.data.random import hash64
+from shoal.training.metrics import Kept
+from shoal.world.durable import replace_durably
+
+log = logging.getLogger("shoal")
+MOST_USERS = 100_000  # of more, a sample is kept
+MOST_ITEMS = 1_000_000  # of more, there is no file
+
+
+def chosen_users(users: np.ndarray, seed: int) -> Tensor:
+    """The users that are kept, ascending: all, or a sample that does not depend on ranks."""
+    if len(users) > MOST_USERS:
+        first = np.argsort(hash64(seed, users), kind="stable")[:MOST_USERS]
+        users = np.sort(users[first])
+    return torch.from_numpy(users)
+
+
+class UserResults:
+    """What one evaluation found for its users.
+
+    evaluated: how many they were. group: the column of their groups (eval.groups.user).
+    """
+
+    def __init__(self, dataset: Dataset, kept: Kept, evaluated: int, group: str | None = None):
+        self.dataset, self.kept, self.evaluated = dataset, kept, evaluated
+        self.group = group
+
+    def write(self, folder: Path) -> None:
+        """Write both files into a folder."""
+        folder.mkdir(exist_ok=True)
+        self.write_users(folder / "users.parquet")
+        if self.dataset.num_items - 1 > MOST_ITEMS:
+            log.info("%s is not written: there are more than %d items", "items.parquet", MOST_ITEMS)
+        else:
+            self._write(folder / "items.parquet", self._items(), {})
+
+    def write_users(self, file: Path) -> None:
+        """Write the users alone."""
+        self._write(file, self._users(), {"shoal.users": str(self.evaluated)})
+
+    def _users(self) -> dict[str, Any]:
+        data, kept = self.dataset, self.kept
+        users, items = kept.users.numpy(), kept.items.numpy()
+        words = np.asarray(data.vocab[data.item_field][items[items > 0]], dtype=object)
+        ends = (items > 0).sum(1).cumsum()[:-1]
+        group = {} if self.group is None else {"group": self._texts(self.group, data.users)}
+        return {
+            "user": list(map(str, data.vocab[data.user_field][users])),
+            **{name: [texts[user] for user in users] for name, texts in group.items()},
+            "train": np.bincount(data.user_ids("train"), minlength=data.num_users)[users],
+            "positives": kept.positives.numpy(),
+            **{name: values.numpy() for name, values in kept.values.items()},
+            "items": [list(map(str, one)) for one in np.split(words, ends)],
+            "hits": [one.tolist() for one in np.split(kept.hits.numpy()[items > 0], ends)],
+        }
+
+    def _items(self) -> dict[str, Any]:
+        data = self.dataset
+        counts = np.bincount(self.kept.items.numpy().reshape(-1), minlength=data.num_items)
+        return {
+            "item": list(map(str, data.vocab[data.item_field][np.arange(1, data.num_items)])),
+            "train": np.bincount(data.item_ids("train"), minlength=data.num_items)[1:],
+            "recommended": counts[1:],
+            "title": self._titles(),
+        }
+
+    def _titles(self) -> list[str | None]:
+        data = self.dataset
+        texts = [name for name in data.items if data.types[name].startswith("token")]
+        name = columns_of_captions(texts).get("title")
+        if name is None:
+            return [None] * (data.num_items - 1)
+        return self._texts(name, data.items)[1:]
+
+    def _texts(self, name: str, columns: Columns) -> list[str | None]:
+        """A column of words as text; None where there is none."""
+        column, words = columns[name], np.asarray(self.dataset.vocab[name], dtype=object)
+        if isinstance(column, Ragged):
+            parts = np.split(words[column.values], column.offsets[1:-1])
+            return [" ".join(map(str, one)) or None for one in parts]
+        return [str(words[code]) if code else None for code in column]
+
+    def _write(self, file: Path, columns: dict[str, Any], metadata: dict[str, str]) -> None:
+        import polars as pl  # not for every start
+
+        types: dict[str, Any] = {"title": pl.String}
+        types |= {"items": pl.List(pl.String), "hits": pl.List(pl.Boolean)}
+        known = {name: kind for name, kind in types.items() if name in columns}
+        frame = pl.DataFrame(columns, schema_overrides=known)
+        text = io.BytesIO()
+        frame.write_parquet(text, metadata=metadata)
+        replace_durably(file, text.getvalue())
