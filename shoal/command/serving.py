@@ -175,7 +175,8 @@ def recommend(
     who = f"user {user}" if history is None else f"history {history}"
     why = None
     if explain and found.by == "model":
-        why = [opened.explain(user, item, words) for item, _ in found]
+        known = words and [one for one in words if one not in found.unknown]
+        why = [opened.explain(user, item, known) for item, _ in found]
     print_ranking(who, found, opened.recommender.titles(item for item, _ in found), why)
 
 

@@ -26,7 +26,7 @@ from shoal.pages import look
 MOST_SUBSETS = 1024  # scores that are computed for one explanation, where one round allows it
 MOST_ITEMS = 100  # of a sequence, the latest: older ones belong to the rest
 CLOSE = 0.01  # of the largest share: no more rounds where all are known so well
-DESCENTS = 300  # steps towards the weights of items in a user's vector
+DESCENTS = 500  # steps towards the weights of items in a user's vector
 
 
 @dataclass(frozen=True)
@@ -157,10 +157,10 @@ def of_vectors(user: Tensor, taken: np.ndarray, vectors: Tensor, item: int) -> B
     item is its share.
     """
     user, items = user.double(), vectors[torch.from_numpy(taken)].double()
-    longest = torch.linalg.matrix_norm(items, 2).square().clamp(min=1e-12) if len(items) else 1.0
+    steep = (items.T @ items).abs().sum(1).max().clamp(min=1e-12)  # no direction is steeper
     weights = before = ahead = items.new_zeros(len(items))
     for step in range(DESCENTS):  # accelerated: Beck and Teboulle, SIAM 2009
-        weights = (ahead - items @ (items.T @ ahead - user) / longest).clamp(min=0.0)
+        weights = (ahead - items @ (items.T @ ahead - user) / steep).clamp(min=0.0)
         ahead = weights + step / (step + 3) * (weights - before)
         before = weights
     target = vectors[item].double()

@@ -1,5 +1,6 @@
 """Shares of a score: they add up to it, for every model that has such, and name the cause."""
 
+import shutil
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from exported import check_here, exported
+from exported import check_here, exported, rewrite
+from safetensors.torch import save_file
 from zoo_models import MODELS, zoo_config
 
 import shoal
-from shoal.runs.artifact import export
+from shoal.runs.artifact import export, files
+from shoal.runs.artifact.files import ArtifactError, write_words
 from shoal.runs.build import build
 from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.explain import Explanation, shapley
@@ -210,3 +213,25 @@ def test_an_explanation_is_shown_as_a_table() -> None:
     assert "11 more" in text and "\x1b" not in text and "an empty history" in text
     page = found._repr_html_()
     assert "<b>" not in page and "<i>" not in page and "&lt;i&gt;First" in page
+
+
+def test_captions_of_a_stranger_are_checked(tmp_path: Path) -> None:
+    for number, words in enumerate([["a"], ["[PAD]", "\u00e9"]]):
+        folder = shutil.copytree(exported()["SASRec"], tmp_path / str(number))
+        write_words(folder, "title", words)
+        if number:  # as many as there are items, and the last of them is no UTF-8
+            count = len(shoal.load(exported()["SASRec"]).items)
+            packed = {"bytes": torch.tensor([0xC3], dtype=torch.uint8)}
+            packed["offsets"] = torch.tensor([0] * count + [1])
+            save_file(packed, folder / "words-title.safetensors")
+        files.write_manifest(folder)
+        with pytest.raises(ArtifactError, match="title"):
+            _ = shoal.load(folder).captions
+
+
+def test_an_artifact_of_a_stranger_cannot_claim_terms(tmp_path: Path) -> None:
+    for model, way in (("BPR", "terms"), ("SASRec", "terms"), ("BPR", "what"), ("BPR", [1])):
+        folder = shutil.copytree(exported()[model], tmp_path / f"{model}-{way}")
+        rewrite(folder, files.SIGNATURE, lambda d, way=way: d.update(explained_by=way))
+        with pytest.raises(ValueError, match=r"damaged|ask the run"):
+            shoal.load(folder).explain("9", "7")

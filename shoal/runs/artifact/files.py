@@ -226,8 +226,10 @@ def read_captions(folder: Path, manifest: dict[str, Any], count: int) -> dict[st
     for role in ENDINGS:
         if f"words-{role}.safetensors" in manifest["files"]:
             words = read_words(folder, manifest, role).words
-            if not isinstance(words, Words) or len(words) != count:
-                raise ArtifactError(f"artifact {folder} is damaged: each item has one {role}")
+            with damaged(f"artifact {folder}: {role!r}"):
+                assert isinstance(words, Words)
+                if len(words.tolist()) != count:  # each of them can be read
+                    raise ValueError(f"each item has one {role}")
             found[role] = words
     return found
 

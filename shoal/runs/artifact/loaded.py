@@ -46,6 +46,7 @@ DELTAS = 64  # that may lie upon each other
 GRAPHS = {"clicks": "predict", "module": "answer"}  # kinds without a catalogue, and their use
 POPULARITY = "popularity.safetensors"
 Fields = Mapping[str, Tensor]
+Items = Sequence[Any] | None  # of a history
 
 
 class Artifact:
@@ -161,11 +162,7 @@ class Artifact:
         return self.recommender.similar_items(item, topk)
 
     def explain(
-        self,
-        user: Any = None,
-        item: Any = None,
-        history: Sequence[Any] | None = None,
-        times: Sequence[int] | None = None,
+        self, user: Any = None, item: Any = None, history: Items = None, times: Items = None
     ) -> Explanation:
         """Why an item has its score for a user or a history: (what, share) each, and the rest."""
         return self.recommender.explain(Wanted(user, history, times), item)
@@ -283,10 +280,12 @@ class Artifact:
                 f"this artifact of {self.model} cannot explain its scores; ask the run: "
                 "shoal recommend RUN --explain"
             )
-        someone = np.array([user])
-        query, vectors = self.queries(self.of_users(someone))[0], self.item_vectors
+        someone, vectors = np.array([user]), self.item_vectors
+        query = self.queries(self.of_users(someone))[0]
         if way == "vectors":
             return of_vectors(query, self.seen(someone)[1], vectors, item)
+        if len(query) != len(self.items):
+            raise ArtifactError(f"artifact {self.folder} is damaged: its vectors are not of items")
         taken = query.nonzero()[:, 0]
         terms = (query * vectors[item])[taken].double().numpy()
         return Breakdown(taken.tolist(), terms, 0.0, "nothing: it is a plain sum")

@@ -119,9 +119,10 @@ function recommend(event) {
     const items = $("history").value.split(",").map(one => one.trim()).filter(Boolean);
     const user = $("user").value.trim();
     if (!user && !items.length) throw new Error("name a user, or click an example");
-    const who = user ? { user } : { history: items };
+    let who = user ? { user } : { history: items };
     const answer = await call("/v1/recommend", { ...who, topk: Number($("topk").value), captions: true });
     const popular = answer.by === "popularity";
+    if (!user) who = { history: items.filter(one => !answer.unknown.includes(one)) };
     $("heading").textContent = user ? "For user " + user : "For this history";
     const lost = answer.unknown.length ? "not known: " + answer.unknown.join(", ") + (popular ? "; these are the most popular items" : "") : "";
     $("note").textContent = lost;
