@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shoal.command.arguments import TRUST, resolve_words, split_arguments
 from shoal.command.startup import importing
+
+if TYPE_CHECKING:
+    from shoal.config.launch_section import RunSection
 
 
 def tune(
@@ -72,8 +75,8 @@ def tune(
     _print_found(found, trials, resolved.config.run)
 
 
-def _print_found(found: dict[str, Any], trials: int, run: Any) -> None:
-    """The best trial, what it is worth, and what to type next; run: that section of the config."""
+def _print_found(found: dict[str, Any], trials: int, run: "RunSection") -> None:
+    """The best trial, what it is worth, and what to type next."""
     from shoal.command.exit import print_result
 
     folder, best = found["folder"], found["best"]

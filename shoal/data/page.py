@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -91,7 +91,8 @@ def _spreads(users: np.ndarray, items: np.ndarray) -> Html:
 
 def _parts(dataset: Dataset, leaks: Leakage) -> Html:
     rows = []
-    for phase in get_args(Phase):
+    phases: tuple[Phase, ...] = ("train", "valid", "test")
+    for phase in phases:
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
         rows.append((phase, len(users), len(np.unique(users)), len(np.unique(items))))
     text = (
@@ -144,10 +145,9 @@ def _lengths(counts: np.ndarray) -> Html:
     def draw(axes: Axes) -> None:
         axes.set_axisbelow(True)
         axes.bar(range(len(found)), found, color=SERIES[0], width=0.85)
-        slanted = len(labels) > 7
-        axes.set_xticks(
-            range(len(labels)), labels, rotation=30 * slanted, ha="right" if slanted else "center"
-        )
+        axes.set_xticks(range(len(labels)), labels)
+        for label in axes.get_xticklabels() if len(labels) > 7 else ():
+            label.set(rotation=30, horizontalalignment="right")
         axes.set_xlabel("interactions")
         axes.set_ylabel("users")
         _plain_numbers(axes, "y")

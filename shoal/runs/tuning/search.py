@@ -262,7 +262,10 @@ class Search:
         return {**found, "folder": str(study.folder)}
 
     def _row(self, trial: FrozenTrial) -> dict[str, Any]:
-        folder = self.study.path(trial.number)
+        done = (
+            trial.state == TrialState.COMPLETE
+        )  # one that was stopped may have a result, too late
+        result = read_json(self.study.path(trial.number) / "result.json", {}) if done else {}
         states = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped"}
         states |= {TrialState.FAIL: "failed"}
         return {
@@ -271,7 +274,7 @@ class Search:
             "params": self.study.values(trial),
             "value": trial.value,
             "curve": sorted(trial.intermediate_values.items()),
-            "epochs": read_json(folder / "result.json", {}).get("epochs"),
+            "epochs": result.get("epochs"),
             "problem": trial.user_attrs.get("problem"),
         }
 
