@@ -57,7 +57,7 @@ RECIPES: dict[str, tuple[dict[str, Any], int]] = {
     "NeuMF": recipe(15, mf_embedding_size=16, mlp_embedding_size=16, mlp_hidden_size=[32, 16]),
     "LightGCN": narrow(15),
     "SASRec": hidden(25, SEQUENCE, **INNER),
-    "BERT4Rec": hidden(30, FASTER, inner_size=64, window_stride=20),
+    "BERT4Rec": hidden(40, FASTER, inner_size=64, window_stride=20),
 }
 # Convolutions take the order of single items for what matters, and taste has none: see below.
 ORDERED = ["NextItNet", "GRU4Rec", "HSTU"]
