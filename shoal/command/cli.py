@@ -12,6 +12,7 @@ import typer
 
 import shoal
 from shoal.command import (
+    backtest,
     board,
     data,
     doctor,
@@ -43,6 +44,7 @@ app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
 app.command("tune", **FILES)(tune.tune)
 app.command("sweep", **FILES)(tune.sweep)
+app.command("backtest", **FILES)(backtest.backtest)
 app.command("server", hidden=True)(training.server)
 app.command("serve")(serving.serve)
 app.command("board")(board.board)

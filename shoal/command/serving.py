@@ -198,7 +198,7 @@ def serve(
         str, typer.Argument(help="An artifact, or a folder of them: the last is served.")
     ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at; 0: any.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any.")] = 8000,
     token_file: Annotated[
         str | None, typer.Option(help="File with the bearer token to ask for (or SHOAL_TOKEN).")
     ] = None,

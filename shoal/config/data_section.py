@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -171,6 +172,37 @@ class ClicksSection(Section):
     planted: PlantedClicksSection = Field(default_factory=PlantedClicksSection)
 
 
+def _cuts(at: list[str | float] | str | float) -> list[str | float]:
+    """One or two moments, each after the last, as a list."""
+    given = at if isinstance(at, list) else [at]
+    if not 1 <= len(given) <= 2:
+        raise ValueError("allowed: one date, or two: where valid and where test begins")
+    times = list(map(seconds_of, given))
+    if times != sorted(set(times)):
+        raise ValueError("the second date must come after the first")
+    return given
+
+
+def seconds_of(moment: str | float) -> float:
+    """A date (UTC where it names no zone) or seconds, as seconds since 1970.
+
+    >>> seconds_of("2024-01-01"), seconds_of("2024-01-01T12:00"), seconds_of(12)
+    (1704067200.0, 1704110400.0, 12.0)
+    """
+    if not isinstance(moment, str):
+        return float(moment)
+    try:
+        found = datetime.fromisoformat(moment)
+    except ValueError:
+        raise ValueError(
+            f"{moment!r} is no date; write 2024-01-31, 2024-01-31T18:00, or seconds since 1970"
+        ) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+Moments = Annotated[list[str | Number] | str | Number, AfterValidator(_cuts)]
+
+
 class SplitSection(Section):
     by: Literal["ratio", "leave_one_out"] = Field(
         "ratio", description="parts by ratio, or the last interactions of every user"
@@ -187,11 +219,30 @@ class SplitSection(Section):
     group_by: Literal["user", "none"] = Field(
         "user", description="ratio: cut the interactions of each user, or all together"
     )
+    at: Moments | None = Field(
+        None,
+        description="in place of all above: dates (2024-01-31) or seconds since 1970. two: train "
+        "before the first, valid until the second, test from it on; one: no valid part",
+    )
     seed: int | None = Field(
         None,
         ge=0,
         description="of order random; null: run.seed. with one, run.seed varies training alone",
     )
+
+    @model_validator(mode="after")
+    def _timed(self) -> SplitSection:
+        if self.at is not None and self.order == "file":
+            raise ValueError(
+                "data.split.at: cuts by time, and data.split.order=file is for data without; leave "
+                "one of them out"
+            )
+        return self
+
+    @property
+    def moments(self) -> list[float]:
+        """The seconds of `at`, ascending."""
+        return [] if self.at is None else [seconds_of(one) for one in _cuts(self.at)]
 
 
 class FilterSection(Section):

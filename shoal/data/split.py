@@ -7,6 +7,7 @@ part validates, the tail tests.
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 
 import numpy as np
 import torch
@@ -14,19 +15,26 @@ import torch
 from shoal.config.schema import SplitSection
 from shoal.data.pairs import PHASES
 
+VERBS = ("train", "validate", "test")  # what the rows of a phase are for
+
 
 def phase_of_rows(
     config: SplitSection, seed: int, users: np.ndarray, times: np.ndarray | None
 ) -> np.ndarray:
     """The phase of each row, 0, 1 or 2: uint8 [rows]; users: int [rows], times: float64 [rows]."""
     rows = len(users)
+    if (config.order == "time" or config.at is not None) and times is None:
+        key = "data.split.at" if config.at is not None else "data.split.order: time"
+        raise ValueError(
+            f"{key} needs a time column, but none is loaded; name it in data.fields.time and load "
+            "it (data.load.inter), or set data.split.order: file (the order of the rows counts) "
+            "or random"
+        )
+    if config.at is not None:
+        assert times is not None
+        return phases_by_time(config.moments, times)
     if config.order == "time":
-        if times is None:
-            raise ValueError(
-                "data.split.order: time needs a time column, but none is loaded; name it in "
-                "data.fields.time and load it (data.load.inter), or set data.split.order: file "
-                "(the order of the rows counts) or random"
-            )
+        assert times is not None
         order = np.argsort(times, kind="stable")
     elif config.order == "file":
         order = np.arange(rows)
@@ -47,6 +55,42 @@ def phase_of_rows(
     phases = np.empty(rows, dtype=np.uint8)
     phases[order] = phases_in_order(config, sizes)
     return phases
+
+
+def phases_by_time(moments: list[float], times: np.ndarray) -> np.ndarray:
+    """The phase of each row: before the first moment 0, from the last on 2, between them 1.
+
+    ValueError where a part has no row.
+
+    >>> phases_by_time([10.0, 20.0], np.array([9.0, 20.0, 10.0, 19.5]))
+    array([0, 2, 1, 1], dtype=uint8)
+    """
+    kinds = np.array([0, 2] if len(moments) == 1 else [0, 1, 2], dtype=np.uint8)
+    phases = kinds[np.searchsorted(moments, times, side="right")]
+    for kind in kinds:
+        if not (phases == kind).any():
+            dates = ", ".join(map(shown_time, moments))
+            span = "there are no rows"
+            if len(times):
+                span = f"times run from {shown_time(times.min())} to {shown_time(times.max())}"
+            raise ValueError(
+                f"data.split.at: {dates}: no interaction is left to {VERBS[kind]} on; {span}: name "
+                "dates within (times count as seconds since 1970)"
+            )
+    return phases
+
+
+def shown_time(seconds: float) -> str:
+    """A moment as people read it; the number itself where it is no date.
+
+    >>> shown_time(1704067200.0), shown_time(1704110400.0), shown_time(5e15)
+    ('2024-01-01', '2024-01-01T12:00:00', '5e+15')
+    """
+    try:
+        found = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:.10g}"
+    return found.isoformat().removesuffix("T00:00:00")
 
 
 def phases_in_order(config: SplitSection, sizes: np.ndarray) -> np.ndarray:

@@ -377,13 +377,15 @@ def announce(config: Config, parts: Parts) -> None:
             negatives,
         )
         split = config.data.split
-        how = {"RS": split.ratio} if split.by == "ratio" else {"LS": split.leave}
+        how: dict[str, Any] = {"RS": split.ratio} if split.by == "ratio" else {"LS": split.leave}
         arguments = {
             "group_by": split.group_by,
             "order": {"random": "RO", "time": "TO", "file": "FO"}[split.order],
             "split": how,
             "mode": config.eval.mode,
         }
+        if split.at is not None:
+            arguments = {"split": {"at": split.at}, "mode": config.eval.mode}
         log.info(
             "[Evaluation]: eval_batch_size = [%d] eval_args: [%s]",
             config.eval.batch_size,

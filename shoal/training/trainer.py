@@ -246,7 +246,8 @@ class Trainer:
         samples = sum(part.size for part in parts)
         self.losses.add(loss, samples)
         self.interval.step(cursor.epoch, cursor.step, samples, loss)
-        self.progress.trained(cursor.epoch, epochs, cursor.batch, reader.num_batches)
+        done = cursor.position(reader)[0]
+        self.progress.trained(cursor.epoch, epochs, done, reader.num_batches)
 
     def _stop(self, number: int) -> None:
         """All ranks got a signal to end, and have saved."""
@@ -321,26 +322,25 @@ class Trainer:
     def _test(self, epochs: int) -> dict[str, Any]:
         """Reload the best checkpoint and evaluate it on the test split."""
         cursor = self.cursor
-        test: dict[str, float] = {}
+        test, more = dict[str, float](), dict[str, Any]()
         if self.config.train.eval_every:
             if cursor.best_step is not None and cursor.best_step != cursor.step:
                 log.info("Loading model structure and parameters from %s", self._best_name())
                 give(self.strategy, self.checkpoints.load_step(cursor.best_step))
             if cursor.best_score is None and self.evaluator.has("valid"):  # nothing was trained
                 cursor.best_valid, _ = self._evaluate("valid")
-            keep = self.config.eval.per_user
-            test, self.test_seconds = self._evaluate("test", keep)
-            if self.evaluator.results is not None and self.world.is_main:
-                self.evaluator.results.write(self.folder.path / "evaluation")
+            test, self.test_seconds = self._evaluate("test", keep=self.config.eval.per_user)
             log.info("best valid : %s", self._rounded(cursor.best_valid))
             figures = {"best_valid": cursor.best_valid, "test": test}
             host_log.info("test result: %s", self._rounded(test), extra={"figures": figures})
+            more = self.evaluator.leave(self.folder.path)
         return {
             "model": self.config.model.title,
             "dataset": self.config.data.title,
             "world_size": self.world.size,
             "best_valid": cursor.best_valid,
             "test": test,
+            **more,
             "epochs": cursor.epoch,
             "best_epoch": cursor.best_epoch,
             "higher_is_better": higher_is_better(self.config.eval.valid_metric),

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.config.data_section import seconds_of
 from shoal.config.schema import DataSection, SplitSection
+from shoal.data.prepared import preparing
+from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.split import PHASES, phase_of_rows, rows_by_phase
 
@@ -146,3 +149,75 @@ def test_random_order_is_uniform():
     for seed in range(2000):
         hits[split([1] * 20, seed=seed, by="leave_one_out", leave="test_only")["test"]] += 1
     assert np.abs(hits / 2000 - 1 / 20).max() < 0.02  # four deviations
+
+
+# ---- at a date --------------------------------------------------------------------------------
+
+DAYS = ["2024-01-31", "2024-02-01", "2024-02-01T12:00", "2024-02-29", "2024-03-01"]
+
+
+def at_dates(*dates, **more):
+    times = [seconds_of(day) for day in DAYS]
+    return {
+        p: rows.tolist()
+        for p, rows in split([1, 2, 1, 2, 3], times, at=list(dates), **more).items()
+    }
+
+
+def test_two_dates_begin_valid_and_test():
+    wanted = {"train": [0], "valid": [1, 2], "test": [3, 4]}
+    assert at_dates("2024-02-01", "2024-02-29") == wanted
+    assert at_dates(seconds_of("2024-02-01"), "2024-02-29T00:00+00:00") == wanted
+    # in place of whatever else a split says
+    assert at_dates("2024-02-01", "2024-02-29", by="leave_one_out", order="time") == wanted
+
+
+def test_one_date_begins_test():
+    assert at_dates("2024-02-01T12:00") == {"train": [0, 1], "valid": [], "test": [2, 3, 4]}
+    assert SplitSection(at="2024-02-01").moments == [seconds_of("2024-02-01")]
+
+
+@pytest.mark.parametrize(
+    ("dates", "told"),
+    [
+        (("2023-01-01", "2024-02-01"), "no interaction is left to train on; times run from 2024-0"),
+        (("2024-02-02", "2024-02-03"), "2024-02-02, 2024-02-03: no interaction is left to valid"),
+        (("2024-02-02", "2024-03-02"), "left to test on; times run from 2024-01-31 to 2024-03-01"),
+        (("2024-03-01", "2024-02-01"), "the second date must come after the first"),
+        (("yesterday",), "'yesterday' is no date; write 2024-01-31"),
+        (("2024-01-01", "2024-02-01", "2024-03-01"), "one date, or two"),
+    ],
+)
+def test_dates_that_leave_a_part_empty_or_are_none(dates, told):
+    with pytest.raises(ValueError, match=told):
+        at_dates(*dates)
+
+
+def test_dates_need_times_and_rows_that_are_not_split_yet(tmp_path):
+    with pytest.raises(ValueError, match=r"data\.split\.at needs a time column"):
+        split([1, 1], at=["2024-01-01"])
+    (tmp_path / "t.csv").write_text("user_id,item_id,timestamp\nu,i,1\nu,j,2\n")
+    files = dict.fromkeys(PHASES, "t.csv")
+    given = {"path": str(tmp_path), "files": files, "split": {"at": "1970-01-01"}, "cache": False}
+    with pytest.raises(ValueError, match="are train, valid and test parts already"):
+        load_dataset(DataSection.model_validate(given), 1)
+
+
+@pytest.mark.parametrize("order", ["random", "time"])
+def test_dates_split_a_prepared_folder_alike(order, tmp_path):
+    rng = np.random.default_rng(3)
+    rows = [f"u{u},i{i},{t}" for u, i, t in rng.integers(0, [30, 40, 1000], (600, 3))]
+    (tmp_path / "a.csv").write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
+    given = {"path": str(tmp_path), "cache": False, "split": {"at": [700, 850], "order": order}}
+    raw = DataSection.model_validate({**given, "files": {"inter": "a.csv"}})
+    one = DataSection.model_validate(given)
+    preparing.prepare(PrepareJob([str(tmp_path / "a.csv")], tmp_path / "made", one, 1, 100 * 160))
+    made = load_dataset(one.model_copy(update={"path": str(tmp_path / "made")}), 1)
+    expected = load_dataset(raw, 1)
+    for phase, low, high in (("train", 0, 700), ("valid", 700, 850), ("test", 850, 1000)):
+        rows = expected.splits[phase]
+        assert made.splits[phase].tolist() == rows.tolist()
+        assert made.item_ids(phase).tolist() == expected.item_ids(phase).tolist()
+        times = expected.inter["timestamp"][rows]
+        assert len(times) > 50 and times.min() >= low and times.max() < high
+    assert made.counted() == expected.counted()

@@ -14,6 +14,7 @@ from shoal.config import ConfigError
 from shoal.data.dataset import Ragged
 from shoal.runs.build import build
 from shoal.runs.run import resolve
+from shoal.training.evaluation.cold import cold_line
 from shoal.training.metrics import Groups, MetricSet, Ranked
 from shoal.world.world import World
 
@@ -130,7 +131,10 @@ RANKS += ["IntraListDiversity", "Miscalibration", "UserGap", "ItemGap"]
 def write_films(folder: Path) -> None:
     """Interactions of 600 users with 80 films, their ages and genres."""
     rng = np.random.default_rng(2)
-    rows = [f"u{u}\tf{f}\t{t}" for u in range(600) for t, f in enumerate(rng.permutation(80)[:12])]
+    lists = [(u, t, f) for u in range(600) for t, f in enumerate(rng.permutation(80)[:12])]
+    # The last users and films come late.
+    late = [(u, t + 12 * (u >= 540 or f >= 75), f) for u, t, f in lists]
+    rows = [f"u{u}\tf{f}\t{t}" for u, t, f in late]
     users = [f"u{u}\t{('old', 'young', '')[u % 3]}" for u in range(600)]
     films = [f"f{f}\t{' '.join(f'g{g}' for g in range(4) if f >> g & 1)}" for f in range(80)]
     tables = {
@@ -169,6 +173,13 @@ def evaluated(world: World, folder: str) -> dict[str, float]:
         parts = build(resolve(values=values).config, world)
         values = parts.evaluator.evaluate(parts.model, "test")
         found |= {f"{mode} {key}": value for key, value in values.items()}
+    values = of_films(folder, **{"data.split.at": [8, 10], "eval.metrics": ["NDCG"]})
+    parts = build(resolve(values=values).config, world)
+    found |= parts.evaluator.evaluate(parts.model, "test")
+    cold = parts.evaluator.cold
+    found |= {key: cold[key] for key in ("users", "items", "interactions", "found")}
+    for name in ("cold_users", "warm_users"):
+        found |= {f"{name} {key}": value for key, value in cold[name].items()}
     return found
 
 
@@ -176,9 +187,36 @@ def test_equal_on_one_and_three_processes(tmp_path: Path) -> None:
     write_films(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     alone = evaluated(World(), str(tmp_path))
-    assert len(alone) == 2 * (2 * 10 + 3) and not any(math.isnan(one) for one in alone.values())
+    assert len(alone) == 2 * (2 * 10 + 3) + 2 + 4 + 4 and not any(
+        math.isnan(one) for one in alone.values()
+    )
     for found in run_ranks(evaluated, 3, tmp_path / "ranks", str(tmp_path)):
         assert found == pytest.approx(alone, rel=1e-12, abs=1e-12)
+
+
+def test_users_and_items_without_training(tmp_path: Path) -> None:
+    """Counted, and scored beside the others; the mean of both is that of all."""
+    write_films(tmp_path)
+    parts = build(
+        resolve(values=of_films(str(tmp_path), **{"data.split.at": [8, 10]})).config, World()
+    )
+    found, cold = parts.evaluator.evaluate(parts.model, "test", keep=True), parts.evaluator.cold
+    assert parts.evaluator.results is not None
+    users = parts.evaluator.results._users()
+    new = [int(user[1:]) >= 540 for user in users["user"]]
+    assert cold["users"] == sum(new) == 60 and cold["items"] == 5
+    late = {f"f{f}" for f in range(75, 80)}
+    hits = sum(h for i, h in zip(users["items"], users["hits"]) for i, h in zip(i, h) if i in late)
+    assert 0 < cold["found"] == hits < cold["interactions"]
+    for key, values in cold["cold_users"].items():
+        if key in ("ndcg@5", "ndcg@10", "rbp@10", "novelty@5", "uauc"):  # means over users
+            each = np.array(users[key])
+            assert values == pytest.approx(each[new].mean(), abs=1e-12)
+            assert cold["warm_users"][key] == pytest.approx(each[~np.array(new)].mean(), abs=1e-12)
+    assert found["ndcg@10"] == pytest.approx(np.mean(users["ndcg@10"]), abs=1e-12)
+    log = cold_line(cold, "ndcg@10", 3)
+    assert log.startswith("without a training interaction: 60 test users (ndcg@10 0.")
+    assert f"5 test items ({cold['found']} of {cold['interactions']} interactions with them" in log
 
 
 @pytest.mark.parametrize("mode", ["full", "uni20"])

@@ -101,6 +101,11 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> Manifest
         map_array(place, Stored.of(columns[name]["values"])) for name in (fields.user, fields.item)
     )
     if raw.parts is not None:
+        if config.split.at is not None:
+            raise ValueError(
+                "data.split.at: the files are train, valid and test parts already; leave it out, "
+                "or give them as one (data.files.inter)"
+            )
         phases = raw.parts if keep is None else raw.parts[keep]
     else:
         entry = columns.get(fields.time)

@@ -146,7 +146,7 @@ def _write(
     (num_users, num_items), users, rows = sizes, columns["user"], len(columns["user"])
     counts = count_ids(users, num_users)
     phases = _reserve(work / "phases", rows)
-    apart = split.group_by == "user" and split.order != "random"
+    apart = split.group_by == "user" and split.order != "random" and split.at is None
     if (split.order == "time" and "time" not in columns) or not apart:
         # At random, or over all users at once: the order of all rows is in memory.
         phases[:] = phase_of_rows(split, seed, users, columns.get("time"))

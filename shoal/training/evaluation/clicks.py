@@ -5,6 +5,7 @@ makes them nor on what else is predicted, and metrics merge as states, never as 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,7 +57,12 @@ class ClickEvaluator:
     ):
         self.readers, self.section, self.world, self.group = readers, section, world, group
         self.sources, self.labels = sources or {}, labels
-        self.results = None  # as of Evaluator: clicks are predicted, and no user has a list
+        # As of Evaluator: clicks are predicted, and no user has a list.
+        self.results, self.cold = None, dict[str, Any]()
+
+    def leave(self, folder: Path) -> dict[str, Any]:
+        """As of Evaluator: there is nothing to leave."""
+        return {}
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has samples, as far as that is known before they are read."""

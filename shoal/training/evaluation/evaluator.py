@@ -5,8 +5,11 @@ does not depend on who computes it nor on what else is computed, so results agre
 before they are summed. Memory holds a tile of users × a block of items, never users × items.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +21,14 @@ from shoal.data.dataset import Dataset, Phase
 from shoal.data.history import Histories
 from shoal.kernels.topk import TopK
 from shoal.models.base import Model, Retrieval
+from shoal.training.evaluation.cold import Cold, cold_line
 from shoal.training.evaluation.groups import groups_of
 from shoal.training.evaluation.phases import EARLIER, PhaseData, UserLists
 from shoal.training.evaluation.user_results import UserResults, chosen_users
 from shoal.training.metrics import MetricSet, Ranked, Valued, pair_counts
 from shoal.world.world import World
 
+log = logging.getLogger("shoal")
 Scorer = Callable[[Tensor, Tensor], Tensor]  # items [n], their vectors -> scores [b, n]
 Progress = Callable[[Iterator[int], int], Iterator[int]]
 TILE_USERS = 256
@@ -51,7 +56,10 @@ class Evaluator:
         self.groups = groups_of(dataset, section.groups)
         self._phases: dict[str, tuple[PhaseData, Histories | None]] = {}
         self._encoded: Tensor | None = None  # vectors of all items, where they are one block
-        self.results: UserResults | None = None  # of the last evaluation that kept them
+        # Of the last evaluation: what users got, and figures of those without training.
+        self.results: UserResults | None = None
+        self.cold: dict[str, Any] = {}
+        self._listeners: list[Callable[[Any], None]] = []  # of blocks, in the present evaluation
 
     def evaluate(
         self,
@@ -60,17 +68,17 @@ class Evaluator:
         progress: Progress = lambda steps, total: steps,
         keep: bool = False,
     ) -> dict[str, float]:
-        """Metric name -> value, equal on every rank; keep: `results` has what users got."""
+        """Metric name -> value, equal on every rank.
+
+        keep: `results` has what users got, of the test part.
+        """
         data, histories = self._prepared(phase)
-        metrics = MetricSet(
-            self.section.metrics,
-            self.section.topk,
-            self.dataset.num_items,
-            self.popularity,
-            self.section.tail_ratio,
-            chosen_users(data.users, self.seed) if keep else None,
-            self.groups,
-        )
+        metrics = self._metrics(chosen_users(data.users, self.seed) if keep else None)
+        cold = None
+        if phase == "test" and metrics.wants_ranked and not metrics.wants_valued:
+            found = Cold(self.dataset, data, self._metrics)
+            cold = found if found.is_there else None
+        self._listeners = [metrics.update, *([] if cold is None else [cold.add])]
         if metrics.wants_valued and data.mode == "full":
             raise ValueError(
                 "AUC, LogLoss, MAE and RMSE need labels, and full ranking has none; "
@@ -88,12 +96,38 @@ class Evaluator:
                     self._rank_candidates(model, data, metrics, bounds, queries)
         model.train(was_training)
         metrics.reduce(self.world)
+        self.cold = {} if cold is None else cold.result(self.world)
         kept = metrics.kept()
         self.results = None
         if kept is not None:
             group = self.section.groups.user
             self.results = UserResults(self.dataset, kept, metrics.num_users, group)
         return metrics.compute(f"the {phase} split of {self.dataset.name!r}")
+
+    def _metrics(self, keep: Tensor | None = None) -> MetricSet:
+        return MetricSet(
+            self.section.metrics,
+            self.section.topk,
+            self.dataset.num_items,
+            self.popularity,
+            self.section.tail_ratio,
+            keep,
+            self.groups,
+        )
+
+    def _add(self, block: Ranked) -> None:
+        for listener in self._listeners:
+            listener(block)
+
+    def leave(self, folder: Path) -> dict[str, Any]:
+        """After a test: write and log what it found beside metrics; what result.json has of it."""
+        if self.results is not None and self.world.is_main:
+            self.results.write(folder / "evaluation")
+        if not self.cold:
+            return {}
+        metric, decimals = self.section.valid_metric.lower(), self.section.decimals
+        log.info("%s", cold_line(self.cold, metric, decimals))
+        return {"cold": self.cold}
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has anything to evaluate on."""
@@ -103,9 +137,11 @@ class Evaluator:
         """Refuse phases that have nothing to evaluate: before an epoch is trained, not after."""
         for phase in phases:
             if not self.has(phase):
+                later = "train.eval_every above train.epochs (the last epoch is tested), or "
                 raise ValueError(
                     f"the {phase} split of {self.dataset.name!r} is empty, so there is nothing to "
-                    "evaluate; change data.split or set train.eval_every=0"
+                    f"evaluate; change data.split or set {later * (phase == 'valid')}"
+                    "train.eval_every=0"
                 )
 
     def _prepared(self, phase: Phase) -> tuple[PhaseData, Histories | None]:
@@ -183,7 +219,7 @@ class Evaluator:
             counts = torch.from_numpy(np.diff(data.positives.offsets[a : b + 1]))
             won, negatives, first = pairs[tile].result() if pairs else (None, None, None)
             owners = torch.from_numpy(users)
-            metrics.update(Ranked(items, hits, counts, won, negatives, first, owners))
+            self._add(Ranked(items, hits, counts, won, negatives, first, owners))
 
     def _scored(self, model: Model, scorers: list[Scorer]) -> Iterator[tuple[int, int, Tensor]]:
         """Scores of all tiles, a block of items after the other: tile, first item, [users, items].
@@ -270,7 +306,7 @@ class Evaluator:
             best = scores.masked_fill(~positive, -torch.inf).amax(1, keepdim=True)
             first = (scores > best).sum(1) + ((scores == best).sum(1) + 1).double() / 2
         counts, owners = positive.sum(1), users[some]
-        metrics.update(Ranked(ranked, hits, counts, numerator, negatives, first, owners))
+        self._add(Ranked(ranked, hits, counts, numerator, negatives, first, owners))
 
 
 class PairCounts:

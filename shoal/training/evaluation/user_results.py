@@ -20,7 +20,7 @@ from torch import Tensor
 from shoal.data.dataset import Columns, Dataset, Ragged
 from shoal.data.prepared.captions import columns_of_captions
 from shoal.data.random import hash64
-from shoal.training.metrics import Kept
+from shoal.training.metrics import UserValues
 from shoal.world.durable import replace_durably
 
 log = logging.getLogger("shoal")
@@ -42,7 +42,9 @@ class UserResults:
     evaluated: how many they were. group: the column of their groups (eval.groups.user).
     """
 
-    def __init__(self, dataset: Dataset, kept: Kept, evaluated: int, group: str | None = None):
+    def __init__(
+        self, dataset: Dataset, kept: UserValues, evaluated: int, group: str | None = None
+    ):
         self.dataset, self.kept, self.evaluated = dataset, kept, evaluated
         self.group = group
 

@@ -1,6 +1,6 @@
 """What metrics are made of: blocks of users or rows, what is known of the run, and the bases."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -39,6 +39,12 @@ class Ranked:
     num_negatives: Tensor | None = None
     first_rank: Tensor | None = None
     users: Tensor | None = None
+
+    def chosen(self, rows: Tensor) -> "Ranked":
+        """Some of the users."""
+        columns: Any = [getattr(self, field.name) for field in fields(self)]
+        parts: Any = [None if column is None else column[rows] for column in columns]
+        return Ranked(*parts)
 
 
 @dataclass

@@ -120,7 +120,7 @@ class Miscalibration(Metric):
             mixed = (1 - self.smoothing) * given + self.smoothing * wanted
             terms = wanted * np.log(wanted / mixed)
             sums = np.bincount(keys // groups.num_items, terms, minlength=len(block.users))
-            found[known, at] = torch.from_numpy(sums)[known]
+            found[known, at] = torch.from_numpy(sums).double()[known]  # whole numbers where empty
         return found
 
     def _shares(
