@@ -2,7 +2,8 @@
 
 run                  train, evaluate and test: shoal.run(model="BPR", dataset="ml-100k", nproc=2)
 fit                  the same for a frame of pandas, Polars or Arrow; Feature says what columns mean
-evaluate             the metrics of a trained run, once more
+tune                 search for the best hyper-parameters: shoal.tune("BPR", "ml-100k", trials=30)
+evaluate, report     the metrics of a trained run once more; a page of a run or of several
 recommend            the best items for a user of a trained run
 export, load         a trained run as an artifact that needs neither config nor data, and its use
 run_rank             one rank of a run, for torch.multiprocessing.spawn
@@ -32,7 +33,9 @@ _ROOMS = {
     **dict.fromkeys(("run", "run_rank"), "runs.run"),
     **dict.fromkeys(("evaluate", "recommend"), "runs.trained"),
     **dict.fromkeys(("fit", "Feature"), "runs.fit"),
+    "report": "runs.report",
     "export": "runs.artifact.export",
+    "tune": "runs.tuning.tune",
     "load": "runs.artifact.loaded",
     "CollectiveStrategy": "compat.estimator.strategy",
     "Embedding": "runs.collective.modules",

@@ -28,6 +28,7 @@ ONE_PROCESS = {
 TRUST = typer.Option(
     "--trust", help="Run the code and write to the places that the run folder's config names."
 )
+QUIET = typer.Option("--quiet", help="Print warnings and the result alone, in one line.")
 # Endings of files of data, which take the place of a config.
 DATA = (
     *(".csv", ".tsv", ".txt", ".parquet", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson"),
@@ -50,6 +51,11 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
         else:
             files.append(word)
     return files, overrides
+
+
+def only_warnings(quiet: bool) -> list[str]:
+    """The words that `--quiet` stands for."""
+    return ["--run.log_level=warning"] if quiet else []
 
 
 def take_data(files: list[str]) -> tuple[list[str], str | None]:

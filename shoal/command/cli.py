@@ -11,7 +11,20 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import backtest, data, exit, inspect, new, serving, startup, training
+from shoal.command import (
+    backtest,
+    board,
+    data,
+    doctor,
+    exit,
+    inspect,
+    new,
+    report,
+    serving,
+    startup,
+    training,
+    tune,
+)
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -30,8 +43,11 @@ app = typer.Typer(
 app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
 app.command("backtest", **FILES)(backtest.backtest)
+app.command("tune", **FILES)(tune.tune)
+app.command("sweep", **FILES)(tune.sweep)
 app.command("server", hidden=True)(training.server)
 app.command("serve")(serving.serve)
+app.command("board")(board.board)
 app.command("eval", **WORDS)(serving.evaluate)
 app.command("export")(serving.export)
 app.command("recommend")(serving.recommend)
@@ -40,6 +56,8 @@ app.command("prepare", **INPUTS)(data.prepare)
 app.command("plan", **FILES)(inspect.plan)
 app.command("models")(inspect.models)
 app.command("runs")(inspect.runs)
+app.command("report")(report.report)
+app.command("doctor")(doctor.doctor)
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
 config_app.command("show", **FILES)(inspect.config_show)

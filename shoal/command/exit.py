@@ -7,18 +7,29 @@ import signal
 import sys
 import traceback
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 import shoal
 from shoal.command import startup
 
+if TYPE_CHECKING:
+    from shoal.config.launch_section import RunSection
+
 raised: list[shoal.Interrupted] = []  # a library whose import it ends may make another error of it
 
 
-def print_result(result: dict[str, Any]) -> None:
-    """The table at the end of a run, and its folder."""
+def print_result(result: dict[str, Any], run: RunSection) -> None:
+    """The end of a run: a table and its folder; a line where that is all that is wanted."""
+    folder = f"run: {result['folder']}" if "folder" in result else ""
+    if run.log == "json":
+        from shoal.training.run_folder import json_line
+
+        return typer.echo(json_line("info", "result", result))
+    if run.is_quiet:
+        values = ", ".join(f"{name} {value:.4f}" for name, value in result["test"].items())
+        return typer.echo(f"{result['model']} on {result['dataset']}: {values}; {folder}")
     from rich.console import Console
     from rich.table import Table
 
@@ -27,8 +38,8 @@ def print_result(result: dict[str, Any]) -> None:
         valid = result["best_valid"].get(name)
         table.add_row(name, "-" if valid is None else f"{valid:.4f}", f"{value:.4f}")
     Console().print(table)
-    if "folder" in result:
-        typer.echo(f"run: {result['folder']}")
+    if folder:
+        typer.echo(folder)
 
 
 def fail(error: Exception) -> NoReturn:
@@ -47,7 +58,8 @@ def fail(error: Exception) -> NoReturn:
     elif fault:
         traceback.print_exception(error)
     else:
-        typer.secho(f"error: {error}", fg="red", err=True)
+        color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal
+        typer.secho(f"error: {error}", fg="red", err=True, color=color)
     leave(1 if fault else 2)
 
 

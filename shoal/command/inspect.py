@@ -20,10 +20,20 @@ def models(
         str | None,
         typer.Argument(help="One of them, or FILE.py:Class: describe it."),
     ] = None,
+    space: Annotated[
+        bool, typer.Option("--space", help="Print what `shoal tune` searches, as YAML.")
+    ] = False,
 ) -> None:
     """List the models, or describe one of them."""
     from shoal.models import MODELS, describe
 
+    if space:
+        from shoal.runs.tuning.defaults import default_space
+        from shoal.runs.tuning.space import space_text
+
+        if name is None:
+            raise typer.BadParameter("--space needs a model: shoal models BPR --space")
+        return typer.echo(space_text(default_space(name)), nl=False)
     for line in MODELS if name is None else describe(name):
         typer.echo(line)
 

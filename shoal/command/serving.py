@@ -49,7 +49,7 @@ def evaluate(
         return
     result = evaluate_run(run, resolved, output, per_user)
     if is_first():
-        print_result(result)
+        print_result(result, resolved.config.run)
 
 
 def export(
@@ -219,7 +219,8 @@ def serve(
     """Serve an artifact over HTTP: recommendations, scores and clicks as JSON."""
     try:
         with importing():
-            from shoal.runs.serving.listening import Limits, read_token
+            from shoal.runs.http.listening import read_token
+            from shoal.runs.serving.listening import Limits
             from shoal.runs.serving.listening import serve as listen
     except ImportError as error:
         raise ValueError(f"{error}; run `make extras EXTRAS=serve` in the clone") from error

@@ -13,11 +13,13 @@ import typer
 import shoal
 from shoal.command.arguments import (
     ONE_PROCESS,
+    QUIET,
     TRUST,
     check_resumable,
     daily_arguments,
     join_arguments,
     key_of,
+    only_warnings,
     run_arguments,
     split_arguments,
     take_data,
@@ -60,6 +62,7 @@ def train(
     once: Annotated[
         bool, typer.Option("--once", help="With --follow: end when no file is left.")
     ] = False,
+    quiet: Annotated[bool, QUIET] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
@@ -74,7 +77,7 @@ def train(
 
     if is_worker():
         follow_launcher(f"rank-{os.environ['RANK']}", saves=True)
-    files, overrides, is_run = run_arguments(context.args, resume, output)
+    files, overrides, is_run = run_arguments(context.args + only_warnings(quiet), resume, output)
     files, given = take_data(files)
     if data is not None and given is not None:
         raise typer.BadParameter(f"--data {data} and {given} are both data; give one")
@@ -104,7 +107,7 @@ def train(
 
         result = train_command(resolved, resume, ray)
     if result and is_first() and not is_launched():
-        print_result(result)
+        print_result(result, resolved.config.run)
 
 
 def _follow(
@@ -134,7 +137,7 @@ def _follow(
     resolved = run.resolve(
         files, overrides, values, "shoal train --follow", folder=start, trust=trust
     )
-    start_logging(resolved.config.run.log_level)
+    start_logging(resolved.config.run.log_level, form=resolved.config.run.log)
     try:
         how = (Path(export) if export else None, seconds_of(every), once, trust)
         count = follow(resolved, Path(folder), Path(output), str(Path(start).absolute()), *how)
@@ -158,6 +161,7 @@ def launch(
         typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
     ] = False,
     output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
+    quiet: Annotated[bool, QUIET] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train with parameter servers: `shoal launch --worker_num=2 --server_num=1 CONFIG.yaml`.
@@ -174,7 +178,7 @@ def launch(
 
     if is_worker():
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
-    files, overrides, is_run = run_arguments(context.args, resume, output)
+    files, overrides, is_run = run_arguments(context.args + only_warnings(quiet), resume, output)
     files, data = take_data(files)
     folder = Path(files[0]).parent if is_run else None
     resolved = None
@@ -191,7 +195,7 @@ def launch(
     check_resumable(resolved, resume)
     result = run.train(resolved, resume)
     if result:
-        print_result(result)
+        print_result(result, resolved.config.run)
 
 
 def server(
@@ -209,6 +213,8 @@ def server(
     ] = None,
     plain: Annotated[bool, typer.Option(help="Listen beyond this host without keys.")] = False,
     replica: Annotated[int, typer.Option(help="Which of the servers of this number.")] = 0,
+    log: Annotated[str, typer.Option(help="text or json.")] = "text",
+    log_level: Annotated[str, typer.Option(help="The least that is logged.")] = "info",
     journal: Annotated[
         bool,
         typer.Option("--journal", help="Keep a journal: started again, it continues where it was."),
@@ -231,7 +237,7 @@ def server(
     if is_launched():
         follow_launcher(f"server-{index}" + f"-{replica}" * bool(replica))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us gets it, and ends us
-    start_logging("info", 0)
+    start_logging(log_level, form=log)
     found = None if keys is None else read_keys(keys, "server")
     asked = tiers_host is not None or tiers_ssd is not None
     given = {"host": tiers_host, "ssd": tiers_ssd}

@@ -1,13 +1,16 @@
 """The sections `launch`, `start` and `run`: processes, how a run begins, and the run itself."""
 
+import os
 from typing import Annotated, Literal, Required
 
-from pydantic import BeforeValidator, Field, with_config
+from pydantic import AfterValidator, BeforeValidator, Field, with_config
 from typing_extensions import TypedDict
 
+from shoal.config.errors import did_you_mean
 from shoal.config.section import RUN, STRICT, WRITTEN, ReadBy, Section
 
 EVERY_GPU = -1  # as launch.nproc
+TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
 class LaunchSection(Section):
@@ -87,6 +90,17 @@ class StartSection(Section):
     )
 
 
+def check_tracker(name: str) -> str:
+    """A tracker's name; that of a class in a file is the same in every folder."""
+    place, _, wanted = name.rpartition(":")
+    if name not in TRACKERS and not (place and wanted):
+        hint = did_you_mean(name, TRACKERS)
+        raise ValueError(
+            f"run.trackers: given {name!r}; allowed: {', '.join(TRACKERS)}, FILE.py:Class{hint}"
+        )
+    return f"{os.path.abspath(place)}:{wanted}" if place.endswith(".py") else name
+
+
 class RunSection(Section):
     seed: int = Field(
         2020, description="of rows, parameters, order, negatives, dropout and random splits"
@@ -119,5 +133,28 @@ class RunSection(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="the least that is logged"
     )
+    log: Literal["text", "json"] = Field(
+        "text", description="json: one object per line, with the figures of epochs"
+    )
     loss_decimals: int = Field(4, ge=0, description="of losses in the log")
-    tensorboard: bool = Field(True, description="write curves for TensorBoard")
+    trackers: Annotated[
+        list[Annotated[str, AfterValidator(check_tracker)]],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        RUN,
+    ] = Field(
+        ["tensorboard"],
+        description="who follows the run: tensorboard, mlflow, wandb, or your FILE.py:Class",
+    )
+    project: str | None = Field(
+        None, description="project of wandb, experiment of mlflow; null: as their variables say"
+    )
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only the result is wanted."""
+        return self.log_level in ("warning", "error")
+
+    @property
+    def shows_bars(self) -> bool:
+        """Whether bars are wanted, where there is somebody to look at them."""
+        return self.progress and self.log == "text" and not self.is_quiet

@@ -1,7 +1,7 @@
 """From the sources of a config to values by dotted key, each checked and with its place."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,11 @@ COMMANDS = {
     name: f"--{name}, an option of `shoal launch`"
     for name in ("worker_num", "server_num", "workers", "servers", "role", "index")
 } | {"resume": "--resume, an option of `shoal train` and `shoal launch`"}
+
+# Keys of 0.1, which run folders still have, each with the key of now and its value there.
+FORMER: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "run.tensorboard": ("run.trackers", lambda on: ["tensorboard"] if on else []),
+}
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,9 @@ class ConfigReader:
 
     def _native(self, key: str, value: Any, path: tuple[str, ...]) -> None:
         """A key of the schema: sections are walked down to the keys that hold values."""
+        if key in FORMER:
+            key, now = FORMER[key]
+            value = now(value) if isinstance(value, bool) or value is BARE else value
         one = self.keys.get(key)
         section = SECTIONS.get(key) or (one.section if one else None)
         if section and isinstance(value, dict) and value:

@@ -47,6 +47,7 @@ def _asking(config: Config) -> Iterator[tuple[str, object, str]]:
         unused = (
             value == KEYS[key].default
             or (key == "run.root" and config.run.output is not None)
+            or (key == "run.trackers" and not any(":" in one for one in config.run.trackers))
             or (key == "strategy.ps.addresses" and not config.launch.servers)  # to connect to
         )
         if not unused:

@@ -1,128 +1,244 @@
-"""A look at a data set as one HTML page: plots as inline SVG, nothing loaded from anywhere."""
+"""A look at a data set as one page: people, items and interactions, in figures and plots."""
 
 from __future__ import annotations
 
-import html
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shoal.data.dataset import Dataset
-from shoal.data.statistics import per_item, per_user
+from shoal.data.features import Feature
+from shoal.data.pairs import PHASES
+from shoal.data.statistics import Leakage, left_out, per_item, per_user, spread
+from shoal.pages.look import Html, Numeral, escape, facts, grid, join, section, table
+from shoal.pages.look import page as whole_page
+from shoal.pages.plots import SERIES, SOFT, figure
 
-SIZE = (440, 200)  # of the box of a plot
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em;
-  color: #1c2b36; background: #fff }
-h1 { font-size: 1.5em } h2 { font-size: 1.1em; margin: 1.6em 0 .3em }
-p { margin: .2em 0 .6em; color: #4a5a66 }
-.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(500px, 1fr)); gap: 0 2em }
-pre { white-space: pre-wrap; font-size: 13px }
-svg { max-width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; fill: #4a5a66 }
-"""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CELLS = (24, 48)  # of the map of users × items, at most
+BARS = 48  # over time
 
 
-def page(dataset: Dataset, text: str) -> str:
-    """The whole page; text: what `shoal data describe` prints."""
-    heat = "Users (down) and items (across), busiest first: the darker, the more interactions."
-    plots = [
-        _section("Popularity", "Interactions of items, by rank.", _ranked(per_item(dataset))),
-        _section("Lengths", "Users by their interactions.", _histogram(per_user(dataset))),
-        _activity(dataset),
-        _section("Sparsity", heat, _heat(dataset)),
+def page(
+    dataset: Dataset, features: Sequence[Feature], leaks: Leakage, doubts: Sequence[str]
+) -> str:
+    """The whole page; leaks and doubts: as `shoal data describe` prints them."""
+    users, items = per_user(dataset), per_item(dataset)
+    return whole_page(
+        dataset.name,
+        Html(f"<p>{escape(_sentence(dataset, users, items))}</p>"),
+        facts(_facts(dataset, users, items)),
+        join(Html(f'<p class="bad">{escape(doubt)}</p>') for doubt in doubts),
+        grid(
+            section("Popularity", "Interactions of items, the most popular first.", _ranked(items)),
+            section("Activity", "Users by how many interactions they have.", _lengths(users)),
+            _over_time(dataset),
+            section(
+                "Sparsity",
+                "Users (down) and items (across), busiest first: the darker, the more "
+                "interactions.",
+                _map(dataset),
+            ),
+        ),
+        _spreads(users, items),
+        _parts(dataset, leaks),
+        _features(dataset, features),
+    )
+
+
+def _sentence(dataset: Dataset, users: np.ndarray, items: np.ndarray) -> str:
+    text = f"{dataset.num_inter:,} interactions of {len(users):,} users with {len(items):,} items"
+    if (times := _times(dataset)) is not None and _are_dates(times):
+        text += f", from {_date(times.min())} to {_date(times.max())}"
+    for key, count, rows in left_out(dataset):
+        text += f"; {count:,} of {rows:,} are left out by {key}"
+    return text + "."
+
+
+def _facts(dataset: Dataset, users: np.ndarray, items: np.ndarray) -> dict[str, str]:
+    known = dataset.num_inter / (len(users) * len(items))
+    found = {
+        "users": f"{len(users):,}",
+        "items": f"{len(items):,}",
+        "interactions": f"{dataset.num_inter:,}",
+        "of all pairs known": f"{100 * known:.3g} %",
+        "of a user, median": f"{np.median(users):,.0f}",
+        "of an item, median": f"{np.median(items):,.0f}",
+    }
+    for name, number in (
+        ("users without any", dataset.num_users - 1 - len(users)),
+        ("items without any", dataset.num_items - 1 - len(items)),
+    ):
+        if number:
+            found[name] = f"{number:,}"
+    return found
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def _spreads(users: np.ndarray, items: np.ndarray) -> Html:
+    rows = [
+        (name, *(Numeral(f"{value:,.5g}") for value in spread(counts).values()))
+        for name, counts in (("of a user", users), ("of an item", items))
     ]
-    title = html.escape(dataset.name)
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE}</style><h1>{title}</h1><pre>{html.escape(text)}</pre>"
-        f'<div class="two">{"".join(plots)}</div></html>\n'
+    return section("Interactions", "", table(["", *spread(users)], rows))
+
+
+def _parts(dataset: Dataset, leaks: Leakage) -> Html:
+    rows = []
+    for phase in PHASES:
+        users, items = dataset.user_ids(phase), dataset.item_ids(phase)
+        rows.append((phase, len(users), len(np.unique(users)), len(np.unique(items))))
+    text = (
+        f"Of {leaks.rows:,} interactions to test on, {leaks.repeated:,} are pairs that are trained "
+        f"on too, {leaks.earlier:,} came before one of the same user that is trained on, "
+        f"{leaks.new_users:,} are of new users and {leaks.new_items:,} of new items."
     )
+    return section("Parts", text, table(["part", "interactions", "users", "items"], rows))
 
 
-def _section(title: str, text: str, body: str) -> str:
-    return f"<section><h2>{title}</h2><p>{text}</p>{body}</section>"
-
-
-# ---- plots: a box of SIZE, bars or squares in it -------------------------------------------------
-
-
-def _plot(shapes: Iterable[str], across: Sequence[tuple[float, str]], up: str) -> str:
-    """Shapes in a box, labels at shares (0 to 1) of its width, and what its height stands for."""
-    wide, high = SIZE
-    labels = "".join(
-        f'<text x="{share * wide:.1f}" y="{high + 16}" text-anchor="middle">{text}</text>'
-        for share, text in across
+def _features(dataset: Dataset, features: Sequence[Feature]) -> Html:
+    rows = []
+    for one in features:
+        missing = dataset.missing.get(one.side if one.side != "context" else "inter", {})
+        size = Numeral("grows") if one.rows is None else one.rows
+        of_table = (one.table, size) if one.is_sparse else (None, None)
+        rows.append((one.name, one.kind, one.side, *of_table, missing.get(one.column, 0)))
+    text = (
+        "What the columns are taken for; describe with --write FILE writes them as a config to "
+        "edit. Rows of a table count the padding."
     )
-    return (
-        f'<svg viewBox="-30 -20 {wide + 60} {high + 44}" role="img"><text y="-6">{up}</text>'
-        f"{labels}{''.join(shapes)}</svg>"
-    )
+    heads = ["feature", "kind", "side", "table", "rows", "missing"]
+    return section("Features", text, table(heads, rows))
 
 
-def _bars(heights: np.ndarray, labels: list[str]) -> str:
-    top, number = max(1, int(heights.max(initial=0))), len(heights)
-    wide, high = SIZE[0] / number, SIZE[1]
-    bars = (
-        f'<rect x="{k * wide + 1:.1f}" y="{high - h / top * high:.1f}" '
-        f'width="{max(wide - 2, 0.5):.1f}" height="{h / top * high:.1f}" fill="#1f6f9f">'
-        f"<title>{label}: {h:,}</title></rect>"
-        for k, (h, label) in enumerate(zip(heights.tolist(), labels))
-    )
-    every = max(1, number // 8)
-    across = [((k + 0.5) / number, labels[k]) for k in range(0, number, every)]
-    return _plot(bars, across, f"up to {top:,}")
+# ---- plots ---------------------------------------------------------------------------------------
 
 
-def _ranked(counts: np.ndarray) -> str:
-    """Counts at ranks that grow by steps."""
-    ranks = np.unique(np.geomspace(1, len(counts), 48).astype(int))
-    return _bars(np.sort(counts)[::-1][ranks - 1], [f"{rank:,}" for rank in ranks])
+def _ranked(counts: np.ndarray) -> Html:
+    ranks = np.unique(np.geomspace(1, len(counts), 200).astype(int))
+    heights = np.sort(counts)[::-1][ranks - 1]
+
+    def draw(axes: Axes) -> None:
+        axes.plot(ranks, heights, color=SERIES[0], marker="o" if len(ranks) == 1 else None)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("rank of the item")
+        axes.set_ylabel("interactions")
+        _plain_numbers(axes, "xy")
+
+    return figure(draw, "interactions of items by rank")
 
 
-def _histogram(counts: np.ndarray) -> str:
-    """How many have how many, in steps that double."""
-    edges = [1 << power for power in range(int(counts.max()).bit_length() + 1)]
-    return _bars(np.histogram(counts, edges)[0], [f"{low:,}" for low in edges[:-1]])
+def _lengths(counts: np.ndarray) -> Html:
+    """How many users have how many, in steps that double."""
+    edges = np.asarray([1 << power for power in range(int(counts.max()).bit_length() + 1)])
+    found = np.histogram(counts, edges)[0]
+    labels = [f"{a:,}" if b == a + 1 else f"{a:,}–{b - 1:,}" for a, b in pairwise(edges)]
+
+    def draw(axes: Axes) -> None:
+        axes.set_axisbelow(True)
+        axes.bar(range(len(found)), found, color=SERIES[0], width=0.85)
+        slanted = {"rotation": 30, "ha": "right"} if len(labels) > 7 else {}
+        axes.set_xticks(range(len(labels)), labels, **slanted)
+        axes.set_xlabel("interactions")
+        axes.set_ylabel("users")
+        _plain_numbers(axes, "y")
+
+    return figure(draw, "users by number of interactions")
 
 
-def _activity(dataset: Dataset) -> str:
-    title, text = "Activity over time", "Interactions by time, from the first to the last."
-    if dataset.time_field is None:
-        return _section(title, "The interactions have no time.", "")
-    times = np.asarray(dataset.inter[dataset.time_field], dtype=np.float64)
-    low, high = float(times.min()), float(times.max())
-    if low == high:
-        return _section(title, "All interactions have the same time.", "")
-    found, edges = np.histogram(times, 48)
-    return _section(title, text, _bars(found, [_date(edge) for edge in edges[:-1].tolist()]))
+def _over_time(dataset: Dataset) -> Html:
+    title = "Over time"
+    times = _times(dataset)
+    if times is None:
+        return section(title, "The interactions have no time.")
+    if times.min() == times.max():
+        return section(title, "All interactions have the same time.")
+    dates = _are_dates(times)
+    found, edges = np.histogram(times, BARS)
+    middles = (edges[:-1] + edges[1:]) / 2
+    width = (edges[1] - edges[0]) * 0.9
+
+    def draw(axes: Axes) -> None:
+        axes.set_axisbelow(True)
+        if dates:
+            from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+            day = 86_400.0
+            axes.bar(middles / day, found, width / day, color=SERIES[0])
+            where = AutoDateLocator(maxticks=7)
+            axes.xaxis.set_major_locator(where)
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(where))
+        else:
+            axes.bar(middles, found, width, color=SERIES[0])
+            _plain_numbers(axes, "x")
+        axes.set_ylabel("interactions")
+        _plain_numbers(axes, "y")
+
+    text = "Interactions from the first to the last."
+    return section(title, text, figure(draw, "interactions over time"))
 
 
-def _date(seconds: float) -> str:
-    """A day where that is what it looks like, else the number."""
-    if 1e8 < seconds < 1e10:
-        return time.strftime("%Y-%m-%d", time.gmtime(seconds))
-    return f"{seconds:,.0f}"
-
-
-def _heat(dataset: Dataset) -> str:
-    """A grid of blocks of users × blocks of items, each busiest first."""
+def _map(dataset: Dataset) -> Html:
+    """A grid of groups of users × groups of items, each busiest first."""
     ids = [np.asarray(dataset.inter[f]) for f in (dataset.user_field, dataset.item_field)]
     sizes = (dataset.num_users, dataset.num_items)
-    cells = [min(24, sizes[0] - 1), min(48, sizes[1] - 1)]
+    cells = [min(most, size - 1) for most, size in zip(CELLS, sizes)]
     places = []
     for one, size, number in zip(ids, sizes, cells):
         rank = np.empty(size, np.int64)
         rank[np.argsort(-np.bincount(one, minlength=size), kind="stable")] = np.arange(size)
         places.append(np.minimum(rank[one] * number // (size - 1), number - 1))
-    grid = np.bincount(places[0] * cells[1] + places[1], minlength=cells[0] * cells[1])
-    shades = np.log1p(grid) / max(np.log1p(grid.max()), 1e-9)
-    wide, high = SIZE[0] / cells[1], SIZE[1] / cells[0]
-    squares = (
-        f'<rect x="{k % cells[1] * wide:.1f}" y="{k // cells[1] * high:.1f}" '
-        f'width="{wide + 0.3:.1f}" height="{high + 0.3:.1f}" fill="#1f6f9f" '
-        f'fill-opacity="{shade:.2f}"/>'
-        for k, shade in enumerate(shades.tolist())
-        if shade > 0
-    )
-    return _plot(squares, [(0.5, "items")], "users")
+    counts = np.bincount(places[0] * cells[1] + places[1], minlength=cells[0] * cells[1])
+    shades = np.log1p(counts) / max(np.log1p(counts.max()), 1e-9)
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.collections import PolyCollection
+        from matplotlib.colors import to_rgb
+
+        seen = np.flatnonzero(shades)
+        down, across = seen // cells[1], seen % cells[1]
+        corners = np.asarray([(0, 0), (1, 0), (1, 1), (0, 1)])
+        squares = np.stack([across, down], axis=1)[:, None, :] + corners
+        colours = [(*to_rgb(SERIES[0]), round(float(shades[k]), 2)) for k in seen]
+        axes.add_collection(PolyCollection(squares, facecolors=colours, edgecolors="none"))
+        axes.set_xlim(0, cells[1])
+        axes.set_ylim(cells[0], 0)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_xlabel(f"{sizes[1] - 1:,} items")
+        axes.set_ylabel(f"{sizes[0] - 1:,} users", color=SOFT)
+        axes.grid(False)
+
+    return figure(draw, "interactions of users and items, busiest first")
+
+
+def _plain_numbers(axes: Axes, which: str) -> None:
+    """Ticks such as 10,000; on scales that double or multiply too."""
+    from matplotlib.ticker import FuncFormatter
+
+    for name in which:
+        axis = axes.xaxis if name == "x" else axes.yaxis
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def _times(dataset: Dataset) -> np.ndarray | None:
+    if dataset.time_field is None:
+        return None
+    return np.asarray(dataset.inter[dataset.time_field], dtype=np.float64)
+
+
+def _are_dates(times: np.ndarray) -> bool:
+    """Whether numbers look like seconds since 1970."""
+    return times.min() > 1e8 and times.max() < 1e10
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))

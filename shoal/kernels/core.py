@@ -36,3 +36,9 @@ def load_core() -> Any:
 def has_core() -> bool:
     """Whether the native core was built."""
     return load_core() is not None
+
+
+def core_vectors() -> str | None:
+    """The vectors that the core uses here (neon, avx512, ...); None where it was not built."""
+    core = load_core()
+    return None if core is None else core.instruction_set()

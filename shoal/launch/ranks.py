@@ -23,9 +23,9 @@ from shoal.launch.children import RESUME, Children, Culprit
 from shoal.launch.hosts import LaunchError, host_of, secret_of
 from shoal.launch.restarts import Growth, MoreRanks, growing
 from shoal.launch.watch import Elsewhere, Watch
-from shoal.world.channel import MeetingPlace
+from shoal.world.channel import MEET, MeetingPlace
 from shoal.world.hosts import WorldError, look_up
-from shoal.world.rendezvous import MEET, Rendezvous, RunStore
+from shoal.world.rendezvous import Rendezvous, RunStore
 from shoal.world.variables import rank_variables
 from shoal.world.world import TIMEOUT
 

@@ -26,6 +26,11 @@ section { margin-top: 2rem; min-width: 0; }
 svg { overflow: hidden; }
 .grid { display: grid; gap: 1rem 2rem;
   grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr)); }
+.small-grid { display: grid; gap: .5rem 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(max(9.5rem, 17%), 1fr)); }
+.items { margin: .25rem 0 1rem; padding-left: 1.6rem; font-size: .9rem; columns: 2; }
+.items li { break-inside: avoid; overflow-wrap: anywhere; }
+summary { cursor: pointer; color: var(--accent); margin: .5rem 0; }
 .facts { display: grid; gap: .75rem; margin: 1rem 0;
   grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); }
 /* a long word must not widen the page */ .grid > *, .facts > * { min-width: 0; }
@@ -37,7 +42,7 @@ svg { overflow: hidden; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { text-align: left; padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; } th { color: var(--soft); font-weight: 600; }
-td.number, th.number { text-align: right; white-space: nowrap; }
+td.number, th.number { text-align: right; } td.number { white-space: nowrap; }
 svg { display: block; width: 100%; height: auto; }
 button, input, select { font: inherit; color: inherit; background: var(--shade);
   border: 1px solid var(--line); border-radius: .4rem; padding: .3rem .6rem; }
@@ -49,6 +54,10 @@ button { cursor: pointer; } button:hover { border-color: var(--accent); }
 
 class Html(str):
     """Text that is markup already; any other text is escaped."""
+
+
+class Numeral(Html):
+    """A number as it is to be read; in a table it stands to the right."""
 
 
 def escape(value: Any) -> Html:
@@ -114,7 +123,7 @@ def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Html:
 
 
 def _is_number(value: Any, or_none: bool = False) -> bool:
-    return isinstance(value, int | float) or (or_none and value is None)
+    return isinstance(value, int | float | Numeral) or (or_none and value is None)
 
 
 def _shown(value: Any) -> Html:

@@ -53,8 +53,8 @@ def describe_run(config: Config) -> Description:
         "",
         features_text(features, dataset.missing),
     ]
-    text = "\n".join(lines)
-    return Description(text, features_yaml(features), lambda: page(dataset, text))
+    how = (dataset, features, found, doubts(dataset))
+    return Description("\n".join(lines), features_yaml(features), lambda: page(*how))
 
 
 def _warnings(data: Dataset | ClickData) -> list[str]:

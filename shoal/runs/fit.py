@@ -42,7 +42,7 @@ from shoal.training.run_folder import RunFolder
 
 log = logging.getLogger("shoal")
 FRAMES = {"inter": "interactions", "user": "users", "item": "items"}  # by suffix
-QUIET = {"run.log_level": ("state", "warning"), "run.tensorboard": ("", False)}
+QUIET = {"run.log_level": ("state", "warning"), "run.trackers": ("", [])}
 
 
 class ItemVectors(NamedTuple):

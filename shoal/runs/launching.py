@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from shoal.launch.ranks import launch
 from shoal.launch.restarts import Growth, MoreRanks, Restarts
 from shoal.launch.servers import END_SECONDS, Servers
 from shoal.launch.workers import Workers
-from shoal.training.run_folder import RunFolder
+from shoal.training.run_folder import RunFolder, start_logging
 from shoal.world.durable import written
+
+log = logging.getLogger("shoal")
 
 
 def train_launched(resolved: Resolved, resume: bool, folder: RunFolder | None = None) -> None:
@@ -72,7 +75,7 @@ def _launch_workers(resolved: Resolved, servers: Servers | None, resume: bool) -
                     raise LaunchError(workers.lost[0], passing=True)
                 return
             if not workers.any_ended_well:
-                print("workers that joined may go on; waiting for the servers", flush=True)
+                log.info("workers that joined may go on; waiting for the servers")
             try:
                 servers.wait(None)
             except LaunchError as error:
@@ -97,8 +100,9 @@ def _write_config(resolved: Resolved, scratch: str) -> Path:
     file = Path(scratch) / "config.yaml"
     with written(file):
         file.write_text(config_room.dump(resolved.config))
+    start_logging(resolved.config.run.log_level, form=resolved.config.run.log)
     for note in resolved.read_notes:  # carried out already: they cannot know it
-        print(note, flush=True)
+        log.info("%s", note)
     return file
 
 

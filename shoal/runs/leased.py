@@ -47,7 +47,7 @@ def train_leased(
             "have to save"
         )
     folder = RunFolder(config.run.output)
-    start_logging(config.run.log_level, launched_number())
+    start_logging(config.run.log_level, launched_number(), form=config.run.log)
     addresses = config.strategy.ps.addresses
     try:
         # Servers that are gone are not joined, before any data is read.
@@ -67,7 +67,7 @@ def train_leased(
     def take_charge(begins: bool) -> None:
         """This worker evaluates and saves from now on."""
         folder.path.mkdir(parents=True, exist_ok=True)
-        start_logging(config.run.log_level, 0, folder.path / "train.log")
+        start_logging(config.run.log_level, 0, folder.path / "train.log", config.run.log)
         log.info("worker %d evaluates and saves", strategy.client.worker)
         if not begins:
             return

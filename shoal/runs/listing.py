@@ -10,6 +10,7 @@ from typing import Any
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import read_file
 from shoal.training.run_folder import RunFolder
+from shoal.world.durable import open_regular
 
 
 def list_runs(root: str | Path) -> list[dict[str, Any]]:
@@ -18,11 +19,12 @@ def list_runs(root: str | Path) -> list[dict[str, Any]]:
     if not base.is_dir():
         raise ValueError(f"there is no folder {base}; name the one that holds runs (run.root)")
     files = [base / "config.yaml"] if RunFolder(base).is_run else base.glob("*/config.yaml")
-    found = [(file.stat().st_mtime, _read(file.parent)) for file in files]
+    found = [(file.stat().st_mtime, read_run(file.parent)) for file in files]
     return [run for _, run in sorted(found, key=lambda one: (one[0], one[1]["folder"]))]
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def read_run(folder: Path) -> dict[str, Any]:
+    """One of them; a file that is missing or damaged leaves its figures out."""
     config: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # a damaged one must not hide the others
         config = read_file(folder / "config.yaml")[0]
@@ -60,7 +62,8 @@ def _in(values: dict[str, Any], key: str) -> dict[str, Any]:
 def read_json(file: Path, default: Any) -> Any:
     """What a file of JSON holds; the default where it cannot be read, or is of another type."""
     try:
-        found = json.loads(file.read_text())
+        with open_regular(file) as opened:
+            found = json.loads(opened.read())
     except (OSError, ValueError, RecursionError):
         return default
     return found if isinstance(found, type(default)) else default

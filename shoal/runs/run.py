@@ -47,6 +47,7 @@ from shoal.runs.start import begin, keep_before, validate_first
 from shoal.training.metrics import load_metric, with_names
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
 from shoal.training.slow import SLOW
+from shoal.training.trackers.tracker import find_tracker
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import is_loopback
@@ -195,6 +196,8 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     config, section = resolved.config, resolved.config.launch
     if section.nproc:  # refuse what cannot be read before anything is made
         named_data(config.data, find(config.model.name).kind == "clicks")
+        for tracker in config.run.trackers:
+            find_tracker(tracker)
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or (alone and not section.max_restarts):
         return train_here(resolved, resume)
@@ -290,9 +293,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
                 stack.enter_context(folder.recording_failure())
             if not folder.is_run:
                 folder.write_config(config_room.dump(config))
-        start_logging(
-            config.run.log_level, world.rank, folder.path / "train.log" if world.is_main else None
-        )
+        file = folder.path / "train.log" if world.is_main else None
+        start_logging(config.run.log_level, world.rank, file, config.run.log)
         for note in [*resolved.notes, *world.notes]:
             log.info("%s", note)
         if not world.is_main:
@@ -312,8 +314,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             before = validate_first(trainer, parts.dataset)
         if world.is_main:  # a run that is refused keeps the config that it was trained with
             folder.write_config(config_room.dump(config))
-            for file, text in code.items():
-                folder.keep_code(file, text)
+            for source, text in code.items():
+                folder.keep_code(source, text)
             if isinstance(parts.dataset, Dataset):
                 save_vocabularies(folder.path, parts.dataset)
             if config.start.decay.after:

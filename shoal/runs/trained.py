@@ -52,7 +52,7 @@ def open_config(
     """The config of a run as its trained model is used: without what only training needs."""
     origin = "use of a trained run"
     # Steps are recorded for training alone, and nothing is written where training wrote.
-    values = {"strategy.graph": False, **UNWRITTEN, **(values or {})}
+    values = {"strategy.graph": False, "run.trackers": [], **UNWRITTEN, **(values or {})}
     resolved = resolve_run(folder, overrides, values, origin, trust)
     changed = dict(NO_RULES)  # nothing is counted, admitted or dropped
     # all of it is in the checkpoints
@@ -231,7 +231,7 @@ def evaluate_run(
     """The same with a config that is resolved already."""
     world = connect_as(resolved.config)
     try:
-        start_logging(resolved.config.run.log_level, world.rank)
+        start_logging(resolved.config.run.log_level, world.rank, form=resolved.config.run.log)
         if world.is_main:  # before the work, not after it
             if output is not None:
                 RunFolder(output).create(resume=True)

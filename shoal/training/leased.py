@@ -26,7 +26,6 @@ from typing import Any, cast
 from shoal.models.nn.dropout import end_steps
 from shoal.ps.worker.lease import Lease
 from shoal.training.cursor import Cursor
-from shoal.training.curves import Curves
 from shoal.training.slow import SLOW
 from shoal.training.steps import one_ahead
 from shoal.training.strategy.ps import ParameterServers
@@ -61,6 +60,7 @@ class LeasedTrainer(Trainer):
         self.grain = self.servers.section.geo_step if self.servers.section.mode == "geo" else 1
         self._agreed, self._knows = json.loads(json.dumps(agreed)), False
         self._take_charge, self._in_charge, self._resume = take_charge, False, resume
+        self.progress.writes = False  # until this worker is the chief
         self._chunk = self.reader.chunk_samples
 
     def fit(self, started: float) -> dict[str, Any]:
@@ -70,10 +70,11 @@ class LeasedTrainer(Trainer):
         self.model.train()
         gc.freeze()
         try:
-            with STOPPING.heeded(self.config.launch.grace):
+            with self.trackers, STOPPING.heeded(self.config.launch.grace):
                 STOPPING.may_leave = True
                 result = self._take_part(epochs, started)
         finally:
+            self.progress.close()
             end_steps()
         self.checkpoints.wait()
         return result
@@ -146,8 +147,9 @@ class LeasedTrainer(Trainer):
         number = 1 if turn is None else turn["number"] + 1
         took_over = not self._in_charge
         if took_over:
-            self._in_charge = True
+            self._in_charge = self.progress.writes = True
             self._take_charge(turn is None)
+            self.trackers.begin(self.config.model_dump(mode="json"), self.folder.path)
         if turn is None:
             self._begin()
             self._go_on(number, epochs, 0.0, self.cursor.batch)
@@ -156,8 +158,6 @@ class LeasedTrainer(Trainer):
         self.cursor = Cursor(**notes["cursor"])
         if took_over:  # the one before may have been lost in the midst of this
             self.folder.forget_after(self.cursor.epoch)
-        if self.curves is None and self.config.run.tensorboard:
-            self.curves = Curves(self.folder.path / "tensorboard", self.cursor.epoch)
         self._settle_turn(turn, told)
         seconds, first_batch = notes["seconds"] + told["seconds"], notes["first_batch"]
         if self._is_finished(epochs):

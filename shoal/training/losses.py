@@ -33,6 +33,7 @@ class Losses:
         self.batches = batches
         self._mine: Tensor | float = 0.0  # of this worker's samples, not merged yet
         self._samples = 0
+        self._ranks: Tensor | None = None  # of each worker: its losses times samples, its samples
 
     def add(self, loss: Tensor, samples: int) -> None:
         """The mean loss of a step, of which this process had so many samples."""
@@ -49,11 +50,21 @@ class Losses:
         if self.separate:
             mine = [float(self._mine), self._samples]
             state = torch.tensor(mine, dtype=torch.float64, device=self.world.device)
-            total, samples = self.world.all_reduce(state).tolist()
+            ranks = self.world.stack(state)
+            total, samples = ranks.sum(dim=0).tolist()
+            ranks = ranks if self._ranks is None else ranks + self._ranks
             batches = math.ceil(samples / self.batch_size)
             mean = total / max(1.0, samples)
             self.begin(self.total + mean * batches, self.batches + batches)
+            self._ranks = ranks
         return float(self.total), self.batches
+
+    @property
+    def by_rank(self) -> list[float]:
+        """The mean loss of each worker's samples so far, where workers update separately."""
+        if self._ranks is None:
+            return []
+        return [total / max(1.0, samples) for total, samples in self._ranks.tolist()]
 
 
 log = logging.getLogger("shoal")

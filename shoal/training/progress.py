@@ -5,6 +5,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import TypeVar
 
 import torch
@@ -23,6 +24,12 @@ def memory(device: torch.device) -> str:
     return f"RAM: {used:.2f} G/{total:.2f} G"
 
 
+def is_watched() -> bool:
+    """Whether standard error is a terminal that can draw, with a person before it and no CI."""
+    unattended = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not unattended
+
+
 def bar(
     steps: Iterable[T],
     total: int | None,
@@ -32,13 +39,19 @@ def bar(
     start: int = 0,
 ) -> Iterator[T]:
     """`Train     3: 100%|█████| 20/20 [00:00<00:00, 341.07it/s, RAM: 0.31 G/23.40 G]`"""
-    if not (show and ("ipykernel" in sys.modules or sys.stderr.isatty())):
+    notebook = "ipykernel" in sys.modules
+    if not show or not (notebook or is_watched()):
         yield from steps
         return
-    from tqdm.auto import tqdm  # in a notebook a bar of the page, where ipywidgets is there
+    if notebook and find_spec("ipywidgets") is not None:
+        from tqdm.auto import tqdm  # a bar of the page
+    else:
+        from tqdm import tqdm
 
-    shown = 0.0
-    with tqdm(total=total, initial=start, desc=label, ncols=100, leave=True) as line:
+    shown, width = 0.0, None
+    if not notebook:  # which would keep hundreds of them
+        width = min(100, os.get_terminal_size(sys.stderr.fileno()).columns or 100)
+    with tqdm(total=total, initial=start, desc=label, ncols=width, leave=not notebook) as line:
         for step in steps:
             yield step
             line.update()

@@ -8,19 +8,22 @@ evaluation/       what the test found for each user and item, see evaluation/use
 failure.json      why it ended without one: {"state": "failed", "reason": "one line"}
 model/            of a custom model: a copy of its file, and its SHA-256
 checkpoints/      see checkpoint.py
-tensorboard/      curves
+progress.json     how far it is, while it trains
+tensorboard/      curves, and what other trackers keep (run.trackers)
 """
 
 import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -94,14 +97,18 @@ class RunFolder:
         """Keep other processes from training in this folder; the system frees it if we die."""
         path = self.path / ".lock"
         with ExitStack() as stack:
-            try:
-                file = stack.enter_context(sole_holder(path, wait=False))
-            except BlockingIOError:
+            file = None
+            for pause in (0.05, 0.2, 0.0):  # whoever looks whether it is in use has it a moment
+                with suppress(BlockingIOError):
+                    file = stack.enter_context(sole_holder(path, wait=False))
+                    break
+                time.sleep(pause)
+            if file is None:
                 holder = path.read_text().strip() or "another process"
                 raise ValueError(
                     f"{self.path} is in use by {holder}; wait for it, stop it, or name another "
                     "folder with --output"
-                ) from None
+                )
             with written(path):
                 os.ftruncate(file.fileno(), 0)
                 write_all(file, f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
@@ -254,16 +261,41 @@ class Stdout(logging.StreamHandler):
         super().emit(record)
 
 
-def start_logging(level: str, rank: int = 0, file: Path | None = None) -> None:
-    """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`.
+class JsonFormatter(logging.Formatter):
+    """{"time": ..., "level": ..., "message": ..., and the figures that a line is about}"""
+
+    def __init__(self, rank: int):
+        super().__init__()
+        self.of_rank = {"rank": rank} if rank else {}
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json_line(
+            record.levelname, record.getMessage(), self.of_rank | getattr(record, "figures", {})
+        )
+
+
+def json_line(level: str, message: str, figures: dict[str, Any]) -> str:
+    """One line of a log for machines; a figure that is no number is null."""
+    time_ = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = {"time": time_, "level": level.lower(), "message": message, **figures}
+    return json.dumps(_finite(line))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def start_logging(level: str, rank: int = 0, file: Path | None = None, form: str = "text") -> None:
+    """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`; form json: JsonFormatter.
 
     Rank 0 shows all of them, the first rank of another host those of `host_log`, others warnings.
     """
-    formatter = logging.Formatter("%(asctime)s    %(levelname)s  %(message)s", "%d %b %H:%M")
-    if rank:
-        formatter = logging.Formatter(
-            f"%(asctime)s    %(levelname)s  [rank {rank}] %(message)s", "%d %b %H:%M"
-        )
+    who = f"[rank {rank}] " if rank else ""
+    line = f"%(asctime)s    %(levelname)s  {who}%(message)s"
+    formatter = JsonFormatter(rank) if form == "json" else logging.Formatter(line, "%d %b %H:%M")
     for old in list(log.handlers):
         log.removeHandler(old)
         old.close()

@@ -11,9 +11,9 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -21,17 +21,19 @@ import shoal
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
 from shoal.data.dataset import Phase
+from shoal.data.fingerprint import DIGESTS
 from shoal.data.reader import Reader
 from shoal.models.nn.dropout import end_steps
 from shoal.training.averages import Averages
 from shoal.training.checkpoint.reading import check_fingerprint
 from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.cursor import Cursor
-from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.losses import LogInterval, Losses
+from shoal.training.measured import measure
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
+from shoal.training.progress_file import ProgressFile
 from shoal.training.run_folder import RunFolder, host_log
 from shoal.training.slow import SLOW
 from shoal.training.steps import (
@@ -43,10 +45,12 @@ from shoal.training.steps import (
     seed_step,
 )
 from shoal.training.strategy.base import Strategy
+from shoal.training.trackers.tracker import Trackers
 from shoal.world.memory import keep_freed_memory
 from shoal.world.stopping import STOPPING, Agreement
 
 log = logging.getLogger("shoal")
+T = TypeVar("T")
 
 
 class Trainer:
@@ -80,9 +84,12 @@ class Trainer:
         )
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []
-        self.curves: Curves | None = None
+        self.test_seconds: float | None = None
+        self.trackers = Trackers(config.run.trackers if self.world.is_main else [])
         self.begun: float | None = None  # when the first step began
         self.stopping = Agreement(self.world)
+        samples = config.samples_per_step(self.world.size)
+        self.progress = ProgressFile(folder.path, strategy, self.stopping, samples)
         self.losses = Losses(strategy, config.train.batch_size)
         self.interval = LogInterval(
             self.model,
@@ -97,9 +104,7 @@ class Trainer:
         """Train, evaluate, and test the best checkpoint."""
         epochs = self.config.train.epochs if self.model.trainable else 1
         self._check_parts(epochs)
-        if self.world.is_main and self.config.run.tensorboard:
-            first = self.cursor.epoch if self.resumed else None
-            self.curves = Curves(self.folder.path / "tensorboard", first)
+        self.trackers.begin(self.config.model_dump(mode="json"), self.folder.path)
         self.model.train()
         self.checkpoints.claim()
         if self._rows_are_elsewhere and not self.resumed:
@@ -107,13 +112,15 @@ class Trainer:
         keep_freed_memory()  # a step takes as much as the one before
         gc.freeze()  # what stands now stays: the collector need not walk all of it every time
         try:
-            with STOPPING.heeded(self.config.launch.grace):
-                while self.cursor.epoch < epochs and not self.cursor.finished:
-                    self._epoch(epochs)
+            with self.trackers:
+                with STOPPING.heeded(self.config.launch.grace):
+                    while self.cursor.epoch < epochs and not self.cursor.finished:
+                        self._epoch(epochs)
+                self.checkpoints.wait()
+                return self._conclude(epochs, started)
         finally:
+            self.progress.close()
             end_steps()
-        self.checkpoints.wait()
-        return self._conclude(epochs, started)
 
     def _check_parts(self, epochs: int) -> None:
         """Refuse parts without anything to evaluate on; the valid part, if epochs need it."""
@@ -129,11 +136,12 @@ class Trainer:
             "train_epoch_median": _median(self.train_seconds),
             "eval_median": _median(self.eval_seconds),
             "startup": begun - started,
+            "test": self.test_seconds,
         }
-        if self.curves is not None:
-            self.curves.close()
+        result |= measure(self.strategy, self.config)
         if self.world.is_main:
             self.folder.write_result(result)
+        self.trackers.end(result)
         return result
 
     @property
@@ -156,9 +164,14 @@ class Trainer:
         if first_batch == 0:  # a resumed part of an epoch says nothing about the time of one
             self.train_seconds.append(seconds)
         epoch = cursor.epoch
-        places = self.config.run.loss_decimals
-        shown = f"{cursor.loss_sum:z.{places}f}"  # z: no minus before a zero
-        host_log.info("epoch %d training [time: %.2fs, train loss: %s]", epoch, seconds, shown)
+        loss = cursor.loss_sum / max(1, cursor.losses)
+        line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
+        line["train_seconds"] = seconds
+        if len(self.losses.by_rank) > 1:
+            line["loss_by_rank"] = self.losses.by_rank
+        shown = f"{cursor.loss_sum:z.{self.config.run.loss_decimals}f}"  # z: no minus before a zero
+        text = "epoch %d training [time: %.2fs, train loss: %s]"
+        host_log.info(text, epoch, seconds, shown, extra={"figures": dict(line)})
         steps = cursor.batch - first_batch
         if steps > 0:  # the last batch of an epoch may be smaller
             records = steps * self.reader.batch_size
@@ -167,9 +180,6 @@ class Trainer:
         if self.world.size > 1 and steps > 0:
             sent = (self.world.bytes_sent - sent) // steps
             log.info("epoch %d sent %.1f KiB per step from this process", epoch, sent / 1024)
-        loss = cursor.loss_sum / max(1, cursor.losses)
-        line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
-        line["train_seconds"] = seconds
         cursor.begin_epoch(epoch + 1)
         improved = False
         due = section.eval_every and (epoch + 1) % section.eval_every == 0
@@ -177,8 +187,7 @@ class Trainer:
             improved = self._validate(epoch, line)
         if self.world.is_main:
             self.folder.append_metrics(line)
-            if self.curves is not None:
-                self.curves.add(epoch, line)
+            self.trackers.epoch(line)
         last = cursor.finished or cursor.epoch == epochs
         if improved or last or (epoch + 1) % self.config.checkpoint.every_epochs == 0:
             self._save()
@@ -191,14 +200,9 @@ class Trainer:
         batches = self._parts()
         self.losses.begin(cursor.loss_sum, cursor.losses)
         self.interval.begin()
-        shown = bar(
-            batches,
-            reader.num_batches,
-            f"Train {cursor.epoch:5d}",
-            self.world.device,
-            config.run.progress and self.world.is_main,
-            cursor.position(reader)[0],
-        )
+        self.progress.begin_epoch()
+        first, label = cursor.position(reader)[0], f"Train {cursor.epoch:5d}"
+        shown = self._bar(batches, reader.num_batches, label, first)
         for parts, following in SLOW.steps(one_ahead(map(self._move, shown))):
             self._step(parts, following, epochs)
             every, told = config.checkpoint.every_steps, self.stopping.stops(cursor.step)
@@ -242,6 +246,7 @@ class Trainer:
         samples = sum(part.size for part in parts)
         self.losses.add(loss, samples)
         self.interval.step(cursor.epoch, cursor.step, samples, loss)
+        self.progress.trained(cursor.epoch, epochs, cursor.batch, reader.num_batches)
 
     def _stop(self, number: int) -> None:
         """All ranks got a signal to end, and have saved."""
@@ -287,9 +292,11 @@ class Trainer:
         values, seconds = self._evaluate("valid")
         self.eval_seconds.append(seconds)
         score = values[self.config.eval.valid_metric.lower()]
-        log.info("epoch %d evaluating [time: %.2fs, valid_score: %.6f]", epoch, seconds, score)
+        found = {"valid": values, "eval_seconds": seconds}
+        line |= found
+        text, figures = "epoch %d evaluating [time: %.2fs, valid_score: %.6f]", {"epoch": epoch}
+        log.info(text, epoch, seconds, score, extra={"figures": figures | found})
         log.info("valid result: \n%s", self._spread(values))
-        line |= {"valid": values, "eval_seconds": seconds}
         sign = 1.0 if higher_is_better(self.config.eval.valid_metric) else -1.0
         if cursor.best_score is None or sign * score >= sign * cursor.best_score:
             cursor.best_score, cursor.best_valid = score, values
@@ -303,18 +310,12 @@ class Trainer:
 
     def _evaluate(self, phase: Phase, keep: bool = False) -> tuple[dict[str, float], float]:
         begun = time.perf_counter()
-        values = self.evaluator.evaluate(
-            self.model,
-            phase,
-            lambda steps, total: bar(
-                SLOW.steps(steps),
-                total,
-                "Evaluate   ",
-                self.world.device,
-                self.config.run.progress and self.world.is_main,
-            ),
-            keep,
-        )
+
+        def shown(steps: Iterable[T], total: int | None) -> Iterator[T]:
+            steps = self.progress.evaluated(phase, steps, total)
+            return self._bar(SLOW.steps(steps), total, "Evaluate   ")
+
+        values = self.evaluator.evaluate(self.model, phase, shown, keep)
         return values, time.perf_counter() - begun
 
     def _test(self, epochs: int) -> dict[str, Any]:
@@ -327,9 +328,11 @@ class Trainer:
                 give(self.strategy, self.checkpoints.load_step(cursor.best_step))
             if cursor.best_score is None and self.evaluator.has("valid"):  # nothing was trained
                 cursor.best_valid, _ = self._evaluate("valid")
-            test, _ = self._evaluate("test", keep=self.config.eval.per_user)
+            keep = self.config.eval.per_user
+            test, self.test_seconds = self._evaluate("test", keep)
             log.info("best valid : %s", self._rounded(cursor.best_valid))
-            host_log.info("test result: %s", self._rounded(test))
+            figures = {"best_valid": cursor.best_valid, "test": test}
+            host_log.info("test result: %s", self._rounded(test), extra={"figures": figures})
             more = self.evaluator.leave(self.folder.path)
         return {
             "model": self.config.model.title,
@@ -340,6 +343,9 @@ class Trainer:
             **more,
             "epochs": cursor.epoch,
             "best_epoch": cursor.best_epoch,
+            "higher_is_better": higher_is_better(self.config.eval.valid_metric),
+            # Runs of equal ones were tested on the same.
+            "data": {key: self.fingerprint[key] for key in DIGESTS if key in self.fingerprint},
         }
 
     # ---- saving and resuming --------------------------------------------------------------------
@@ -388,6 +394,10 @@ class Trainer:
         return True
 
     # ---- showing --------------------------------------------------------------------------------
+
+    def _bar(self, steps: Iterable[T], total: int | None, label: str, at: int = 0) -> Iterator[T]:
+        show = self.config.run.shows_bars and self.world.is_main
+        return bar(steps, total, label, self.world.device, show, at)
 
     def _rounded(self, values: dict[str, float]) -> dict[str, float]:
         return {name: round(value, self.config.eval.decimals) for name, value in values.items()}

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 from shoal.world.hosts import WorldError, is_loopback, look_up, private_folder
 
+MEET = "SHOAL_MEET"  # variable: where processes meet; SHOAL_SECRET proves who belongs there
+HOLDS = "SHOAL_HOLDS_MEETING"  # 1: this rank holds the meeting, and no launcher
 HANDSHAKE_SECONDS = 5.0  # a whole one; whoever has not proved anything by then is cut off
 LARGEST = 1 << 20  # bytes of a message
 PROOF = 32  # bytes of HMAC-SHA256

@@ -20,13 +20,11 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from shoal.world.channel import LARGEST, MeetingPlace, read_secret, receive, send
+from shoal.world.channel import HOLDS, LARGEST, MEET, MeetingPlace, read_secret, receive, send
 from shoal.world.door import Door
 from shoal.world.hosts import WorldError, is_loopback, look_up, which_it_has
 from shoal.world.liveness import BEAT
 
-MEET = "SHOAL_MEET"  # its place; SHOAL_SECRET proves that a process belongs there
-HOLDS = "SHOAL_HOLDS_MEETING"  # 1: this rank holds it, and no launcher
 NOTHING = struct.pack("<d", 0.0)
 
 

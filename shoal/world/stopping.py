@@ -70,6 +70,7 @@ class Agreement:
         self._step: int | None = None  # the last time; None: there was none
         self._next = 0
         self._at = time.monotonic()
+        self.met = time.time()  # when all ranks last answered
 
     def stops(self, step: int) -> int | None:
         """After every step, on all ranks: the signal that one of them was given."""
@@ -84,6 +85,7 @@ class Agreement:
         sent = self.world.bytes_sent
         asked = torch.tensor([told, 1 if told else 0, pace], device=self.world.device)
         signals, ranks, paces = self.world.all_reduce(asked).tolist()
+        self.met = time.time()
         self.world.bytes_sent = sent  # no part of a step
         # Not too far off, should steps become slow.
         self._next = step + max(1, min(paces // self.world.size, 2 * steps))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shoal.world.channel import MeetingPlace
-from shoal.world.rendezvous import HOLDS, MEET
+from shoal.world.channel import HOLDS, MEET, MeetingPlace
 
 
 def is_worker() -> bool:

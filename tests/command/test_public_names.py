@@ -13,7 +13,7 @@ import pytest
 import shoal
 
 # Names that train, in the order in which their examples build upon each other.
-RUNS = ("run", "evaluate", "recommend", "export", "load", "fit")
+RUNS = ("run", "evaluate", "recommend", "report", "export", "load", "fit", "tune")
 OTHERS = ("CollectiveStrategy", "Embedding", "EstimatorSpec", "EvalSpec", "Feature", "TrainSpec")
 WITHOUT = {"Interrupted", "__version__", "ModeKeys", "Hook", "RunConfig", "run_rank", "ray"}
 

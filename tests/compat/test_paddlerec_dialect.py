@@ -111,7 +111,7 @@ def test_a_config_of_dcn_v2(write: Write) -> None:
         ("runner.pipe_command=awk -f x.awk", "data.clicks.pipe_command", "awk -f x.awk"),
         ("runner.train_data_dir=2020", "data.clicks.train", "2020"),
         ("runner.print_interval=null", "train.print_every", 0),
-        ("runner.use_visual=False", "run.tensorboard", False),
+        ("runner.use_visual=False", "run.trackers", []),
         ("runner.seed=3", "run.seed", 3),
         ("runner.save_checkpoint_interval=2", "checkpoint.every_epochs", 2),
         ("runner.model_init_path=null", "run.output", None),

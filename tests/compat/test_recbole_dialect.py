@@ -100,7 +100,7 @@ def test_defaults_of_recbole_are_accepted_and_are_ours() -> None:
     ours = load([], models=models).config
     # What differs is a matter of place, not of training.
     places = {"run.root": "runs", "run.gpu_ids": None, "data.path": "dataset"}
-    places |= {"launch.port": 0, "data.load": None}
+    places |= {"launch.port": 0, "data.load": None, "run.project": None}
     theirs = load([], (), DEFAULTS, models=models).with_values(places, "test")
     assert theirs.config == ours
 
@@ -115,6 +115,9 @@ def test_defaults_of_recbole_are_accepted_and_are_ours() -> None:
         ("gpu_id", None, "run.gpu_ids", ""),
         ("use_gpu", False, "run.device", "cpu"),
         ("state", "WARNING", "run.log_level", "warning"),
+        ("log_wandb", True, "run.trackers", ["tensorboard", "wandb"]),
+        ("log_wandb", True, "run.project", "recbole"),
+        ("wandb_project", "fish", "run.project", "fish"),
         ("state", "critical", "run.log_level", "error"),
         ("learner", "SGD", "train.optimizer.name", "sgd"),
         ("eval_step", -1, "train.eval_every", 0),
@@ -185,7 +188,7 @@ def test_eval_args_parts_left_out_are_recboles_defaults(tmp_path: Path) -> None:
         ("val_interval", {"city": ["Rome"]}, "of a float field"),
         ("normalize_all", "yes!", "true or false"),
         ("use_gpu", 1, "true or false"),
-        ("log_wandb", 0, "TensorBoard"),  # a number is not a truth value
+        ("log_wandb", 0, "true or false"),  # a number is not a truth value
         ("eval_args", {"split": {"TS": [1]}}, "splits are RS (by ratio) and LS"),
         ("eval_args", {"split": "RS"}, "{RS: [0.8, 0.1, 0.1]}"),
         ("eval_args", {"order": "time"}, "one of RO, TO"),

@@ -248,7 +248,7 @@ def test_set_twice_in_one_file(write) -> None:
 
 
 def test_all_errors_at_once(write) -> None:
-    path = write("train: {epoch: 5, batch_size: 0}\nlog_wandb: True\neval.topk: [0]\n")
+    path = write("train: {epoch: 5, batch_size: 0}\nsave_dataset: True\neval.topk: [0]\n")
     found = file_errors(path)
     assert [text.split(":")[1] for text in found] == ["1", "1", "2", "3"]
     with pytest.raises(ConfigError, match=r"^4 errors in the config:\n  recipe.yaml:1: unknown"):

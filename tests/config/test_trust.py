@@ -33,6 +33,7 @@ WORDS = {  # names and other words, no places
     *("data.threshold", "data.normalize", "data.features", "data.labels", "data.sample_weight"),
     *("train.optimizer.tables", "rows.tables", "strategy.tables"),
     *("eval.mode", "eval.metrics", "eval.valid_metric", "launch.ip", "run.gpu_ids"),
+    "run.project",
 }
 
 

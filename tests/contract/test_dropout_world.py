@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from small import small_config
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.models.base import Facts
 from shoal.models.clicks.dnn import DNN
+from shoal.models.nn.dropout import end_steps
 from shoal.runs.build import build
 from shoal.training.steps import seed_step
 from shoal.training.strategy import make_strategy
@@ -41,6 +43,12 @@ CURVES: dict[str, tuple[int, dict[str, Any]]] = {
     "BERT4Rec sharded": (20, {**BERT4REC, **SHARDED}),
     "NeuMF": (20, {"model": "NeuMF", "model__dropout_prob": 0.5, "train__negatives__num": 3}),
 }
+
+
+@pytest.fixture(autouse=True)
+def steps_end() -> Iterator[None]:
+    yield
+    end_steps()  # masks of later tests are not those of our last step
 
 
 def curve(world: World, name: str, parts_of_a_slice: int = 1) -> list[float]:

@@ -185,8 +185,9 @@ def on_ranks(world: World, names: list[str], path: str, folder: str) -> dict[str
             strategy = set_up(world, CASES[name])
             found[name] = outcome(strategy, CASES[name])
         if name == "replicas":
-            leaf = strategy.stores["slots"].leaf  # type: ignore[attr-defined]
-            found["replica"] = [str(chunk) for chunk in (*leaf.export(), *leaf.export_pending())]
+            engine = strategy.stores["slots"].engine  # type: ignore[attr-defined]
+            chunks = *engine.export(), *engine.export_pending()
+            found["replica"] = [str(chunk) for chunk in chunks]
         if name.startswith("to "):
             found[name] = go_on(world, Path(path), SECTIONS[name[3:]])
     strategy = set_up(world, CASES[RELAY])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import Browser, needs_browser
 from feature_data import config, values, write
 from typer.testing import CliRunner
 
@@ -45,20 +46,54 @@ def test_the_command_prints_and_writes(folder: Path, tmp_path: Path) -> None:
     losses = [float(p.strategy.train_step(b)) for p, b in zip((told, plain), batches)]
     assert losses[0] == losses[1]
     text = page.read_text()
-    assert not re.search(r"nan|https?://|src=|<script", text, re.IGNORECASE)
+    assert not re.search(r"\bnan\b|src=|<script", text, re.IGNORECASE)
     plots = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(plots) == 3  # this data has no time
     for plot in plots:
-        assert len(list(xml.fromstring(plot))) > 3
-    for title in (
-        "Popularity",
-        "Lengths",
-        "Activity over time",
-        "Sparsity",
-        "missing",
-        "to test on",
-    ):
-        assert title in text
+        assert len(list(xml.fromstring(plot).iter())) > 20
+    for words in ("Popularity", "Activity", "The interactions have no time", "missing", "test on"):
+        assert words in text
+    # People are counted, not the padding, and in plain words.
+    assert "1,200 interactions of 40 users with 30 items." in text
+    assert "inters" not in re.sub(r"<[^>]*>", "", text)
+
+
+@needs_browser
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    """Of half a year: what stands at the axes does not overlap."""
+    lines = "".join(f"u{k % 90}\ti{k * k % 41}\t{875000000 + 5000 * k}\n" for k in range(3000))
+    head = "user_id:token\titem_id:token\ttimestamp:float\n"
+    data = {"data.name": "shop", "data.path": str(tmp_path), "data.cache": False}
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/shop.inter").write_text(head + lines)
+    told = describe_run(resolve(values={"model": "BPR", **data}).config)
+    assert told.page is not None
+    file = tmp_path / "page.html"
+    file.write_text(told.page())
+    overlaps = """(() => {
+        const texts = [...document.querySelectorAll('svg')].map(
+            plot => [...plot.querySelectorAll('text')].map(one => one.getBoundingClientRect()));
+        const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom
+            && b.top < a.bottom;
+        return texts.flatMap(all => all.flatMap((a, k) => all.slice(k + 1).filter(
+            b => meet(a, b)).map(b => [a.left, a.right, b.left, b.right])));
+    })()"""
+    with Browser() as browser:
+        browser.open(file.as_uri())
+        assert "3,000 interactions of 90 users with" in browser.text("p")
+        assert "from 1997-09-23 to 1998-03-15" in browser.text("p")
+        over_time = (
+            "document.querySelector('svg[aria-label=\"interactions over time\"]').textContent"
+        )
+        assert "1998" in browser.evaluate(over_time)
+        assert browser.evaluate(overlaps) == []
+        light = browser.screenshot(tmp_path / "light.png")
+        browser.dark()
+        assert browser.screenshot(tmp_path / "dark.png") != light
+        browser.resize(390, 800)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+        assert browser.evaluate(overlaps) == []
+        assert browser.requests == [file.as_uri()] and browser.errors == []
 
 
 def test_a_click_log_is_described() -> None:

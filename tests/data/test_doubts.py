@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import shoal
 from shoal.command import exit
 from shoal.command.cli import app
+from shoal.config.launch_section import RunSection
 from shoal.config.schema import DataSection
 from shoal.data.clicks.mapped import prepare_log
 from shoal.data.doubts import doubts
@@ -176,7 +177,7 @@ def test_a_run_evaluates_at_its_end(
     more = {"train__epochs": epochs, "train__eval_every": 2}
     result, _ = trained(tmp_path, {"inter": HEAD + "\n".join(ROWS) + "\n"}, **more)
     assert result["best_valid"]["recall@10"] >= 0.0 and result["epochs"] == epochs
-    exit.print_result(result)
+    exit.print_result(result, RunSection())
     assert "nan" not in capsys.readouterr().out
 
 

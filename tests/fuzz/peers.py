@@ -234,8 +234,9 @@ def http(home: Path) -> dict[str, Target]:
 
     from small_artifact import MEAN, write_artifact
 
+    from shoal.runs.http.listening import listen
     from shoal.runs.serving.app import Limits
-    from shoal.runs.serving.listening import HttpServer, listen
+    from shoal.runs.serving.listening import HttpServer
 
     server = HttpServer.of(
         write_artifact(home, MEAN), Limits(seconds=3600.0, answer_seconds=3600.0)

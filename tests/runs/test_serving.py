@@ -20,8 +20,9 @@ from shoal.runs.artifact import files
 pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")
 pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
+from shoal.runs.http.listening import listen
 from shoal.runs.serving.app import Limits
-from shoal.runs.serving.listening import HttpServer, listen, serve
+from shoal.runs.serving.listening import HttpServer, serve
 
 JSON = {"content-type": "application/json"}
 

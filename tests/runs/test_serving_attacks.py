@@ -25,9 +25,9 @@ from shoal.command.cli import app
 from shoal.runs.artifact import files
 from shoal.runs.artifact.files import write_words
 from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.http.listening import read_token
 from shoal.runs.serving import questions
 from shoal.runs.serving.app import QUESTIONS
-from shoal.runs.serving.listening import read_token
 from shoal.runs.serving.questions import Predict, Recommend
 
 

@@ -19,8 +19,8 @@ from net_hosts import Impossible
 from shoal.command.cli import app
 from shoal.command.machine import explain
 from shoal.runs.artifact.files import hidden_of
-from shoal.training.curves import Curves
 from shoal.training.run_folder import RunFolder
+from shoal.training.trackers.tracker import Trackers
 
 SMALL = (
     *("--data.name=planted", "--data.planted.users=90", "--data.planted.items=60"),
@@ -73,11 +73,11 @@ def test_writers_of_a_run_name_their_file(disk: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_curves_do_not_end_a_run(disk: Path) -> None:
-    curves = Curves(disk / "curves", None)
-    with listening() as said:
+    with listening() as said, Trackers(["tensorboard"]) as trackers:
+        trackers.begin({}, disk)
         for epoch in range(3):
-            curves.add(epoch, {"loss": 1.0})
-        curves.close()
+            trackers.epoch({"epoch": epoch, "loss": 1.0})
+        trackers.end({})
     assert [line for line in said if "No space left on device; the run goes on without" in line]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal.compat.dialects import paddlerec_values as values
-from shoal.compat.dialects.paddlerec_values import as_bool, option
+from shoal.compat.dialects.paddlerec_values import as_bool, option, truth
 from shoal.config.dialect import (
     Row,
     free,
@@ -128,7 +128,12 @@ RUNNER = [
     ),
     Row("use_auc", (), "true or false: AUC is always computed, over all workers", values.no_effect),
     only("auc_num", [1, None], "a model has one AUC"),
-    read_as("use_visual", "run.tensorboard", as_bool, "curves, for TensorBoard"),
+    read_as(
+        "use_visual",
+        "run.trackers",
+        lambda value: ["tensorboard"] if truth(value) else [],
+        "true: curves, for TensorBoard",
+    ),
     only("pure_bf16", [False, None], "training is in float32"),
     only("model_path", [None, "static_model.py", "dygraph_model.py"], "the model is Shoal's"),
     only("user_define_net", [False, None], "the model is chosen with --model"),

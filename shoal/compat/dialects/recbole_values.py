@@ -175,6 +175,14 @@ def read_normalize_all(value: Any) -> Translation:
     raise ValueError(f"given {inline(value)}; allowed: true or false")
 
 
+def read_log_wandb(value: Any) -> Translation:
+    if value is True:  # its own default of wandb_project
+        return Translation({"run.trackers": ["tensorboard", "wandb"]}, {"run.project": "recbole"})
+    if value is None or value is False:
+        return Translation()
+    raise ValueError(f"given {inline(value)}; allowed: true or false")
+
+
 def read_load_col(value: Any) -> Translation:
     notes = []
     if value is None:

@@ -39,8 +39,8 @@ from shoal.runs.artifact.tables import Kind
 from shoal.runs.collective.loop import Loop
 from shoal.runs.collective.slices import size_of, tensors
 from shoal.training.checkpoint.writing import Checkpoints
-from shoal.training.curves import Curves
 from shoal.training.run_folder import RunFolder, start_logging
+from shoal.training.trackers.tracker import Trackers
 
 log = logging.getLogger("shoal")
 ModelFn = Callable[..., EstimatorSpec]
@@ -187,7 +187,7 @@ class Estimator:
                 if self.step % self.config.log_step_count_steps == 0:
                     log.info("step %d: loss %.6f", self.step, loss)
                 if curves is not None and self.step % self.config.save_summary_steps == 0:
-                    curves.add(self.step, {"loss": loss})
+                    curves.epoch({"epoch": self.step, "loss": loss})
                 ended = [hook.after_run(self.step, loss) for hook in hooks]
                 if self.step % self.config.save_checkpoints_steps == 0:
                     saved = self._save(loss, look(), curves)
@@ -213,7 +213,7 @@ class Estimator:
         self._optimizer.step()
         return self.loop.mean(loss)
 
-    def _start(self, stack: ExitStack) -> Curves | None:
+    def _start(self, stack: ExitStack) -> Trackers | None:
         if not self.world.is_main:
             start_logging("info", self.world.rank)
             return None
@@ -222,8 +222,8 @@ class Estimator:
         start_logging("info", 0, self.folder.path / "train.log")
         if not self.config.tensorboard:
             return None
-        curves = Curves(self.folder.path / "tensorboard", None)
-        stack.callback(curves.close)
+        curves = stack.enter_context(Trackers(["tensorboard"]))
+        curves.begin({}, self.folder.path)
         return curves
 
     def _from_where_it_stopped(self, input_fn: InputFn, mode: Mode) -> Iterator[Any]:
@@ -236,13 +236,13 @@ class Estimator:
         return islice(chain([first], batches), self._batch, None)
 
     def _save(
-        self, loss: float, metrics: dict[str, float], curves: Curves | None
+        self, loss: float, metrics: dict[str, float], curves: Trackers | None
     ) -> tuple[int, int]:
         keep = self.config.keep_checkpoint_max
         state = {"step": self.step, "batch": self._batch}
         self.loop.save(self.folder.checkpoints, self.modules, keep=keep, **state)
         if curves is not None and metrics:
-            curves.add(self.step, {"loss": loss, "valid": metrics})
+            curves.epoch({"epoch": self.step, "loss": loss, "valid": metrics})
         return self.step, self._batch
 
     # ---- using ----------------------------------------------------------------------------------

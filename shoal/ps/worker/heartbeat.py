@@ -42,6 +42,7 @@ class Heartbeat:
                     socket.send(header, zmq.NOBLOCK)
                 while socket.poll(0):
                     answer, heard[link] = socket.recv_multipart(), time.monotonic()
+                    link.seen = time.time()
                     told = parse_header(answer[0]).kind == Kind.OK and answer[1]
                     if told and not link.failure:  # an error: hello is still on its way
                         link.failure = f"{link.name}: {answer[1].decode(errors='replace')}"

@@ -52,6 +52,7 @@ class Link:
         self._ping = 0  # number of the last request for a sign of life
         self.failure = ""  # why it is lost, as the heartbeat found
         self.left_out = False  # it is lost, and its replica continues
+        self.seen: float | None = None  # when it last answered a heartbeat, by the clock
         self.life = b""  # which process of the server it is that answers
 
     def close(self) -> None:

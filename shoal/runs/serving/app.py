@@ -10,10 +10,7 @@ A request that is malformed, too large or too slow gets a 4xx and nothing else h
 from __future__ import annotations
 
 import asyncio
-import hmac
 import html
-import json
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,23 +19,17 @@ from typing import Any
 
 import torch
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import shoal
+from shoal.runs.http.guard import Guard, RefusedRequest, json_answer
 from shoal.runs.serving.batching import Batcher, Full
 from shoal.runs.serving.figures import Figures
 from shoal.runs.serving.openapi import describe, page_of
 from shoal.runs.serving.questions import QUESTIONS, parse
 from shoal.runs.serving.service import Service
-
-OPEN = ("/health", "/ready")  # answered without a token
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
-SAFE = [  # every answer has these headers
-    (b"x-content-type-options", b"nosniff"),
-    (b"content-security-policy", b"default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"),
-]
 
 
 @dataclass(frozen=True)
@@ -53,23 +44,16 @@ class Limits:
     threads: int = 1  # batches computed at a time, one core each
 
 
-class RefusedRequest(Exception):
-    """A request that is answered with a status and one sentence."""
-
-    def __init__(self, status: int, why: str):
-        super().__init__(why)
-        self.status, self.why = status, why
-
-
-class Api:
+class Api(Guard):
     """The handlers of a service's routes."""
+
+    open = ("/health", "/ready")
 
     def __init__(
         self, service: Service, limits: Limits, token: str | None = None, local: bool = True
     ):
-        self.service, self.limits, self.token, self.local = service, limits, token, local
-        self.figures = Figures()
-        self.stopping = False
+        super().__init__(token, local)
+        self.service, self.limits, self.figures = service, limits, Figures()
         # Batches side by side, each on one core: the parts of one small product would wait for
         # each other, the longer the busier the machine is.
         self.threads = ThreadPoolExecutor(limits.threads, "model", torch.set_num_threads, (1,))
@@ -91,7 +75,7 @@ class Api:
     def app(self) -> Starlette:
         """The ASGI application."""
         posts = [
-            Route(f"/v1/{k}", self._counted(self._post(k)), methods=["POST"]) for k in QUESTIONS
+            Route(f"/v1/{k}", self.guarded(self._post(k)), methods=["POST"]) for k in QUESTIONS
         ]
         gets = {
             "/health": self._health,
@@ -101,49 +85,15 @@ class Api:
             "/docs": self._docs,
             "/": self._page,
         }
-        routes = [Route(path, self._counted(one), methods=["GET"]) for path, one in gets.items()]
+        routes = [Route(path, self.guarded(one), methods=["GET"]) for path, one in gets.items()]
         return Starlette(routes=[*posts, *routes])
 
-    def _counted(
-        self, handle: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def counted(request: Request) -> Response:
-            begun, status = time.perf_counter(), 500
-            self.figures.in_flight += 1
-            try:
-                self._admit(request)
-                answer = await handle(request)
-                status = answer.status_code
-            except RefusedRequest as error:
-                status = error.status
-                answer = _json({"error": error.why}, status)
-                if status == 401:
-                    answer.headers["www-authenticate"] = "Bearer"
-                if status in (408, 413):  # the rest of it is not waited for
-                    answer.headers["connection"] = "close"
-            except ClientDisconnect:
-                status, answer = 499, Response(status_code=499)
-            finally:
-                self.figures.in_flight -= 1
-                self.figures.count(_path(request), status, time.perf_counter() - begun)
-            answer.raw_headers.extend(SAFE)
-            if self.stopping:  # the next request of this client goes elsewhere
-                answer.headers["connection"] = "close"
-            return answer
+    def begun(self) -> None:
+        self.figures.in_flight += 1
 
-        return counted
-
-    def _admit(self, request: Request) -> None:
-        """Refuse who has no token, and pages of other sites that a browser here has open."""
-        if self.local:
-            host = request.headers.get("host", "").rsplit(":", 1)[0]
-            if host not in LOCAL:
-                raise RefusedRequest(421, "this service answers as localhost only")
-        if self.token is None or _path(request) in OPEN:
-            return
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
-            raise RefusedRequest(401, "give the token of this service: Authorization: Bearer TOKEN")
+    def answered(self, path: str, status: int, seconds: float) -> None:
+        self.figures.in_flight -= 1
+        self.figures.count(path, status, seconds)
 
     # ---- questions ------------------------------------------------------------------------------
 
@@ -151,9 +101,7 @@ class Api:
         batcher, question = self.batchers[kind], QUESTIONS[kind]
 
         async def post(request: Request) -> Response:
-            if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-                raise RefusedRequest(415, "send application/json")
-            body = await self._body(request)
+            body = await self.body(request, self.limits.body_bytes, self.limits.seconds)
             try:
                 async with asyncio.timeout(self.limits.answer_seconds):
                     if len(body) <= 1 << 14:
@@ -170,37 +118,20 @@ class Api:
                 if "not known" in str(error):
                     raise RefusedRequest(404, str(error).partition(";")[0]) from None
                 raise RefusedRequest(422, str(error)) from None
-            return _json(answer)
+            return json_answer(answer)
 
         return post
-
-    async def _body(self, request: Request) -> bytes:
-        most = self.limits.body_bytes
-        stated = request.headers.get("content-length", "0")
-        if not stated.isdecimal() or int(stated[:20]) > most:
-            raise RefusedRequest(413, f"a request has at most {most} bytes")
-        parts, size = [], 0
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                async for part in request.stream():
-                    size += len(part)
-                    if size > most:
-                        raise RefusedRequest(413, f"a request has at most {most} bytes")
-                    parts.append(part)
-        except TimeoutError:
-            raise RefusedRequest(408, "the request did not come in time") from None
-        return b"".join(parts)
 
     # ---- for whoever watches over it ------------------------------------------------------------
 
     async def _health(self, request: Request) -> Response:
-        return _json({"status": "alive"})
+        return json_answer({"status": "alive"})
 
     async def _ready(self, request: Request) -> Response:
         model = self.service.model
         if self.stopping:
             raise RefusedRequest(503, "stopping")
-        return _json({"status": "ready", "artifact": model.folder.name, "model": model.model})
+        return json_answer({"status": "ready", "artifact": model.folder.name, "model": model.model})
 
     async def _metrics(self, request: Request) -> Response:
         model = self.service.model
@@ -215,7 +146,7 @@ class Api:
         return PlainTextResponse(self.figures.text(more, info))
 
     async def _openapi(self, request: Request) -> Response:
-        return _json(describe(QUESTIONS, self.token is not None))
+        return json_answer(describe(QUESTIONS, self.token is not None))
 
     async def _docs(self, request: Request) -> Response:
         return HTMLResponse(page_of(describe(QUESTIONS, self.token is not None)))
@@ -225,12 +156,3 @@ class Api:
 
 
 PAGE = resources.files("shoal.runs.serving").joinpath("page.html").read_text()
-
-
-def _path(request: Request) -> str:
-    """The path that was routed; request.url has the text of the header `host` before it."""
-    return request.scope["path"]
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(json.dumps(value), status, media_type="application/json")

@@ -31,9 +31,10 @@ def predicted(logits: Tensor, losses: Sequence[str] = ()) -> Tensor:
     """
     logits = logits.double().cpu()
     values = torch.sigmoid(logits)
+    shape = len(logits), len(losses)
     for column, loss in enumerate(losses):
         if loss == "squared":
-            values.view(len(logits), -1)[:, column] = logits.view(len(logits), -1)[:, column]
+            values.view(shape)[:, column] = logits.view(shape)[:, column]
     return values
 
 

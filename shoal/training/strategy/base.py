@@ -113,6 +113,10 @@ class Strategy(ABC):
                 module.stay_out_of_compilation()
             self._call = torch.compile(model, dynamic=True)
 
+    def servers_seen(self) -> list[dict[str, Any]]:
+        """The servers that this process speaks to: number, address, when each last answered."""
+        return []
+
     @abstractmethod
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         """The service that has the rows of the model's tables."""

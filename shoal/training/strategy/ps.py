@@ -115,6 +115,12 @@ class ParameterServers(Strategy):
         client.hello(self.spec, self.join_timeout)
         return client
 
+    def servers_seen(self) -> list[dict[str, Any]]:
+        return [
+            {"server": link.index, "address": link.address, "seen": link.seen}
+            for link in self.client.servers
+        ]
+
     # ---- batches that are lent ------------------------------------------------------------------
 
     def begin_lease(self, lease: Lease) -> None:

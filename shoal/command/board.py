@@ -1,0 +1,40 @@
+"""`shoal board`: a page over all runs below a folder, live while they train."""
+
+from __future__ import annotations
+
+import signal
+from typing import Annotated
+
+import typer
+
+from shoal.command.startup import importing
+
+
+def board(
+    root: Annotated[str, typer.Argument(help="Folder that holds runs, at any depth.")] = "runs",
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0: any.")] = 8080,
+    allow_stop: Annotated[
+        bool, typer.Option("--allow-stop", help="Let the page stop runs, which then save.")
+    ] = False,
+    token_file: Annotated[
+        str | None, typer.Option(help="File with the token to ask for (or SHOAL_TOKEN).")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate (PEM).")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its key (PEM).")] = None,
+    plain: Annotated[bool, typer.Option(help="Listen beyond this host without TLS.")] = False,
+    announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
+) -> None:
+    """Show all runs below a folder in a browser: live, filtered, sorted, compared."""
+    try:
+        with importing():
+            from shoal.runs.board.listening import run_board
+            from shoal.runs.http.listening import read_token
+    except ImportError as error:
+        raise ValueError(f"{error}; run `make extras EXTRAS=serve` in the clone") from error
+    from shoal.training.run_folder import start_logging
+
+    start_logging("info")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
+    secured = (read_token(token_file), tls_cert, tls_key, plain)
+    run_board(root, host, port, *secured, allow_stop, announce)

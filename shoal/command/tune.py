@@ -1,0 +1,171 @@
+"""Commands that search: `shoal tune`, `shoal sweep`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.command.arguments import TRUST, resolve_words, split_arguments
+from shoal.command.startup import importing
+
+
+def tune(
+    context: typer.Context,
+    space: Annotated[
+        str | None,
+        typer.Option(help="What is searched, YAML or RecBole's form; else the model's own."),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Trials of the whole search.")] = 30,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so many; --resume continues.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Trials at once, also on one GPU.")] = 1,
+    sampler: Annotated[str | None, typer.Option(help="tpe, random or grid.")] = None,
+    prune: Annotated[
+        str | None, typer.Option(help="Stop hopeless trials: median, halving or none.")
+    ] = None,
+    finalists: Annotated[
+        int, typer.Option(min=1, help="With --seeds: so many of the best trials.")
+    ] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Train finalists with so many seeds; their mean decides.")
+    ] = 1,
+    launch: Annotated[
+        str | None,
+        typer.Option(help="Words to start a trial with, on a cluster: 'srun --gpus=1'."),
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="Folder of the search.")] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the search in --output (or the folder given)."),
+    ] = False,
+    trust: Annotated[bool, TRUST] = False,
+) -> None:
+    """Search for the best hyper-parameters of a model, by validation alone.
+
+    shoal tune CONFIG.yaml --space space.yaml --trials 30 writes best.yaml for `shoal train`.
+    """
+    with importing():
+        from shoal.runs.run import resolve
+        from shoal.runs.tuning.tune import need_optuna
+
+        need_optuna()
+        from shoal.runs.tuning.search import Limits, search
+
+    files, overrides = split_arguments(context.args)
+    is_given = resume and len(files) == 1 and not Path(files[0]).is_file()
+    if is_given:
+        output, files = output or files[0], []
+    is_begun = output is not None and (Path(output) / "space.yaml").is_file()
+    if is_given and not is_begun:
+        raise typer.BadParameter(f"{output} holds no search to continue: it has no space.yaml")
+    if resume and output is None:
+        raise typer.BadParameter("--resume needs the folder of the search: --output DIR")
+    if resume and is_begun and not files:
+        file = Path(str(output)) / "config.yaml"
+        resolved = resolve([file], overrides, folder=output, trust=trust)
+    else:
+        resolved = resolve_words(context.args, trust=trust)
+    limits = Limits(trials, minutes, jobs, finalists, seeds, launch)
+    found = search(resolved, space, output, resume, sampler, prune, limits, typer.echo)
+    _print_found(found, trials)
+
+
+def _print_found(found: dict[str, Any], trials: int) -> None:
+    """The best trial, what it is worth, and what to type next."""
+    from shoal.command.exit import print_result
+
+    folder, best = found["folder"], found["best"]
+    done = sum(one["state"] != "not finished" for one in found["trials"])
+    if best is None:
+        typer.echo(f"no trial has ended well yet ({done} of {trials})")
+    else:
+        names = ("model", "dataset")
+        result = {**{name: found[name] for name in names}, "best_valid": best["valid"]}
+        print_result({**result, "test": best["test"]})
+        seeds = f", mean of {best['seeds']} seeds" if best["seeds"] > 1 else ""
+        typer.echo(f"trial {best['trial']} is the best of {done} by {found['metric']}{seeds}")
+        typer.echo(f"train it: shoal train {folder}/best.yaml")
+        typer.echo(f"look at the search: {folder}/report.html")
+    if not found["finished"]:
+        typer.echo(f"the time is over; continue with: shoal tune --resume {folder}")
+
+
+def sweep(
+    context: typer.Context,
+    models: Annotated[
+        str | None, typer.Option(help="Names or config files, with commas: BPR,EASE,best.yaml.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Names or paths of data, with commas.")] = None,
+    seeds: Annotated[str, typer.Option(help="How many, or which: 3, or 1,2,3.")] = "3",
+    grid: Annotated[
+        str | None, typer.Option(help="The same as lists of a YAML file: models, data, seeds.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so many; --output continues.")
+    ] = None,
+    launch: Annotated[
+        str | None, typer.Option(help="Words to start a run with, on a cluster: 'srun --gpus=1'.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Folder of the sweep; finished runs there are not repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Train models × data × seeds; means, intervals and paired tests.
+
+    shoal sweep CONFIG.yaml --models BPR,LightGCN --data ml-100k --seeds 3
+    """
+    with importing():
+        from shoal.runs.tuning.sweep import Sweep, cells, make_grid, read_grid
+        from shoal.training.run_folder import RunFolder
+
+    given: dict[str, Any] = {"models": models, "data": data, "seeds": seeds}
+    if grid is not None:
+        if models is not None or data is not None:
+            raise typer.BadParameter(f"--grid {grid} names models and data; leave the others out")
+        given |= read_grid(grid)
+    files, overrides = split_arguments(context.args)
+    runs = cells(make_grid(**given), files, overrides)
+    report = (lambda line: typer.echo(line, err=True)) if as_json else typer.echo
+    folder = output or RunFolder.new_name("sweeps", "sweep")
+    found = Sweep(Path(folder), runs, report).run(jobs, minutes, launch)
+    if as_json:
+        return typer.echo(json.dumps(found, indent=2))
+    _print_sweep(found)
+
+
+def _print_sweep(found: dict[str, Any]) -> None:
+    """A table for every data set; a star marks the model that validation chose."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    for one in found["data"]:
+        if one["best"] is None:
+            typer.echo(f"{one['data']}: no run has ended well yet")
+            continue
+        metrics = one["metrics"]
+        table = Table("model", *metrics, box=SIMPLE, title=f"test, {one['data']}")
+        for model in next(iter(metrics.values())):
+            rows = [metric[model] for metric in metrics.values()]
+            star = " *" if model == one["best"] else ""
+            table.add_row(model + star, *map(_shown, rows))
+        Console(width=10_000).print(table)
+        over = {row["over"] for metric in metrics.values() for row in metric.values()}
+        typer.echo(
+            f"* best by {one['decided_by']} on validation. Intervals: 95 %, over "
+            f"{' or '.join(sorted(over))}. p: paired against *, corrected by Holm."
+        )
+    typer.echo(f"sweep: {found['folder']}/sweep.json")
+    if not found["finished"]:
+        typer.echo(f"the time is over; the same command with --output {found['folder']} continues")
+
+
+def _shown(row: dict[str, Any]) -> str:
+    text = f"{row['mean']:.4f}"
+    if row["low"] is not None:
+        text += f" [{row['low']:.4f}, {row['high']:.4f}]"
+    return text + (f" p={row['p']:.3g}" if row.get("p") is not None else "")

@@ -1,0 +1,161 @@
+"""What the board shows of a run. Files may be missing, damaged or somebody else's: what cannot be
+read is left out, and of every value the type is checked.
+"""
+
+import json
+import math
+from typing import Any
+
+from shoal.config.output import flat
+from shoal.config.schema import DataSection
+from shoal.config.yaml_io import read as read_yaml
+from shoal.runs.board.root import FoundRun, Root
+from shoal.training.metrics import higher_is_better
+from shoal.training.run_folder import RunFolder
+
+POINTS = 500  # of a curve
+LONGEST = 300  # characters of a text
+
+
+def summary(root: Root, run: FoundRun) -> dict[str, Any]:
+    """One line of the table."""
+    config, result = _config(root, run), _json(root, run, "result.json")
+    failure, lines = _json(root, run, "failure.json"), _lines(root, run)
+    metric = _text(_in(config, "eval").get("valid_metric", "MRR@10")).lower()
+    state, reason, progress = "finished" if result else "not finished", "", None
+    if RunFolder(root.folder(run)).is_in_use:
+        state, progress = "running", _progress(root, run)
+    elif failure:
+        state, reason = _text(failure.get("state", "failed")), _text(failure.get("reason", ""))
+    found = [_number(_in(line, "valid").get(metric)) for line in lines]
+    valid = [value for value in found if value is not None]
+    best = _number(_in(result, "best_valid").get(metric))
+    if best is None and valid:
+        best = max(valid) if _is_better_higher(metric) else min(valid)
+    epochs = _number(_in(config, "train").get("epochs"))
+    return {
+        "key": run.key,
+        "name": run.name,
+        "model": _text(_in(config, "model").get("name", "?")).rpartition(":")[2],
+        "data": _text(result.get("dataset") or _title(config)),
+        "state": state,
+        "reason": reason,
+        "metric": metric,
+        "best_valid": best,
+        "test": _number(_in(result, "test").get(metric)),
+        "epoch": max(len(lines), progress["epoch"] if progress else 0),  # done so far
+        "epochs": len(lines) if result else epochs,
+        "progress": progress,
+        "started": root.changed(run, "config.yaml"),
+    }
+
+
+def details(root: Root, run: FoundRun) -> dict[str, Any]:
+    """A chosen run: its curves by name as [epoch, value], and its config by dotted key."""
+    curves: dict[str, list[list[float]]] = {}
+    for line in _lines(root, run):
+        epoch = _number(line.get("epoch"))
+        named = {"loss": line.get("loss"), **_in(line, "valid")}
+        for name, value in named.items():
+            if epoch is not None and (number := _number(value)) is not None:
+                curves.setdefault(_text(name), []).append([epoch, number])
+    config = {_text(key): _shown(value) for key, value in flat(_config(root, run)).items()}
+    thin = {name: _thinned(points) for name, points in list(curves.items())[:100]}
+    return {"key": run.key, "name": run.name, "curves": thin, "config": config}
+
+
+def _thinned(points: list[list[float]]) -> list[list[float]]:
+    """At most so many of them, evenly, the last among them."""
+    step = math.ceil(len(points) / POINTS)
+    return points[::-1][::step][::-1] if step > 1 else points
+
+
+def _progress(root: Root, run: FoundRun) -> dict[str, Any] | None:
+    """How far it is; None where nothing is known yet."""
+    found = _json(root, run, "progress.json")
+    epoch = _number(found.get("epoch"))
+    if epoch is None:
+        return None
+    numbers = ("time", "epochs", "step", "steps", "samples_per_second")
+    return {
+        "epoch": epoch,
+        "phase": _text(found.get("phase", "")),
+        **{name: _number(found.get(name)) for name in numbers},
+        "memory": _number(_in(found, "memory").get("host")),
+        "gpu_memory": _number(_in(found, "memory").get("gpu")),
+        "ranks": _listed(found, "ranks", ("rank", "pid", "seen", "memory"), ("host",)),
+        "servers": _listed(found, "servers", ("server", "seen"), ("address",)),
+    }
+
+
+def _listed(
+    found: dict[str, Any], name: str, numbers: tuple[str, ...], texts: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """The processes of a progress file, each with what is known of it."""
+    given = found.get(name)
+    return [
+        {key: _number(one.get(key)) for key in numbers}
+        | {key: _text(one.get(key)) for key in texts}
+        for one in (given if isinstance(given, list) else [])[:1000]
+        if isinstance(one, dict)
+    ]
+
+
+def _config(root: Root, run: FoundRun) -> dict[str, Any]:
+    found = root.read(run, "config.yaml", lambda data: read_yaml(data.decode(), "config.yaml")[0])
+    return found if isinstance(found, dict) else {}
+
+
+def _json(root: Root, run: FoundRun, name: str) -> dict[str, Any]:
+    found = root.read(run, name, json.loads)
+    return found if isinstance(found, dict) else {}
+
+
+def _lines(root: Root, run: FoundRun) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a torn or damaged one is passed over."""
+    return root.read(run, "metrics.jsonl", _parse_lines) or []
+
+
+def _parse_lines(data: bytes) -> list[dict[str, Any]]:
+    found = []
+    for line in data.splitlines():
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def _title(config: dict[str, Any]) -> str:
+    try:
+        return DataSection.model_validate(config["data"]).title
+    except (LookupError, TypeError, ValueError):
+        return "?"
+
+
+def _is_better_higher(metric: str) -> bool:
+    try:
+        return higher_is_better(metric)
+    except (LookupError, ValueError):
+        return True
+
+
+def _in(values: dict[str, Any], key: str) -> dict[str, Any]:
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    """A number that JSON has; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and abs(value) < 1e300 and math.isfinite(value) else None
+
+
+def _text(value: Any) -> str:
+    return str("" if value is None else value)[:LONGEST].encode("utf-8", "replace").decode()
+
+
+def _shown(value: Any) -> str:
+    return _text(value if isinstance(value, str) else json.dumps(value))

@@ -1,0 +1,1 @@
+"""What every HTTP service of this package shares: who may ask, limits, how it listens."""

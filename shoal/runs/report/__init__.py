@@ -1,0 +1,40 @@
+"""Reports: what runs left behind as one page that needs nothing else.
+
+reading.py     files of runs, whatever state they are in
+statistics.py  intervals and tests over users
+quality.py     groups of users and items, what is recommended
+figures.py     plots
+single.py      the page of one run; examples.py: its lists, with titles
+several.py     the page of several; comparison.py: whether and how far they differ
+"""
+
+from pathlib import Path
+
+
+def report(*runs: str | Path, output: str | Path | None = None) -> Path:
+    """Write the page of a run, or one that compares several; where it is.
+
+    The first of several is what the others are compared with. Without `output` the page is
+    report.html: of one run in its folder, of several in the present one.
+
+    >>> import shoal  # after the example of shoal.run
+    >>> shoal.report("runs/first").name
+    'report.html'
+    """
+    from shoal.runs.report.reading import read_runs
+    from shoal.runs.report.several import compare_page
+    from shoal.runs.report.single import run_page
+    from shoal.world.durable import written
+
+    records = read_runs(runs)
+    if not records:
+        raise ValueError("name the folder of at least one run; `shoal runs` lists them")
+    if output is None:
+        output = "report.html" if len(records) > 1 else records[0].folder / "report.html"
+    file = Path(output)
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder; name a file in it: --output {file / 'report.html'}")
+    text = run_page(records[0]) if len(records) == 1 else compare_page(records)
+    with written(file):
+        file.write_text(text, encoding="utf-8", errors="replace")
+    return file

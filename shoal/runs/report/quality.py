@@ -1,0 +1,142 @@
+"""How good a run is for whom, and what it recommends, from the lists of its users."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from shoal.runs.report.reading import RunRecord
+from shoal.runs.report.statistics import mean_interval
+
+GROUPS = 5  # of users, and of items
+
+
+@dataclass(frozen=True)
+class ActivityGroup:
+    """Users with so many training interactions, and how good the run is for them."""
+
+    fewest: int
+    most: int
+    users: int
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def label(self) -> str:
+        return _range(self.fewest, self.most)
+
+
+@dataclass(frozen=True)
+class PopularityGroup:
+    """Items with so many training interactions, and what becomes of them."""
+
+    fewest: int
+    most: int
+    items: int
+    trained: float  # share of the training interactions that they have
+    recommended: float  # share of the places in lists
+    hits: float | None  # share of these places that are hits; None: they are never recommended
+
+    @property
+    def label(self) -> str:
+        return _range(self.fewest, self.most)
+
+
+@dataclass(frozen=True)
+class RecommendedItems:
+    """What is recommended, over all lists."""
+
+    items: int
+    coverage: float  # share of the items that are in some list
+    gini: float  # 0: all items alike, 1: always the same ones
+    popularity: float  # mean training interactions of a recommended item
+    top_tenth: float  # share of places that the tenth of items with the most training has
+
+
+def by_activity(record: RunRecord, metric: str) -> list[ActivityGroup]:
+    """Groups of users by how much the model knew of them; they are of like size."""
+    assert record.users is not None
+    train, values = record.users["train"].to_numpy(), record.users[metric].to_numpy()
+    bounds = _bounds(train)
+    inside = np.searchsorted(bounds, train, side="left")[:, None] == np.arange(len(bounds))
+    means = mean_interval(np.where(inside, values[:, None], np.nan))
+    return [
+        ActivityGroup(
+            int(train[mine].min()),
+            int(train[mine].max()),
+            int(mine.sum()),
+            *(float(part[k]) for part in means),
+        )
+        for k, mine in enumerate(inside.T)
+    ]
+
+
+def by_popularity(record: RunRecord) -> list[PopularityGroup]:
+    """Groups of items by their training interactions, the least popular first."""
+    assert record.users is not None and record.items is not None
+    places = record.users.select("items", "hits").explode("items", "hits")
+    hits = places.group_by("items").agg(pl.col("hits").sum().alias("found"), pl.len().alias("n"))
+    items = record.items.join(hits, left_on="item", right_on="items", how="left")
+    train = items["train"].to_numpy()
+    shown, found = (items[name].fill_null(0).to_numpy() for name in ("n", "found"))
+    bounds, groups = _bounds(train), []
+    place = np.searchsorted(bounds, train, side="left")
+    for k in range(len(bounds)):
+        inside = place == k  # a bound is the count of some item, so that no group is empty
+        number = int(shown[inside].sum())
+        groups.append(
+            PopularityGroup(
+                int(train[inside].min()),
+                int(train[inside].max()),
+                int(inside.sum()),
+                float(train[inside].sum() / max(1, train.sum())),
+                number / max(1, int(shown.sum())),
+                float(found[inside].sum()) / number if number else None,
+            )
+        )
+    return groups
+
+
+def catalogue(record: RunRecord) -> RecommendedItems | None:
+    """Coverage, concentration and popularity; None where nothing is recommended."""
+    if record.items is None or not record.items["recommended"].sum():
+        return None
+    train = record.items["train"].to_numpy().astype(np.float64)
+    shown = record.items["recommended"].to_numpy().astype(np.float64)
+    number, total = len(shown), shown.sum()
+    ranked = np.sort(shown)
+    gini = ((2 * np.arange(1, number + 1) - number - 1) * ranked).sum() / (number * total)
+    busiest = np.argsort(-train, kind="stable")[: max(1, number // 10)]
+    return RecommendedItems(
+        items=number,
+        coverage=float((shown > 0).mean()),
+        gini=float(gini),
+        popularity=float((shown * train).sum() / total),
+        top_tenth=float(shown[busiest].sum() / total),
+    )
+
+
+def concentration(record: RunRecord) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Items by training interactions, the most popular first, as shares (0 to 1): how many of them
+    have which share of the training interactions, and of the places in lists.
+    """
+    assert record.items is not None
+    items = record.items.sort("train", descending=True)
+    train, shown = (items[name].to_numpy().cumsum() for name in ("train", "recommended"))
+    steps = np.unique(np.linspace(0, len(items) - 1, 100).astype(int))
+    return (
+        np.append(0.0, (steps + 1) / len(items)),
+        np.append(0.0, train[steps] / max(1, train[-1])),
+        np.append(0.0, shown[steps] / max(1, shown[-1])),
+    )
+
+
+def _bounds(counts: np.ndarray) -> np.ndarray:
+    """The largest count of each of at most GROUPS groups of like size."""
+    shares = np.arange(1, GROUPS + 1) / GROUPS
+    return np.unique(np.quantile(counts, shares, method="inverted_cdf"))
+
+
+def _range(fewest: int, most: int) -> str:
+    return f"{fewest:,}" if fewest == most else f"{fewest:,}–{most:,}"

@@ -1,0 +1,306 @@
+"""The page of one run."""
+
+from typing import Any
+
+from shoal.config.keys import KEYS
+from shoal.config.row_rules import show_size
+from shoal.config.yaml_io import inline
+from shoal.pages.look import Html, Numeral, escape, facts, grid, join, page, section, table
+from shoal.runs.report import figures
+from shoal.runs.report.examples import lists_of_users, most_recommended
+from shoal.runs.report.quality import by_activity, by_popularity, catalogue
+from shoal.runs.report.reading import RunRecord, number, short
+from shoal.runs.report.statistics import MeanInterval, mean_interval
+
+MOST_METRICS = 60  # that a page shows
+OTHER_CURVES = 8  # small ones, beside the loss and the metric that decides
+
+
+def run_page(record: RunRecord) -> str:
+    """One self-contained page."""
+    intervals = test_intervals(record)
+    return page(
+        short(record.name),
+        Html(f"<p>{escape(outcome(record, intervals))}</p>"),
+        _facts(record),
+        notes([record]),
+        _curves(record),
+        grid(_test_table(record, intervals), _seconds(record)),
+        _by_user_and_item(record),
+        _recommended(record),
+        lists_of_users(record),
+        grid(_tables(record), _loss_by_rank(record)),
+        _config(record),
+    )
+
+
+def outcome(record: RunRecord, intervals: dict[str, MeanInterval]) -> str:
+    """What came of the run, in a sentence."""
+    one, metric = record.summary, record.metric
+    what = f"{short(one['model'], 60)} on {short(one['data'], 60)}"
+    value = record.test.get(metric)
+    if value is None:
+        why = f": {short(one['reason'], 300)}" if one["reason"] else ""
+        return f"{what} {_state(one['state'])} after {len(record.epochs)} epochs{why}."
+    text = f"{what} reaches {metric} {value:.4f} on the test part"
+    if metric in intervals and intervals[metric].low == intervals[metric].low:
+        text += f" (95 % of resampled users: {interval_text(intervals[metric])})"
+    if record.best_epoch is not None:
+        text += f", with epoch {record.best_epoch} as the best of {len(record.epochs)}"
+    return text + "."
+
+
+def _state(state: str) -> str:
+    known = {"finished": "finished without a test", "not finished": "ended without a result"}
+    return {**known, "running": "is in training, and has no result"}.get(state, state)
+
+
+def test_intervals(record: RunRecord) -> dict[str, MeanInterval]:
+    """Of each test metric that users have values of, and that these values belong to."""
+    names = [name for name in record.user_metrics if name in record.test]
+    if record.users is None or not names:
+        return {}
+    found = mean_interval(record.users.select(names).to_numpy())
+    kept = {name: MeanInterval(*(part[k] for part in found)) for k, name in enumerate(names)}
+    other = [name for name, one in kept.items() if not _belongs(record, name, float(one.mean))]
+    if other:
+        record.missing.append(
+            f"evaluation/users.parquet is of another evaluation than result.json: the means of "
+            f"{short(', '.join(other))} differ, so no intervals of these are shown"
+        )
+    return {name: one for name, one in kept.items() if name not in other}
+
+
+def _belongs(record: RunRecord, name: str, mean: float) -> bool:
+    """Whether users' values can be what the test metric is the mean of; a sample may differ."""
+    return record.is_sample or abs(mean - record.test[name]) <= 1e-4 * max(1.0, abs(mean))
+
+
+def interval_text(one: MeanInterval) -> str:
+    """0.2311 – 0.2502; a dash alone where there is none."""
+    return "–" if one.low != one.low else f"{one.low:.4f} – {one.high:.4f}"
+
+
+def _facts(record: RunRecord) -> Html:
+    result, shown = record.result, {}
+    if record.metric in record.test:
+        shown[f"{record.metric}, test"] = f"{record.test[record.metric]:.4f}"
+    if record.metric in record.best_valid:
+        shown[f"{record.metric}, best valid"] = f"{record.best_valid[record.metric]:.4f}"
+    if record.epochs:
+        shown["epochs"] = f"{len(record.epochs):,}"
+    if record.evaluated:
+        shown["users tested"] = f"{record.evaluated:,}"
+    if seconds := number(_section(result, "seconds").get("total")):
+        shown["time"] = time_text(seconds)
+    if memory := memory_peak(record):
+        shown["memory, all processes"] = show_size(memory)
+    if isinstance(result.get("world_size"), int):
+        shown["processes"] = f"{result['world_size']:,}"
+    return facts({short(name, 40): value for name, value in shown.items()})
+
+
+def notes(records: list[RunRecord]) -> Html:
+    """What is not shown, and why; a line each."""
+    many = len(records) > 1
+    lines = [f"{one.name}: {text}" if many else text for one in records for text in one.missing]
+    lines += [
+        f"{one.name + ': ' if many else ''}figures over users are of a fixed sample of "
+        f"{len(one.users):,} of {one.evaluated:,} users"
+        for one in records
+        if one.users is not None and one.is_sample
+    ]
+    return join(Html(f'<p class="soft">{escape(short(line, 400))}</p>') for line in lines[:100])
+
+
+def _curves(record: RunRecord) -> Html:
+    loss, metric = figures.losses(record), record.metric
+    if not record.epochs:
+        return Html("")
+    large = [("Training loss", loss), (f"{metric}, valid", figures.validated(record, metric))]
+    plots = [
+        section(short(name), "", figures.curve(points, name, record.best_epoch))
+        for name, points in large
+        if points
+    ]
+    names = {name: None for line in record.epochs for name in line.valid if name != metric}
+    small = [
+        figures.curve(figures.validated(record, name), name, record.best_epoch, small=True)
+        for name in list(names)[:OTHER_CURVES]
+    ]
+    rows = Html(f'<div class="small-grid">{join(small)}</div>') if small else ""
+    return join([grid(*plots), rows])
+
+
+def _test_table(record: RunRecord, intervals: dict[str, MeanInterval]) -> Html:
+    test, valid = record.test, record.best_valid
+    if not test and not valid:
+        return Html("")
+    rows = [
+        (
+            short(name, 60),
+            test.get(name),
+            interval_text(intervals[name]) if name in intervals else None,
+            valid.get(name),
+        )
+        for name in list({**test, **valid})[:MOST_METRICS]
+    ]
+    text = ""
+    if intervals:
+        assert record.users is not None
+        text = (
+            f"The interval holds 95 % of the means when the {len(record.users):,} users are drawn "
+            "anew (bootstrap): how far another set of such users would move the figure."
+        )
+    return section("Test", text, table(["metric", "test", "95 % interval", "best valid"], rows))
+
+
+def _seconds(record: RunRecord) -> Html:
+    found = phase_seconds(record)
+    memory = _memory(record)
+    if not found and not memory:
+        return Html("")
+    named = {f"{name}, {time_text(seconds)}": seconds for name, seconds in found.items()}
+    picture = figures.phases(named) if named else ""
+    return section("Seconds and memory", "", picture, memory)
+
+
+def phase_seconds(record: RunRecord) -> dict[str, float]:
+    """Seconds of the run by what they were spent on; what is left is the rest."""
+    said = _section(record.result, "seconds")
+    found = {
+        "start": number(said.get("startup")) or 0.0,
+        "training": sum(line.seconds[0] or 0.0 for line in record.epochs),
+        "validation": sum(line.seconds[1] or 0.0 for line in record.epochs),
+        "test": number(said.get("test")) or 0.0,
+    }
+    total = number(said.get("total")) or 0.0
+    found["checkpoints and the rest"] = total - sum(found.values())
+    return {name: seconds for name, seconds in found.items() if seconds > 0}
+
+
+def _memory(record: RunRecord) -> Html | str:
+    ranks = _ranks(record)
+    if not ranks:
+        return ""
+    rows = [
+        (k, *(None if (n := one[key]) is None else Numeral(show_size(int(n))) for key in MEMORY))
+        for k, one in enumerate(ranks[:64])
+    ]
+    return table(["rank", "host memory, peak", "GPU memory, peak"], rows)
+
+
+MEMORY = ("host_peak", "gpu_peak")  # of each rank, in bytes
+
+
+def _ranks(record: RunRecord) -> list[dict[str, float | None]]:
+    found = record.result.get("memory")
+    ranks = found if isinstance(found, list) else []
+    return [{k: number(one.get(k)) for k in MEMORY} for one in ranks if isinstance(one, dict)]
+
+
+def memory_peak(record: RunRecord) -> int:
+    """Bytes of host memory that all processes had at their peaks."""
+    return int(sum(one["host_peak"] or 0 for one in _ranks(record)))
+
+
+def _by_user_and_item(record: RunRecord) -> Html:
+    parts = []
+    metric = record.metric
+    if metric in record.user_metrics:
+        text = "Users by how much of them was trained on; lines are 95 % intervals."
+        plot = figures.activity({record.name: by_activity(record, metric)}, metric)
+        parts.append(section("Quality by activity of users", text, plot))
+    if record.items is not None:
+        groups = by_popularity(record)
+        text = "Items by how often they were trained on: how often they are recommended, and hit."
+        heads = ["training interactions", "items", "recommendations, %", "of these hits, %"]
+        rows = [
+            (one.label, one.items, _percent(one.recommended), _percent(one.hits)) for one in groups
+        ]
+        plot = figures.popularity(groups)
+        parts.append(section("Quality by popularity of items", text, plot, table(heads, rows)))
+    return grid(*parts) if parts else Html("")
+
+
+def _percent(share: float | None) -> Numeral | None:
+    return None if share is None else Numeral(f"{100 * share:.1f}")
+
+
+def _recommended(record: RunRecord) -> Html:
+    found = catalogue(record)
+    if found is None:
+        return Html("")
+    text = (
+        f"{found.coverage:.0%} of {found.items:,} items are in the list of some user. The tenth "
+        f"that was trained on most has {found.top_tenth:.0%} of all places; a recommended item has "
+        f"{found.popularity:,.0f} training interactions on average. Gini index {found.gini:.3f} "
+        "(0: all items alike, 1: always the same few)."
+    )
+    return grid(
+        section("What is recommended", text, figures.concentrations([record])),
+        most_recommended(record),
+    )
+
+
+def _tables(record: RunRecord) -> Html:
+    found = _section(record.result, "tables")
+    rows = []
+    for name, one in list(found.items())[:200]:
+        if isinstance(one, dict):
+            norm = _section(one, "norm")
+            counts = (one.get(key) for key in ("rows", "dim", "trained"))
+            whole = [int(n) if (n := number(x)) is not None else None for x in counts]
+            values = (number(norm.get(key)) for key in ("mean", "min", "max"))
+            rows.append((short(name, 60), *whole, *values))
+    if not rows:
+        return Html("")
+    sampled = any(isinstance(one, dict) and one.get("sampled") for one in found.values())
+    text = "Norms are lengths of rows. Trained: rows that are not as they began."
+    text += " Of large tables a sample of rows was measured." if sampled else ""
+    heads = ["table", "rows", "dim", "trained", "mean norm", "smallest", "largest"]
+    return section("Rows", text, table(heads, rows))
+
+
+def _loss_by_rank(record: RunRecord) -> Html:
+    if not any(line.ranks for line in record.epochs):
+        return Html("")
+    return section("Loss by rank", "", figures.loss_by_rank(record))
+
+
+def _config(record: RunRecord) -> Html:
+    if not record.config:
+        return Html("")
+    shown = {key: value for key, value in record.config.items() if not _is_default(key, value)}
+    rows = [(short(key, 80), _value(value)) for key, value in shown.items()][:500]
+    every = "\n".join(f"{short(key)}: {_value(value)}" for key, value in record.config.items())
+    whole = Html(f"<details><summary>Every key</summary><pre>{escape(every)}</pre></details>")
+    text = "Keys that are not at their defaults."
+    return section("Config", text, table(["key", "value"], rows), whole)
+
+
+def _is_default(key: str, value: Any) -> bool:
+    return key in KEYS and inline(_plain(KEYS[key].default)) == inline(value)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _value(value: Any) -> str:
+    return short(inline(value), 200)
+
+
+def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def time_text(seconds: float) -> str:
+    """12.3 s, 4 min 10 s, 3 h 05 min."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes} min {rest} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+    )

@@ -1,0 +1,139 @@
+"""A search as a page: its course, what each key did, and every trial."""
+
+from typing import Any
+
+from shoal.config.yaml_io import inline
+from shoal.pages.look import Html, escape, facts, grid, page, section, table
+from shoal.pages.plots import SERIES, SOFT, figure
+
+MOST_CURVES = 200  # more trials than so many are one grey mass
+
+
+def study_page(found: dict[str, Any]) -> str:
+    """The page of what study.json holds."""
+    metric, best, trials = found["metric"], found["best"], found["trials"]
+    done = [one for one in trials if one["state"] == "finished"]
+    count = {state: sum(one["state"] == state for one in trials) for state in ("stopped", "failed")}
+    figures: dict[str, Any] = {"trials": len(trials), **{k: v for k, v in count.items() if v}}
+    if best is not None:
+        figures[f"best {metric}, validation"] = f"{best['valid'][metric]:.4f}"
+        if trials[0]["state"] == "finished":
+            figures["the first trial's"] = f"{trials[0]['value']:.4f}"
+        figures[f"test {metric} of the best"] = f"{best['test'].get(metric, float('nan')):.4f}"
+    parts: list[Any] = [facts(figures)]
+    if best is None:
+        parts.append(section("The best", "No trial has ended well yet."))
+    else:
+        rows = [(key, inline(value)) for key, value in best["params"].items()]
+        seeds = f" (the mean of {best['seeds']} seeds)" if best["seeds"] > 1 else ""
+        parts.append(
+            section(
+                f"Trial {best['trial']} is the best",
+                f"Chosen by {metric} on the validation part alone{seeds}; best.yaml is its config.",
+                grid(table(("key", "value"), rows), _metrics(best)),
+            )
+        )
+    if done:
+        parts.append(_course(found, done))
+    parts.append(_keys(found, done))
+    heads = ("trial", "state", metric, "epochs", *trials[0]["params"], "why") if trials else ()
+    rows = [
+        (
+            Html(f"<b>{one['trial']}</b>")
+            if best and one["trial"] == best["trial"]
+            else one["trial"],
+            one["state"],
+            one["value"],
+            one["epochs"] or len(one["curve"]) or None,
+            *(_cell(one["params"].get(key)) for key in trials[0]["params"]),
+            one["problem"] or "",
+        )
+        for one in trials
+    ]
+    parts.append(section("Trials", "", table(heads, rows)))
+    return page(f"Search: {found['model']} on {found['dataset']}", *parts)
+
+
+def _metrics(best: dict[str, Any]) -> Html:
+    rows = [(name, best["valid"].get(name), value) for name, value in best["test"].items()]
+    return table(("metric", "validation", "test"), rows)
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, int) else inline(value)
+
+
+def _course(found: dict[str, Any], done: list[dict[str, Any]]) -> Html:
+    metric, sign = found["metric"], 1.0 if found["maximized"] else -1.0
+
+    def history(axes: Any) -> None:
+        best: list[float] = []
+        for one in done:
+            best.append(max([*best[-1:], one["value"]], key=lambda value: sign * value))
+        numbers = [one["trial"] for one in done]
+        axes.plot(numbers, [one["value"] for one in done], "o", color=SERIES[0], label="trial")
+        axes.step(numbers, best, where="post", color=SERIES[1], label="best so far")
+        axes.set_xlabel("trial")
+        axes.set_ylabel(metric)
+        axes.legend(loc="best")
+
+    def curves(axes: Any) -> None:
+        chosen = found["best"]["trial"]
+        shown = [one for one in found["trials"] if one["curve"]][-MOST_CURVES:]
+        for one in sorted(shown, key=lambda one: one["trial"] == chosen):
+            epochs, values = zip(*one["curve"])
+            is_best = one["trial"] == chosen
+            colour, width = (SERIES[1], 2.0) if is_best else (SOFT, 0.7)
+            style = ":" if one["state"] == "stopped" else "-"
+            name = f"trial {chosen}" if is_best else None
+            axes.plot(epochs, values, style, color=colour, linewidth=width, label=name)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(metric)
+        axes.legend(loc="best")
+
+    return section(
+        "Course",
+        "Left: each trial that trained to its end, and the best so far. Right: validation curves; "
+        "dotted ones were stopped early.",
+        _drawn((history, f"{metric} by trial"), (curves, f"{metric} by epoch of every trial")),
+    )
+
+
+def _keys(found: dict[str, Any], done: list[dict[str, Any]]) -> Html:
+    """What the metric was for every value of each key."""
+    metric, importance = found["metric"], found["importance"]
+    if len(done) < 2:
+        return section("Keys", "With two finished trials or more, what each key did stands here.")
+    keys = sorted(done[0]["params"], key=lambda key: -importance.get(key, 0.0))
+
+    def plot(key: str) -> Any:
+        def draw(axes: Any) -> None:
+            shown = sorted(done, key=lambda one: inline(one["params"][key]))
+            values = [one["params"][key] for one in shown]
+            low = min((v for v in values if isinstance(v, int | float)), default=0)
+            numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+            if not numbers:
+                values = [inline(v) for v in values]
+            elif low > 0 and max(values) / low >= 20:
+                axes.set_xscale("log")
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.xaxis.set_minor_formatter("")
+            axes.plot(values, [one["value"] for one in shown], "o", color=SERIES[0], alpha=0.8)
+            share = f", importance {importance[key]:.0%}" if key in importance else ""
+            axes.set_xlabel(key + share)
+            axes.set_ylabel(metric)
+
+        return draw
+
+    text = "Each point is a finished trial."
+    if importance:
+        text += " Importance: the share of a key in what tells good trials from others."
+    return section("Keys", text, _drawn(*((plot(key), f"{metric} by {key}") for key in keys)))
+
+
+def _drawn(*plots: tuple[Any, str]) -> Html:
+    """Plots side by side; a line where the library for them is missing."""
+    try:
+        return grid(*(figure(draw, label) for draw, label in plots))
+    except ValueError as error:
+        return Html(f'<p class="soft">{escape(error)}</p>')

@@ -1,0 +1,318 @@
+"""A search from its beginning to its end: trials, finalists, the best config."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from shoal import config as config_room
+from shoal.config import ConfigError, Resolved
+from shoal.config.errors import did_you_mean
+from shoal.config.output import flat
+from shoal.config.yaml_io import inline, read, read_file
+from shoal.data.prepared.named import named_data
+from shoal.models import find
+from shoal.models.own import check_launchable
+from shoal.runs.listing import read_json
+from shoal.runs.run import label, resolve
+from shoal.runs.tuning.crew import Crew
+from shoal.runs.tuning.defaults import default_space
+from shoal.runs.tuning.files import in_folder, locked, why_failed
+from shoal.runs.tuning.page import study_page
+from shoal.runs.tuning.space import Parameter, checked, grid, read_space, space_text, value_in
+from shoal.runs.tuning.study import PRUNERS, SAMPLERS, Study
+from shoal.runs.tuning.worker import OUTPUT
+from shoal.training.run_folder import RunFolder
+from shoal.world.durable import replace_durably
+
+JUDGE = ("eval.", "run.", "data.split", "data.filter")  # keys that all trials must share
+TOO_MANY = 3  # trials that fail before one ends well: the config is to blame
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a call searches, and with what."""
+
+    trials: int = 30
+    minutes: float | None = None
+    jobs: int = 1
+    finalists: int = 3
+    seeds: int = 1
+    launch: str | None = None  # the words before `shoal train`, of a cluster's command
+
+
+def search(
+    resolved: Resolved,
+    space: str | Path | dict[str, Any] | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    sampler: str | None = None,
+    prune: str | None = None,
+    limits: Limits | None = None,
+    report: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Search for the best hyper-parameters; what study.json holds.
+
+    space: a file, a mapping, or None for the default space of the model. sampler, prune: None for
+    those that the search began with. report: gets the lines that people read.
+    """
+    config = resolved.config
+    for name, given, known in (("sampler", sampler, SAMPLERS), ("prune", prune, PRUNERS)):
+        if given is not None and given not in known:
+            allowed = f"{', '.join(known)}{did_you_mean(given, known)}"
+            raise ValueError(f"--{name} {given}: allowed: {allowed}")
+    if not config.train.eval_every:
+        raise ValueError("train.eval_every is 0: a search needs evaluations to choose by")
+    if config.run.output is not None:
+        raise ValueError("run.output is the folder of a run; name that of a search with --output")
+    check_launchable(config.model.name)
+    named_data(config.data, find(config.model.name).kind == "clicks")
+    text = config_room.dump(resolved.with_values({"run.output": None}, "shoal tune").config)
+    folder = Path(output or RunFolder.new_name("studies", label(config)))
+    is_begun = (folder / "space.yaml").is_file()
+    if space is None and is_begun:
+        space = folder / "space.yaml"
+    parameters = default_space(config.model.name) if space is None else read_space(space)
+    parameters = _check(parameters, text, "the space" if isinstance(space, dict) else str(space))
+    if sampler == "grid":
+        grid(parameters)  # refuse what has no end before anything is made
+    if is_begun and not resume:
+        raise ValueError(
+            f"{folder} already holds a search; continue it with --resume, or name another folder "
+            "with --output"
+        )
+    (folder / "trials").mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        if is_begun:
+            _check_same(folder / "config.yaml", text)
+            _check_same(folder / "space.yaml", space_text(parameters))
+        else:
+            replace_durably(folder / "config.yaml", text.encode())
+            replace_durably(folder / "space.yaml", space_text(parameters).encode())
+        limits = limits or Limits()
+        how = (config.eval.valid_metric.lower(), config.run.seed, sampler, prune)
+        with Crew(limits.jobs, limits.launch, limits.minutes) as crew:  # it imports torch meanwhile
+            study = Study(folder, *how, parameters, config.train.eval_every)
+            return Search(study, resolved, limits, report).run(crew)
+
+
+class Search:
+    """One call of a search, in the folder of its study."""
+
+    def __init__(
+        self, study: Study, resolved: Resolved, limits: Limits, report: Callable[[str], None]
+    ):
+        self.study, self.resolved, self.limits, self.report = study, resolved, limits, report
+        self.file = study.folder / "config.yaml"
+        self.metric = study.metric
+
+    def run(self, crew: Crew) -> dict[str, Any]:
+        """Train trials and finalists, and write down what came of them."""
+        limits, study = self.limits, self.study
+        number = int(min(limits.trials, study.count))
+        if (left := number - len(study.trials) + len(study.unfinished)) > 0:
+            self.report(f"{study.folder}: {left} of {number} trials to train")
+        is_done = crew.train(self._trials(number), self._trial_ended, self._is_hopeless)
+        if is_done:
+            is_done = crew.train(self._finalists(), self._finalist_ended)
+        return self._conclude(is_done)
+
+    # ---- trials ---------------------------------------------------------------------------------
+
+    def _trials(self, number: int) -> Iterator[Path]:
+        """Folders to train in: of trials that were interrupted, then of new ones."""
+        first = {one.key: value_in(self.resolved, one.key) for one in self.study.space}
+        for trial in self.study.unfinished:
+            yield from self._begin(trial)
+        while len(self.study.trials) < number:
+            yield from self._begin(self.study.propose(first))
+
+    def _begin(self, number: int) -> Iterator[Path]:
+        """The folder of a trial, with its config; none where nothing is left to train."""
+        folder = self.study.path(number)
+        run = RunFolder(folder)
+        values = self.study.values(self.study.trials[number])
+        try:
+            self._write(folder, values, f"trial {number}")
+        except ConfigError as error:
+            return self._record(number, error.errors[0])
+        if run.is_finished or self.study.is_hopeless(number):
+            return self._record(number)
+        yield folder
+
+    def _write(self, folder: Path, values: dict[str, Any], source: str) -> None:
+        """The config of a run, unless it was begun before."""
+        if not RunFolder(folder).is_run:
+            resolved = in_folder(resolve([self.file], (), values, source), folder, False)
+            folder.mkdir(parents=True, exist_ok=True)
+            RunFolder(folder).write_config(config_room.dump(resolved.config))
+
+    def _is_hopeless(self, folder: Path) -> bool:
+        return self.study.is_hopeless(int(folder.name))
+
+    def _trial_ended(self, folder: Path, status: int) -> None:
+        self._record(int(folder.name), why_failed(folder, status))
+
+    def _record(self, number: int, problem: str = "") -> None:
+        """Keep the outcome of a trial, and print its line."""
+        study = self.study
+        result = read_json(study.path(number) / "result.json", {})
+        before = study.best
+        trial = study.conclude(number, result, problem)
+        best = study.best
+        if trial.state == TrialState.COMPLETE:
+            outcome = f"{self.metric} {trial.value:.4f} after {result['epochs']} epochs"
+        elif trial.state == TrialState.PRUNED:
+            epoch = max(trial.intermediate_values)
+            outcome = f"stopped after epoch {epoch}, {self.metric} {trial.value:.4f}"
+        else:
+            outcome = f"failed: {trial.user_attrs['problem']}"
+        if best is not None:
+            outcome += f"; best {best.value:.4f} (trial {best.number})"
+        words = " ".join(f"{key}={inline(value)}" for key, value in study.values(trial).items())
+        self.report(f"trial {number:>3}  {words}: {outcome}")
+        if best is not None and best is not before:
+            self._write_best(best, f"{self.metric} {best.value:.6f} on validation")
+        for one in study.trials:  # a search of many would fill a disk
+            if one.state.is_finished() and (best is None or one.number != best.number):
+                shutil.rmtree(study.path(one.number) / "checkpoints", ignore_errors=True)
+        failed = [one for one in study.trials if one.state == TrialState.FAIL]
+        if len(failed) >= TOO_MANY and all(one.state == TrialState.FAIL for one in study.trials):
+            raise ValueError(
+                f"all of the first {len(failed)} trials failed, the last one with: "
+                f"{failed[-1].user_attrs['problem']} (see {study.path(number) / OUTPUT})"
+            )
+
+    # ---- finalists ------------------------------------------------------------------------------
+
+    def _seeded(self, trial: FrozenTrial) -> list[Path]:
+        """The folders of a finalist's further seeds."""
+        first = self.study.seed
+        seeds = range(first + 1, first + self.limits.seeds)
+        return [self.study.folder / "finalists" / f"{trial.number:04d}-{seed}" for seed in seeds]
+
+    def _finalists(self) -> Iterator[Path]:
+        """Folders to train in: the best trials, each with further seeds and the same split."""
+        split = {"data.split.seed": self.resolved.config.data.split.seed}
+        if split["data.split.seed"] is None:
+            split = {"data.split.seed": self.study.seed}
+        for trial in self.study.ranking[: self.limits.finalists]:
+            for folder in self._seeded(trial):
+                seed = {"run.seed": int(folder.name.split("-")[1])}
+                values = {**self.study.values(trial), **split, **seed}
+                self._write(folder, values, f"finalist {folder.name}")
+                if not RunFolder(folder).is_finished:
+                    yield folder
+
+    def _finalist_ended(self, folder: Path, status: int) -> None:
+        score = read_json(folder / "result.json", {}).get("best_valid", {}).get(self.metric)
+        trial, seed = folder.name.split("-")
+        what = why_failed(folder, status) if score is None else f"{self.metric} {score:.4f}"
+        self.report(f"trial {int(trial):>3}  with seed {seed}: {what}")
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+    def _chosen(self) -> tuple[FrozenTrial, list[dict[str, Any]]] | None:
+        """The best trial and its results: by the mean over seeds, where finalists have them all."""
+        ranked = []
+        for trial in self.study.ranking[: max(1, self.limits.finalists)]:
+            folders = [self.study.path(trial.number), *self._seeded(trial)]
+            results = [read_json(one / "result.json", {}) for one in folders]
+            if self.limits.finalists and self.limits.seeds > 1 and all(results):
+                ranked.append((trial, results))
+        sign = 1.0 if self.study.is_maximized else -1.0
+        if ranked:
+            return max(ranked, key=lambda one: sign * _mean(one[1], "best_valid")[self.metric])
+        best = self.study.best
+        if best is None:
+            return None
+        return best, [read_json(self.study.path(best.number) / "result.json", {})]
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def _conclude(self, is_done: bool) -> dict[str, Any]:
+        """Write best.yaml and study.json, and return what they hold."""
+        study, config = self.study, self.resolved.config
+        found: dict[str, Any] = {
+            "model": config.model.title,
+            "dataset": config.data.title,
+            "metric": self.metric,
+            "maximized": study.is_maximized,
+            "importance": study.importance(),
+            "finished": is_done,  # False: the time was over before
+            "trials": [self._row(one) for one in study.trials],
+            "best": None,
+        }
+        chosen = self._chosen()
+        if chosen is not None:
+            trial, results = chosen
+            valid, test = _mean(results, "best_valid"), _mean(results, "test")
+            best = {"trial": trial.number, "params": study.values(trial)}
+            found["best"] = {**best, "seeds": len(results), "valid": valid, "test": test}
+            seeds = f", the mean of {len(results)} seeds" * (len(results) > 1)
+            self._write_best(trial, f"{self.metric} {valid[self.metric]:.6f} on validation{seeds}")
+        text = json.dumps(found, indent=2) + "\n"
+        replace_durably(study.folder / "study.json", text.encode())
+        replace_durably(study.folder / "report.html", study_page(found).encode())
+        return {**found, "folder": str(study.folder)}
+
+    def _row(self, trial: FrozenTrial) -> dict[str, Any]:
+        folder = self.study.path(trial.number)
+        states = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped"}
+        states |= {TrialState.FAIL: "failed"}
+        return {
+            "trial": trial.number,
+            "state": states.get(trial.state, "not finished"),
+            "params": self.study.values(trial),
+            "value": trial.value,
+            "curve": sorted(trial.intermediate_values.items()),
+            "epochs": read_json(folder / "result.json", {}).get("epochs"),
+            "problem": trial.user_attrs.get("problem"),
+        }
+
+    def _write_best(self, trial: FrozenTrial, why: str) -> None:
+        values = self.study.values(trial)
+        resolved = resolve([self.file], (), values, f"trial {trial.number}")
+        head = f"# Trial {trial.number} of {self.study.folder.name}: {why}.\n"
+        head += "".join(f"#   {key}: {inline(value)}\n" for key, value in values.items())
+        text = head + config_room.dump(resolved.config)
+        replace_durably(self.study.folder / "best.yaml", text.encode())
+
+
+def _check(parameters: list[Parameter], text: str, source: str) -> list[Parameter]:
+    """The space with the keys' own names, checked against a config."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "base.yaml"
+        file.write_text(text)
+        named = checked(parameters, lambda values: resolve([file], (), values, source))
+    for one in named:
+        if one.key.startswith(JUDGE):
+            raise ConfigError(
+                f"{source}: {one.key} decides how trials are judged, so that they could not be "
+                "compared; set it for all of them: --KEY=VALUE"
+            )
+    return named
+
+
+def _check_same(file: Path, text: str) -> None:
+    """A search continues with the config and the space that it began with."""
+    began, now = flat(read_file(file)[0]), flat(read(text, "config")[0])
+    changed = [key for key in {**began, **now} if began.get(key) != now.get(key)]
+    if changed:
+        key = changed[0]
+        raise ValueError(
+            f"{file.parent} was begun with {key} {inline(began.get(key))}, now it is "
+            f"{inline(now.get(key))}; leave it out to continue (shoal tune --resume "
+            f"{file.parent}), or name another folder with --output"
+        )
+
+
+def _mean(results: list[dict[str, Any]], part: str) -> dict[str, float]:
+    """Metric -> mean over results."""
+    names = results[0].get(part, {})
+    return {name: fmean(one[part][name] for one in results) for name in names}

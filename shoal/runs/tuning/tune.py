@@ -1,0 +1,62 @@
+"""Searches from Python: the same as `shoal tune`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.config.plugins import refuse_while_running
+from shoal.runs.run import resolve
+
+
+def tune(
+    model: str | None = None,
+    dataset: str | None = None,
+    config_file_list: Sequence[str | Path] | None = None,
+    config_dict: dict[str, Any] | None = None,
+    *,
+    space: str | Path | dict[str, Any] | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    sampler: str | None = None,
+    prune: str | None = None,
+    trials: int = 30,
+    minutes: float | None = None,
+    jobs: int = 1,
+    finalists: int = 3,
+    seeds: int = 1,
+    launch: str | None = None,
+    **values: Any,
+) -> dict[str, Any]:
+    """Search for the best hyper-parameters; what study.json holds. Other keywords: config keys.
+
+    space: a file, a mapping, or None for the default space of the model (docs/tune.md).
+
+    >>> import shoal
+    >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
+    >>> space = {"learning_rate": [0.01, 0.1]}
+    >>> found = shoal.tune("BPR", "planted", space=space, trials=2, output="runs/study", **small)
+    ... # doctest: +ELLIPSIS
+    runs/study: 2 of 2 trials to train
+    ...
+    >>> found["best"]["params"]["train.optimizer.lr"] in (0.01, 0.1), found["folder"]
+    (True, 'runs/study')
+    """
+    refuse_while_running("shoal.tune")
+    need_optuna()
+    from shoal.runs.tuning.search import Limits, search
+
+    given = {**(config_dict or {}), **values}
+    given |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
+    resolved = resolve(config_file_list or (), (), given)
+    limits = Limits(trials, minutes, jobs, finalists, seeds, launch)
+    return search(resolved, space, output, resume, sampler, prune, limits)
+
+
+def need_optuna() -> None:
+    """Refuse to search without Optuna."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "a search needs Optuna: pip install optuna (in a clone: make extras EXTRAS=tune)"
+        ) from None

@@ -1,0 +1,84 @@
+"""What a run measured of itself when it ended, for result.json: memory of its processes, its rows.
+
+All ranks call these together; every rank has the same answer.
+"""
+
+import resource
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.config.schema import Config
+from shoal.embedding.engines.init import initial_rows
+from shoal.embedding.rows.table import Table
+from shoal.embedding.service import Lookup
+from shoal.training.strategy.base import Strategy
+from shoal.world.world import World
+
+MOST_ROWS = 200_000  # of a table that are looked at: of a larger one, some that lie evenly
+SOME_ROWS = 1 << 16  # at a time
+
+
+def measure(strategy: Strategy, config: Config) -> dict[str, Any]:
+    """What result.json has of it."""
+    fresh = config.start.run is None and not config.start.pretrained
+    return {
+        "memory": peak_memory(strategy.world),
+        "tables": table_figures(strategy, config.run.seed if fresh else None),
+    }
+
+
+def peak_memory(world: World) -> list[dict[str, int | None]]:
+    """Of each rank, in order: the most bytes of host memory and of a GPU that it had so far."""
+    gpu = torch.cuda.max_memory_reserved(world.device) if world.device.type == "cuda" else -1
+    mine = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, gpu]
+    every = world.stack(torch.tensor(mine, dtype=torch.int64, device=world.device)).tolist()
+    return [{"host_peak": host, "gpu_peak": None if gpu < 0 else gpu} for host, gpu in every]
+
+
+def table_figures(strategy: Strategy, seed: int | None) -> dict[str, dict[str, Any]]:
+    """Of each table: rows, dim, how many were trained, the norms of rows.
+
+    seed: that rows began with; None: they began as those of another run, so that it is not known
+    which were trained. Tables that grow have no number of rows, and no norms.
+    """
+    return {name: _figures(strategy, one, seed) for name, one in strategy.tables.items()}
+
+
+def _figures(strategy: Strategy, table: Table, seed: int | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"rows": table.rows, "dim": table.dim, "trained": None, "norm": None}
+    if table.rows is None:
+        return found
+    seen = min(table.rows, MOST_ROWS)
+    if seen < table.rows:
+        found["sampled"] = seen
+    known = seed is not None and not table.half  # half: rounding makes other values of the initial
+    parts = []
+    for start in range(0, seen, SOME_ROWS):
+        places = torch.arange(start, min(start + SOME_ROWS, seen))
+        first, last = strategy.world.slice(len(places))
+        ids = places[first:last] * table.rows // seen
+        if table.padding is not None:
+            ids = ids[ids != table.padding]
+        rows = _pull(strategy, table.name, ids)
+        changed = torch.zeros(len(ids), dtype=torch.bool)
+        if known:
+            begun = initial_rows(table, seed or 0, ids)
+            changed = (rows - begun).abs().amax(dim=1) > 1e-6
+        parts.append(torch.stack([rows.double().norm(dim=1), changed.double()], dim=1))
+    world = strategy.world
+    norms, changed = world.all_gather(torch.cat(parts).to(world.device)).cpu().unbind(1)
+    if len(norms):
+        order = norms.sort().values  # a sum in one order, whoever has which rows
+        values = {"mean": order.mean(), "min": order[0], "max": order[-1]}
+        found["norm"] = {key: float(f"{value.item():.6g}") for key, value in values.items()}
+    if known:
+        found["trained"] = round(int(changed.sum()) * table.rows / seen)
+    return found
+
+
+def _pull(strategy: Strategy, name: str, ids: Tensor) -> Tensor:
+    with torch.inference_mode():
+        found = strategy.rows.pull([Lookup(name, ids.to(strategy.rows.device))], learn=False)
+        return found[0].float().cpu()

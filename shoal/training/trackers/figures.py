@@ -1,0 +1,33 @@
+"""What trackers show: the figures of an epoch and of a result by name, and a tool's id of a run."""
+
+from pathlib import Path
+from typing import Any
+
+from shoal.world.durable import replace_durably
+
+
+def figures_of(line: dict[str, Any]) -> dict[str, float]:
+    """The numbers of an epoch's line by the names that curves have: loss/train, valid/ndcg@10."""
+    found = {"loss/train": line["loss"]}
+    found |= {f"valid/{name}": value for name, value in line.get("valid", {}).items()}
+    return found
+
+
+def outcome_of(result: dict[str, Any]) -> dict[str, float]:
+    """The same of a result: best_valid/ndcg@10, test/ndcg@10."""
+    return {
+        f"{part}/{name}": value
+        for part in ("best_valid", "test")
+        for name, value in result.get(part, {}).items()
+    }
+
+
+def kept_id(folder: Path, tool: str) -> str | None:
+    """The id that a tool gave to this run; None where it did not yet."""
+    file = folder / f"{tool}.id"
+    return file.read_text().strip() if file.is_file() else None
+
+
+def keep_id(folder: Path, tool: str, given: str) -> None:
+    """Let a resumed run find it."""
+    replace_durably(folder / f"{tool}.id", f"{given}\n".encode())

@@ -1,0 +1,111 @@
+"""Trackers: who follows a run besides its folder (`run.trackers`), and the three that come along.
+
+A tracker of your own is a class with three methods, named FILE.py:Class:
+
+    class Printed:
+        def begin(self, config, folder): ...   # the run begins, or continues
+        def epoch(self, line): ...             # an epoch ended: its line of metrics.jsonl
+        def end(self, result): ...             # what result.json holds; None: it ended without
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
+
+from shoal.config.plugins import load_code
+from shoal.world.liveness import BEAT
+
+log = logging.getLogger("shoal")
+# Name: module and class of the tracker, the package that it needs, and what installs that.
+INCLUDED = {
+    "tensorboard": ("tensorboard:TensorBoard", "tensorboard", "tensorboard"),
+    "mlflow": ("mlflow:MLflow", "mlflow", "mlflow"),
+    "wandb": ("wandb:WeightsAndBiases", "wandb", "wandb"),
+}
+
+
+class Tracker(Protocol):
+    """Follows one run."""
+
+    def begin(self, config: dict[str, Any], folder: Path) -> None:
+        """The run begins, or continues. config: its values by section; folder: the run's."""
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """An epoch ended: {"epoch", "step", "loss", "train_seconds", "valid": {...}, ...}"""
+
+    def end(self, result: dict[str, Any] | None) -> None:
+        """The run ended, with what result.json holds; None: it failed or was stopped."""
+
+
+class Trackers:
+    """The trackers of one run. One that fails is reported once and left out: the run goes on.
+
+    with Trackers(["tensorboard"]) as trackers:
+        trackers.begin(config, folder)
+        trackers.epoch({"epoch": 0, "loss": 0.7})
+        trackers.end(result)
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self._classes = {name: find_tracker(name) for name in names}
+        self._begun: dict[str, Tracker] = {}
+
+    def begin(self, config: dict[str, Any], folder: Path) -> None:
+        for name, tracker in self._classes.items():
+            with self._tried(name):
+                self._begun[name] = tracker()
+                self._begun[name].begin(config, folder)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        for name, tracker in list(self._begun.items()):
+            with self._tried(name):
+                tracker.epoch(line)
+
+    def end(self, result: dict[str, Any] | None) -> None:
+        for name, tracker in list(self._begun.items()):
+            with self._tried(name):
+                tracker.end(result)
+        self._begun.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(None)  # of those that were not ended with a result
+
+    @contextmanager
+    def _tried(self, name: str) -> Iterator[None]:
+        try:
+            with BEAT.waiting(f"the tracker {name}", bounded=True):  # it may speak to a server
+                yield
+        except Exception as error:
+            self._begun.pop(name, None)
+            why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+            why = why or type(error).__name__
+            log.warning("the tracker %s failed: %s; the run goes on without it", name, why)
+
+
+def find_tracker(name: str) -> type[Tracker]:
+    """The class of a tracker; ValueError where it cannot be had."""
+    if name in INCLUDED:
+        place, package, install = INCLUDED[name]
+        if find_spec(package) is None:
+            raise ValueError(
+                f"run.trackers: {name} is not installed: pip install {install}; or leave it out"
+            )
+        module, wanted = import_module(f"shoal.training.trackers.{place.partition(':')[0]}"), place
+    else:
+        place, wanted = name.rpartition(":")[0], name
+        module = load_code(place, f"run.trackers {name}", "FILE.py:Class or package.module:Class")
+    found = getattr(module, wanted.rpartition(":")[2], None)
+    methods = (getattr(found, method, None) for method in ("begin", "epoch", "end"))
+    if not isinstance(found, type) or not all(map(callable, methods)):
+        raise ValueError(
+            f"run.trackers: {name} is no class with begin(config, folder), epoch(line) and "
+            "end(result)"
+        )
+    return cast(type[Tracker], found)
