@@ -510,6 +510,7 @@ class _Biases:
     """Gradients of the tables of biases: sums of tiles, then along diagonals and by buckets."""
 
     BLOCK = 64
+    WARPS = 4
     SLOTS = triton.next_power_of_2(BUCKETS + 1)
 
     def __init__(
@@ -556,7 +557,7 @@ class _Biases:
             POSITION=self.positions is not None,
             TIME=self.times is not None,
             SLOTS=self.SLOTS,
-            num_warps=4,
+            num_warps=self.WARPS,
         )
 
     def sums(self, scale: float) -> tuple[Tensor | None, Tensor | None]:
