@@ -4,19 +4,24 @@
     python benchmarks/sequence_gpu.py forward     tiles of the forward kernel
     python benchmarks/sequence_gpu.py backward    tiles of the backward kernels
     python benchmarks/sequence_gpu.py lengths     lengths by Zipf, one of 16,384, a small model
+    python benchmarks/sequence_gpu.py step        eight layers, forward and backward
+    python benchmarks/sequence_gpu.py quick       check, lengths, step and narrow, compiled first
 
 Most of it is compiling. `small` first runs a tiny shape instead, which leaves the same kernels in
 Triton's cache: run parts so side by side, and then the parts that are timed. `check bfloat16`
-checks one type alone.
+checks one type alone, and 128 takes heads of 128 alone.
 
-Needs torch and Triton alone: the package around the kernels is not imported. Operations are
+Needs torch and Triton alone: the package around kernels and layer is not imported. Operations are
 counted as others count them: causal, 4 * T * T * heads * dim * batch / 2 forward, 2.5 times that
-backward.
+backward; of a layer's products 2 * tokens * inputs * outputs forward, twice that backward.
 """
 
+import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +30,22 @@ import triton
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
-for _name in ("shoal", "shoal.kernels", "shoal.kernels.gpu"):  # folders, without their __init__
+_FOLDERS = "shoal kernels kernels.common kernels.gpu data models models.nn"
+for _name in _FOLDERS.split():  # without their __init__
+    _name = _name if _name == "shoal" else f"shoal.{_name}"
     _package = types.ModuleType(_name)
     _package.__path__ = [str(ROOT / _name.replace(".", "/"))]
     sys.modules[_name] = _package
 
 from shoal.kernels import hstu  # noqa: E402
 from shoal.kernels.gpu import hstu as kernels  # noqa: E402
+from shoal.kernels.gpu import hstu_tiles  # noqa: E402
+from shoal.models.nn.hstu import HSTULayer  # noqa: E402
 
 DEVICE = torch.device("cuda")
 DAY = 86_400
 SMALL = "small" in sys.argv
+DIMS = [int(x) for x in sys.argv[1:] if x.isdigit()]  # of a head; none: all
 
 
 class Problem:
@@ -81,8 +91,9 @@ class Problem:
             )
             asked, taken = (asked - first).int(), (taken - first).int()
         self.sequences = hstu.Sequences(
-            starts.int().to(DEVICE), sizes.int().to(DEVICE), self.longest, asked, taken
-        )
+            starts.int().to(DEVICE), sizes.int().to(DEVICE), self.longest, asked, taken,
+            tuple(lengths),
+        )  # fmt: skip
         self.operations = sum(4 * length * length * heads * dim / 2 for length in lengths)
 
     def leaves(self) -> list[Tensor | None]:
@@ -116,17 +127,18 @@ class Problem:
         return [whole.detach(), *torch.autograd.grad(whole, leaves, self.grad.float())]
 
 
-def check() -> None:
+def check(only: Any = None) -> None:
     """Relative errors ‖kernel - torch‖ / ‖torch‖; the same bits twice."""
     torch.set_float32_matmul_precision("highest")
     ragged = [0, 1, 17, 300, 257, 0, 128, 513, 64]
     limits = {torch.bfloat16: 1.5e-2, torch.float16: 2e-3, torch.float32: 2e-5}
-    shapes = [(2, 256, 256), (2, 128, 128), (3, 64, 64), (1, 32, 32), (2, 25, 25), (2, 32, 64)]
-    chosen = [getattr(torch, x) for x in sys.argv[1:] if hasattr(torch, x)]
-    for dtype, limit in limits.items():
-        if chosen and dtype not in chosen:
-            continue
-        for heads, dim, value_dim in shapes:
+    shapes = [(4, 256, 256), (8, 128, 128), (16, 64, 64), (1, 32, 32), (2, 25, 25), (2, 32, 64)]
+    types = [x for x in sys.argv[1:] if x in ("bfloat16", "float16", "float32")]
+    only = only or [(x, DIMS) for x in types or ("bfloat16", "float16", "float32")]
+    for kind, dims in only:
+        dtype = getattr(torch, kind)
+        limit = limits[dtype]
+        for heads, dim, value_dim in [x for x in shapes if not dims or x[1] in dims]:
             cases = ((True, True, False), (True, True, True), (False, False, False))
             for positions, times, wide in cases if dim == 256 or dim == 25 else cases[:1]:
                 given = (ragged, heads, dim, value_dim, dtype, positions, times, wide)
@@ -162,11 +174,10 @@ def compiled(function: Any) -> str:
 
 
 def tiles_of(names: tuple[str, str], text: str) -> dict[str, Any]:
-    """ "128,64,8,2" and words: p: by pointers instead of TMA; s: the diagonal in its own loop."""
+    """ "128,64,8,2" and words: p: by pointers instead of TMA."""
     rows, columns, warps, stages, *words = text.split(",")
     tiles: dict[str, Any] = {names[0]: int(rows), names[1]: int(columns), "TMA": "p" not in words}
-    tiles |= {"num_warps": int(warps), "num_stages": int(stages)}
-    return tiles | ({"SPLIT": True} if "s" in words else {})
+    return tiles | {"num_warps": int(warps), "num_stages": int(stages)}
 
 
 def by_kernel(compute: Callable[[], Any], times: int = 5) -> dict[str, float]:
@@ -186,8 +197,8 @@ def by_kernel(compute: Callable[[], Any], times: int = 5) -> dict[str, float]:
 
 
 FORWARD = (
-    "128,64,8,2 128,64,8,2,s 128,32,8,2 128,32,8,3 128,32,8,4 128,32,8,3,s 128,128,8,1 64,64,4,2 "
-    "64,64,4,2,s 64,64,4,3 64,32,4,3 64,64,8,2 64,128,8,1 128,64,8,2,p 128,32,8,3,p"
+    "128,64,8,2 128,32,8,2 128,32,8,3 128,32,8,4 128,128,8,1 64,64,4,2 64,64,4,3 64,32,4,3 "
+    "64,64,8,2 64,128,8,1 128,64,8,2,p 128,32,8,3,p"
 )
 SCORES = (
     "128,64,8,1 128,32,8,2 64,64,4,2 64,64,8,2 64,32,4,2 64,32,4,3 64,128,8,1 32,64,4,2 128,64,4,1 "
@@ -214,7 +225,7 @@ def forward() -> None:
                 took = seconds(lambda p=problem, t=tiles: p.forward(t))
                 print(f"forward bias {bias!s:5} {text:14} {took * 1e3:7.2f} ms "
                       f"{problem.operations / took / 1e12:6.1f} TFLOPS "
-                      f"{compiled(kernels._forward)}", flush=True)  # fmt: skip
+                      f"{compiled(hstu_tiles.attend)}", flush=True)  # fmt: skip
             except Exception as error:
                 print(f"forward bias {bias!s:5} {text:14} {type(error).__name__}: "
                       f"{str(error)[:120]}", flush=True)  # fmt: skip
@@ -230,7 +241,7 @@ def backward() -> None:
                 try:
                     parts = by_kernel(problem.backward)
                     found = [f"{ms:.2f} ms" for name, ms in parts.items() if "bias" in name]
-                    print(f"biases {block} {found} {compiled(kernels._bias_backward)}", flush=True)
+                    print(f"biases {block} {found} {compiled(hstu_tiles.sum_biases)}", flush=True)
                 except Exception as error:
                     print(f"biases {block} {type(error).__name__}: {str(error)[:120]}", flush=True)
         runs = [
@@ -248,7 +259,7 @@ def backward() -> None:
                 rate = 2.5 * problem.operations / whole / 1e9
                 print(f"backward bias {bias!s:5} scores {scores:12} products {products:12} "
                       f"{whole:6.2f} ms {rate:6.1f} TFLOPS | {shown} | "
-                      f"{compiled(kernels._scores)} | {compiled(kernels._multiply)}",
+                      f"{compiled(hstu_tiles.write_scores)} | {compiled(hstu_tiles.multiply)}",
                       flush=True)  # fmt: skip
             except Exception as error:
                 print(f"backward bias {bias!s:5} scores {scores} products {products} "
@@ -262,7 +273,7 @@ def zipf(count: int, longest: int, alpha: float = 1.2) -> list[int]:
     return (torch.multinomial(weights, count, True, generator=generator) + 1).tolist()
 
 
-def lengths() -> None:
+def lengths(quick: bool = False) -> None:
     """The tiles that the kernels choose themselves."""
     cases = {
         "32 x 4099": ([4099] * 32, 4, 256, torch.bfloat16),
@@ -278,6 +289,10 @@ def lengths() -> None:
     }  # fmt: skip
     torch.set_float32_matmul_precision("high")
     for name, (sizes, heads, dim, dtype) in cases.items():
+        if (quick and dtype == torch.float32) or (DIMS and dim not in DIMS):
+            continue
+        # Small ones are cut into parts where large ones are.
+        kernels.SCRATCH = 2**19 if SMALL and "16384" in name else 2**30
         for bias in (False, True):
             try:
                 sizes = [min(size, 256) for size in sizes[:2]] if SMALL else sizes
@@ -298,8 +313,153 @@ def lengths() -> None:
                 print(f"{name} bias {bias}: {type(error).__name__}: {str(error)[:200]}", flush=True)
 
 
+class Layers(torch.nn.Module):
+    """NVIDIA's shape: eight layers, width 1024, four heads of 256."""
+
+    def __init__(self, max_len: int, bias: bool):
+        super().__init__()
+        options = types.SimpleNamespace(
+            hidden_size=1024, n_heads=4, attention_size=None, linear_size=None, use_times=bias,
+            linear_dropout_prob=0.0, layer_norm_eps=1e-6)  # fmt: skip
+        self.layers = torch.nn.ModuleList(HSTULayer(options, max_len) for _ in range(8))
+        if not bias:
+            for layer in self.layers:
+                layer.position_bias = None
+
+    def gradients(self, x: Tensor, buckets: Tensor | None, sequences: Any, grad: Tensor) -> None:
+        states = x
+        for layer in self.layers:
+            states = layer(states, buckets, sequences)
+        torch.autograd.grad(states, [x, *self.parameters()], grad)
+
+
+def step() -> None:
+    """Forward and backward of the layers, bfloat16, without tables of items and optimizer."""
+    for lengths, bias, plain in (
+        ([4099] * 32, False, False),
+        ([4099] * 32, True, False),
+        (zipf(256, 4096), True, False),
+        ([2048], True, False),
+        ([2048], True, True),
+    ):
+        lengths = [min(length, 200) for length in lengths[:2]] if SMALL else lengths
+        size, longest = len(lengths), max(lengths)
+        kind = "plain" if plain else "kernels"
+        name = f"8 layers, {size} x {longest} ({sum(lengths)} tokens), bias {bias!s:5} {kind:7}"
+        try:
+            torch.manual_seed(0)
+            torch.cuda.empty_cache()
+            model = Layers(longest, bias).to(DEVICE, torch.bfloat16)
+            real = torch.arange(longest) < torch.tensor(lengths).unsqueeze(1)
+            history = real.long().to(DEVICE)
+            gaps = torch.randint(0, 600, (size, longest + 1))
+            times = (gaps.cumsum(1) + 1_700_000_000).to(DEVICE) if bias else None
+            x = torch.randn(size, longest, 1024, device=DEVICE).bfloat16()
+            if len(set(lengths)) > 1:  # packed: one row of tokens, no pads
+                whole = hstu.sequences_of(history, times)
+                sizes, at = torch.tensor(lengths), history.view(-1).nonzero().view(-1)
+                starts = (sizes.cumsum(0) - sizes).int().to(DEVICE)
+                asked, taken = (y[at] for y in (whole.asked, whole.taken))
+                sequences = hstu.Sequences(
+                    starts, whole.lengths, longest, asked, taken, tuple(lengths)
+                )
+                x = x.view(-1, 1024)[at].unsqueeze(0)
+            else:
+                sequences = None if plain else hstu.sequences_of(history, times)
+            buckets = hstu.time_buckets(times) if plain else None
+            x.requires_grad_()
+            grad = torch.randn_like(x)
+            once = partial(model.gradients, x, buckets, sequences, grad)
+            once()
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+            begun, times_run = time.perf_counter(), 1 if plain else 5
+            for _ in range(times_run):
+                once()
+            torch.cuda.synchronize()
+            took = (time.perf_counter() - begun) / times_run
+            tokens = sum(lengths)
+            products = 3 * 2 * tokens * 1024 * (4096 + 1024)
+            attention = 3.5 * sum(4 * length * length * 1024 / 2 for length in lengths)
+            shown = (
+                ""
+                if plain
+                else ", ".join(
+                    f"{kernel[:18]} {ms:.1f}" for kernel, ms in by_kernel(once, 1).items() if ms > 1
+                )
+            )
+            print(f"{name} {took * 1e3:8.1f} ms {tokens / took:9.0f} tokens/s "
+                  f"{8 * (products + attention) / took / 1e12:6.1f} TFLOPS, "
+                  f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB | {shown}",
+                  flush=True)  # fmt: skip
+        except Exception as error:
+            print(f"{name} {type(error).__name__}: {str(error)[:200]}", flush=True)
+
+
+NARROW = {
+    "forward": "128,64,8,2 128,64,8,3 128,64,4,3 128,128,8,2 128,32,4,3",
+    "scores": "64,32,4,3 64,64,4,2 64,64,4,3 128,64,8,2",
+    "products": "128,64,8,4 128,64,4,4 64,64,4,4",
+}
+
+
+def narrow() -> None:
+    """Tiles for heads of 128 and 64: milliseconds of the kernel alone."""
+    names = {"forward": "attend", "scores": "write_scores", "products": "multiply"}
+    for dim in DIMS or (128, 64):
+        for bias in (False, True):
+            if ("bias" if not bias else "plain") in sys.argv:
+                continue
+            sizes = [256] if SMALL else [4096] * 8
+            problem = Problem(sizes, 1024 // dim, dim, dim, torch.bfloat16, bias, bias)
+            for kind, kernel in names.items():
+                if kind == "products" and bias:
+                    continue
+                found = {}
+                for text in NARROW[kind].split():
+                    columns = ("ROWS", "INNER") if kind == "products" else ("QUERIES", "KEYS")
+                    tiles = tiles_of(columns, text)
+                    run = {
+                        "forward": partial(problem.forward, tiles),
+                        "scores": partial(problem.backward, tiles),
+                        "products": partial(problem.backward, None, tiles),
+                    }[kind]
+                    try:
+                        parts = by_kernel(run, 2)
+                        found[text] = sum(ms for name, ms in parts.items() if kernel in name)
+                    except Exception as error:
+                        print(f"{text}: {type(error).__name__}: {str(error)[:80]}", flush=True)
+                best = sorted(found.items(), key=lambda pair: pair[1])
+                shown = "  ".join(f"{text} {ms:.2f}" for text, ms in best)
+                print(f"tiles {1024 // dim} x {dim} bias {bias!s:5} {kind:8} {shown}", flush=True)
+
+
+def quick() -> None:
+    """Everything that a change of the kernels must show; compiled by processes side by side."""
+    begun = time.perf_counter()
+    jobs = [
+        *("check bfloat16 256", "check bfloat16 128", "check bfloat16 64", "check bfloat16 25"),
+        *("check float32 25", "check float32 32", "lengths 256", "lengths 128", "lengths 64"),
+        *("step", "narrow 128 plain", "narrow 128 bias", "narrow 64 plain", "narrow 64 bias"),
+    ]
+    small = [subprocess.Popen([sys.executable, __file__, *job.split(), "small"],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+             for job in jobs]  # fmt: skip
+    for process in small:
+        process.wait()
+    print(f"compiled in {time.perf_counter() - begun:.0f} s", flush=True)
+    checks = (("bfloat16", (256, 128, 64, 25)), ("float32", (25, 32)))
+    for part in (step, partial(lengths, quick=True), partial(check, checks), narrow):
+        part()
+        print(f"{time.perf_counter() - begun:.0f} s", flush=True)
+
+
 if __name__ == "__main__":
     print(torch.cuda.get_device_name(), torch.__version__, triton.__version__, flush=True)
     parts = {"check": check, "forward": forward, "backward": backward, "lengths": lengths}
-    for part in [x for x in sys.argv[1:] if x in parts] or parts:
-        parts[part]()
+    parts |= {"step": step, "narrow": narrow}
+    if "quick" in sys.argv:
+        quick()
+    else:
+        for part in [x for x in sys.argv[1:] if x in parts] or parts:
+            parts[part]()

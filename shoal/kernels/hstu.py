@@ -1,5 +1,5 @@
 """HSTU's attention over sequences of any lengths: without a softmax, with biases of position and
-time. One kernel forward on a GPU, which never writes what is between all pairs of places.
+time. On a GPU by kernels, which keep nothing of all pairs of places.
 
     weight_ij = silu(<query_i, key_j> + position bias(i - j) + time bias(asked_i - taken_j)) / n
     out_i     = sum of weight_ij value_j over j <= i of the same sequence
@@ -18,6 +18,7 @@ from shoal.kernels.machine import takes_triton
 BUCKETS = 128  # of times; log2 of seconds reaches 64 at most
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # of a head; wider tiles do not fit
+LARGE = 2**27  # pairs of places in a batch from which on waiting for its lengths pays off
 CELLS = 4 * 62  # of times below 2^62
 
 
@@ -38,12 +39,47 @@ class Sequences:
     # Times are int64, or int32 of 0 and above, which is faster.
     asked: Tensor | None = None  # [tokens]: when the token after this one was asked for
     taken: Tensor | None = None  # [tokens]: when this token was taken
+    # Lengths where the host knows them: work is laid out by these, so that a batch of very
+    # different lengths costs what its tokens cost. None: as if all were the longest.
+    sizes: tuple[int, ...] | None = None
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """Of each sequence a length that it does not exceed."""
+        return (self.longest,) * len(self.lengths) if self.sizes is None else self.sizes
 
 
-def takes_hstu(query: Tensor, value: Tensor) -> bool:
-    """Whether there is a kernel for queries and values [tokens, heads, d]."""
-    widest = max(query.shape[-1], value.shape[-1])
-    return takes_triton(query) and query.dtype in TYPES and widest <= WIDEST
+def sequences_of(history: Tensor, times: Tensor | None) -> Sequences:
+    """Of sequences side by side: history [b, l], 0 where a pad is; times [b, l + 1].
+
+    For a LARGE batch the host waits once: it reads lengths, and whether int32 holds the times.
+    """
+    size, length = history.shape
+    place = torch.arange(length + 1, device=history.device)
+    # A state is asked of an empty history as well: its first pad is a token.
+    lengths = ((history > 0) * place[1:]).amax(1).clamp(min=1)
+    sizes = None
+    if size * length**2 > LARGE and not torch.cuda.is_current_stream_capturing():
+        read = [lengths]
+        if times is not None:  # seconds since the first of each sequence
+            within = place <= lengths.unsqueeze(1)
+            first = times.masked_fill(~within, 2**62).amin(1, keepdim=True)
+            since = (times - first).masked_fill(~within, 0)
+            read.append(since.amax().view(1))
+        found = torch.cat(read).tolist()
+        sizes = tuple(found[:size])
+        if times is not None and found[-1] < 2**31:
+            times = since.int()
+    asked = taken = None
+    if times is not None:
+        asked, taken = times[:, 1:].reshape(-1), times[:, :-1].reshape(-1)
+    starts = torch.arange(size, dtype=torch.int32, device=history.device) * length
+    return Sequences(starts, lengths.int(), length, asked, taken, sizes)
+
+
+def takes_hstu(x: Tensor, widest: int) -> bool:
+    """Whether there is a kernel for heads of this width, of layers that read x."""
+    return takes_triton(x) and x.dtype in TYPES and widest <= WIDEST
 
 
 def hstu_attention(
@@ -51,12 +87,14 @@ def hstu_attention(
     key: Tensor,
     value: Tensor,
     sequences: Sequences,
-    position_bias: Tensor,
+    position_bias: Tensor | None,
     time_bias: Tensor | None,
     n: int,
 ) -> Tensor:
     """By the kernel, where `takes_hstu`: query, key [tokens, heads, d], value [tokens, heads, e]
     -> [tokens, heads, e]; position_bias [longest or more], time_bias [BUCKETS + 1].
+
+    Nothing is kept of all pairs of places. Backward has a scratch buffer of at most 1 GiB for them.
     """
     from shoal.kernels.gpu.hstu import HSTUAttended
 

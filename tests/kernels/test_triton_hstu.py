@@ -37,6 +37,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
 
     monkeypatch.setattr(kernels, "_tiles", tiles)
     monkeypatch.setattr(kernels, "ALIGN", 32)
+    monkeypatch.setattr(kernels, "WHOLE", 32)
     monkeypatch.setattr(kernels, "GROUPS", 2)
     monkeypatch.setattr(kernels._Biases, "BLOCK", 16)
     for name, value in more.items():
