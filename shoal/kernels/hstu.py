@@ -59,7 +59,12 @@ def sequences_of(history: Tensor, times: Tensor | None) -> Sequences:
     # A state is asked of an empty history as well: its first pad is a token.
     lengths = ((history > 0) * place[1:]).amax(1).clamp(min=1)
     sizes = None
-    if size * length**2 > LARGE and not torch.cuda.is_current_stream_capturing():
+    if size * length**2 > LARGE:
+        if history.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                f"a step over {size} histories of {length} places reads their lengths on the host "
+                "and cannot be recorded: set strategy.graph to auto or false"
+            )
         read = [lengths]
         if times is not None:  # seconds since the first of each sequence
             within = place <= lengths.unsqueeze(1)
