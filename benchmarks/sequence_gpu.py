@@ -38,6 +38,7 @@ for _name in _FOLDERS.split():  # without their __init__
     sys.modules[_name] = _package
 
 from shoal.kernels import hstu  # noqa: E402
+from shoal.kernels.common import sequences as common  # noqa: E402
 from shoal.kernels.gpu import hstu as kernels  # noqa: E402
 from shoal.kernels.gpu import hstu_tiles  # noqa: E402
 from shoal.models.nn.hstu import HSTULayer  # noqa: E402
@@ -75,7 +76,7 @@ class Problem:
         self.value = value.view(tokens, heads, value_dim)
         self.grad = torch.randn(tokens, heads, value_dim, device=DEVICE).to(dtype)
         self.positions = torch.randn(self.n, device=DEVICE) * 0.5 if positions else None
-        self.times = torch.randn(hstu.BUCKETS + 1, device=DEVICE) * 0.5 if times else None
+        self.times = torch.randn(common.BUCKETS + 1, device=DEVICE) * 0.5 if times else None
         sizes = torch.tensor(lengths)
         # Sessions: some minutes between items, now and then days.
         gaps = torch.randint(0, 600, (tokens + 1,))
@@ -90,7 +91,7 @@ class Problem:
                 taken[starts.clamp(max=tokens - 1).to(DEVICE)], sizes.to(DEVICE)
             )
             asked, taken = (asked - first).int(), (taken - first).int()
-        self.sequences = hstu.Sequences(
+        self.sequences = common.Sequences(
             starts.int().to(DEVICE), sizes.int().to(DEVICE), self.longest, asked, taken,
             tuple(lengths),
         )  # fmt: skip
@@ -119,7 +120,7 @@ class Problem:
             table = positions if positions is not None else torch.zeros(self.n, device=DEVICE)
             buckets = None
             if times is not None:
-                buckets = hstu.time_buckets(self.moments[None, start : start + length + 1])
+                buckets = common.time_buckets(self.moments[None, start : start + length + 1])
             made = hstu.plain_hstu_attention(q, k, v, table, times, buckets, self.n)
             out.append(made[0].transpose(0, 1))
         whole = torch.cat(out)
@@ -360,13 +361,13 @@ def step() -> None:
                 sizes, at = torch.tensor(lengths), history.view(-1).nonzero().view(-1)
                 starts = (sizes.cumsum(0) - sizes).int().to(DEVICE)
                 asked, taken = (y[at] for y in (whole.asked, whole.taken))
-                sequences = hstu.Sequences(
+                sequences = common.Sequences(
                     starts, whole.lengths, longest, asked, taken, tuple(lengths)
                 )
                 x = x.view(-1, 1024)[at].unsqueeze(0)
             else:
                 sequences = None if plain else hstu.sequences_of(history, times)
-            buckets = hstu.time_buckets(times) if plain else None
+            buckets = common.time_buckets(times) if plain else None
             x.requires_grad_()
             grad = torch.randn_like(x)
             once = partial(model.gradients, x, buckets, sequences, grad)

@@ -9,17 +9,15 @@ from torch import Tensor
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 from zoo_models import zoo_config
 
-from shoal.kernels.hstu import (
+from shoal.kernels.common.sequences import (
     BUCKETS,
     Sequences,
     bucket_of,
     bucket_steps,
     cell_of,
-    hstu_attention,
-    plain_hstu_attention,
-    sequences_of,
     time_buckets,
 )
+from shoal.kernels.hstu import hstu_attention, plain_hstu_attention, sequences_of
 from shoal.models.base import Batch
 from shoal.runs.build import build
 from shoal.world.world import World
@@ -171,7 +169,7 @@ def test_the_model_by_kernels(monkeypatch: pytest.MonkeyPatch, large: int) -> No
     weights = list(model.layers.parameters())
     found = []
     for kernel in (False, True):
-        monkeypatch.setattr("shoal.models.sequential.hstu.takes_hstu", lambda *_, k=kernel: k)
+        monkeypatch.setattr("shoal.models.nn.hstu.takes_hstu", lambda *_, k=kernel: k)
         states = model.states(batch)[asked]
         found.append([states, *torch.autograd.grad(states.square().sum(), weights)])
     for plain, fused in zip(*found, strict=True):

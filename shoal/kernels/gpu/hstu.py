@@ -26,9 +26,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from shoal.kernels.common.sequences import BUCKETS, Sequences, bucket_steps
 from shoal.kernels.gpu import hstu_tiles as kernels
 from shoal.kernels.gpu.products import INTERPRETED, is_full
-from shoal.kernels.hstu import BUCKETS, Sequences, bucket_steps
 
 SCRATCH = 2**30  # bytes of weights and gradients of scores that wait for further kernels
 ALIGN = 128  # places of a block, and of the largest tile; every tile's places divide it

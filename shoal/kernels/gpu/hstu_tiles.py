@@ -21,8 +21,8 @@ the diagonal on. Nothing is kept for keys that no query sees.
 import triton
 import triton.language as tl
 
+from shoal.kernels.common.sequences import BUCKETS
 from shoal.kernels.gpu.products import product
-from shoal.kernels.hstu import BUCKETS
 
 LAST = tl.constexpr(BUCKETS)
 PART = ["first_block", "skip", "low", "high"]  # of a launch: compiled once for all of them

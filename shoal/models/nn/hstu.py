@@ -6,15 +6,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.kernels.hstu import BUCKETS, Sequences, hstu_attention, plain_hstu_attention
+from shoal.kernels.common.sequences import BUCKETS, Sequences, time_buckets
+from shoal.kernels.hstu import hstu_attention, plain_hstu_attention, sequences_of, takes_hstu
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.transformer import split_heads
+
+
+def places_of(
+    x: Tensor, history: Tensor, times: Tensor | None, widest: int
+) -> tuple[Tensor | None, Sequences | None]:
+    """What layers over x [b, l, width], with heads no wider than `widest`, read of history [b, l],
+    where 0 is a pad, and times [b, l + 1]: buckets, or sequences where there are kernels.
+    """
+    if takes_hstu(x, widest):
+        return None, sequences_of(history, times)
+    return None if times is None else time_buckets(times), None
 
 
 class HSTULayer(nn.Module):
     """One block: [b, l, width] -> [b, l, width], with the options of HSTU.
 
-    Attention reads either buckets of times, [b, l, l] or None, or `sequences`: then by kernels.
+    Attention reads what `places_of` makes: buckets of times, [b, l, l] or None, or `sequences`.
     """
 
     def __init__(self, options: Any, max_len: int):

@@ -19,13 +19,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from shoal.kernels.hstu import sequences_of, takes_hstu, time_buckets
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout, recomputed
-from shoal.models.nn.hstu import HSTULayer
+from shoal.models.nn.hstu import HSTULayer, places_of
 from shoal.models.sequential.base import NextItem, num_places
-
-__all__ = ["HSTU", "HSTULayer", "time_buckets"]
 
 
 class HSTU(NextItem):
@@ -63,13 +60,9 @@ class HSTU(NextItem):
         x = self.dropout(vectors + self.positions[:length])
         x = x * (history > 0).unsqueeze(-1)
         times = batch.tensor("history_time")[:, : length + 1] if self.options.use_times else None
-        buckets = sequences = None
-        if takes_hstu(x, max((layer.widest for layer in self.layers), default=0)):
-            sequences = sequences_of(history, times)
-        elif times is not None:
-            buckets = time_buckets(times)
+        widest = max((layer.widest for layer in self.layers), default=0)
+        places = places_of(x, history, times, widest)
         for layer in self.layers:
             again = self.recompute and self.training
-            given = (x, buckets, sequences)
-            x = recomputed(layer, *given) if again else layer(*given)
+            x = recomputed(layer, x, *places) if again else layer(x, *places)
         return x
