@@ -49,9 +49,9 @@ class HSTU(NextItem):
         self.positions = nn.Parameter(torch.empty(facts.max_len, width))
         nn.init.trunc_normal_(self.positions, std=width**-0.5)
         self.dropout = Dropout(options.hidden_dropout_prob)
-        self.layers = nn.ModuleList(
-            HSTULayer(options, facts.max_len) for _ in range(options.n_layers)
-        )
+        layers = [HSTULayer(options, facts.max_len) for _ in range(options.n_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.widest = max((layer.widest for layer in layers), default=0)  # head
 
     def states(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")
@@ -60,8 +60,7 @@ class HSTU(NextItem):
         x = self.dropout(vectors + self.positions[:length])
         x = x * (history > 0).unsqueeze(-1)
         times = batch.tensor("history_time")[:, : length + 1] if self.options.use_times else None
-        widest = max((layer.widest for layer in self.layers), default=0)
-        places = places_of(x, history, times, widest)
+        places = places_of(x, history, times, self.widest)
         for layer in self.layers:
             again = self.recompute and self.training
             x = recomputed(layer, x, *places) if again else layer(x, *places)
