@@ -76,9 +76,16 @@ def rectools(facts: Facts) -> Iterator[tuple[str, str, float]]:
     yield f"intralistdiversity@{k}", "RecTools IntraListDiversity", value
 
 
+class Plots(ModuleType):
+    """In the place of modules that are there for plots: nobody looks at them."""
+
+    def __getattr__(self, name: str) -> object:
+        return object()
+
+
 def recmetrics(facts: Facts) -> Iterator[tuple[str, str, float]]:
-    for name in ("matplotlib", "matplotlib.pyplot", "seaborn", "plotly", "plotly.graph_objects"):
-        sys.modules.setdefault(name, ModuleType(name))  # for its plots alone
+    for name in ("matplotlib", "matplotlib.pyplot", "recmetrics.plots"):
+        sys.modules.setdefault(name, Plots(name))
     from recmetrics.metrics import personalization
 
     yield f"personalisation@{facts['k']}", "recmetrics", personalization(facts["lists"])

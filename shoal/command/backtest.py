@@ -30,7 +30,7 @@ def backtest(
     resolved = resolve_words(context.args)
     if resolved.config.run.output is not None:
         raise typer.BadParameter("every cut is a run of its own: give --output, not run.output")
-    start_logging(resolved.config.run.log_level)
+    start_logging(resolved.config.run.log_level, form=resolved.config.run.log)
     dates = [one.strip() for one in at.split(",")] if at else []
     _print(run_backtest(resolved, cuts, dates, output), resolved.config.eval.valid_metric.lower())
 
