@@ -23,12 +23,14 @@ def runs(folder: Path) -> dict[str, Target]:
     from shoal.runs.decay import _read
     from shoal.runs.growth import read_vocabularies
     from shoal.runs.listing import list_runs
+    from shoal.runs.report.reading import read_runs
     from shoal.runs.start import keep_before
     from shoal.training.checkpoint.remote import Copies
     from shoal.training.run_folder import RunFolder
 
     home = folder / "runs" / "one"
     (home / "checkpoints").mkdir(parents=True)
+    (home / "evaluation").mkdir()
     (home / "config.yaml").write_text("model: BPR\ndata: {name: ml}\n")
     run = RunFolder(home)
     entry = {"name": "day", "bytes": 3, "run": "x", "done": True, "before": {}, "export": None}
@@ -41,7 +43,7 @@ def runs(folder: Path) -> dict[str, Target]:
             finally:
                 (home / name).unlink()
 
-        return Target(seeds, f"{name}-made", read)
+        return Target(seeds, f"{Path(name).name}-made", read)
 
     ages = save({"user_id": _tensor([1, 2, 3])})
     sent = {"url": f"file://{folder}/far", "sent": {"step-000000001": "0" * 64}}
@@ -60,6 +62,9 @@ def runs(folder: Path) -> dict[str, Target]:
             [_vocabulary()],
             lambda: read_vocabularies(home / "vocabulary.safetensors"),
         ),
+        "report": of("result.json", [json.dumps(RESULT).encode()], lambda: read_runs([home])),
+        "epochs": of("metrics.jsonl", [METRICS], lambda: read_runs([home])),
+        "users": of("evaluation/users.parquet", [_users()], lambda: read_runs([home])),
         "category": Target([b"item,kind\n1,a\n2,b\n"], "items.csv", _category),
         "archive": Target([_archive()], "ml-100k.zip", _unpack),
     }
@@ -80,6 +85,16 @@ def _vocabulary() -> bytes:
     with tempfile.TemporaryDirectory() as name:
         save_vocabularies(Path(name), SimpleNamespace(vocab=WORDS))  # type: ignore[arg-type]
         return (Path(name) / FILE).read_bytes()
+
+
+def _users() -> bytes:
+    import polars as pl
+
+    file = io.BytesIO()
+    columns = {"user": ["a", "b"], "train": [1, 2], "positives": [1, 1], "recall@10": [0.0, 1.0]}
+    lists = {"items": [["v"], ["w", "v"]], "hits": [[False], [True, False]]}
+    pl.DataFrame(columns | lists).write_parquet(file, metadata={"shoal.users": "2"})
+    return file.getvalue()
 
 
 def _category(path: Path) -> None:
