@@ -13,7 +13,7 @@ from shoal.command.startup import importing
 def board(
     root: Annotated[str, typer.Argument(help="Folder that holds runs, at any depth.")] = "runs",
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at; 0: any.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any.")] = 8080,
     allow_stop: Annotated[
         bool, typer.Option("--allow-stop", help="Let the page stop runs, which then save.")
     ] = False,

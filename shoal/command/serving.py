@@ -117,6 +117,9 @@ def recommend(
     spreadsheet: Annotated[
         bool, typer.Option("--spreadsheet", help="csv: ids that begin like a formula get a '.")
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Add the largest shares of each score.")
+    ] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """The best items for a user or a history, or for all users into a file; original ids."""
@@ -140,6 +143,8 @@ def recommend(
 
         if output is None:
             raise ValueError("--all needs a file to write to: --output top.parquet")
+        if explain:
+            raise ValueError("--explain is about one user or history: --user ID or --history A,B,C")
         if spreadsheet and not output.endswith(".csv"):
             raise ValueError(f"--spreadsheet is about csv, and --output is {output}")
         how = (topk, users, exclude, only, category, seen, approximate, nproc, spreadsheet)
@@ -147,32 +152,32 @@ def recommend(
             count = recommend_many(run, output, *how)
         typer.echo(f"{count} users: {output}")
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from shoal.command.ranking import print_ranking
 
     words = None if history is None else [one.strip() for one in history.split(",")]
+    opened: Any
     if is_run:
         with importing():
-            from shoal.runs.trained import recommend
+            import torch
 
-        found: Any = recommend(run, user, topk, trust, words)
+            from shoal.runs.trained import Trained
+
+        torch.set_num_threads(os.cpu_count() or 1)
+        opened = Trained(run, trust=trust)
+        found = opened.recommend(user, topk, words)
     else:
         from shoal.runs.artifact.bulk import allowed_items, read_lines
         from shoal.runs.artifact.loaded import load
 
+        opened = load(run)
         banned = [] if exclude is None else read_lines(exclude)
-        allowed = allowed_items(only, category)
-        found = load(run).recommend(user, words, topk, banned, allowed, seen)
+        found = opened.recommend(user, words, topk, banned, allowed_items(only, category), seen)
     who = f"user {user}" if history is None else f"history {history}"
-    if getattr(found, "unknown", ()):
-        popular = "these are the most popular items" if found.by == "popularity" else "left out"
-        typer.echo(f"not known: {', '.join(map(str, found.unknown))}; {popular}")
-    table = Table("rank", "item", "score", title=f"for {who}")
-    for number, (item, score) in enumerate(found, start=1):
-        shown = "".join(one if one.isprintable() else "\ufffd" for one in str(item))
-        table.add_row(str(number), Text(shown), f"{score:.4f}")  # no markup: data wrote it
-    Console().print(table)
+    why = None
+    if explain and found.by == "model":
+        known = words and [one for one in words if one not in found.unknown]
+        why = [opened.explain(user, item, known) for item, _ in found]
+    print_ranking(who, found, opened.recommender.titles(item for item, _ in found), why)
 
 
 def predict(
@@ -193,7 +198,7 @@ def serve(
         str, typer.Argument(help="An artifact, or a folder of them: the last is served.")
     ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at; 0: any.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any.")] = 8000,
     token_file: Annotated[
         str | None, typer.Option(help="File with the bearer token to ask for (or SHOAL_TOKEN).")
     ] = None,

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shoal.command.arguments import TRUST, resolve_words, split_arguments
 from shoal.command.startup import importing
+
+if TYPE_CHECKING:
+    from shoal.config.launch_section import RunSection
 
 
 def tune(
@@ -51,7 +54,7 @@ def tune(
         from shoal.runs.tuning.tune import need_optuna
 
         need_optuna()
-        from shoal.runs.tuning.search import Limits, search
+        from shoal.runs.tuning.search import SearchLimits, search
 
     files, overrides = split_arguments(context.args)
     is_given = resume and len(files) == 1 and not Path(files[0]).is_file()
@@ -67,12 +70,12 @@ def tune(
         resolved = resolve([file], overrides, folder=output, trust=trust)
     else:
         resolved = resolve_words(context.args, trust=trust)
-    limits = Limits(trials, minutes, jobs, finalists, seeds, launch)
+    limits = SearchLimits(trials, minutes, jobs, finalists, seeds, launch)
     found = search(resolved, space, output, resume, sampler, prune, limits, typer.echo)
-    _print_found(found, trials)
+    _print_found(found, trials, resolved.config.run)
 
 
-def _print_found(found: dict[str, Any], trials: int) -> None:
+def _print_found(found: dict[str, Any], trials: int, run: "RunSection") -> None:
     """The best trial, what it is worth, and what to type next."""
     from shoal.command.exit import print_result
 
@@ -83,7 +86,7 @@ def _print_found(found: dict[str, Any], trials: int) -> None:
     else:
         names = ("model", "dataset")
         result = {**{name: found[name] for name in names}, "best_valid": best["valid"]}
-        print_result({**result, "test": best["test"]})
+        print_result({**result, "test": best["test"]}, run)
         seeds = f", mean of {best['seeds']} seeds" if best["seeds"] > 1 else ""
         typer.echo(f"trial {best['trial']} is the best of {done} by {found['metric']}{seeds}")
         typer.echo(f"train it: shoal train {folder}/best.yaml")

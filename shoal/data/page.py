@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.data.dataset import Dataset
+from shoal.data.dataset import Dataset, Phase
 from shoal.data.features import Feature
-from shoal.data.pairs import PHASES
 from shoal.data.statistics import Leakage, left_out, per_item, per_user, spread
 from shoal.pages.look import Html, Numeral, escape, facts, grid, join, section, table
 from shoal.pages.look import page as whole_page
@@ -92,7 +91,8 @@ def _spreads(users: np.ndarray, items: np.ndarray) -> Html:
 
 def _parts(dataset: Dataset, leaks: Leakage) -> Html:
     rows = []
-    for phase in PHASES:
+    phases: tuple[Phase, ...] = ("train", "valid", "test")
+    for phase in phases:
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
         rows.append((phase, len(users), len(np.unique(users)), len(np.unique(items))))
     text = (
@@ -145,8 +145,9 @@ def _lengths(counts: np.ndarray) -> Html:
     def draw(axes: Axes) -> None:
         axes.set_axisbelow(True)
         axes.bar(range(len(found)), found, color=SERIES[0], width=0.85)
-        slanted = {"rotation": 30, "ha": "right"} if len(labels) > 7 else {}
-        axes.set_xticks(range(len(labels)), labels, **slanted)
+        axes.set_xticks(range(len(labels)), labels)
+        for label in axes.get_xticklabels() if len(labels) > 7 else ():
+            label.set(rotation=30, horizontalalignment="right")
         axes.set_xlabel("interactions")
         axes.set_ylabel("users")
         _plain_numbers(axes, "y")

@@ -173,6 +173,13 @@ class Model(nn.Module):
         """
         raise NotImplementedError  # retrieval models inherit it, others write their own
 
+    def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
+        """The terms of the score of an item, where it is a sum over the items that a user took.
+
+        user [], item [], different items taken [n] -> [n]
+        """
+        raise NotImplementedError  # where a score is such a sum
+
 
 class Retrieval(Model):
     """A model whose score is a dot product of a query vector and an item vector."""

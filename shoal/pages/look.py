@@ -81,6 +81,7 @@ def page(title: str, *body: Any, script: str = "") -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'  # else a browser asks the host for one
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
         f"<body><h1>{escape(title)}</h1>{join(body)}"
         + (f"<script>{script}</script>" if script else "")

@@ -5,19 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.config.schema import DataSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Phase
 from shoal.data.history import Histories
 from shoal.data.ids import Ids
+from shoal.data.joined import candidates
+from shoal.data.prepared.captions import Captions, captions_of
 from shoal.embedding.module import Embeddings
 from shoal.kernels.topk import DotProducts, Fill, Pairs
-from shoal.models.base import Model, Retrieval
-from shoal.runs.recommender import History, padded
+from shoal.models.base import ClickModel, Model, Retrieval
+from shoal.runs.explain import Breakdown, of_features, of_vectors
+from shoal.runs.history_shares import of_history
+from shoal.runs.recommender import NOBODY, History, asked_at, padded
 from shoal.training.evaluation import Evaluator
 from shoal.training.evaluation.phases import UserLists
 
@@ -28,8 +34,16 @@ BLOCK = 1024  # vectors made at a time
 class RunCatalogue:
     """The items of a run's data and the users who took them; queries are vectors or a batch."""
 
-    def __init__(self, model: Model, evaluator: Evaluator, types: tuple[type, type] = (str, str)):
+    def __init__(
+        self,
+        model: Model,
+        evaluator: Evaluator,
+        types: tuple[type, type] = (str, str),
+        section: DataSection | None = None,
+    ):
+        """`section` names the data, to find captions of items in."""
         self.model, self.evaluator, self.dataset = model, evaluator, evaluator.dataset
+        self.section = section
         self.users = Ids(self.dataset.vocab[self.dataset.user_field], types[0])
         self.items = Ids(self.dataset.vocab[self.dataset.item_field], types[1])
         self.repeatable = evaluator.section.repeatable
@@ -40,17 +54,17 @@ class RunCatalogue:
         """Of known users, with all that they took."""
         return self._query(self.evaluator.query(users, self._histories))
 
-    def of_histories(self, histories: Sequence[History]) -> Tensor | Batch:
+    def of_histories(self, histories: Sequence[History], user: int = 0) -> Tensor | Batch:
         """Of anybody: items as a sequence, or folded in."""
         device = self.evaluator.world.device
         if self.model.kind != "sequential":
             different = [np.unique(one.items) for one in histories]
             offsets = torch.tensor([0, *map(len, different)]).cumsum(0)
-            values = torch.from_numpy(np.concatenate(different))
+            values = torch.from_numpy(np.concatenate([NOBODY, *different]))
             assert isinstance(self.model, Retrieval)  # as need_histories has found
             with torch.inference_mode():
                 return self.model.fold_in(Jagged(values, offsets).to(device))
-        ids = {self.dataset.user_field: torch.zeros(len(histories), dtype=torch.int64)}
+        ids = {self.dataset.user_field: torch.full((len(histories),), user)}
         made = padded(histories, self.evaluator.max_len)
         ids |= {name: torch.from_numpy(one) for name, one in made.items()}
         return self._query(Batch(len(histories), {**ids}).to(device))
@@ -117,9 +131,80 @@ class RunCatalogue:
             for one in model.modules()
             if isinstance(one, Embeddings)
         )
-        folds = isinstance(model, Retrieval) and type(model).fold_in is not Retrieval.fold_in
-        if not folds and (model.kind != "sequential" or knows_users):
+        if not self._folds and (model.kind != "sequential" or knows_users):
             raise ValueError(
                 f"{name} learned a vector for each user of its data, and a history has none; train "
                 "on with these interactions (shoal train --from), or take SASRec or EASE, say"
             )
+
+    @property
+    def _folds(self) -> bool:
+        """Whether the model makes the vector of anybody of what they took."""
+        model = self.model
+        return isinstance(model, Retrieval) and type(model).fold_in is not Retrieval.fold_in
+
+    # ---- why ------------------------------------------------------------------------------------
+
+    @property
+    def explained_by(self) -> Literal["features", "terms", "history", "vectors"] | None:
+        """How a score becomes a sum (explain.py); None: it does not."""
+        if isinstance(self.model, ClickModel):
+            return "features"
+        if type(self.model).terms is not Model.terms:
+            return "terms"
+        if self.model.kind == "sequential" or self._folds:
+            return "history"
+        return "vectors" if isinstance(self.model, Retrieval) else None
+
+    def breakdown(self, user: int, history: History | None, item: int) -> Breakdown:
+        """The score of an item as a sum."""
+        model, device, way = self.model, self.evaluator.world.device, self.explained_by
+        if way is None:
+            raise ValueError(
+                f"{type(model).__name__} has no share of the history in its scores; BPR, EASE, "
+                "SASRec and most others can be explained"
+            )
+        if way == "history":
+            longest = self.evaluator.max_len if model.kind == "sequential" else None
+            return of_history(self, user, history or self.history_of(user), item, longest)
+        if way == "vectors":
+            someone = np.array([user])
+            query = self.of_users(someone)
+            assert isinstance(query, Tensor)
+            return of_vectors(query[0], self.seen(someone)[1], self.item_vectors, item)
+        with self._alone, torch.inference_mode():
+            if isinstance(model, ClickModel):
+                return self._of_features(model, user, item)
+            taken = np.unique((history or self.history_of(user)).items)
+            asked = (torch.tensor(user), torch.from_numpy(taken), torch.tensor(item))
+            terms = model.terms(*(one.to(device) for one in asked)).double().cpu()
+        return Breakdown(taken.tolist(), terms.numpy(), 0.0, "nothing: it is a plain sum")
+
+    def history_of(self, user: int) -> History:
+        """What the model reads of a known user: of one that is no sequence, what it learned."""
+        told = self._histories
+        if told is None:
+            return History(self._learned.chosen(np.array([user])).items.astype(np.int64))
+        own = slice(told.offsets[user], told.offsets[user + 1])
+        items = told.items[own].astype(np.int64)
+        times = None if told.times is None else asked_at(told.times[own], len(items))
+        return History(items, times)
+
+    @cached_property
+    def _learned(self) -> UserLists:
+        dataset = self.dataset
+        pairs = dataset.user_ids("train"), dataset.item_ids("train")
+        return UserLists.of(*pairs, np.arange(dataset.num_users), dataset.num_users)
+
+    def _of_features(self, model: ClickModel, user: int, item: int) -> Breakdown:
+        table, device = model.facts.table, self.evaluator.world.device
+        assert table is not None, "build lets click logs rank nothing"
+        packed = any("slots" in m.fields for m in model.modules() if isinstance(m, Embeddings))
+        pair = torch.tensor([user, 0]), torch.tensor([item, 0])
+        made = candidates(table, *pair, packed, torch.device("cpu"))
+        return of_features(made, table.features, lambda one: model.logits(one.to(device)))
+
+    @cached_property
+    def captions(self) -> Captions:
+        """Titles and pictures of items, where the data has them."""
+        return captions_of(self.dataset, self.section) if self.section is not None else {}

@@ -33,6 +33,7 @@ from shoal.data.sources.frames import to_polars
 from shoal.launch.hosts import LaunchError
 from shoal.models.base import Model
 from shoal.models.own import give
+from shoal.runs.explain import Explanation
 from shoal.runs.recommender import RankedItems
 from shoal.runs.run import resolve, run_folder, train
 from shoal.runs.trained import Trained
@@ -241,6 +242,15 @@ class Fitted:
         users and items do not fail: `by` and `unknown` of a ranking report how they were answered.
         """
         return self.trained.recommend(user, topk, history)
+
+    def explain(
+        self, user: Any = None, item: Any = None, history: Sequence[Any] | None = None
+    ) -> Explanation:
+        """Why an item has its score for a user, or for a history: (what, share) each.
+
+        The shares and `rest` add up to `score`; printed, it is a table. See docs/explain.md.
+        """
+        return self.trained.explain(user, item, history)
 
     def similar_items(self, item: Any, topk: int = 10) -> RankedItems:
         """The items whose vectors point most the same way: (item, cosine) each."""

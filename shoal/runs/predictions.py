@@ -7,7 +7,7 @@ tiles of rows as an evaluation cuts them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from shoal.data.batch import Batch
 from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder
 from shoal.data.sources.frames import to_polars
+from shoal.runs.explain import Explanation, of_features
 from shoal.training.evaluation import predicted
 from shoal.training.evaluation.clicks import TILE_ROWS
 
@@ -48,6 +49,12 @@ class Predictor:
                     "%d of %d rows have an unknown %s: the other columns decide",
                     *(count, len(frame), field),
                 )
+
+    def explain(self, row: Mapping[str, Any]) -> Explanation:
+        """What each feature of a row adds to the log odds of a click."""
+        found = of_features(*self.encoder.beside_nothing(row), self.logits)
+        shares = zip(found.what, found.shares.tolist())
+        return Explanation(shares, found.rest, found.rest_is, found.of, found.error)
 
     def of(self, batch: Batch) -> Tensor:
         """The same of samples that are encoded."""

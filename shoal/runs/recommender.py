@@ -12,7 +12,7 @@ of a history are left out; the ranking reports both.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from shoal.data.ids import Ids
 from shoal.kernels.topk import DotProducts, Fill, Pairs, plain, rank
+from shoal.runs.explain import Breakdown, Explanation
 
 log = logging.getLogger("shoal")
 NOBODY = np.zeros(0, np.int64)
@@ -88,8 +89,8 @@ class Catalogue(Protocol):
     def need_histories(self, timed: bool) -> None:
         """Refuse histories that the model cannot read; timed: with times."""
 
-    def of_histories(self, histories: Sequence[History]) -> Any:
-        """The query of anybody by what they took."""
+    def of_histories(self, histories: Sequence[History], user: int = 0) -> Any:
+        """The query of anybody by what they took, as if they were this user; 0: nobody known."""
 
     def seen(self, users: np.ndarray) -> Pairs:
         """What each of these users took: place in `users` [m], item [m]."""
@@ -100,6 +101,13 @@ class Catalogue(Protocol):
     @property
     def item_vectors(self) -> Tensor:
         """The vector of every item [num_items, dim]; refused where there are none."""
+
+    @property
+    def captions(self) -> Mapping[str, Any]:
+        """`title` and `picture` of every item [num_items], empty text where it has none."""
+
+    def breakdown(self, user: int, history: History | None, item: int) -> Breakdown:
+        """The score of an item as a sum, for a known user or for a history."""
 
 
 class Recommender:
@@ -176,6 +184,37 @@ class Recommender:
         fill = DotProducts(self._units[number], self._units)
         found = plain(*rank(fill, 1, len(self._units), topk, without), None)
         return self._named(found[0][0], found[1][0])
+
+    def explain(self, one: Wanted, item: Any) -> Explanation:
+        """Why an item has its score for a user or a history; what is not known is refused."""
+        number = int(self.items.need([item], "item")[0])
+        if (one.user is None) == (one.history is None):
+            raise ValueError("give a user or a history, one of them")
+        if one.history is None:
+            user, history = int(self.users.need([one.user], "user")[0]), None
+        else:
+            self.catalogue.need_histories(one.times is not None)
+            self.items.need(one.history, "item")
+            user, (history, _) = 0, self._history(one)
+        found = self.catalogue.breakdown(user, history, number)
+        how = (found.rest, found.rest_is, found.of, found.error)
+        if found.of == "features":
+            return Explanation(zip(found.what, found.shares.tolist()), *how)
+        total: dict[int, float] = {}  # an item may stand in a history more than once
+        for what, share in zip(found.what, found.shares.tolist()):
+            total[what] = total.get(what, 0.0) + share
+        shares = [(self.items.values[k], share) for k, share in total.items()]
+        return Explanation(shares, *how, self.titles(what for what, _ in shares))
+
+    def titles(self, items: Iterable[Any]) -> dict[Any, str]:
+        """Known items -> their titles, of those that have one."""
+        return {one: own["title"] for one in items if "title" in (own := self.caption(one))}
+
+    def caption(self, item: Any) -> dict[str, str]:
+        """`title` and `picture` of a known item, where it has them."""
+        (number,) = self.items.find([item])
+        found = {role: str(texts[number]) for role, texts in self.catalogue.captions.items()}
+        return {role: text for role, text in found.items() if text}
 
     @cached_property
     def _units(self) -> Tensor:

@@ -314,8 +314,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             before = validate_first(trainer, parts.dataset)
         if world.is_main:  # a run that is refused keeps the config that it was trained with
             folder.write_config(config_room.dump(config))
-            for source, text in code.items():
-                folder.keep_code(source, text)
+            for path, content in code.items():
+                folder.keep_code(path, content)
             if isinstance(parts.dataset, Dataset):
                 save_vocabularies(folder.path, parts.dataset)
             if config.start.decay.after:

@@ -28,8 +28,9 @@ from shoal.models import find
 from shoal.models.base import ClickModel
 from shoal.runs.build import build, describe_data, warn
 from shoal.runs.catalogue import RunCatalogue
+from shoal.runs.explain import Explanation
 from shoal.runs.predictions import Predictor
-from shoal.runs.recommender import RankedItems, Recommender
+from shoal.runs.recommender import RankedItems, Recommender, Wanted
 from shoal.runs.run import connect_as, resolve_run
 from shoal.training.checkpoint.reading import check_fingerprint
 from shoal.training.checkpoint.writing import Checkpoints, give
@@ -148,6 +149,21 @@ class Trained:
         """
         return self.recommender.recommend(user, topk=topk, history=history)
 
+    def explain(
+        self, user: Any = None, item: Any = None, history: Sequence[Any] | None = None
+    ) -> Explanation:
+        """Why an item has its score for a user, or for a history: shares that add up to it.
+
+        Shares are of the items that were taken, or of features where the model predicts clicks.
+
+        >>> import shoal  # after the example of shoal.run
+        >>> trained = shoal.runs.trained.Trained("runs/first")
+        >>> item, score = trained.recommend("7", topk=1)[0]
+        >>> abs(trained.explain("7", item).score - score) < 1e-3
+        True
+        """
+        return self.recommender.explain(Wanted(user, history), item)
+
     def predict(self, rows: Any) -> np.ndarray:
         """The probability of a click of each row of a frame or a dict of columns, as the training
         data had them: [n]; of several labels [n, labels].
@@ -190,7 +206,7 @@ class Trained:
             raise ValueError(
                 f"{self.config.model.title} predicts clicks of samples, not items; use `shoal eval`"
             )
-        return Recommender(RunCatalogue(self.model, evaluator, self.types))
+        return Recommender(RunCatalogue(self.model, evaluator, self.types, self.config.data))
 
 
 def _for_use(fingerprint: dict[str, Any], ranking: Sequence[str]) -> dict[str, Any]:

@@ -246,7 +246,8 @@ class Trainer:
         samples = sum(part.size for part in parts)
         self.losses.add(loss, samples)
         self.interval.step(cursor.epoch, cursor.step, samples, loss)
-        self.progress.trained(cursor.epoch, epochs, cursor.batch, reader.num_batches)
+        done = cursor.position(reader)[0]
+        self.progress.trained(cursor.epoch, epochs, done, reader.num_batches)
 
     def _stop(self, number: int) -> None:
         """All ranks got a signal to end, and have saved."""
@@ -328,8 +329,7 @@ class Trainer:
                 give(self.strategy, self.checkpoints.load_step(cursor.best_step))
             if cursor.best_score is None and self.evaluator.has("valid"):  # nothing was trained
                 cursor.best_valid, _ = self._evaluate("valid")
-            keep = self.config.eval.per_user
-            test, self.test_seconds = self._evaluate("test", keep)
+            test, self.test_seconds = self._evaluate("test", keep=self.config.eval.per_user)
             log.info("best valid : %s", self._rounded(cursor.best_valid))
             figures = {"best_valid": cursor.best_valid, "test": test}
             host_log.info("test result: %s", self._rounded(test), extra={"figures": figures})

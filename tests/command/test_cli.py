@@ -120,6 +120,15 @@ def test_recommend(run: Path) -> None:
     assert "not known: nobody; these are the most popular items" in output
 
 
+def test_recommend_and_why(run: Path, fail: Any) -> None:
+    output = call("recommend", run, "--user", "5", "--topk", "2", "--explain")
+    assert "rest" in output and "why: the 3 largest shares of the score, by items" in output
+    output = call("recommend", run, "--user", "nobody", "--topk", "2", "--explain")
+    assert "most popular" in output and "why" not in output
+    status, error = fail("recommend", run, "--all", "--output", "x.csv", "--explain")
+    assert status == 2 and "answers --user and --history" in error
+
+
 def test_eval_prints_the_table(run: Path, tmp_path: Path) -> None:
     output = call("eval", run, "--output", tmp_path / "out")
     assert "best valid" in output and "recall@10" in output

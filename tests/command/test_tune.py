@@ -267,6 +267,7 @@ def test_a_sweep(tmp_path: Path) -> None:
     ]
     assert row["mean"] == pytest.approx(sum(one["test"]["ndcg@10"] for one in results) / 2)
     assert row["low"] <= row["mean"] <= row["high"] and row["seeds"] == 2
+    assert row["over"] == "users"  # whose values the runs keep
     other = "Pop" if table["best"] == "BPR" else "BPR"
     assert 0 < table["metrics"]["ndcg@10"][other]["p"] <= 1
     # What is finished is not trained again; lists of a file are the same as flags.

@@ -57,7 +57,7 @@ RECIPES: dict[str, tuple[dict[str, Any], int]] = {
     "NeuMF": recipe(15, mf_embedding_size=16, mlp_embedding_size=16, mlp_hidden_size=[32, 16]),
     "LightGCN": narrow(15),
     "SASRec": hidden(25, SEQUENCE, **INNER),
-    "BERT4Rec": hidden(30, FASTER, inner_size=64, window_stride=20),
+    "BERT4Rec": hidden(40, FASTER, inner_size=64, window_stride=20),
 }
 # Convolutions take the order of single items for what matters, and taste has none: see below.
 ORDERED = ["NextItNet", "GRU4Rec", "HSTU"]
@@ -89,7 +89,7 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "FMLP": hidden(8, PREFIX, hidden_dropout_prob=0.2),
     "TiSASRec": hidden(25, SEQUENCE, **INNER),
     "TIGER": hidden(
-        *(10, {**PREFIX, "train.batch_size": 256}),
+        *(18, {**PREFIX, "train.batch_size": 256}),
         **{"inner_size": 64, "n_heads": 2, "code_levels": 2, "code_size": 32},
     ),
     "MIND": narrow(8, PREFIX, interests=2),

@@ -150,7 +150,7 @@ def by_hand(world: World) -> dict[str, Any]:
     pulled = pull(strategy.rows, "my.many", ids_read)[:, 0].tolist()
     push(strategy.rows, "few", torch.zeros(2, dtype=torch.int64), torch.ones(2, 3), 0.0)
     rows, before = rows_of(strategy), world.bytes_sent
-    strategy.train_step(mine)
+    strategy.train_step(mine, 0.0)  # the rate of the push: another one would fetch rows again
     sent = world.bytes_sent - before
     return {**rows, "step": step, "pulled": pulled, "sent": sent}
 
@@ -228,8 +228,8 @@ def test_gradients_are_those_of_the_mean_loss_summed_before_the_optimizer(
     if size == 2:
         # Rank 0 has ids 0 to 3 and the one row of `few`. It asks for 3, 5 and 6, two of them of
         # rank 1, which asks for 6, 3, 1 and that row: three of rank 0. Each is an id, a row and a
-        # gradient of 4 floats; loss, count and note of each rank are 3 floats more.
-        assert sum(rank["by hand"]["sent"] for rank in ranks) == 5 * (8 + 16 + 16) + 2 * 12
+        # gradient of 4 floats; loss and count of each rank are 2 floats more.
+        assert sum(rank["by hand"]["sent"] for rank in ranks) == 5 * (8 + 16 + 16) + 2 * 8
     third, sixth = found["my.many"][12], found["my.many"][24]
     for rank in ranks:
         assert rank["by hand"]["step"] == {"my.many": 2, "few": 2}

@@ -187,6 +187,21 @@ def test_no_file_outside_the_root_is_read(tmp_path: Path) -> None:
     assert swapped.key not in Root(root).runs()
 
 
+def test_a_report_of_chosen_runs(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
+    make_run(tmp_path / "one")
+    make_run(tmp_path / HOSTILE)
+    linked = make_run(tmp_path / "linked")
+    (linked / "train.log").symlink_to("/etc/passwd")
+    with running(tmp_path) as board:
+        keys = {name: one["key"] for name, one in board.runs().items()}
+        status, text = board.call(f"/report?run={keys['one']}&run={keys[HOSTILE]}")
+        assert status == 200 and text.startswith("<!doctype html>")
+        assert "<img" not in text and "&lt;img src=x" in text
+        assert board.call(f"/report?run={keys['linked']}")[0] == 409
+    assert not list(tmp_path.rglob("report.html"))
+
+
 # ---- who may ask -------------------------------------------------------------------------------
 
 
@@ -264,14 +279,16 @@ def row(name: str) -> str:
 def test_a_run_is_watched_while_it_trains_and_stopped(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     make_run(root / "old")
-    make_run(root / HOSTILE, epochs=5, train={"epochs": 5}, extra=HOSTILE)
+    hostile = make_run(root / HOSTILE, epochs=5, train={"epochs": 5}, constructor=HOSTILE)
+    with open(hostile / "metrics.jsonl", "a") as file:  # names that every object of a script has
+        file.write('{"epoch": 5, "valid": {"constructor": 1, "__proto__": 2, "toString": 3}}\n')
     trains = shoal("train", *SMALL, *ENDLESS, "--nproc=2", "--output=runs/live", cwd=tmp_path)
     words = ("board", "runs", "--port=0", "--allow-stop", "--announce=url")
     serves = shoal(*words, cwd=tmp_path)
     try:
         serves.until("its address", lambda: (tmp_path / "url").exists())
-        file = root / "live" / "progress.json"
-        trains.until("progress", lambda: file.exists() and json.loads(file.read_text())["epoch"])
+        kept = root / "live" / "progress.json"
+        trains.until("progress", lambda: kept.exists() and json.loads(kept.read_text())["epoch"])
         with Browser() as browser:
             browser.open((tmp_path / "url").read_text())
             epoch = f"Number(({row('live')} || document.body).cells?.[3].textContent.split(' ')[0])"
@@ -286,7 +303,7 @@ def test_a_run_is_watched_while_it_trains_and_stopped(tmp_path: Path) -> None:
             browser.wait_for(f"{row('live')}.cells[2].textContent.startsWith('stopped')")
             assert browser.errors == [] and browser.left_the_machine == []
             assert browser.evaluate("document.title") == "Runs · runs"
-        assert not file.exists() and (root / "live" / "checkpoints").is_dir()  # it saved, and ended
+        assert not kept.exists() and (root / "live" / "checkpoints").is_dir()  # it saved, and ended
         serves.process.terminate()
         assert serves.wait() == 0, serves.output
     finally:
@@ -317,8 +334,14 @@ def watch(browser: Browser, scratch: Path) -> None:
     metric = "document.querySelector('#metric')"
     browser.evaluate(f"({metric}.value = 'ndcg@10', {metric}.onchange())")
     browser.wait_for(f"{lines} === 6")
+    for name in ("constructor", "__proto__"):
+        browser.evaluate(f"({metric}.value = '{name}', {metric}.onchange())")
+        browser.wait_for(f"{lines} === 3")  # of the losses; a single point is no line
+    browser.evaluate(f"({metric}.value = 'ndcg@10', {metric}.onchange())")
+    browser.wait_for(f"{lines} === 6")
+    assert "/report?run=" in browser.evaluate("document.querySelector('#report').href")
     assert browser.text("#chosen-title") == "3 runs compared"
-    assert "train.epochs" in browser.text("#differences")
+    assert "train.epochs" in browser.text("#differences") and browser.text("#said") == ""
     assert HOSTILE in browser.text("#differences") and HOSTILE in browser.text("#legend")
     assert browser.evaluate("document.querySelectorAll('img').length") == 0
     browser.screenshot(scratch / "light.png")

@@ -30,7 +30,7 @@ from shoal.data.encode import Encoding, take_of
 from shoal.data.feature_table import FeatureColumn, FeatureTable
 from shoal.data.features import Feature, Label
 from shoal.data.ids import Ids, word_of
-from shoal.data.joined import pack
+from shoal.data.joined import candidates, pack
 from shoal.data.raw import RawColumn, number_defaults
 from shoal.data.sources.typed import Columns, FilePiece
 from shoal.data.vocabulary import PAD
@@ -156,6 +156,14 @@ class FeatureEncoder:
         nobody = np.zeros(size, np.int64)
         ids.setdefault(self.fields["user"], torch.from_numpy(nobody if users is None else users))
         return Batch(size, ids, dense)
+
+    def beside_nothing(self, row: Mapping[str, Any]) -> tuple[Batch, list[Feature]]:
+        """The sample of a row and, behind it, one of which nothing is known; their features."""
+        nobody = torch.zeros(1, dtype=torch.int64)
+        nothing = candidates(self.table, nobody, nobody, self.packed, nobody.device)
+        nothing.ids.setdefault(self.fields["user"], nobody)
+        pair = together([self.batch(self.frame([row])), nothing])
+        return pair, list(self.table.features)
 
     def labelled(self, frame: pl.DataFrame) -> Batch:
         """The same with labels, which the rows must have."""
@@ -360,3 +368,15 @@ class LogEncoder:
         except BadLine as error:
             raise ValueError(f"row {error.index + 1} of {ROWS}: {error}") from None
         return per_feature(samples.batch(), self.layout, self.features)
+
+    def beside_nothing(self, row: Mapping[str, Any]) -> tuple[Batch, list[Feature]]:
+        """The sample of a row and, behind it, one of zeros; their features."""
+        pair = self.batch(self.frame([row, {}]))
+        if "slots" in pair.ids:
+            ids, numbers = list(self.layout.slots), list(dict.fromkeys(self.layout.dense))
+        else:
+            ids, numbers = list(pair.ids), list(pair.dense)
+        count = self.layout.dense.count
+        features = [Feature(name, "id") for name in ids]
+        features += [Feature(name, "numbers", length=max(1, count(name))) for name in numbers]
+        return pair, features

@@ -66,6 +66,15 @@ class IALS(Retrieval):
     def encode_item(self, ids: Tensor) -> Tensor:
         return self.items[ids]
 
+    def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
+        """<item, x> with x = (all pairs + reg + Y^T Y)^-1 Y^T 1, a sum over the rows of Y."""
+        options, items = self.options, self.items.double()
+        rows = items[taken]
+        reg = options.reg_weight * (len(taken) + options.alpha * len(items)) ** options.nu
+        square = options.alpha * (items.T @ items) + rows.T @ rows
+        square.diagonal().add_(reg)
+        return rows @ torch.linalg.solve(square, items[item])
+
 
 class ListsByLength:
     """Lists of what was taken, those of about the same length side by side in one tensor."""

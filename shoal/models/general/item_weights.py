@@ -36,6 +36,9 @@ class ItemWeights(Retrieval):
     def encode_query(self, batch: Batch) -> Tensor:
         return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))
 
+    def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
+        return self.encode_item(item.view(1))[0, taken]
+
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         if items.dim() == 1:
             return super().score(batch, items)

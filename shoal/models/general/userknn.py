@@ -53,3 +53,10 @@ class UserKNN(Model):
         scores.index_add_(0, places, weights[owner])
         scores = scores.view(len(users), self.facts.num_items)
         return scores[:, items] if items.dim() == 1 else scores.gather(1, items)
+
+    def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
+        """A neighbour is alike because of the items that both took, to equal parts."""
+        theirs = self.taken.matrix(self.neighbours[user])  # [k, num_items]
+        common = theirs[:, taken]  # [k, n]
+        each = self.alike[user] / common.sum(1).clamp(min=1.0)
+        return (each * theirs[:, item]) @ common

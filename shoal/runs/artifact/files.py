@@ -30,6 +30,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shoal.data.ids import Ids, pack_words, unpack_words
+from shoal.data.prepared.captions import ENDINGS
+from shoal.data.vocabulary import Words
 from shoal.training.checkpoint.reading import digest
 from shoal.world.durable import count, is_plain_name, open_regular, sync_folder, write_durably
 
@@ -216,6 +218,20 @@ def read_words(folder: Path, manifest: dict[str, Any], field: str, kind: str = "
     found = read_tensors(folder, f"words-{field}.safetensors", manifest, ["bytes", "offsets"])
     with damaged(f"artifact {folder}: {field!r}"):
         return Ids(unpack_words(found), ID_TYPES[kind])
+
+
+def read_captions(folder: Path, manifest: dict[str, Any], count: int) -> dict[str, Words]:
+    """The titles and pictures of `count` items, where there are such."""
+    found = {}
+    for role in ENDINGS:
+        if f"words-{role}.safetensors" in manifest["files"]:
+            words = read_words(folder, manifest, role).words
+            with damaged(f"artifact {folder}: {role!r}"):
+                assert isinstance(words, Words)
+                if len(words.tolist()) != count:  # each of them can be read
+                    raise ValueError(f"each item has one {role}")
+            found[role] = words
+    return found
 
 
 _PRIVATE: ContextVar[bool] = ContextVar("private", default=False)

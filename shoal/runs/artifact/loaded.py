@@ -20,13 +20,17 @@ from shoal.config.errors import did_you_mean
 from shoal.data.batch import Jagged
 from shoal.data.clicks import Layout
 from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder
+from shoal.data.vocabulary import Words
 from shoal.kernels.topk import DotProducts, Fill, Pairs
 from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import FILE as FEATURES
 from shoal.runs.artifact.encoding import read_encoder
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import ExportedGraph, Running
+from shoal.runs.artifact.histories import HISTORIES, StoredHistories
 from shoal.runs.artifact.tables import RowTable
+from shoal.runs.explain import Breakdown, Explanation, of_vectors
+from shoal.runs.history_shares import of_history
 from shoal.runs.predictions import Predictor
 from shoal.runs.recommender import (
     NOBODY,
@@ -34,16 +38,15 @@ from shoal.runs.recommender import (
     RankedItems,
     Recommender,
     Wanted,
-    asked_at,
     padded,
 )
 from shoal.training.evaluation import predicted
-from shoal.training.evaluation.phases import UserLists
 
 DELTAS = 64  # that may lie upon each other
 GRAPHS = {"clicks": "predict", "module": "answer"}  # kinds without a catalogue, and their use
-POPULARITY, HISTORIES = "popularity.safetensors", "histories.safetensors"
+POPULARITY = "popularity.safetensors"
 Fields = Mapping[str, Tensor]
+Items = Sequence[Any] | None  # of a history
 
 
 class Artifact:
@@ -158,6 +161,12 @@ class Artifact:
         """Items whose vectors point the same way: [(item, cosine), ...], without itself."""
         return self.recommender.similar_items(item, topk)
 
+    def explain(
+        self, user: Any = None, item: Any = None, history: Items = None, times: Items = None
+    ) -> Explanation:
+        """Why an item has its score for a user or a history: (what, share) each, and the rest."""
+        return self.recommender.explain(Wanted(user, history, times), item)
+
     def vectors(self, what: str, words: Sequence[Any]) -> Tensor:
         """Vectors of users or items: [n, dim]. Their dot product is the score."""
         self.needs_catalogue()
@@ -212,9 +221,9 @@ class Artifact:
             return {self.user_field: torch.from_numpy(users)}
         return self._query(users, [self.history_of(int(user)) for user in users])
 
-    def of_histories(self, histories: Sequence[History]) -> Fields:
+    def of_histories(self, histories: Sequence[History], user: int = 0) -> Fields:
         """The same for anybody."""
-        return self._query(np.zeros(len(histories), np.int64), histories)
+        return self._query(np.full(len(histories), user), histories)
 
     def _query(self, users: np.ndarray, histories: Sequence[History]) -> Fields:
         found = {self.user_field: users, **padded(histories, self.max_len)}
@@ -261,12 +270,37 @@ class Artifact:
             raise ValueError(f"{self.model} scores pairs: its users and items have no vectors")
         return self.tables["item_vectors"].whole()
 
+    def breakdown(self, user: int, history: History | None, item: int) -> Breakdown:
+        """The score of an item as a sum."""
+        way = self.signature.get("explained_by")
+        if way == "history":
+            return of_history(self, user, history or self.history_of(user), item, self.max_len)
+        if way not in ("terms", "vectors"):
+            raise ValueError(
+                f"this artifact of {self.model} cannot explain its scores; ask the run: "
+                "shoal recommend RUN --explain"
+            )
+        someone, vectors = np.array([user]), self.item_vectors
+        query = self.queries(self.of_users(someone))[0]
+        if way == "vectors":
+            return of_vectors(query, self.seen(someone)[1], vectors, item)
+        if len(query) != len(self.items):
+            raise ArtifactError(f"artifact {self.folder} is damaged: its vectors are not of items")
+        taken = query.nonzero()[:, 0]
+        terms = (query * vectors[item])[taken].double().numpy()
+        return Breakdown(taken.tolist(), terms, 0.0, "nothing: it is a plain sum")
+
+    @cached_property
+    def captions(self) -> Mapping[str, Words]:
+        """Titles and pictures of items, where the data had them."""
+        return files.read_captions(self.folder, self.manifest, len(self.items))
+
     def prepare(self) -> None:
         """Read now what would else be read when it is first needed."""
         if self.kind == "retrieval":
             _ = self.item_vectors
         if self.kind not in GRAPHS:
-            _ = self._stored, self.users.find([]), self.items.values
+            _ = self._stored, self.users.find([]), self.items.values, self.captions
 
     def fill(self, query: Fields, items: Tensor | None) -> Fill:
         """What writes the scores of a query for these items; None: for all."""
@@ -354,37 +388,6 @@ class Artifact:
     def labels(self) -> list[list[str]]:
         """Names of what a click model predicts, and how each was learned."""
         return self.signature["labels"]
-
-
-class StoredHistories:
-    """The histories of all users."""
-
-    def __init__(self, folder: Path, manifest: dict[str, Any], num_users: int, num_items: int):
-        found = files.read_tensors(folder, HISTORIES, manifest)
-        with files.damaged(f"artifact {folder}: its histories"):
-            offsets, items = found["offsets"].numpy(), found["items"].numpy()
-            times = found["times"].numpy() if "times" in found else None
-            right = offsets.dtype == np.int64 and offsets.shape == (num_users + 1,)
-            right = right and items.ndim == 1 and items.dtype.kind == "i"
-            right = right and offsets[0] == 0 and offsets[-1] == len(items)
-            right = right and bool((np.diff(offsets) >= 0).all())
-            right = right and (not len(items) or 0 <= items.min() <= items.max() < num_items)
-            if not right or (times is not None and times.shape != items.shape):
-                raise ValueError("they are not of their shape")
-        self.items, self.offsets, self.times = items, offsets, times
-
-    def of(self, user: int) -> History:
-        """What one user took; asked now, which is as late as the last item."""
-        first, last = self.offsets[user], self.offsets[user + 1]
-        items = self.items[first:last].astype(np.int64)
-        if self.times is None:
-            return History(items)
-        return History(items, asked_at(self.times[first:last], len(items)))
-
-    def pairs(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What each of these users took, as pairs: place in `users` [m], item [m]."""
-        rows, items = UserLists(self.items, self.offsets).chosen(users).block(0, len(users))
-        return rows, items.astype(np.int64)
 
 
 def load(folder: str | Path) -> Artifact:

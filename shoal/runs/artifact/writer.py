@@ -23,9 +23,11 @@ from shoal.data.clicks import ClickData
 from shoal.data.clicks.encoder import FeatureEncoder
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
+from shoal.data.prepared.captions import captions_of
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import ClickModel, Model, Retrieval
+from shoal.models.general.item_weights import ItemWeights
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import write_encoder
@@ -107,6 +109,8 @@ class Writer:
         }
         files.write_words(self.folder, "users", dataset.vocab[dataset.user_field])
         files.write_words(self.folder, "items", dataset.vocab[dataset.item_field])
+        for role, texts in captions_of(dataset, self.config.data).items():
+            files.write_words(self.folder, role, texts)
         save_file({"counts": evaluator.popularity}, self.folder / POPULARITY)
         if self.histories:
             taken = {
@@ -136,7 +140,18 @@ class Writer:
             self._write_vectors("item_vectors", dataset.num_items, model.encode_item)
         else:
             traced = self._score_graph(evaluator.query(users, read), evaluator)
+        self.signature["explained_by"] = self._explained_by(evaluator)
         return traced, self._ask(evaluator, dataset, users, read)
+
+    def _explained_by(self, evaluator: Evaluator) -> str | None:
+        """How the artifact explains a score: as the run does, or not at all."""
+        way = RunCatalogue(self.model, evaluator).explained_by
+        kept = {
+            "vectors": True,
+            "history": self.model.kind == "sequential",  # nothing is folded in
+            "terms": isinstance(self.model, ItemWeights),  # its vectors have a number for each item
+        }
+        return way if way is not None and kept.get(way) else None
 
     def _score_graph(self, batch: Batch, evaluator: Evaluator) -> Traced | None:
         """Of a model that scores pairs: a list of items for every user. None where the user does

@@ -10,7 +10,6 @@ POST /stop {"run": KEY}    where the board was started with --allow-stop
 import asyncio
 import json
 import time
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +25,9 @@ from shoal.runs.board.root import MOST_RUNS, FoundRun, Root
 from shoal.runs.board.stopping import stop_run
 from shoal.runs.board.summary import details, summary
 from shoal.runs.http.guard import Guard, RefusedRequest, json_answer
+from shoal.runs.report import report
 
 CHOSEN = 8  # runs that are compared at a time, as many as there are colours
-REPORT = "shoal.runs.report"
 
 
 class Board(Guard):
@@ -63,7 +62,7 @@ class Board(Guard):
     async def _runs(self, request: Request) -> Response:
         async with self._reading:
             found = await asyncio.to_thread(self._summaries)
-        has_report = find_spec(REPORT) is not None
+        has_report = find_spec("matplotlib") is not None  # the extra `report`
         more = len(found) == MOST_RUNS
         told = {"now": time.time(), "may_stop": self.may_stop, "has_report": has_report}
         return json_answer({**told, "more": more, "runs": found})
@@ -111,15 +110,11 @@ class Board(Guard):
 
 def _report_of(folders: list[Path]) -> str:
     """The page of `shoal report`; nothing of it stays on the disk."""
-    try:
-        report = import_module(REPORT).report
-    except ImportError as error:
-        raise RefusedRequest(501, f"no report here: {error}") from None
     for folder in folders:
         if any(one.is_symlink() for one in (*folder.iterdir(), *folder.glob("evaluation/*"))):
             raise RefusedRequest(409, "a file of this run is a link: the board reads none")
     with TemporaryDirectory() as scratch:
         try:
             return Path(report(*folders, output=Path(scratch) / "report.html")).read_text()
-        except (ValueError, OSError, ImportError) as error:
+        except (ValueError, OSError) as error:
             raise RefusedRequest(409, str(error)) from None

@@ -10,6 +10,8 @@ function make(tag, text, attributes = {}) {
   return found;
 }
 
+const of = (values, name, other) => (Object.hasOwn(values, name) ? values[name] : other);
+
 // ---- how values are shown ---------------------------------------------------------------------
 
 const number = (value) => (value === null ? "–" : value.toFixed(4));
@@ -229,7 +231,7 @@ function ticks(low, high) {  // at most five round numbers
 function chart(found, name, title) {
   const whole = make("div");
   whole.append(make("h2", title));
-  const lines = found.map((run) => run.curves[name] || []);
+  const lines = found.map((run) => of(run.curves, name, []));
   const all = lines.flat();
   if (all.length === 0) {
     whole.append(make("p", "nothing yet", { class: "soft" }));
@@ -292,8 +294,8 @@ function live() {  // the processes of chosen runs that train now
     const part = make("section");
     part.append(make("h2", `Processes of ${run.name}`));
     const doing = run.progress.phase === "train" ? "training" : `evaluating (${run.progress.phase})`;
-    const of = run.progress.steps === null ? "" : ` of ${run.progress.steps}`;
-    const at = `${doing}, epoch ${run.progress.epoch}, step ${run.progress.step}${of}`;
+    const all = run.progress.steps === null ? "" : ` of ${run.progress.steps}`;
+    const at = `${doing}, epoch ${run.progress.epoch}, step ${run.progress.step}${all}`;
     part.append(make("p", `${at}, as of ${age(run.progress.time)}${gpu}`, { class: "soft" }));
     part.append(rows(["process", "where", "last seen", "memory"], [...ranks, ...servers], "processes"));
     parts.push(part);
@@ -303,7 +305,7 @@ function live() {  // the processes of chosen runs that train now
 
 function configs(found) {
   const keys = [...new Set(found.flatMap((run) => Object.keys(run.config)))].sort();
-  const value = (run, key) => run.config[key] ?? "–";
+  const value = (run, key) => of(run.config, key, "–");
   const differs = keys.filter((key) => new Set(found.map((run) => value(run, key))).size > 1);
   const part = make("section");
   if (found.length > 1) {
@@ -343,8 +345,9 @@ async function refresh() {
   }
 }
 async function keepOn() {
+  const begun = performance.now();
   if (!document.hidden) await refresh();
-  setTimeout(keepOn, 2000);
+  setTimeout(keepOn, Math.max(2000, 10 * (performance.now() - begun)));  // many runs: less often
 }
 
 state.chosen = location.hash.slice(1).split(",").filter((key) => /^[0-9a-f]{16}$/.test(key)).slice(-8);

@@ -44,7 +44,8 @@ class Root:
         self.path = Path(path)
         if not self.path.is_dir():
             raise ValueError(
-                f"there is no folder {self.path}; name the one that holds runs (run.root)"
+                f"there is no folder {self.path}; name the one that holds runs (run.root), or "
+                "train first"
             )
         self._known: dict[tuple[str, ...], tuple[Any, Any]] = {}  # file: its state, what it holds
         self._lock = threading.Lock()

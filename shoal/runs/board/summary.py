@@ -19,7 +19,7 @@ LONGEST = 300  # characters of a text
 
 def summary(root: Root, run: FoundRun) -> dict[str, Any]:
     """One line of the table."""
-    config, result = _config(root, run), _json(root, run, "result.json")
+    (config, title), result = _config(root, run), _json(root, run, "result.json")
     failure, lines = _json(root, run, "failure.json"), _lines(root, run)
     metric = _text(_in(config, "eval").get("valid_metric", "MRR@10")).lower()
     state, reason, progress = "finished" if result else "not finished", "", None
@@ -27,17 +27,15 @@ def summary(root: Root, run: FoundRun) -> dict[str, Any]:
         state, progress = "running", _progress(root, run)
     elif failure:
         state, reason = _text(failure.get("state", "failed")), _text(failure.get("reason", ""))
-    found = [_number(_in(line, "valid").get(metric)) for line in lines]
-    valid = [value for value in found if value is not None]
     best = _number(_in(result, "best_valid").get(metric))
-    if best is None and valid:
-        best = max(valid) if _is_better_higher(metric) else min(valid)
+    if best is None:
+        best = _best(lines, metric)
     epochs = _number(_in(config, "train").get("epochs"))
     return {
         "key": run.key,
         "name": run.name,
         "model": _text(_in(config, "model").get("name", "?")).rpartition(":")[2],
-        "data": _text(result.get("dataset") or _title(config)),
+        "data": _text(result.get("dataset") or title),
         "state": state,
         "reason": reason,
         "metric": metric,
@@ -59,7 +57,7 @@ def details(root: Root, run: FoundRun) -> dict[str, Any]:
         for name, value in named.items():
             if epoch is not None and (number := _number(value)) is not None:
                 curves.setdefault(_text(name), []).append([epoch, number])
-    config = {_text(key): _shown(value) for key, value in flat(_config(root, run)).items()}
+    config = {_text(key): _shown(value) for key, value in flat(_config(root, run)[0]).items()}
     thin = {name: _thinned(points) for name, points in list(curves.items())[:100]}
     return {"key": run.key, "name": run.name, "curves": thin, "config": config}
 
@@ -101,9 +99,15 @@ def _listed(
     ]
 
 
-def _config(root: Root, run: FoundRun) -> dict[str, Any]:
-    found = root.read(run, "config.yaml", lambda data: read_yaml(data.decode(), "config.yaml")[0])
-    return found if isinstance(found, dict) else {}
+def _config(root: Root, run: FoundRun) -> tuple[dict[str, Any], str]:
+    """The config and the title of its data."""
+    return root.read(run, "config.yaml", _parse_config) or ({}, "?")
+
+
+def _parse_config(data: bytes) -> tuple[dict[str, Any], str]:
+    found = read_yaml(data.decode(), "config.yaml")[0]
+    config = found if isinstance(found, dict) else {}
+    return config, _title(config)
 
 
 def _json(root: Root, run: FoundRun, name: str) -> dict[str, Any]:
@@ -135,11 +139,15 @@ def _title(config: dict[str, Any]) -> str:
         return "?"
 
 
-def _is_better_higher(metric: str) -> bool:
+def _best(lines: list[dict[str, Any]], metric: str) -> float | None:
+    """The best value of the epochs so far."""
+    found = [_number(_in(line, "valid").get(metric)) for line in lines]
+    valid = [value for value in found if value is not None]
     try:
-        return higher_is_better(metric)
-    except (LookupError, ValueError):
-        return True
+        higher = higher_is_better(metric)
+    except (LookupError, ValueError):  # of a class that is not known here
+        higher = True
+    return (max if higher else min)(valid, default=None)
 
 
 def _in(values: dict[str, Any], key: str) -> dict[str, Any]:

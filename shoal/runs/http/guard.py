@@ -17,7 +17,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 SAFE = [  # every answer has these headers
     (b"x-content-type-options", b"nosniff"),
-    (b"content-security-policy", b"default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"),
+    (
+        b"content-security-policy",
+        b"default-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'",
+    ),
+    (b"referrer-policy", b"no-referrer"),
 ]
 
 

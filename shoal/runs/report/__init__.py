@@ -24,7 +24,7 @@ def report(*runs: str | Path, output: str | Path | None = None) -> Path:
     from shoal.runs.report.reading import read_runs
     from shoal.runs.report.several import compare_page
     from shoal.runs.report.single import run_page
-    from shoal.world.durable import written
+    from shoal.world.durable import replace_durably, written
 
     records = read_runs(runs)
     if not records:
@@ -34,7 +34,9 @@ def report(*runs: str | Path, output: str | Path | None = None) -> Path:
     file = Path(output)
     if file.is_dir():
         raise ValueError(f"{file} is a folder; name a file in it: --output {file / 'report.html'}")
+    if not file.parent.is_dir():
+        raise ValueError(f"there is no folder {file.parent} to write {file.name} into; make it")
     text = run_page(records[0]) if len(records) == 1 else compare_page(records)
-    with written(file):
-        file.write_text(text, encoding="utf-8", errors="replace")
+    with written(file):  # never through a link, which somebody else may have put into a run
+        replace_durably(file, text.encode("utf-8", errors="replace"))
     return file

@@ -1,8 +1,9 @@
 """The HTTP service: routes, limits and answers, on Starlette.
 
-POST /v1/recommend /v1/score /v1/similar /v1/predict     JSON in and out
-GET  /health /ready /metrics                             for whoever watches over it
-GET  / /docs /openapi.json                               a page to try it, and what may be asked
+POST /v1/recommend /v1/score /v1/similar /v1/predict /v1/explain     JSON in and out
+GET  /v1/examples                    what this model can be asked, with some of its users and items
+GET  /health /ready /metrics         for whoever watches over it
+GET  / /docs /openapi.json           a page to try it, and what may be asked
 
 A request that is malformed, too large or too slow gets a 4xx and nothing else happens.
 """
@@ -10,7 +11,6 @@ A request that is malformed, too large or too slow gets a 4xx and nothing else h
 from __future__ import annotations
 
 import asyncio
-import html
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,11 +24,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import shoal
+from shoal.pages import look
 from shoal.runs.http.guard import Guard, RefusedRequest, json_answer
 from shoal.runs.serving.batching import Batcher, Full
 from shoal.runs.serving.figures import Figures
 from shoal.runs.serving.openapi import describe, page_of
-from shoal.runs.serving.questions import QUESTIONS, parse
+from shoal.runs.serving.questions import QUESTIONS, examples, parse
 from shoal.runs.serving.service import Service
 
 
@@ -57,11 +58,11 @@ class Api(Guard):
         # Batches side by side, each on one core: the parts of one small product would wait for
         # each other, the longer the busier the machine is.
         self.threads = ThreadPoolExecutor(limits.threads, "model", torch.set_num_threads, (1,))
+        # An explanation asks the model hundreds of times: alone, on half of the threads at most.
+        few = (1, max(1, limits.waiting // 16), self.threads, max(1, limits.threads // 2))
+        many = (limits.batch, limits.waiting, self.threads, limits.threads)
         self.batchers = {
-            kind: Batcher(
-                self._work(kind),
-                *(limits.batch, limits.waiting, self.threads, limits.threads),
-            )
+            kind: Batcher(self._work(kind), *(few if kind == "explain" else many))
             for kind in QUESTIONS
         }
 
@@ -78,6 +79,7 @@ class Api(Guard):
             Route(f"/v1/{k}", self.guarded(self._post(k)), methods=["POST"]) for k in QUESTIONS
         ]
         gets = {
+            "/v1/examples": self._examples,
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._metrics,
@@ -124,6 +126,12 @@ class Api(Guard):
 
     # ---- for whoever watches over it ------------------------------------------------------------
 
+    async def _examples(self, request: Request) -> Response:
+        model = self.service.model
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self.threads, examples, model)
+        return json_answer({"model": model.model, **found, "artifact": model.folder.name})
+
     async def _health(self, request: Request) -> Response:
         return json_answer({"status": "alive"})
 
@@ -152,7 +160,9 @@ class Api(Guard):
         return HTMLResponse(page_of(describe(QUESTIONS, self.token is not None)))
 
     async def _page(self, request: Request) -> Response:
-        return HTMLResponse(PAGE.replace("{{model}}", html.escape(self.service.model.model)))
+        title = self.service.model.model
+        return HTMLResponse(look.page(title, look.Html(BODY), script=SCRIPT))
 
 
-PAGE = resources.files("shoal.runs.serving").joinpath("page.html").read_text()
+HERE = resources.files("shoal.runs.serving")
+BODY, SCRIPT = (HERE.joinpath(name).read_text() for name in ("page.html", "page.js"))

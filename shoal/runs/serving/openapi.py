@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +9,21 @@ from typing import Any
 from pydantic import BaseModel
 
 import shoal
+from shoal.pages import look
 
 ANSWERS = {
     "recommend": {"items": [{"item": "50", "score": 3.9}], "artifact": "monday"},
     "score": {"scores": [3.9], "artifact": "monday"},
     "similar": {"items": [{"item": "181", "score": 0.93}], "artifact": "monday"},
     "predict": {"clicks": [0.03], "artifact": "monday"},
+    "explain": {
+        "shares": [{"item": "181", "share": 2.1}, {"item": "7", "share": 1.0}],
+        "score": 3.9,
+        "rest": 0.8,
+        "rest_is": "an empty history",
+        "error": 0.0,
+        "artifact": "monday",
+    },
 }
 WRONG = {
     "401": "no token, or another",
@@ -53,6 +61,7 @@ def describe(questions: Mapping[str, type[BaseModel]], token: bool) -> dict[str,
             }
         }
     for path, what in {
+        "/v1/examples": "what this model can be asked, with some of its users and items",
         "/health": "whether the process lives",
         "/ready": "whether it answers, and with which artifact",
         "/metrics": "figures for Prometheus",
@@ -73,13 +82,18 @@ def describe(questions: Mapping[str, type[BaseModel]], token: bool) -> dict[str,
 
 def page_of(document: dict[str, Any]) -> str:
     """A plain page of an OpenAPI document."""
-    summaries = "".join(
-        f"<h2>{method.upper()} {path}</h2><p>{html.escape(facts['summary'])}</p>"
+    routes = [
+        (f"{method.upper()} {path}", facts["summary"])
         for path, methods in document["paths"].items()
         for method, facts in methods.items()
-    )
-    return (
-        "<!doctype html><meta charset=utf-8><title>shoal serve</title><h1>What may be asked</h1>"
-        f'<p><a href="/">try it</a></p>{summaries}<h2><a href="/openapi.json">openapi.json</a></h2>'
-        f"<pre>{html.escape(json.dumps(document, indent=1))}</pre>"
+    ]
+    text = look.escape(json.dumps(document, indent=1))
+    return look.page(
+        "What may be asked",
+        look.Html('<p><a href="/">try it</a>, <a href="/openapi.json">openapi.json</a></p>'),
+        look.table(["route", "answer"], routes),
+        look.section(
+            "As OpenAPI", "", look.Html('<p><a href="/openapi.json">openapi.json</a></p>')
+        ),
+        look.Html(f"<pre>{text}</pre>"),
     )

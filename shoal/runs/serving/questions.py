@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -23,6 +24,7 @@ from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.recommender import RankedItems, Wanted
 
 MOST_ITEMS = 10_000  # in a list of a request
+MOST_VALUES = 1_000  # of a sample that is explained, which is predicted some hundred times
 MOST_CELLS = 1 << 20  # samples x columns of a request; as many are predicted at a time
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 Words = Annotated[list[Word], Field(max_length=MOST_ITEMS)]
@@ -45,7 +47,8 @@ class Who(Question):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Who:
-        named = [name for name in ("user", "users", "history") if name in type(self).model_fields]
+        every = ("user", "users", "history", "sample")
+        named = [name for name in every if name in type(self).model_fields]
         if sum(getattr(self, name) is not None for name in named) != 1:
             raise ValueError(f"give {' or '.join(named)}, one of them")
         return self
@@ -62,6 +65,7 @@ class Recommend(Who):
     exclude: Words = Field([], description="items that may not come")
     only: Words | None = Field(None, description="items that alone may come")
     seen: bool | None = Field(None, description="whether items taken before may come again")
+    captions: bool = Field(False, description="titles and pictures too, where items have them")
 
 
 class Score(Who):
@@ -75,6 +79,7 @@ class Similar(Question):
 
     item: Word
     topk: int = Field(10, ge=1, le=1_000)
+    captions: bool = Field(False, description="titles and pictures too, where items have them")
 
 
 One = int | float | Annotated[str, Field(max_length=1 << 16)] | None
@@ -88,6 +93,21 @@ class Predict(Question):
     samples: Annotated[  # values are checked sample by sample, until one is wrong
         list[dict[str, SkipValidation[Cell]]], Field(min_length=1, max_length=10_000)
     ]
+
+
+class Explain(Who):
+    """Why an item has its score: shares of what was taken. Of click models, those of a sample."""
+
+    item: Word | None = Field(None, description="the item, beside a user or a history")
+    sample: dict[str, SkipValidation[Cell]] | None = Field(
+        None, description="columns as the training data had them, of click models"
+    )
+
+    @model_validator(mode="after")
+    def _with_item(self) -> Explain:
+        if (self.item is None) == (self.sample is None):
+            raise ValueError("give an item beside a user or a history, or a sample alone")
+        return self
 
 
 def parse(question: type[Question], body: bytes) -> Question:
@@ -128,14 +148,17 @@ def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
     answers: list[Any] = []
     for one, users in zip(asked, whose):
         if one.users is None:
-            answers.append(_listed(next(found)))
+            answers.append(_listed(model, next(found), one.captions))
         else:
-            answers.append({"users": [{"user": user, **_listed(next(found))} for user in users]})
+            lists = [{"user": user, **_listed(model, next(found), one.captions)} for user in users]
+            answers.append({"users": lists})
     return answers
 
 
-def _listed(found: RankedItems) -> dict[str, Any]:
+def _listed(model: Artifact, found: RankedItems, captions: bool) -> dict[str, Any]:
     items = [{"item": item, "score": score} for item, score in found]
+    if captions:
+        items = [{**one, **model.recommender.caption(one["item"])} for one in items]
     return {"items": items, "by": found.by, "unknown": list(found.unknown)}
 
 
@@ -149,7 +172,58 @@ def answer_score(model: Artifact, asked: Sequence[Score]) -> list[Any]:
 
 def answer_similar(model: Artifact, asked: Sequence[Similar]) -> list[Any]:
     """Similar items of each."""
-    return [_listed(model.similar_items(one.item, one.topk)) for one in asked]
+    return [_listed(model, model.similar_items(one.item, one.topk), one.captions) for one in asked]
+
+
+def answer_explain(model: Artifact, asked: Sequence[Explain]) -> list[Any]:
+    """Shares of each, the largest first."""
+    answers: list[Any] = []
+    for one in asked:
+        if one.sample is not None:
+            _samples(model, [one.sample])  # refuses what is no sample
+            if sum(len(v) if isinstance(v, list) else 1 for v in one.sample.values()) > MOST_VALUES:
+                raise ValueError(f"a sample of more than {MOST_VALUES} values is not explained")
+            found = model.predictor.explain(one.sample)
+        else:
+            found = model.explain(one.user, one.item, one.history, one.times)
+        word = "item" if found.of == "items" else "feature"
+        titles = {what: {"title": title} for what, title in found.titles.items()}
+        shares = [{word: what, "share": x, **titles.get(what, {})} for what, x in found]
+        facts = {"score": found.score, "rest": found.rest, "rest_is": found.rest_is}
+        answers.append({"shares": shares, **facts, "error": found.error})
+    return answers
+
+
+def examples(model: Artifact) -> dict[str, Any]:
+    """What may be asked of this model, with some of its own users and items."""
+    if model.kind == "clicks":
+        return {"asks": ["predict", "explain"], "sample": _empty(model)}
+    if model.kind == "module":
+        return {"asks": []}
+    asks = ["recommend", *["similar"] * (model.kind == "retrieval")]
+    asks += ["explain"] * (model.signature.get("explained_by") is not None)
+    count = len(model.users) - 1
+    places = np.unique(np.linspace(1, count, min(count, 5)).astype(np.int64))
+    try:
+        model.seen(places)
+    except ValueError:  # exported without what users took
+        places = places[:0]
+    popular = model.items.values[model.recommender.popular(5)[0]].tolist()
+    return {
+        "asks": asks,
+        "users": model.users.values[places].tolist(),
+        "items": [{"item": one, **model.recommender.caption(one)} for one in popular],
+        "reads_histories": model.reads_histories,
+    }
+
+
+def _empty(model: Artifact) -> dict[str, Any]:
+    """The columns of a sample; of users and items the first that are known."""
+    known = getattr(model.encoder, "ids", {})
+    return {
+        name: known[name].values[1] if name in known and len(known[name]) > 1 else None
+        for name in model.encoder.columns
+    }
 
 
 def answer_predict(model: Artifact, asked: Sequence[Predict]) -> list[Any]:
@@ -193,10 +267,12 @@ QUESTIONS: dict[str, type[Question]] = {
     "score": Score,
     "similar": Similar,
     "predict": Predict,
+    "explain": Explain,
 }
 ANSWERS: dict[str, Callable[[Artifact, Sequence[Any]], list[Any]]] = {
     "recommend": answer_recommend,
     "score": answer_score,
     "similar": answer_similar,
     "predict": answer_predict,
+    "explain": answer_explain,
 }

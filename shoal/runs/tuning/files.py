@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import Resolved
-from shoal.config.keys import KEYS, value_of
 from shoal.runs.listing import read_json
 from shoal.runs.tuning.worker import OUTPUT
 from shoal.world.durable import sole_holder
@@ -20,14 +19,9 @@ def in_folder(resolved: Resolved, folder: Path, keep_users: bool) -> Resolved:
 
     keep_users: values of each user are kept, to compare runs by them.
     """
-    values: dict[str, Any] = {"run.output": str(folder), "run.progress": False}
-    if "run.trackers" in KEYS:
-        trackers = value_of(resolved.config, "run.trackers")
-        values["run.trackers"] = [one for one in trackers if one != "tensorboard"]
-    else:
-        values["run.tensorboard"] = False
-    if "eval.per_user" in KEYS and not keep_users:
-        values["eval.per_user"] = False
+    trackers = [one for one in resolved.config.run.trackers if one != "tensorboard"]
+    values: dict[str, Any] = {"run.output": str(folder), "run.trackers": trackers}
+    values |= {"run.progress": False, "eval.per_user": keep_users and resolved.config.eval.per_user}
     return resolved.with_values(values, "the search")
 
 

@@ -36,7 +36,7 @@ TOO_MANY = 3  # trials that fail before one ends well: the config is to blame
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """How much a call searches, and with what."""
 
     trials: int = 30
@@ -54,7 +54,7 @@ def search(
     resume: bool = False,
     sampler: str | None = None,
     prune: str | None = None,
-    limits: Limits | None = None,
+    limits: SearchLimits | None = None,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Search for the best hyper-parameters; what study.json holds.
@@ -95,7 +95,7 @@ def search(
         else:
             replace_durably(folder / "config.yaml", text.encode())
             replace_durably(folder / "space.yaml", space_text(parameters).encode())
-        limits = limits or Limits()
+        limits = limits or SearchLimits()
         how = (config.eval.valid_metric.lower(), config.run.seed, sampler, prune)
         with Crew(limits.jobs, limits.launch, limits.minutes) as crew:  # it imports torch meanwhile
             study = Study(folder, *how, parameters, config.train.eval_every)
@@ -106,7 +106,7 @@ class Search:
     """One call of a search, in the folder of its study."""
 
     def __init__(
-        self, study: Study, resolved: Resolved, limits: Limits, report: Callable[[str], None]
+        self, study: Study, resolved: Resolved, limits: SearchLimits, report: Callable[[str], None]
     ):
         self.study, self.resolved, self.limits, self.report = study, resolved, limits, report
         self.file = study.folder / "config.yaml"
@@ -262,7 +262,10 @@ class Search:
         return {**found, "folder": str(study.folder)}
 
     def _row(self, trial: FrozenTrial) -> dict[str, Any]:
-        folder = self.study.path(trial.number)
+        done = (
+            trial.state == TrialState.COMPLETE
+        )  # one that was stopped may have a result, too late
+        result = read_json(self.study.path(trial.number) / "result.json", {}) if done else {}
         states = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped"}
         states |= {TrialState.FAIL: "failed"}
         return {
@@ -271,7 +274,7 @@ class Search:
             "params": self.study.values(trial),
             "value": trial.value,
             "curve": sorted(trial.intermediate_values.items()),
-            "epochs": read_json(folder / "result.json", {}).get("epochs"),
+            "epochs": result.get("epochs"),
             "problem": trial.user_attrs.get("problem"),
         }
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from shoal import config as config_room
 from shoal.config import ConfigError, Resolved
-from shoal.config.yaml_io import SUFFIXES, read_file
+from shoal.config.yaml_io import SUFFIXES, inline, read_file
 from shoal.models.own import check_launchable
 from shoal.runs.given import with_data
 from shoal.runs.listing import read_json
@@ -65,13 +65,25 @@ def make_grid(models: Any = None, data: Any = None, seeds: Any = None, first: in
     """A grid of lists, or of texts with commas; seeds: a list, or how many from `first` on."""
     words = [[one] if isinstance(one, str) else list(one or []) for one in (models, data)]
     names = [[part.strip() for word in one for part in str(word).split(",")] for one in words]
-    if isinstance(seeds, str):
-        seeds = [int(part) for part in seeds.split(",")] if "," in seeds else int(seeds)
-    chosen = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds or [first])
+    chosen = _seeds([first] if seeds is None else seeds, first)
     for name, values in (("models", names[0]), ("data", names[1]), ("seeds", chosen)):
         if len(set(values)) < len(values):
             raise ValueError(f"{name} names one of {', '.join(map(str, values))} twice")
     return Grid(names[0], names[1], chosen)
+
+
+def _seeds(given: Any, first: int) -> list[int]:
+    try:
+        if isinstance(given, str):
+            given = [int(part) for part in given.split(",")] if "," in given else int(given)
+        found = list(range(first, first + given)) if isinstance(given, int) else list(given)
+        if not found or any(type(one) is not int for one in found):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"seeds: given {inline(given)}; write how many (3), or which (1,2,3)"
+        ) from None
+    return found
 
 
 def cells(grid: Grid, files: Sequence[str | Path], overrides: Sequence[str]) -> list[Cell]:

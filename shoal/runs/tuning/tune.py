@@ -43,12 +43,12 @@ def tune(
     """
     refuse_while_running("shoal.tune")
     need_optuna()
-    from shoal.runs.tuning.search import Limits, search
+    from shoal.runs.tuning.search import SearchLimits, search
 
     given = {**(config_dict or {}), **values}
     given |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
     resolved = resolve(config_file_list or (), (), given)
-    limits = Limits(trials, minutes, jobs, finalists, seeds, launch)
+    limits = SearchLimits(trials, minutes, jobs, finalists, seeds, launch)
     return search(resolved, space, output, resume, sampler, prune, limits)
 
 

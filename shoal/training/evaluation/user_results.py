@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from shoal.data.dataset import Columns, Dataset, Ragged
+from shoal.data.prepared.captions import columns_of_captions
 from shoal.data.random import hash64
-from shoal.training.metrics import Kept
+from shoal.training.metrics import UserValues
 from shoal.world.durable import replace_durably
 
 log = logging.getLogger("shoal")
 MOST_USERS = 100_000  # of more, a sample is kept
 MOST_ITEMS = 1_000_000  # of more, there is no file
-TITLES = ("title", "name", "movie_title", "item_title", "item_name", "book_title", "product_title")
 
 
 def chosen_users(users: np.ndarray, seed: int) -> Tensor:
@@ -42,7 +42,9 @@ class UserResults:
     evaluated: how many they were. group: the column of their groups (eval.groups.user).
     """
 
-    def __init__(self, dataset: Dataset, kept: Kept, evaluated: int, group: str | None = None):
+    def __init__(
+        self, dataset: Dataset, kept: UserValues, evaluated: int, group: str | None = None
+    ):
         self.dataset, self.kept, self.evaluated = dataset, kept, evaluated
         self.group = group
 
@@ -88,7 +90,7 @@ class UserResults:
     def _titles(self) -> list[str | None]:
         data = self.dataset
         texts = [name for name in data.items if data.types[name].startswith("token")]
-        name = next((one for title in TITLES for one in texts if one.lower() == title), None)
+        name = columns_of_captions(texts).get("title")
         if name is None:
             return [None] * (data.num_items - 1)
         return self._texts(name, data.items)[1:]

@@ -15,7 +15,7 @@ collection.py   MetricSet: collects blocks, merges states over ranks, computes
 """
 
 from shoal.training.metrics.base import Groups, Metric, PerRow, PerUser, Ranked, Valued
-from shoal.training.metrics.collection import Kept, MetricSet
+from shoal.training.metrics.collection import MetricSet, UserValues
 from shoal.training.metrics.own import load_metric, with_names
 from shoal.training.metrics.pairs import pair_counts
 from shoal.training.metrics.registry import METRICS, canonical, higher_is_better, register
@@ -23,12 +23,12 @@ from shoal.training.metrics.registry import METRICS, canonical, higher_is_better
 __all__ = [
     "METRICS",
     "Groups",
-    "Kept",
     "Metric",
     "MetricSet",
     "PerRow",
     "PerUser",
     "Ranked",
+    "UserValues",
     "Valued",
     "canonical",
     "higher_is_better",

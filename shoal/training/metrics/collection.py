@@ -23,7 +23,7 @@ from shoal.world.world import World
 
 
 @dataclass
-class Kept:
+class UserValues:
     """What is kept of users: ids [u], positives [u], items and hits [u, 10], values by key [u].
 
     0 fills lists up.
@@ -132,14 +132,16 @@ class MetricSet:
             result |= zip(keys, values)
         return result
 
-    def kept(self) -> Kept | None:
+    def kept(self) -> UserValues | None:
         """What was kept of users, by ascending id; after reduce, of those of all ranks."""
         if self.keep is None:
             return None
         state = self._finished()
         order = state["kept_users"].argsort()
         users, positives, items, hits, values = (state[part][order] for part in KEPT)
-        return Kept(users, positives, items, hits > 0, dict(zip(self._columns, values.unbind(1))))
+        return UserValues(
+            users, positives, items, hits > 0, dict(zip(self._columns, values.unbind(1)))
+        )
 
     def _keys(self, name: str) -> list[str]:
         """The keys of a metric's values."""

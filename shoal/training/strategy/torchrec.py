@@ -42,7 +42,9 @@ class ShardedByTorchRec(Sharded):
         has = f"FBGEMM updates rows by {' and '.join(OPTIMIZERS)}, without weight_decay"
         refused = {
             "train.optimizer.rows": any(one != plain for one in self.row_optimizers.values()),
-            f"train.optimizer.name={optimizer.name} ({has})": optimizer.name not in OPTIMIZERS,
+            f"train.optimizer.name={self.optimizer_section.name} ({has})": (
+                optimizer.name not in OPTIMIZERS
+            ),
             f"train.optimizer.weight_decay ({has})": optimizer.weight_decay > 0,
             "train.clip_grad_norm (rows are updated within backward)": self.clip_grad_norm,
         }

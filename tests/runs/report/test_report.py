@@ -65,10 +65,16 @@ def test_errors_name_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write_run(tmp_path / "run")
     with pytest.raises(ValueError, match=r"run is a folder; name a file in it: --output run/rep"):
         shoal.report("run", output="run")
+    with pytest.raises(ValueError, match=r"there is no folder away to write page\.html into"):
+        shoal.report("run", output="away/page.html")
     with pytest.raises(ValueError, match="name the folder of at least one run"):
         shoal.report()
-    # Named twice it is one run, not a comparison with itself.
+    # Named twice it is one run, not a comparison with itself; a link is replaced, not followed.
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "run/report.html").symlink_to(tmp_path / "mine")
     assert shoal.report("run", "./run") == Path("run/report.html")
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert "<h1>run</h1>" in (tmp_path / "run/report.html").read_text()
 
 
 def test_runs_of_one_name_are_told_by_their_folders(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""A ranking as a table on the terminal: titles where items have them, and why they are there."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from shoal.runs.explain import Explanation
+    from shoal.runs.recommender import RankedItems
+
+REASONS = 3  # shares that are shown of each score
+
+
+def print_ranking(
+    who: str,
+    found: "RankedItems",
+    titles: Mapping[Any, str],
+    why: "Sequence[Explanation] | None" = None,
+) -> None:
+    """Print a ranking for somebody; why: of each item."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if found.unknown:
+        popular = "these are the most popular items" if found.by == "popularity" else "left out"
+        typer.echo(f"not known: {', '.join(map(str, found.unknown))}; {popular}")
+    heads = ["rank", "item", *["title"] * bool(titles), "score", *["why"] * (why is not None)]
+    table = Table(*heads, title=Text(_plain(f"for {who}")))
+    for number, (item, score) in enumerate(found):
+        cells = [str(number + 1), item, *([titles.get(item, "")] if titles else []), f"{score:.4f}"]
+        cells += [_reasons(why[number])] if why is not None else []
+        table.add_row(*(Text(_plain(one)) for one in cells))  # no markup: data wrote it
+    Console().print(table)
+    if why:
+        off = max(one.error for one in why)
+        known = f", each known to ± {off:.2g}" if off else ""
+        typer.echo(
+            f"why: the {REASONS} largest shares of the score, by {why[0].of}{known}; rest: "
+            f"{why[0].rest_is}"
+        )
+
+
+def _reasons(why: "Explanation") -> str:
+    """The largest shares in one line."""
+    shown = [(why.titles.get(what, str(what)), share) for what, share in why[:REASONS]]
+    parts = [f"{name[:40]} {share:+.3g}" for name, share in shown]
+    left = sum(share for _, share in why[REASONS:])
+    parts += [f"{len(why) - REASONS} more {left:+.3g}"] if len(why) > REASONS else []
+    return ", ".join([*parts, f"rest {why.rest:+.3g}"])
+
+
+def _plain(value: Any) -> str:
+    return "".join(one if one.isprintable() else "\ufffd" for one in str(value))

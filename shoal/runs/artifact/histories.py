@@ -1,0 +1,43 @@
+"""What users took, as an artifact keeps it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.runs.artifact import files
+from shoal.runs.recommender import History, asked_at
+from shoal.training.evaluation.phases import UserLists
+
+HISTORIES = "histories.safetensors"
+
+
+class StoredHistories:
+    """The histories of all users."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], num_users: int, num_items: int):
+        found = files.read_tensors(folder, HISTORIES, manifest)
+        with files.damaged(f"artifact {folder}: its histories"):
+            offsets, items = found["offsets"].numpy(), found["items"].numpy()
+            times = found["times"].numpy() if "times" in found else None
+            right = offsets.dtype == np.int64 and offsets.shape == (num_users + 1,)
+            right = right and items.ndim == 1 and items.dtype.kind == "i"
+            right = right and offsets[0] == 0 and offsets[-1] == len(items)
+            right = right and bool((np.diff(offsets) >= 0).all())
+            right = right and (not len(items) or 0 <= items.min() <= items.max() < num_items)
+            if not right or (times is not None and times.shape != items.shape):
+                raise ValueError("they are not of their shape")
+        self.items, self.offsets, self.times = items, offsets, times
+
+    def of(self, user: int) -> History:
+        """What one user took; asked now, which is as late as the last item."""
+        first, last = self.offsets[user], self.offsets[user + 1]
+        items = self.items[first:last].astype(np.int64)
+        if self.times is None:
+            return History(items)
+        return History(items, asked_at(self.times[first:last], len(items)))
+
+    def pairs(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What each of these users took, as pairs: place in `users` [m], item [m]."""
+        rows, items = UserLists(self.items, self.offsets).chosen(users).block(0, len(users))
+        return rows, items.astype(np.int64)

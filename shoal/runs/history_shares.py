@@ -1,0 +1,41 @@
+"""What each item of a history adds to a score, for models that can be asked with any history."""
+
+import numpy as np
+import torch
+
+from shoal.runs.explain import MOST_ITEMS, Breakdown, shapley
+from shoal.runs.recommender import Catalogue, History
+
+
+def of_history(
+    catalogue: Catalogue, user: int, history: History, item: int, longest: int | None = None
+) -> Breakdown:
+    """What each item of a history adds to a score; the rest is the score without them.
+
+    longest: how many items a model reads of a sequence; None: it is no sequence.
+    """
+    count = len(history.items)
+    if longest is not None:
+        first = max(0, count - longest)
+        history = _kept(history, np.arange(count) >= first)
+        count = min(len(history.items), MOST_ITEMS)
+    older = np.ones(len(history.items) - count, bool)
+    wanted = torch.tensor([item])
+
+    def values(kept: np.ndarray) -> np.ndarray:
+        some = [_kept(history, np.concatenate([older, one])) for one in kept]
+        made = torch.empty(len(some), 1)
+        with torch.inference_mode():
+            query = catalogue.of_histories(some, user)
+            catalogue.fill(query, wanted)(0, len(some), 0, 1, made)
+        return made[:, 0].double().numpy()
+
+    shares, rest, error = shapley(count, values)
+    rest_is = f"the {len(older)} items before these" if len(older) else "an empty history"
+    return Breakdown(history.items[len(older) :].tolist(), shares, rest, rest_is, error)
+
+
+def _kept(history: History, kept: np.ndarray) -> History:
+    """Some items of a history."""
+    times = None if history.times is None else history.times[np.append(kept, True)]
+    return History(history.items[kept], times)

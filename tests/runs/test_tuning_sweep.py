@@ -1,0 +1,97 @@
+"""Sweeps: grids of flags and files, and the comparison of what came of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from shoal.config import ConfigError
+from shoal.runs.tuning.sweep import Grid, Sweep, cells, compare, make_grid, read_grid
+
+PLANTED = ["--data.planted.users=60", "--data.planted.items=40"]
+
+
+def test_grids_of_flags_and_of_files(tmp_path: Path) -> None:
+    assert make_grid("BPR, EASE", "planted", "2") == Grid(
+        ["BPR", "EASE"], ["planted"], [2020, 2021]
+    )
+    assert make_grid(["BPR"], None, "5,7").seeds == [5, 7]
+    file = tmp_path / "grid.yaml"
+    file.write_text("models: [BPR, EASE]\nseeds: 3\n")
+    assert make_grid(**read_grid(file)).seeds == [2020, 2021, 2022]
+    file.write_text("model: BPR\n")
+    with pytest.raises(ConfigError, match="unknown key model; allowed: models, data, seeds"):
+        read_grid(file)
+    with pytest.raises(ValueError, match="models names one of BPR, BPR twice"):
+        make_grid("BPR,BPR")
+    for wrong in ("three", "0", [1.5], [], {"a": 1}):
+        with pytest.raises(ValueError, match=r"seeds: given .*; write how many \(3\)"):
+            make_grid("BPR", seeds=wrong)
+
+
+def test_cells_have_one_split_and_models_may_be_files(tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned.yaml"
+    tuned.write_text("model: {name: BPR, embedding_size: 8}\n")
+    found = cells(make_grid(["BPR", str(tuned)], "planted", 2), (), PLANTED)
+    assert [(one.model, one.seed) for one in found] == [
+        ("BPR", 2020),
+        ("BPR", 2021),
+        ("tuned", 2020),
+        ("tuned", 2021),
+    ]
+    assert {one.resolved.config.data.split.seed for one in found} == {2020}
+    assert found[2].resolved.config.model.options["embedding_size"] == 8
+    with pytest.raises(ValueError, match=r"no model is named 'BRP'.*did you mean BPR"):
+        cells(make_grid("BRP"), (), PLANTED)
+    other = tmp_path / "more" / "tuned.yaml"
+    other.parent.mkdir()
+    other.write_text(tuned.read_text())
+    with pytest.raises(ValueError, match="have the same name"):
+        Sweep(tmp_path, cells(make_grid([str(tuned), str(other)], seeds=1), (), PLANTED), print)
+
+
+def runs(folder: Path, users: bool) -> dict[str, list[dict[str, Any]]]:
+    """Two models that are alike and one that is worse, of three seeds each, as runs leave them."""
+    draw = np.random.default_rng(0)
+    base = draw.uniform(0, 1, 400)
+    found = []
+    for model, lower in (("a", 0.0), ("b", 0.0), ("worse", 0.1)):
+        for seed in range(3):
+            values = base - lower + draw.normal(0, 0.05, 400)
+            place = folder / f"{model}-{seed}"
+            (place / "evaluation").mkdir(parents=True)
+            order = draw.permutation(400)
+            names = [f"<u{k}>" for k in order]
+            if users:
+                table = pl.DataFrame({"user": names, "ndcg@10": values[order]})
+                table.write_parquet(place / "evaluation" / "users.parquet")
+            test = {"ndcg@10": float(values.mean()), "auc": 0.5}
+            valid = {"ndcg@10": 0.6 - lower + 0.01 * (model == "b")}
+            result = {"test": test, "best_valid": valid}
+            more = {"model": model, "seed": seed, "metric": "ndcg@10"}
+            found.append({**more, "folder": place, "result": result})
+    return {"planted": found, "empty": []}
+
+
+def test_models_are_compared_user_by_user(tmp_path: Path) -> None:
+    table, empty = compare(runs(tmp_path, users=True))
+    assert empty["best"] is None and table["best"] == "b"  # by validation
+    rows = table["metrics"]["ndcg@10"]
+    assert rows["worse"]["over"] == "users" and rows["worse"]["seeds"] == 3
+    assert rows["worse"]["difference"] == pytest.approx(-0.1, abs=0.01)
+    assert rows["worse"]["p"] < 0.001 < 0.05 < rows["a"]["p"]
+    assert rows["a"]["low"] < rows["a"]["mean"] < rows["a"]["high"]
+    assert "p" not in rows["b"]
+    assert table["metrics"]["auc"]["a"]["over"] == "seeds"  # no user has an AUC
+
+
+def test_seeds_where_runs_keep_no_users(tmp_path: Path) -> None:
+    found = runs(tmp_path, users=False)
+    rows = compare(found)[0]["metrics"]["ndcg@10"]
+    assert rows["worse"]["over"] == "seeds" and rows["worse"]["p"] > 0.2  # three seeds say little
+    # One run failed: what is left cannot be paired, and is not.
+    rest = {"planted": [one for one in found["planted"] if (one["model"], one["seed"]) != ("a", 1)]}
+    rows = compare(rest)[0]["metrics"]["ndcg@10"]
+    assert rows["a"]["seeds"] == 2 and "p" not in rows["a"] and "p" in rows["worse"]
