@@ -36,10 +36,8 @@ def print_ranking(
     if why:
         off = max(one.error for one in why)
         known = f", each known to ± {off:.2g}" if off else ""
-        typer.echo(
-            f"why: the {REASONS} largest shares of the score, by {why[0].of}{known}; rest: "
-            f"{why[0].rest_is}"
-        )
+        rest = f"; rest: {why[0].rest_is}" if why[0].rest else ""
+        typer.echo(f"why: the {REASONS} largest shares of the score, by {why[0].of}{known}{rest}")
 
 
 def _reasons(why: "Explanation") -> str:
@@ -48,7 +46,8 @@ def _reasons(why: "Explanation") -> str:
     parts = [f"{name[:40]} {share:+.3g}" for name, share in shown]
     left = sum(share for _, share in why[REASONS:])
     parts += [f"{len(why) - REASONS} more {left:+.3g}"] if len(why) > REASONS else []
-    return ", ".join([*parts, f"rest {why.rest:+.3g}"])
+    parts += [f"rest {why.rest:+.3g}"] if why.rest else []
+    return ", ".join(parts)
 
 
 def _plain(value: Any) -> str:

@@ -26,9 +26,11 @@ section { margin-top: 2rem; min-width: 0; }
 svg { overflow: hidden; }
 .grid { display: grid; gap: 1rem 2rem;
   grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr)); }
+.grid > svg:only-child, .grid > section:only-child svg { max-width: 36rem; }
 .small-grid { display: grid; gap: .5rem 1rem;
   grid-template-columns: repeat(auto-fill, minmax(max(9.5rem, 17%), 1fr)); }
-.items { margin: .25rem 0 1rem; padding-left: 1.6rem; font-size: .9rem; columns: 2; }
+.items { margin: .25rem 0 1rem; padding-left: 1.6rem; font-size: .9rem; columns: 2;
+  column-gap: 2.2rem; }
 .items li { break-inside: avoid; overflow-wrap: anywhere; }
 summary { cursor: pointer; color: var(--accent); margin: .5rem 0; }
 .facts { display: grid; gap: .75rem; margin: 1rem 0;

@@ -178,7 +178,7 @@ class RunCatalogue:
             taken = np.unique((history or self.history_of(user)).items)
             asked = (torch.tensor(user), torch.from_numpy(taken), torch.tensor(item))
             terms = model.terms(*(one.to(device) for one in asked)).double().cpu()
-        return Breakdown(taken.tolist(), terms.numpy(), 0.0, "nothing: it is a plain sum")
+        return Breakdown(taken.tolist(), terms.numpy(), 0.0, "nothing, it is a plain sum")
 
     def history_of(self, user: int) -> History:
         """What the model reads of a known user: of one that is no sequence, what it learned."""

@@ -23,7 +23,7 @@ from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature
 from shoal.pages import look
 
-MOST_SUBSETS = 1024  # scores that are computed for one explanation, where one round allows it
+MOST_SUBSETS = 2048  # scores that are computed for one explanation, where one round allows it
 MOST_ITEMS = 100  # of a sequence, the latest: older ones belong to the rest
 CLOSE = 0.01  # of the largest share: no more rounds where all are known so well
 DESCENTS = 500  # steps towards the weights of items in a user's vector

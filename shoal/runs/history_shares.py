@@ -6,6 +6,8 @@ import torch
 from shoal.runs.explain import MOST_ITEMS, Breakdown, shapley
 from shoal.runs.recommender import Catalogue, History
 
+BLOCK = 256  # histories that are read at a time
+
 
 def of_history(
     catalogue: Catalogue, user: int, history: History, item: int, longest: int | None = None
@@ -23,11 +25,13 @@ def of_history(
     wanted = torch.tensor([item])
 
     def values(kept: np.ndarray) -> np.ndarray:
-        some = [_kept(history, np.concatenate([older, one])) for one in kept]
-        made = torch.empty(len(some), 1)
+        histories = [_kept(history, np.concatenate([older, one])) for one in kept]
+        made = torch.empty(len(histories), 1)
         with torch.inference_mode():
-            query = catalogue.of_histories(some, user)
-            catalogue.fill(query, wanted)(0, len(some), 0, 1, made)
+            for first in range(0, len(histories), BLOCK):
+                some = histories[first : first + BLOCK]
+                fill = catalogue.fill(catalogue.of_histories(some, user), wanted)
+                fill(0, len(some), 0, 1, made[first : first + BLOCK])
         return made[:, 0].double().numpy()
 
     shares, rest, error = shapley(count, values)

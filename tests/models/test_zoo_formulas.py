@@ -11,6 +11,7 @@ from torch import Tensor
 from zoo_models import zoo_config
 
 from shoal.data.batch import Batch
+from shoal.kernels.common.sequences import time_buckets
 from shoal.models.general.directau import uniformity
 from shoal.models.general.ngcf import NGCF
 from shoal.models.nn.dropout import (
@@ -23,9 +24,10 @@ from shoal.models.nn.dropout import (
     uniform_like,
 )
 from shoal.models.nn.graph import InteractionGraph
+from shoal.models.nn.hstu import HSTULayer
 from shoal.models.nn.losses import against_negatives, in_batch_softmax
 from shoal.models.sequential.cl4srec import alike
-from shoal.models.sequential.hstu import HSTU, HSTULayer, time_buckets
+from shoal.models.sequential.hstu import HSTU
 from shoal.models.sequential.srgnn import session_graph
 from shoal.models.sequential.tisasrec import Block, TiSASRec, intervals
 from shoal.runs.build import Parts, build

@@ -288,7 +288,7 @@ class Artifact:
             raise ArtifactError(f"artifact {self.folder} is damaged: its vectors are not of items")
         taken = query.nonzero()[:, 0]
         terms = (query * vectors[item])[taken].double().numpy()
-        return Breakdown(taken.tolist(), terms, 0.0, "nothing: it is a plain sum")
+        return Breakdown(taken.tolist(), terms, 0.0, "nothing, it is a plain sum")
 
     @cached_property
     def captions(self) -> Mapping[str, Words]:

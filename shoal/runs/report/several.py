@@ -15,7 +15,7 @@ from shoal.runs.report.comparison import (
     overlap,
     why_not,
 )
-from shoal.runs.report.quality import by_activity, catalogue
+from shoal.runs.report.quality import ActivityGroup, by_activity, catalogue
 from shoal.runs.report.reading import RunRecord, number, short
 from shoal.runs.report.single import memory_peak, notes, phase_seconds, test_intervals, time_text
 from shoal.runs.report.statistics import MeanInterval
@@ -238,12 +238,17 @@ def _recommended(records: list[RunRecord], comparable: list[RunRecord]) -> Html:
     )
     plots = [figures.concentrations(shown)]
     metric = deciding(records)
-    alike = [one for one in (first, *comparable) if metric in one.user_metrics][:MOST_LINES]
+    drawn = [one for one in (first, *comparable) if metric in one.user_metrics][:MOST_LINES]
+    groups = {one.name: by_activity(one, metric) for one in drawn}
+    # Samples of users by other seeds have other groups.
+    alike = {k: v for k, v in groups.items() if _labels(v) == _labels(groups[drawn[0].name])}
     if alike:
-        plots.append(
-            figures.activity({one.name: by_activity(one, metric) for one in alike}, metric)
-        )
+        plots.append(figures.activity(alike, metric))
     return section("What is recommended to whom", text, table(heads, rows), grid(*plots))
+
+
+def _labels(groups: list[ActivityGroup]) -> list[str]:
+    return [one.label for one in groups]
 
 
 def _costs(records: list[RunRecord]) -> Html:

@@ -183,14 +183,16 @@ def _memory(record: RunRecord) -> Html | str:
     ranks = _ranks(record)
     if not ranks:
         return ""
+    known = {key: name for key, name in MEMORY.items() if any(one[key] for one in ranks)}
     rows = [
-        (k, *(None if (n := one[key]) is None else Numeral(show_size(int(n))) for key in MEMORY))
+        (k, *(Numeral(show_size(int(n))) if (n := one[key]) else None for key in known))
         for k, one in enumerate(ranks[:64])
     ]
-    return table(["rank", "host memory, peak", "GPU memory, peak"], rows)
+    return table(["rank", *known.values()], rows)
 
 
-MEMORY = ("host_peak", "gpu_peak")  # of each rank, in bytes
+# Of each rank, in bytes.
+MEMORY = {"host_peak": "host memory, peak", "gpu_peak": "GPU memory, peak"}
 
 
 def _ranks(record: RunRecord) -> list[dict[str, float | None]]:

@@ -92,8 +92,5 @@ def page_of(document: dict[str, Any]) -> str:
         "What may be asked",
         look.Html('<p><a href="/">try it</a>, <a href="/openapi.json">openapi.json</a></p>'),
         look.table(["route", "answer"], routes),
-        look.section(
-            "As OpenAPI", "", look.Html('<p><a href="/openapi.json">openapi.json</a></p>')
-        ),
-        look.Html(f"<pre>{text}</pre>"),
+        look.section("As OpenAPI", "", look.Html(f"<pre>{text}</pre>")),
     )

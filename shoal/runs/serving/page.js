@@ -96,7 +96,7 @@ function shares(answer) {
   const most = 10, all = answer.shares, rest = all.slice(most);
   const lines = all.slice(0, most).map(one => [one.title || one.item || one.feature, one.share]);
   if (rest.length) lines.push([rest.length + " more", rest.reduce((sum, one) => sum + one.share, 0)]);
-  lines.push(["rest: " + answer.rest_is, answer.rest]);
+  if (answer.rest) lines.push(["rest: " + answer.rest_is, answer.rest]);
   const longest = Math.max(...lines.map(line => Math.abs(line[1])), 1e-12);
   const made = lines.map(([name, share]) => {
     const line = make("div", "", "share"), bar = make("div", "", share < 0 ? "bar down" : "bar");

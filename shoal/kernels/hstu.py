@@ -1,0 +1,95 @@
+"""HSTU's attention over sequences of any lengths: without a softmax, with biases of position and
+time. On a GPU by kernels, which keep nothing of all pairs of places.
+
+    weight_ij = silu(<query_i, key_j> + position bias(i - j) + time bias(asked_i - taken_j)) / n
+    out_i     = sum of weight_ij value_j over j <= i of the same sequence
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.kernels.common.sequences import Sequences
+from shoal.kernels.machine import takes_triton
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDEST = 256  # of a head; wider tiles do not fit
+LARGE = 2**27  # pairs of places in a batch from which on waiting for its lengths pays off
+
+
+def sequences_of(history: Tensor, times: Tensor | None) -> Sequences:
+    """Of sequences side by side: history [b, l], 0 where a pad is; times [b, l + 1].
+
+    For a LARGE batch the host waits once: it reads lengths, and whether int32 holds the times.
+    """
+    size, length = history.shape
+    place = torch.arange(length + 1, device=history.device)
+    # A state is asked of an empty history as well: its first pad is a token.
+    lengths = ((history > 0) * place[1:]).amax(1).clamp(min=1)
+    sizes = None
+    if size * length**2 > LARGE:
+        if history.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                f"a step over {size} histories of {length} places reads their lengths on the host "
+                "and cannot be recorded: set strategy.graph to auto or false"
+            )
+        read = [lengths]
+        if times is not None:  # seconds since the first of each sequence
+            within = place <= lengths.unsqueeze(1)
+            first = times.masked_fill(~within, 2**62).amin(1, keepdim=True)
+            since = (times - first).masked_fill(~within, 0)
+            read.append(since.amax().view(1))
+        found = torch.cat(read).tolist()
+        sizes = tuple(found[:size])
+        if times is not None and found[-1] < 2**31:
+            times = since.int()
+    asked = taken = None
+    if times is not None:
+        asked, taken = times[:, 1:].reshape(-1), times[:, :-1].reshape(-1)
+    starts = torch.arange(size, dtype=torch.int32, device=history.device) * length
+    return Sequences(starts, lengths.int(), length, asked, taken, sizes)
+
+
+def takes_hstu(x: Tensor, widest: int) -> bool:
+    """Whether there is a kernel for heads of this width, of layers that read x."""
+    return takes_triton(x) and x.dtype in TYPES and widest <= WIDEST
+
+
+def hstu_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequences: Sequences,
+    position_bias: Tensor | None,
+    time_bias: Tensor | None,
+    n: int,
+) -> Tensor:
+    """By the kernel, where `takes_hstu`: query, key [tokens, heads, d], value [tokens, heads, e]
+    -> [tokens, heads, e]; position_bias [longest or more], time_bias [BUCKETS + 1].
+
+    Nothing is kept of all pairs of places. Backward has a scratch buffer of at most 1 GiB for them.
+    """
+    from shoal.kernels.gpu.hstu import HSTUAttended
+
+    return HSTUAttended.apply(query, key, value, sequences, position_bias, time_bias, n)
+
+
+def plain_hstu_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    time_bias: Tensor | None,
+    buckets: Tensor | None,
+    n: int,
+) -> Tensor:
+    """By torch's functions, of sequences side by side: query, key, value [b, heads, l, d], buckets
+    [b, l, l] -> [b, heads, l, d].
+    """
+    place = torch.arange(query.shape[2], device=query.device)
+    back = place.unsqueeze(1) - place  # [l, l]; below 0: a later item, which is not seen
+    bias = position_bias[back.clamp(min=0)]
+    if time_bias is not None and buckets is not None:
+        bias = (bias + time_bias[buckets]).unsqueeze(1)  # [b, 1, l, l]
+    weights = F.silu(query @ key.transpose(-1, -2) + bias) / n
+    return weights.masked_fill(back < 0, 0.0) @ value
