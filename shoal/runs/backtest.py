@@ -37,7 +37,7 @@ VALID = 0.1  # share of a cut's past that validates
 
 
 @dataclass(frozen=True)
-class Cut:
+class TimeCut:
     """One of them: where valid and test begin, and where the test ends (None: with the data)."""
 
     valid: float
@@ -119,20 +119,20 @@ def _times(config: Config) -> np.ndarray:
     return np.sort(np.asarray(dataset.inter[dataset.time_field]))
 
 
-def _cuts_by_count(times: np.ndarray, cuts: int) -> list[Cut]:
+def _cuts_by_count(times: np.ndarray, cuts: int) -> list[TimeCut]:
     """The first half is always past; the rest is cut into windows of as many interactions."""
     places = (len(times) * (FIRST + (1 - FIRST) * np.arange(cuts) / cuts)).astype(np.int64)
     return _windows(times, [float(times[place]) for place in places])
 
 
-def _cuts_at(times: np.ndarray, at: Sequence[str]) -> list[Cut]:
+def _cuts_at(times: np.ndarray, at: Sequence[str]) -> list[TimeCut]:
     moments = [seconds_of(_number(one)) for one in at]
     if moments != sorted(set(moments)):
         raise ValueError(f"--at {','.join(at)}: every date must come after the one before")
     return _windows(times, moments)
 
 
-def _windows(times: np.ndarray, moments: list[float]) -> list[Cut]:
+def _windows(times: np.ndarray, moments: list[float]) -> list[TimeCut]:
     found = []
     for test, until in zip(moments, [*moments[1:], None]):
         past = times[times < test]
@@ -145,7 +145,7 @@ def _windows(times: np.ndarray, moments: list[float]) -> list[Cut]:
                 f"from {shown_time(times[0])} to {shown_time(times[-1])}: choose fewer cuts, or "
                 "other dates (--at)"
             )
-        found.append(Cut(valid, test, until))
+        found.append(TimeCut(valid, test, until))
     return found
 
 
