@@ -156,7 +156,7 @@ def test_rows_that_a_filter_drops_are_counted(tmp_path: Path) -> None:
     described(tmp_path, log)
     told = describe_run(resolve([tmp_path / "run" / "config.yaml"]).config)
     assert all(line in told.text for line in lines) and told.page is not None
-    assert f"Left out by data.filter.values.rating: {left} of" in told.page()
+    assert f"{left} of 600 are left out by data.filter.values.rating" in told.page()
 
 
 def test_other_interactions_that_were_trained_on(
