@@ -4,6 +4,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ def runs(folder: Path) -> dict[str, Target]:
     """Everything that is read out of a run's folder, and files of a trained model's users."""
     from safetensors.torch import save
 
+    from shoal.runs.board.app import named_run
+    from shoal.runs.board.root import Root
+    from shoal.runs.board.summary import details, summary
     from shoal.runs.daily.follow import TrainedFiles
     from shoal.runs.decay import _read
     from shoal.runs.growth import read_vocabularies
+    from shoal.runs.http.guard import RefusedRequest
     from shoal.runs.listing import list_runs
     from shoal.runs.report.reading import read_runs
     from shoal.runs.start import keep_before
@@ -45,6 +50,15 @@ def runs(folder: Path) -> dict[str, Target]:
 
         return Target(seeds, f"{Path(name).name}-made", read)
 
+    def on_board() -> None:
+        root = Root(home)  # which remembers files that did not change
+        for one in root.runs().values():
+            assert json.dumps([summary(root, one), details(root, one)])
+
+    def asked(made: Path) -> None:
+        with suppress(RefusedRequest):
+            named_run(made.read_bytes())
+
     ages = save({"user_id": _tensor([1, 2, 3])})
     sent = {"url": f"file://{folder}/far", "sent": {"step-000000001": "0" * 64}}
     copies = Copies(f"file://{folder}/far", home / "checkpoints")
@@ -65,6 +79,9 @@ def runs(folder: Path) -> dict[str, Target]:
         "report": of("result.json", [json.dumps(RESULT).encode()], lambda: read_runs([home])),
         "epochs": of("metrics.jsonl", [METRICS], lambda: read_runs([home])),
         "users": of("evaluation/users.parquet", [_users()], lambda: read_runs([home])),
+        "board": of("metrics.jsonl", [METRICS], on_board),
+        "board result": of("result.json", [json.dumps(RESULT).encode()], on_board),
+        "stop": Target([b'{"run": "0123456789abcdef"}'], "request", asked),
         "category": Target([b"item,kind\n1,a\n2,b\n"], "items.csv", _category),
         "archive": Target([_archive()], "ml-100k.zip", _unpack),
     }

@@ -84,11 +84,10 @@ class Board(Guard):
     async def _stop(self, request: Request) -> Response:
         if not self.may_stop:
             raise RefusedRequest(403, "this board only shows; start it with --allow-stop")
-        body = await self.body(request, 1 << 10, 10.0)
+        run = self._look_up(named_run(await self.body(request, 1 << 10, 10.0)))
         try:
-            run = self._look_up(json.loads(body)["run"])
             pid = await asyncio.to_thread(stop_run, self.root.folder(run))
-        except (ValueError, LookupError, TypeError, OSError) as error:
+        except (ValueError, OSError) as error:
             raise RefusedRequest(409, str(error)) from None
         return json_answer({"stopped": pid})
 
@@ -118,3 +117,11 @@ def _report_of(folders: list[Path]) -> str:
             return Path(report(*folders, output=Path(scratch) / "report.html")).read_text()
         except (ValueError, OSError) as error:
             raise RefusedRequest(409, str(error)) from None
+
+
+def named_run(body: bytes) -> Any:
+    """What the body of a request, {"run": KEY}, names."""
+    try:
+        return json.loads(body)["run"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise RefusedRequest(422, 'name the run as {"run": KEY}') from None
