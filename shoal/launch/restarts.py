@@ -42,7 +42,7 @@ def growing(growth: Growth | None, beats: Path) -> Iterator[None]:
     def ask(growth: Growth) -> None:
         seconds = growth.seconds
         while not over.wait(seconds):
-            if growth.is_time():
+            if growth.is_time() and not over.is_set():
                 with suppress(OSError):  # the launch is over, and its folder gone
                     grow_file(beats).touch()
                     signal_ranks(beats)

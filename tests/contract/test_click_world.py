@@ -5,6 +5,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from click_model import click_config, register, tiny_clicks
@@ -66,10 +67,9 @@ def curve(world: World, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def metrics_only(world: World, given: dict[str, Any]) -> dict[str, float]:
-    import shoal.runs.build
-
-    shoal.runs.build.TILE_ROWS = 64  # 310 samples make 5 tiles, which 2 and 3 do not divide
-    parts = build(click_config(**given), world)
+    # 310 samples make 5 tiles, which 2 and 3 do not divide
+    with mock.patch("shoal.runs.build.TILE_ROWS", 64):
+        parts = build(click_config(**given), world)
     return parts.evaluator.evaluate(parts.model, "valid")
 
 

@@ -151,7 +151,7 @@ def test_defaults_of_click_models() -> None:
         (
             {"eval.metrics": ["AUC", "NDCG"]},
             "NDCG rank items for a user, and TinyClicks predicts clicks of single samples; choose "
-            "among AUC, LogLoss, Calibration, MAE, RMSE, GAUC",
+            "among GAUC, UAUC, AUC, LogLoss, Calibration, MAE, RMSE",
         ),
         ({"eval.mode": "full"}, "click logs have labels"),
         ({"train.negatives.num": 2}, "TinyClicks learns from labels"),

@@ -26,6 +26,7 @@ from shoal.data.clicks.samples import Layout
 from shoal.data.page import page
 from shoal.data.parquet_counts import check_counts
 from shoal.data.prepared.prepare import load_dataset
+from shoal.data.statistics import leakage
 from shoal.runs.run import resolve
 
 MIB = 1 << 20
@@ -237,7 +238,7 @@ def test_a_page_about_data_shows_its_names_and_runs_nothing(tmp_path: Path) -> N
     lines = "".join(f"u{k % 7}\ti{k % 5}\t<script>\n" for k in range(60))
     (folder / f"{name}.inter").write_text(header + lines)
     dataset = load_dataset(DataSection(path=str(tmp_path), name=name, cache=False), 1)
-    text = page(dataset, f"{dataset.name}: {', '.join(dataset.inter)}")
+    text = page(dataset, [], leakage(dataset), [f"{dataset.name}: {', '.join(dataset.inter)}"])
     assert "&lt;img src=x" in text and "<img" not in text and "<script" not in text
 
 
