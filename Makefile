@@ -16,7 +16,7 @@ TRITON := triton==3.9.0
 MINUTES ?= 30
 # Those in constraints.txt are part of `make setup`; the others are large.
 SMALL_EXTRAS := index remote report serve tune zstd
-LARGE_EXTRAS := onnx ray torchrec torchx
+LARGE_EXTRAS := mlflow onnx ray torchrec torchx wandb
 EXTRAS ?= $(LARGE_EXTRAS)
 ifneq ($(filter-out $(SMALL_EXTRAS) $(LARGE_EXTRAS),$(EXTRAS)),)
 $(error EXTRAS=$(EXTRAS): there are $(SMALL_EXTRAS) $(LARGE_EXTRAS))

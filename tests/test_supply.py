@@ -18,7 +18,7 @@ import shoal
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-LARGE = {"onnx", "ray", "torchrec", "torchx"}
+LARGE = {"mlflow", "onnx", "ray", "torchrec", "torchx", "wandb"}
 PINS = re.findall(
     r"^([\w.-]+)==(\S+)(.*)$",
     (ROOT / "constraints.txt").read_text().replace("\\\n", " "),

@@ -35,6 +35,8 @@ EXTRAS = {
     "torchrec": ("torchrec", "tables sharded by TorchRec"),
     "ray": ("ray", "training on a Ray cluster"),
     "torchx": ("torchx", "jobs on Slurm and Kubernetes"),
+    "mlflow": ("mlflow", "run.trackers"),
+    "wandb": ("wandb", "run.trackers"),
     "zstd": ("zstandard", "files that zstd packed"),
     "remote": ("fsspec", "checkpoints copied elsewhere"),
 }
