@@ -74,6 +74,7 @@ def _course(found: dict[str, Any], done: list[dict[str, Any]]) -> Html:
         axes.plot(numbers, [one["value"] for one in done], "o", color=SERIES[0], label="trial")
         axes.step(numbers, best, where="post", color=SERIES[1], label="best so far")
         axes.set_xlabel("trial")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel(metric)
         axes.legend(loc="best")
 
@@ -88,6 +89,7 @@ def _course(found: dict[str, Any], done: list[dict[str, Any]]) -> Html:
             name = f"trial {chosen}" if is_best else None
             axes.plot(epochs, values, style, color=colour, linewidth=width, label=name)
         axes.set_xlabel("epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel(metric)
         axes.legend(loc="best")
 
