@@ -19,6 +19,8 @@ from shoal.models.nn.mlp import begin_normal
 class AFM(FM):
     """FM with attention over its pairs; p begins as the number of pairs, where it is FM."""
 
+    places: Tensor
+
     class Options(FM.Options):
         dim: int = 16
         initial_range: float = 0.1
@@ -36,11 +38,12 @@ class AFM(FM):
         begin_normal(self.attention)
         self.dropout = Dropout(options.dropout)
         self.out = nn.Parameter(torch.full((options.dim,), float(pairs)))
+        places = torch.triu_indices(self.num_vectors, self.num_vectors, offset=1)
+        self.register_buffer("places", places, persistent=False)  # of both in each pair [2, pairs]
 
     def logits(self, batch: Batch) -> Tensor:
         vectors = self.vectors(batch)
-        count = self.num_vectors
-        left, right = torch.triu_indices(count, count, offset=1, device=vectors.device)
+        left, right = self.places.unbind()
         pairs = vectors.index_select(1, left) * vectors.index_select(1, right)  # [b, pairs, dim]
         weights = self.dropout(self.attention(pairs).squeeze(2).softmax(1))  # [b, pairs]
         return LR.logits(self, batch) + (weights * (pairs @ self.out)).sum(1)
