@@ -29,7 +29,7 @@ def backtest(
         raise typer.BadParameter("--cuts and --at both say where to cut; give one")
     resolved = resolve_words(context.args)
     if resolved.config.run.output is not None:
-        raise typer.BadParameter("every cut is a run of its own: give --output, not run.output")
+        raise typer.BadParameter("every cut has its run: give --output, not run.output")
     start_logging(resolved.config.run.log_level, form=resolved.config.run.log)
     dates = [one.strip() for one in at.split(",")] if at else []
     _print(run_backtest(resolved, cuts, dates, output), resolved.config.eval.valid_metric.lower())

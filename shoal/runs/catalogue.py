@@ -182,12 +182,12 @@ class RunCatalogue:
 
     def history_of(self, user: int) -> History:
         """What the model reads of a known user: of one that is no sequence, what it learned."""
-        told = self._histories
-        if told is None:
+        lists = self._histories
+        if lists is None:
             return History(self._learned.chosen(np.array([user])).items.astype(np.int64))
-        own = slice(told.offsets[user], told.offsets[user + 1])
-        items = told.items[own].astype(np.int64)
-        times = None if told.times is None else asked_at(told.times[own], len(items))
+        own = slice(lists.offsets[user], lists.offsets[user + 1])
+        items = lists.items[own].astype(np.int64)
+        times = None if lists.times is None else asked_at(lists.times[own], len(items))
         return History(items, times)
 
     @cached_property

@@ -328,7 +328,7 @@ def _made(x: Tensor, sequences: Sequences, dtype: torch.dtype) -> Tensor:
 
 
 def _flat(x: Tensor) -> Tensor:
-    """Vectors of heads side by side; tokens may be further apart."""
+    """Vectors of heads side by side; tokens may have gaps between them."""
     _, heads, dim = x.shape
     return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == dim) else x.contiguous()
 

@@ -64,8 +64,8 @@ class Board(Guard):
             found = await asyncio.to_thread(self._summaries)
         has_report = find_spec("matplotlib") is not None  # the extra `report`
         more = len(found) == MOST_RUNS
-        told = {"now": time.time(), "may_stop": self.may_stop, "has_report": has_report}
-        return json_answer({**told, "more": more, "runs": found})
+        facts = {"now": time.time(), "may_stop": self.may_stop, "has_report": has_report}
+        return json_answer({**facts, "more": more, "runs": found})
 
     def _summaries(self) -> list[dict[str, Any]]:
         self._found = self.root.runs()

@@ -148,8 +148,8 @@ async function stop(run) {
   const how = { method: "POST", headers: { "content-type": "application/json" } };
   try {
     const answer = await fetch("stop", { ...how, body: JSON.stringify({ run: run.key }) });
-    const told = await answer.json();
-    $("said").textContent = answer.ok ? `${run.name} was asked to save and stop` : told.error;
+    const reply = await answer.json();
+    $("said").textContent = answer.ok ? `${run.name} was asked to save and stop` : reply.error;
   } catch (error) {
     $("said").textContent = `not stopped: ${error.message}`;
   }
@@ -329,13 +329,13 @@ async function refresh() {
   const asked = new Map(state.runs.map((run) => [run.key, run.asked]));
   try {
     const answer = await fetch("runs");
-    const told = await answer.json();
-    if (!answer.ok) throw new Error(told.error);
+    const reply = await answer.json();
+    if (!answer.ok) throw new Error(reply.error);
     const troubled = state.troubled;
-    Object.assign(state, { runs: told.runs, now: told.now, mayStop: told.may_stop, hasReport: told.has_report, troubled: false });
+    Object.assign(state, { runs: reply.runs, now: reply.now, mayStop: reply.may_stop, hasReport: reply.has_report, troubled: false });
     for (const run of state.runs) run.asked = asked.get(run.key) || false;
-    if (told.more) $("said").textContent = `the first ${told.runs.length} runs; name a folder with fewer`;
-    else if (told.runs.length === 0) $("said").textContent = "no run yet: `shoal train …` begins one";
+    if (reply.more) $("said").textContent = `the first ${reply.runs.length} runs; name a folder with fewer`;
+    else if (reply.runs.length === 0) $("said").textContent = "no run yet: `shoal train …` begins one";
     else if (troubled || $("said").textContent === "reading…" || $("said").textContent.startsWith("no run yet")) $("said").textContent = "";
     table();
     await look();

@@ -11,7 +11,7 @@ from shoal.runs.report.reading import RunRecord, short
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_POINTS = 1000  # of a curve: more cannot be told from each other
+MOST_POINTS = 1000  # of a curve: more look the same
 SMALL = (2.7, 1.7)  # of one of many plots, in inches
 
 Points = list[tuple[int, float]]
