@@ -20,19 +20,16 @@ LARGE = 2**27  # pairs of places in a batch from which on waiting for its length
 def sequences_of(history: Tensor, times: Tensor | None) -> Sequences:
     """Of sequences side by side: history [b, l], 0 where a pad is; times [b, l + 1].
 
-    For a LARGE batch the host waits once: it reads lengths, and whether int32 holds the times.
+    For a LARGE batch the host waits once, unless its step is being recorded: it reads lengths, and
+    whether int32 holds the times.
     """
     size, length = history.shape
     place = torch.arange(length + 1, device=history.device)
     # A state is asked of an empty history as well: its first pad is a token.
     lengths = ((history > 0) * place[1:]).amax(1).clamp(min=1)
     sizes = None
-    if size * length**2 > LARGE:
-        if history.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise ValueError(
-                f"a step over {size} histories of {length} places reads their lengths on the host "
-                "and cannot be recorded: set strategy.graph to auto or false"
-            )
+    recorded = history.is_cuda and torch.cuda.is_current_stream_capturing()
+    if size * length**2 > LARGE and not recorded:
         read = [lengths]
         if times is not None:  # seconds since the first of each sequence
             within = place <= lengths.unsqueeze(1)

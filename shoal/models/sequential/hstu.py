@@ -44,6 +44,8 @@ class HSTU(NextItem):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
+        # Steps over long histories gain nothing by being recorded: the host waits for lengths once.
+        self.cuda_graph_safe = options.loss_type == "CE" and facts.max_len <= 512
         width = options.hidden_size
         self.make_items(width)
         self.positions = nn.Parameter(torch.empty(facts.max_len, width))
