@@ -320,12 +320,9 @@ class Layers(torch.nn.Module):
     def __init__(self, max_len: int, bias: bool):
         super().__init__()
         options = types.SimpleNamespace(
-            hidden_size=1024, n_heads=4, attention_size=None, linear_size=None, use_times=bias,
-            linear_dropout_prob=0.0, layer_norm_eps=1e-6)  # fmt: skip
+            hidden_size=1024, n_heads=4, attention_size=None, linear_size=None, use_positions=bias,
+            use_times=bias, linear_dropout_prob=0.0, layer_norm_eps=1e-6)  # fmt: skip
         self.layers = torch.nn.ModuleList(HSTULayer(options, max_len) for _ in range(8))
-        if not bias:
-            for layer in self.layers:
-                layer.position_bias = None
 
     def gradients(self, x: Tensor, buckets: Tensor | None, sequences: Any, grad: Tensor) -> None:
         states = x

@@ -75,7 +75,7 @@ def plain_hstu_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    position_bias: Tensor,
+    position_bias: Tensor | None,
     time_bias: Tensor | None,
     buckets: Tensor | None,
     n: int,
@@ -85,8 +85,10 @@ def plain_hstu_attention(
     """
     place = torch.arange(query.shape[2], device=query.device)
     back = place.unsqueeze(1) - place  # [l, l]; below 0: a later item, which is not seen
-    bias = position_bias[back.clamp(min=0)]
+    scores = query @ key.transpose(-1, -2)
+    if position_bias is not None:
+        scores = scores + position_bias[back.clamp(min=0)]
     if time_bias is not None and buckets is not None:
-        bias = (bias + time_bias[buckets]).unsqueeze(1)  # [b, 1, l, l]
-    weights = F.silu(query @ key.transpose(-1, -2) + bias) / n
+        scores = scores + time_bias[buckets].unsqueeze(1)  # [b, 1, l, l]
+    weights = F.silu(scores) / n
     return weights.masked_fill(back < 0, 0.0) @ value

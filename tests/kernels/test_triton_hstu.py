@@ -161,7 +161,7 @@ def test_the_model_by_kernels(monkeypatch: pytest.MonkeyPatch, large: int) -> No
     """States of real places and gradients as by torch, with lengths that the host read or not."""
     small_tiles(monkeypatch)
     monkeypatch.setattr("shoal.kernels.hstu.LARGE", large)
-    model = build(zoo_config("HSTU", model__n_layers=1), World()).model.eval().to(DEVICE)
+    model = build(zoo_config("HSTU", model__n_layers=1), World(DEVICE)).model.eval().to(DEVICE)
     history = torch.tensor([[1, 2, 3, 4, 5], [6, 0, 0, 0, 0], [0, 0, 0, 0, 0]], device=DEVICE)
     asked = (history > 0) | (torch.arange(5, device=DEVICE) == 0)  # an empty history as well
     times = torch.tensor([[9, 9, 70, 5000, 10**6, 10**7], [4, 8, 0, 0, 0, 0], [0] * 6]) + 10**9

@@ -38,8 +38,9 @@ class HSTULayer(nn.Module):
         self.widest = max(attention, linear) // heads  # of a head
         self.sizes = [linear, linear, attention, attention]
         self.project = nn.Parameter(torch.randn(width, sum(self.sizes)) * 0.02)
-        self.position_bias = nn.Parameter(torch.randn(max_len) * 0.02)  # by how far an item is back
-        self.time_bias = None
+        self.position_bias = self.time_bias = None
+        if options.use_positions:  # by how far an item is back
+            self.position_bias = nn.Parameter(torch.randn(max_len) * 0.02)
         if options.use_times:
             self.time_bias = nn.Parameter(torch.randn(BUCKETS + 1) * 0.02)
         self.dropout = Dropout(options.linear_dropout_prob)

@@ -39,7 +39,8 @@ class HSTU(NextItem):
         linear_size: int | None = None  # of a head's values; null: width / heads
         hidden_dropout_prob: float = 0.2  # of inputs
         linear_dropout_prob: float = 0.2  # of gated values
-        use_times: bool = True  # False: only positions
+        use_positions: bool = True  # False: no bias of how far an item is back
+        use_times: bool = True  # False: no bias of how long ago an item was taken
         layer_norm_eps: float = 1e-6
 
     def __init__(self, options: Options, facts: Facts):
