@@ -1,15 +1,15 @@
 """Training HSTU at NVIDIA's published size on one GPU, tables and optimizer included.
 
-    python benchmarks/hstu_gpu.py                    # 8 layers, width 1024, 4 heads of 256, 32 x 4,099
-    python benchmarks/hstu_gpu.py --zipf             # lengths by Zipf (1.2), at most 4,096
-    python benchmarks/hstu_gpu.py --small            # a shape for a look on a CPU
+    python benchmarks/hstu_gpu.py             # 8 layers, width 1024, 4 heads of 256, 32 x 4,099
+    python benchmarks/hstu_gpu.py --zipf      # lengths by Zipf (1.2), at most 4,096
+    python benchmarks/hstu_gpu.py --small     # a shape for a look on a CPU
 
-A model of one's own, trained by the strategy that `shoal train` uses: a table of items and one of
-users (50M x 128 each, Adam, --tier-gb of GPU memory for rows, the rest in host memory), a product to
-the model's width, the layers of HSTU in bfloat16, one label at every place. NVIDIA's recsys-examples
-publish 187 ms, 701K tokens/s, 342 TFLOPS for an H100 of sixteen. Operations are counted as there:
-causal attention 4 * T * T * width / 2 forward, 2.5 times that backward; products 2 * tokens * inputs
-* outputs forward, twice that backward; nothing else.
+A model of one's own, trained by the strategy that `shoal train` uses: tables of items and of users
+(50M x 128 each, Adam; --tier-gb of GPU memory for rows, the rest in host memory), a product to the
+model's width, the layers of HSTU in bfloat16, one label at every place. NVIDIA's recsys-examples
+publish 187 ms, 701K tokens/s, 342 TFLOPS for each of sixteen H100. Operations are counted as there:
+causal attention 4 * T * T * width / 2 forward, 2.5 times that backward; products 2 * tokens *
+inputs * outputs forward, twice that backward; nothing else.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def make_batches(args: argparse.Namespace, count: int) -> list[Batch]:
     for _ in range(count):
         shape = (args.batch, args.length)
         chance = torch.rand(shape, generator=generator, dtype=torch.float64)
-        items = (args.rows ** chance).long().clamp(1, args.rows - 1)  # zipf, 1
+        items = (args.rows**chance).long().clamp(1, args.rows - 1)  # zipf, 1
         users = torch.randint(1, args.rows, (args.batch,), generator=generator)
         lengths = torch.full((args.batch,), args.length)
         if args.zipf:
