@@ -66,7 +66,8 @@ def page() -> str:
     lines = [
         "# The zoo",
         "",
-        "Written by `python benchmarks/zoo.py page` from the models' own headings and from "
+        "For those who ask what each model was compared with. Written by "
+        "`python benchmarks/zoo.py page` from the models' own headings and from "
         "`benchmarks/zoo/*.json`.",
         "",
         "Every model is one file, reads rows through `Embeddings` alone, and runs unchanged under "

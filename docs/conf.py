@@ -31,12 +31,14 @@ SIDE_BAR = {
     "Come from": ("from", "recbole paddlerec torchrec deeprec implicit lightfm tdfo commands"),
     "Reference": (
         "reference",
-        "config keys commands api models data frames features clicks prepare metrics report board "
-        "tune own_models collective servers clusters gpu export serving explain daily",
+        "config keys commands api models bert4rec data frames features clicks prepare metrics "
+        "report board tune own_models collective servers clusters gpu export serving explain daily "
+        "errors",
     ),
     "Understand": (
         "understand",
-        "laws strategies distributed rows tiers security zoo architecture contributing",
+        "laws distributed strategies failure planner rows tiers security zoo architecture "
+        "contributing changelog",
     ),
     "Benchmarks": ("benchmarks", "index results method"),
 }

@@ -56,9 +56,9 @@ def key_page() -> str:
     lines = [
         "# Every key of a config",
         "",
-        "Written by `shoal config keys`. [Configs](config.md) describes how a key is given, in a "
-        "file or on the command line. Options of a model (`model.KEY`) are in "
-        "[models](models.md#options), and `shoal models NAME` prints them.",
+        "For those who set something. [Configs](config.md) describes how a key is given, in a file "
+        "or on the command line; `shoal config keys` prints this page. Options of a model "
+        "(`model.KEY`) are in [models](models.md#options), and `shoal models NAME` prints them.",
     ]
     section = ""
     for key, one in _documented():
