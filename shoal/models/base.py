@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -172,6 +173,11 @@ class Model(nn.Module):
         Also takes items [n], one list for every row of the batch -> [b, n].
         """
         raise NotImplementedError  # retrieval models inherit it, others write their own
+
+    def scorer(self, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """`score` of one batch, for block after block of items: a model that computes something
+        for all of them, whichever they are, computes it once."""
+        return partial(self.score, batch)
 
     def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
         """The terms of the score of an item, where it is a sum over the items that a user took.
