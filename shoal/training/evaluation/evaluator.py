@@ -157,8 +157,8 @@ class Evaluator:
     def _rounds(
         self, num_users: int, progress: Progress, users: int
     ) -> Iterator[list[tuple[int, int]]]:
-        """This rank's tiles, those of so many users at a time. Every rank makes the same number of tiles and rounds
-        (empty ones at the end), because a pull may be a collective."""
+        """This rank's tiles, those of so many users at a time. Every rank makes the same number of
+        tiles and rounds (empty ones at the end), because a pull may be a collective."""
         num_tiles = -(-num_users // TILE_USERS)
         per_rank = -(-num_tiles // self.world.size)
         tiles = iter(progress(iter(range(per_rank)), per_rank))
