@@ -53,6 +53,7 @@ class Facts:
     train_users: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     train_items: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     num_negatives: int = 1
+    codes: Tensor | None = None  # [num_items, levels], of item 0 zeros: semantic ids (data.codes)
     # ln of how often an item is drawn as a negative, up to a constant [num_items]; empty: none is
     negative_logq: Tensor = field(default_factory=lambda: torch.empty(0))
     # of click models

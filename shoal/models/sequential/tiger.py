@@ -41,7 +41,7 @@ class TIGER(Model):
     samples = "prefixes"
     reads_features = True
     cuda_graph_safe = True
-    codes: Tensor  # [num_items, levels + 1], of item 0 zeros
+    codes: Tensor  # [num_items, levels], of item 0 zeros
 
     class Options(Model.Options):
         hidden_size: int = 128
@@ -63,10 +63,15 @@ class TIGER(Model):
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         width = options.hidden_size
-        vectors = item_vectors(facts, options.codes_from, options.vector_size)
-        made = semantic_ids(vectors[1:], options.code_levels, options.code_size, options.code_steps)
-        self.levels, self.size = made.shape[1], options.code_size
-        self.register_buffer("codes", F.pad(made, (0, 0, 1, 0)))
+        if facts.codes is None:
+            vectors = item_vectors(facts, options.codes_from, options.vector_size)
+            shape = options.code_levels, options.code_size
+            codes = F.pad(semantic_ids(vectors[1:], *shape, options.code_steps), (0, 0, 1, 0))
+            self.levels, self.size = codes.shape[1], options.code_size
+        else:
+            codes = facts.codes
+            self.levels, self.size = codes.shape[1], int(codes.max()) + 1
+        self.register_buffer("codes", codes)
         # row 0 pads; code c of level k is row 1 + k * size + c
         rows = 1 + self.levels * self.size
         self.embed = Embeddings(code=Table("code", width, rows, Init("normal", 0.02), padding=0))
@@ -74,9 +79,9 @@ class TIGER(Model):
         self.positions = nn.Parameter(torch.randn(facts.max_len, width) * 0.02)
         self.places = nn.Parameter(torch.randn(self.levels, width) * 0.02)
         self.dropout = Dropout(options.dropout_prob)
-        shape = options.n_layers, options.n_heads, width, options.inner_size
-        self.encoder = Transformer(*shape, options.dropout_prob, norm_eps=1e-6, causal=False)
-        self.decoder = Decoder(*shape, options.dropout_prob)
+        layers = options.n_layers, options.n_heads, width, options.inner_size
+        self.encoder = Transformer(*layers, options.dropout_prob, norm_eps=1e-6, causal=False)
+        self.decoder = Decoder(*layers, options.dropout_prob)
         self._tree: CodeTree | None = None
         self._written = Recorded(self.written)
 
