@@ -34,6 +34,7 @@ def write_run(
     weights = 1.0 / np.arange(1, items + 1)
     lists = np.argsort(-draw.random((users, items)) * weights, axis=1)[:, :10]
     counts = np.bincount(lists.reshape(-1), minlength=items)
+    found = np.bincount(lists[hits], minlength=items)
     names = [f"{prefix}i{k}" for k in range(items)]
     (folder / "evaluation").mkdir()
     frame = pl.DataFrame(
@@ -53,6 +54,7 @@ def write_run(
             "item": names,
             "train": np.arange(items, 0, -1) * 3,
             "recommended": counts,
+            "positives": found + np.arange(items) % 3,
             "title": [f"{prefix}Title {k}" for k in range(items)],
         }
     ).write_parquet(folder / "evaluation/items.parquet")

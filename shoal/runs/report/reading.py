@@ -199,7 +199,10 @@ def _take_items(record: RunRecord, path: Path) -> None:
     import polars as pl
 
     kinds = {"item": pl.String, "train": pl.Int64, "recommended": pl.Int64, "title": pl.String}
-    frame = _cast(_parquet(path, MOST_ITEMS), kinds)
+    frame = _parquet(path, MOST_ITEMS)
+    if "positives" in frame.columns:  # older runs have none
+        kinds["positives"] = pl.Int64
+    frame = _cast(frame, kinds)
     if frame["item"].null_count() or frame["item"].n_unique() < len(frame):
         raise ValueError("an item stands there twice, or has no name")
     record.items = frame

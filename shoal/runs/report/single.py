@@ -214,15 +214,31 @@ def _by_user_and_item(record: RunRecord) -> Html:
         plot = figures.activity({record.name: by_activity(record, metric)}, metric)
         parts.append(section("Quality by activity of users", text, plot))
     if record.items is not None:
-        groups = by_popularity(record)
-        text = "Items by how often they were trained on: how often they are recommended, and hit."
-        heads = ["training interactions", "items", "recommendations, %", "of these hits, %"]
-        rows = [
-            (one.label, one.items, _percent(one.recommended), _percent(one.hits)) for one in groups
-        ]
-        plot = figures.popularity(groups)
-        parts.append(section("Quality by popularity of items", text, plot, table(heads, rows)))
+        parts.append(_by_popularity(record))
     return grid(*parts) if parts else Html("")
+
+
+def _by_popularity(record: RunRecord) -> Html:
+    groups, metric = by_popularity(record, record.metric), record.metric
+    text = (
+        "Items by how often they were trained on: how often they are recommended and hit, and how "
+        "many of their test interactions are found in the list of the user (recall)."
+    )
+    heads = ["training interactions", "items", "recommendations, %", "of these hits, %"]
+    rows: list[list[Any]] = [
+        [one.label, one.items, _percent(one.recommended), _percent(one.hits)] for one in groups
+    ]
+    if any(one.tested for one in groups):
+        heads += ["test interactions", "of these found, %"]
+        for row, one in zip(rows, groups):
+            row += [one.tested, _percent(one.found)]
+    if any(one.value is not None for one in groups):
+        text += f" {metric} is that of one test interaction, as if it were the user's only one."
+        heads.append(short(metric, 30))
+        for row, one in zip(rows, groups):
+            row.append(one.value)
+    plot = figures.popularity(groups)
+    return section("Quality by popularity of items", text, plot, table(heads, rows))
 
 
 def _percent(share: float | None) -> Numeral | None:

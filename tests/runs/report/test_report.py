@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from browser import Browser, needs_browser
@@ -99,6 +100,10 @@ def test_figures_of_lists_are_exact(tmp_path: Path) -> None:
     pl.DataFrame(users).write_parquet(folder / "evaluation/users.parquet")
     frame = pl.DataFrame(items).with_columns(title=pl.lit(None, pl.String))
     frame.write_parquet(folder / "evaluation/items.parquet")
+    older = by_popularity(record_of(folder), "ndcg@2")
+    assert [(one.tested, one.found, one.value) for one in older] == [(None, None, None)] * 4
+    frame = frame.with_columns(positives=pl.Series([1, 4, 2, 1]))
+    frame.write_parquet(folder / "evaluation/items.parquet")
     record = record_of(folder)
     found = catalogue(record)
     assert found is not None and (found.items, found.coverage) == (4, 0.75)
@@ -112,8 +117,16 @@ def test_figures_of_lists_are_exact(tmp_path: Path) -> None:
         ("5", 1, 0.5),
         ("9", 1, 0.5),
     ]
-    by_item = {one.label: (one.recommended, one.hits) for one in by_popularity(record)}
-    assert by_item == {"0": (0.0, None), "1": (0.25, 0.5), "5": (0.25, 0.5), "10": (0.5, 0.5)}
+    by_item = by_popularity(record, "ndcg@2")
+    shares = {one.label: (one.recommended, one.hits) for one in by_item}
+    assert shares == {"0": (0.0, None), "1": (0.25, 0.5), "5": (0.25, 0.5), "10": (0.5, 0.5)}
+    tested = {one.label: (one.tested, one.found) for one in by_item}
+    assert tested == {"0": (1, 0.0), "1": (1, 1.0), "5": (2, 0.5), "10": (4, 0.5)}
+    second = 1 / np.log2(3)  # y and z are hit in the second place, x in the first
+    assert [one.value for one in by_item] == pytest.approx([0, second, second / 2, 0.5])
+    assert [one.value for one in by_popularity(record, "mrr@1")] == pytest.approx([0, 0, 0, 0.5])
+    for other in ("ndcg@10", "precision@2", "gauc"):  # lists of two; no value of one interaction
+        assert all(one.value is None for one in by_popularity(record, other))
 
 
 def test_phases_add_up(tmp_path: Path) -> None:
