@@ -19,7 +19,7 @@ from shoal.command.cli import app
 from shoal.runs.report.comparison import why_not
 from shoal.runs.report.quality import by_activity, by_popularity, catalogue
 from shoal.runs.report.reading import RunRecord, read_runs
-from shoal.runs.report.several import compare_page
+from shoal.runs.report.several import _beside_the_others, compare_page
 from shoal.runs.report.single import phase_seconds, run_page
 
 PAPER = "getComputedStyle(document.body).backgroundColor"
@@ -56,7 +56,9 @@ def test_a_real_run_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # The same data, seed and model: no user differs, and nothing is found.
     assert shoal.report("runs/first", "runs/second") == Path("report.html")
     said = text_of((tmp_path / "report.html").read_text())
-    assert "are worse beyond chance" in said and "0 / 0" in said and "p = 1.000" in said
+    assert re.search(r"first is best by mrr@10 on the valid part, 0\.\d+; on the test part", said)
+    assert "user by user is neither better nor worse on the test part, beyond chance" in said
+    assert "0 / 0" in said and "p = 1.000" in said
 
 
 def test_errors_name_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,11 +168,45 @@ def test_a_better_run_is_found_and_an_equal_one_is_not(tmp_path: Path) -> None:
         write_run(tmp_path / "equal", seed=3),
     ]
     said = text_of(compare_page(read_runs(runs)))
-    assert re.search(r"better is best by ndcg@10 .* more than chance \(p < 0\.001\)", said)
+    assert re.search(r"better is best by ndcg@10 on the valid .* chance \(p < 0\.001\)", said)
     assert "corrected for the 4 comparisons of this page" in said
     row = re.search(r"equal \d+ / \d+ [+-]\d\.\d{4} p = (\d\.\d{3})", said)
     assert row is not None and float(row[1]) > 0.05
     assert "train.batch_size – 7 –" in said and "train.epochs" not in said
+
+
+def test_validation_chooses_and_the_test_stands_beside_it(tmp_path: Path) -> None:
+    """A run that is best by the test alone is not named."""
+    runs = [write_run(tmp_path / name, seed=k) for k, name in enumerate(("one", "two", "three"))]
+    other = write_run(tmp_path / "elsewhere", data="other")
+    for folder, valid, test in zip([*runs, other], (0.30, 0.20, 0.10, 0.9), (0.2, 0.3, 0.1, 0.9)):
+        result = json.loads((folder / "result.json").read_text())
+        result["best_valid"]["ndcg@10"], result["test"]["ndcg@10"] = valid, test
+        (folder / "result.json").write_text(json.dumps(result))
+    said = text_of(compare_page(read_runs(runs)))
+    assert "one is best by ndcg@10 on the valid part, 0.3000; on the test part it reaches 0.2" in said
+    assert "Of the 2 runs that can be compared with it user by user, " in said
+    assert "ndcg@10, best valid ndcg@10 recall@10 one BPR 0.3000 0.2000" in said
+    said = text_of(compare_page(read_runs([*runs, other])))
+    assert "one is best" in said and "1 of the 4 runs cannot be chosen: other data" in said
+    for folder in runs:
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps({**result, "best_valid": {}}))
+    said = text_of(compare_page(read_runs(runs)))
+    assert "None of these runs was validated by ndcg@10, so none is chosen." in said
+
+
+def test_the_other_runs_are_counted_in_plain_words() -> None:
+    counted = {
+        ("worse",): "The run that can be compared with it user by user is worse on the test part",
+        ("worse", "equal", "better"): "Of the 3 runs that can be compared with it user by user, "
+        "1 is worse and 1 is better on the test part",
+        ("worse", "worse"): "user by user, 2 are worse on the test part, beyond chance.",
+        ("equal", "equal"): "none is better or worse on the test part, beyond chance.",
+        (): "No other run can be compared",
+    }
+    for verdicts, text in counted.items():
+        assert text in _beside_the_others(list(verdicts))
 
 
 @pytest.mark.parametrize(
