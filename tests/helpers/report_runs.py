@@ -82,7 +82,9 @@ def write_run(
         "higher_is_better": True,
         "data": {"interactions": data, "splits": data},
         "seconds": {"total": 20.0, "startup": 2.0, "test": 0.5},
-        "memory": [{"host_peak": 300 << 20, "gpu_peak": None}],
+        "memory": [{"host_peak": 300 << 20, "gpu_peak": None, "tables": {"item": 1400}}],
+        "plan": {"holder": "process", "host": 1312, "gpu": 0, "ssd": 0, "tables": {"item": 1312}},
+        "hits": {"item": {"mean": 61.5, "max": 120, "none": 1}},
         "tables": {"item": {"rows": 41, "dim": 8, "trained": 40, "norm": {"mean": 0.5}}},
     }
     (folder / "result.json").write_text(json.dumps(result))

@@ -253,6 +253,12 @@ def numbers(values: Any) -> dict[str, float]:
     return {str(k): v for k, v in found.items() if v is not None}
 
 
+def inner(values: dict[str, Any], key: str) -> dict[str, Any]:
+    """A mapping within one; empty where it is none."""
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
 def one_line(error: object, most: int = 200) -> str:
     """What an error is, in a line."""
     return short(next(iter(str(error).splitlines()), ""), most)

@@ -3,8 +3,8 @@
 users.parquet  user, group (where eval.groups.user names a column), train (training interactions),
                positives, a column for each metric that has a value per user, items (best first, at
                most 10), hits
-items.parquet  item, train, recommended (in how many of these lists), positives (of how many of these
-               users it is to be found), title (null where unknown)
+items.parquet  item, train, recommended (in how many of these lists), positives (how many of these
+               users had to find it), title (null where unknown)
 
 Of many users a sample is kept; the metadata of users.parquet says how many were evaluated.
 """

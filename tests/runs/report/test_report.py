@@ -50,6 +50,7 @@ def test_a_real_run_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = json.loads((tmp_path / "runs/first/result.json").read_text())
     said = text_of(page)
     assert f"BPR on planted reaches mrr@10 {result['test']['mrr@10']:.4f} on the test part" in said
+    assert "host memory at its peak" in said and "without hits user 91 64 90" in said
     for words in ("90 users", "Quality by activity", "Recommended most", "Users served worst"):
         assert words in said
     assert "is not there" not in said and "damaged" not in said
@@ -150,6 +151,22 @@ def test_values_of_another_evaluation_give_no_interval(tmp_path: Path) -> None:
     assert "95 % of resampled users" not in said
 
 
+def test_the_plan_stands_beside_what_was_measured(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    said = text_of(run_page(record_of(folder)))
+    assert "part planned measured rows of item 1.3 KB 1.4 KB rows of all tables 1.3 KB 1.4" in said
+    assert "host memory at its peak: rows, model, data and program – 314.6 MB" in said
+    assert "hits a row most hits without hits item 41 8 40 0.5000 – – 61.5 120 1" in said
+    result = json.loads((folder / "result.json").read_text())
+    result |= {"plan": {"holder": "server", "tables": {"item": None}}, "memory": [{"tables": []}]}
+    (folder / "result.json").write_text(json.dumps(result))
+    said = text_of(run_page(record_of(folder)))
+    assert "Of the fullest server." in said and "rows of item grows –" in said
+    (folder / "result.json").write_text(json.dumps({**result, "plan": 1, "hits": [2]}))
+    said = text_of(run_page(record_of(folder)))
+    assert "Planned and measured" not in said and "most hits" not in said
+
+
 def test_loss_by_rank_is_drawn(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     assert "Loss by rank" not in run_page(record_of(folder))
@@ -184,7 +201,9 @@ def test_validation_chooses_and_the_test_stands_beside_it(tmp_path: Path) -> Non
         result["best_valid"]["ndcg@10"], result["test"]["ndcg@10"] = valid, test
         (folder / "result.json").write_text(json.dumps(result))
     said = text_of(compare_page(read_runs(runs)))
-    assert "one is best by ndcg@10 on the valid part, 0.3000; on the test part it reaches 0.2" in said
+    assert (
+        "one is best by ndcg@10 on the valid part, 0.3000; on the test part it reaches 0.2" in said
+    )
     assert "Of the 2 runs that can be compared with it user by user, " in said
     assert "ndcg@10, best valid ndcg@10 recall@10 one BPR 0.3000 0.2000" in said
     said = text_of(compare_page(read_runs([*runs, other])))
