@@ -199,16 +199,9 @@ def _cell(one: Difference | None) -> Any:
 
 
 def _curves(records: list[RunRecord], metric: str) -> Html:
-    every = [figures.validated(record, metric) for record in records]
-    values = [value for points in every for _, value in points]
-    if not values:
+    small = figures.small_multiples(records, metric)
+    if not small:
         return Html("")
-    low, high = min(values), max(values)
-    room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    small = [
-        figures.small_multiple(record, metric, every, (low - room, high + room))
-        for record in records
-    ]
     text = (
         f"{metric} on the valid part by epoch, the best epoch marked, before the other runs in "
         "grey. Dashed: the training loss, on a scale of each plot."
