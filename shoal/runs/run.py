@@ -41,6 +41,7 @@ from shoal.models.own import check_launchable, give, is_given, is_own
 from shoal.runs.build import announce, build
 from shoal.runs.code import kept_code, own_code, own_names
 from shoal.runs.decay import ages_after, save_ages
+from shoal.runs.expected import expected
 from shoal.runs.growth import save_vocabularies
 from shoal.runs.launching import train_launched
 from shoal.runs.start import begin, keep_before, validate_first
@@ -322,10 +323,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
                 last = None if config.start.run is None else Path(config.start.run)
                 save_ages(folder.path, ages_after(last, parts.dataset))
             before = keep_before(folder.path, before)
+        trainer.beside = expected(config, parts) | ({"before": before} if before else {})
         result = trainer.fit(shoal.STARTED)
-        if before and world.is_main:
-            result["before"] = before
-            folder.write_result(result)
         parts.strategy.close()
         where = "" if world.is_main else " (on the first host)"
         host_log.info("run folder: %s%s", folder.path, where)
