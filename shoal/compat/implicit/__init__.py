@@ -3,7 +3,7 @@
     from shoal.compat.implicit.als import AlternatingLeastSquares
 
 als.py                 AlternatingLeastSquares: the model IALS
-bpr.py                 BayesianPersonalizedRanking: the model LightFM with its BPR loss, of ids alone
+bpr.py                 BayesianPersonalizedRanking: the model BPR
 nearest_neighbours.py  CosineRecommender: the model ItemKNN
 evaluation.py          train_test_split, leave_k_out_split, ranking_metrics_at_k and its parts
 factors.py             what models with vectors share: recommend, similar_items, save

@@ -1,7 +1,7 @@
-"""BayesianPersonalizedRanking of implicit: Shoal's LightFM of ids alone, with its BPR loss.
+"""BayesianPersonalizedRanking of implicit: Shoal's BPR.
 
-Its vectors are as implicit's: dim is factors + 1; the last value of an item is its bias, that of a
-user is 1.
+Vectors are as wide as implicit's, factors + 1: there the last value of an item is its bias and that
+of a user 1. BPR has no biases here: theirs are 0.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,8 @@ import numpy as np
 
 from shoal.compat.implicit.factors import FactorModel
 from shoal.compat.implicit.matrix import by_number, checked, positive, refuse, trained
-from shoal.data.features import Feature
 
-BATCH = 256  # interactions a step; implicit's step has one
+BATCH = 1024  # interactions a step; implicit's step has one
 
 
 class BayesianPersonalizedRanking(FactorModel):
@@ -64,7 +63,6 @@ class BayesianPersonalizedRanking(FactorModel):
         matrix = checked(user_items)
         # A step's gradients are a mean here; times the batch they are the sum of implicit's steps.
         keys = {
-            "features": [Feature("user", "id", side="user"), Feature("item", "id", side="item")],
             "model.embedding_size": self.factors,
             "train.epochs": self.iterations,
             "train.batch_size": BATCH,
@@ -74,6 +72,8 @@ class BayesianPersonalizedRanking(FactorModel):
             "run.device": "cuda" if self.use_gpu else "cpu",
             "run.progress": show_progress,
         }
-        with trained("LightFM", matrix, self.random_state, self.num_threads, **keys) as fitted:
-            self.user_factors = by_number(fitted.user_vectors(), matrix.shape[0])
-            self.item_factors = by_number(fitted.item_vectors(), matrix.shape[1])
+        with trained("BPR", matrix, self.random_state, self.num_threads, **keys) as fitted:
+            users = by_number(fitted.user_vectors(), matrix.shape[0])
+            items = by_number(fitted.item_vectors(), matrix.shape[1])
+        self.user_factors = np.pad(users, ((0, 0), (0, 1)), constant_values=1.0)
+        self.item_factors = np.pad(items, ((0, 0), (0, 1)))

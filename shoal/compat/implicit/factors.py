@@ -140,6 +140,7 @@ def _best(
         rows, items = rows[inside], np.searchsorted(allowed, items[inside])
     own = (torch.from_numpy(np.ascontiguousarray(one, np.float32)) for one in (query, vectors))
     places, scores = (
-        one.numpy() for one in rank(DotProducts(*own), len(query), len(vectors), topk, (rows, items))
+        one.numpy()
+        for one in rank(DotProducts(*own), len(query), len(vectors), topk, (rows, items))
     )
     return shown(places if allowed is None else allowed[places], scores, topk)
