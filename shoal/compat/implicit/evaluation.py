@@ -1,4 +1,4 @@
-"""Splits and metrics of implicit, by its definitions; any model with its `recommend` is measured."""
+"""Splits and metrics by implicit's definitions, of any model with its `recommend`."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def leave_k_out_split(
     ratings: Any,
     K: int = 1,
     train_only_size: float = 0.0,
-    random_state: Any = None,  # noqa: N803
+    random_state: Any = None,
 ) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
     """K entries of every user who has more than K + 1 to test on, the rest to train on.
 
@@ -49,7 +49,7 @@ def ranking_metrics_at_k(
     model: Any,
     train_user_items: Any,
     test_user_items: Any,
-    K: int = 10,  # noqa: N803
+    K: int = 10,
     show_progress: bool = True,
     num_threads: int = 1,
 ) -> dict[str, float]:
@@ -101,7 +101,7 @@ def ndcg_at_k(*given: Any, **more: Any) -> float:
     return ranking_metrics_at_k(*given, **more)["ndcg"]
 
 
-def AUC_at_k(*given: Any, **more: Any) -> float:  # noqa: N802
+def AUC_at_k(*given: Any, **more: Any) -> float:
     """AUC of which the best K are known."""
     return ranking_metrics_at_k(*given, **more)["auc"]
 

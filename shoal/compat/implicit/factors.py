@@ -26,7 +26,7 @@ class FactorModel:
         self,
         userid: Any,
         user_items: Any,
-        N: int = 10,  # noqa: N803 (implicit's name)
+        N: int = 10,
         filter_already_liked_items: bool = True,
         filter_items: Any = None,
         recalculate_user: bool = False,
@@ -53,7 +53,7 @@ class FactorModel:
     def similar_items(
         self,
         itemid: Any,
-        N: int = 10,  # noqa: N803
+        N: int = 10,
         recalculate_item: bool = False,
         item_users: Any = None,
         filter_items: Any = None,
@@ -71,7 +71,7 @@ class FactorModel:
     def similar_users(
         self,
         userid: Any,
-        N: int = 10,  # noqa: N803
+        N: int = 10,
         filter_users: Any = None,
         users: Any = None,
     ) -> Lists:
@@ -139,8 +139,6 @@ def _best(
         inside = np.isin(items, allowed)
         rows, items = rows[inside], np.searchsorted(allowed, items[inside])
     own = (torch.from_numpy(np.ascontiguousarray(one, np.float32)) for one in (query, vectors))
-    places, scores = (
-        one.numpy()
-        for one in rank(DotProducts(*own), len(query), len(vectors), topk, (rows, items))
-    )
+    found = rank(DotProducts(*own), len(query), len(vectors), topk, (rows, items))
+    places, scores = (one.numpy() for one in found)
     return shown(places if allowed is None else allowed[places], scores, topk)

@@ -37,7 +37,7 @@ class CosineRecommender:
 
     similarity: sparse.csr_matrix | None = None
 
-    def __init__(self, K: int = 20, num_threads: int = 0):  # noqa: N803 (implicit's name)
+    def __init__(self, K: int = 20, num_threads: int = 0):
         """As implicit's."""
         positive(K=K)
         self.K, self.num_threads = K, num_threads
@@ -72,7 +72,7 @@ class CosineRecommender:
         self,
         userid: Any,
         user_items: Any,
-        N: int = 10,  # noqa: N803
+        N: int = 10,
         filter_already_liked_items: bool = True,
         filter_items: Any = None,
         recalculate_user: bool = False,
@@ -95,7 +95,7 @@ class CosineRecommender:
     def similar_items(
         self,
         itemid: Any,
-        N: int = 10,  # noqa: N803
+        N: int = 10,
         recalculate_item: bool = False,
         item_users: Any = None,
         filter_items: Any = None,
@@ -112,7 +112,7 @@ class CosineRecommender:
         scores[scores == 0] = -np.inf
         return self._best(scores, np.ndim(itemid) == 0, N, filter_items, items)
 
-    def similar_users(self, userid: Any, N: int = 10, **more: Any) -> Lists:  # noqa: N803
+    def similar_users(self, userid: Any, N: int = 10, **more: Any) -> Lists:
         """Not here, as in implicit: the model knows items alone."""
         raise NotImplementedError("CosineRecommender has no users; take AlternatingLeastSquares")
 

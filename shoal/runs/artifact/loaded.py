@@ -22,6 +22,7 @@ from shoal.data.clicks import Layout
 from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder
 from shoal.data.vocabulary import Words
 from shoal.kernels.topk import DotProducts, Fill, Pairs
+from shoal.pages import look
 from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import FILE as FEATURES
 from shoal.runs.artifact.encoding import read_encoder
@@ -32,14 +33,8 @@ from shoal.runs.artifact.tables import RowTable
 from shoal.runs.explain import Breakdown, Explanation, of_vectors
 from shoal.runs.history_shares import of_history
 from shoal.runs.predictions import Predictor
-from shoal.runs.recommender import (
-    NOBODY,
-    History,
-    RankedItems,
-    Recommender,
-    Wanted,
-    padded,
-)
+from shoal.runs.ranked import RankedItems
+from shoal.runs.recommender import NOBODY, History, Recommender, Wanted, padded
 from shoal.training.evaluation import predicted
 
 DELTAS = 64  # that may lie upon each other
@@ -120,6 +115,20 @@ class Artifact:
             if name in below.tables and below.tables[name].dim == table.dim:
                 table.below = below.tables[name]
         return own
+
+    def __repr__(self) -> str:
+        return f"Artifact({', '.join(self._facts().values())}; {self.folder})"
+
+    def _repr_html_(self) -> str:
+        """What it is, for notebooks."""
+        return look.inline(f"Artifact {self.folder}", look.table(("", ""), self._facts().items()))
+
+    def _facts(self) -> dict[str, str]:
+        found = {"model": f"{self.model} on {self.signature.get('data')}"}
+        if self.kind not in GRAPHS:
+            found["users"] = f"{len(self.users) - 1:,} users"
+            found["items"] = f"{len(self.items) - 1:,} items"
+        return found | {"rows": f"rows as {self.signature['rows']}"}
 
     # ---- what the model is asked ----------------------------------------------------------------
 
