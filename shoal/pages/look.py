@@ -62,7 +62,7 @@ INLINE = """
 .shoal table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0 0 .6rem; }
 .shoal th, .shoal td { text-align: left; padding: .2rem 1rem .2rem 0; vertical-align: top;
   border-bottom: 1px solid var(--line); background: none; overflow-wrap: anywhere; }
-.shoal th, .shoal .soft { color: var(--soft); }
+.shoal th { white-space: nowrap; } .shoal th, .shoal .soft { color: var(--soft); }
 .shoal td.number, .shoal th.number { text-align: right; white-space: nowrap; }
 .shoal .grid { display: flex; flex-wrap: wrap; gap: 0 2rem; align-items: flex-start; }
 .shoal svg { display: block; width: 100%; min-width: 18rem; max-width: 26rem; height: auto; }

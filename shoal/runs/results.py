@@ -104,7 +104,7 @@ def curve(curves: Mapping[str, Sequence[float | None]]) -> look.Html:
                 side.plot(*zip(*known), "o-", markersize=3, color=SERIES[k])
             side.set_ylabel(name, color=SERIES[k])
             side.tick_params(axis="y", colors=SOFT)
-            side.spines["top"].set_visible(False)
+            side.grid(k == 0)
 
     return figure(draw, f"{' and '.join(lines)} by epoch", 4.6, 2.3)
 

@@ -29,6 +29,7 @@ from shoal.runs.artifact.encoding import read_encoder
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import ExportedGraph, Running
 from shoal.runs.artifact.histories import HISTORIES, StoredHistories
+from shoal.runs.artifact.places import fetched, is_remote, push
 from shoal.runs.artifact.tables import RowTable
 from shoal.runs.explain import Breakdown, Explanation, of_vectors
 from shoal.runs.history_shares import of_history
@@ -116,6 +117,14 @@ class Artifact:
                 table.below = below.tables[name]
         return own
 
+    def push(self, place: str) -> str:
+        """Copy it to a folder or a URL (s3://bucket/name), whole or not at all; the URL.
+
+        >>> shoal.load("exported/first").push("memory://models/first")  # as in shoal.load
+        'memory://models/first'
+        """
+        return push(self.folder, place)
+
     def __repr__(self) -> str:
         return f"Artifact({', '.join(self._facts().values())}; {self.folder})"
 
@@ -128,7 +137,7 @@ class Artifact:
         if self.kind not in GRAPHS:
             found["users"] = f"{len(self.users) - 1:,} users"
             found["items"] = f"{len(self.items) - 1:,} items"
-        return found | {"rows": f"rows as {self.signature['rows']}"}
+        return found | {"rows": f"rows as {self.signature.get('rows', 'float32')}"}
 
     # ---- what the model is asked ----------------------------------------------------------------
 
@@ -399,10 +408,13 @@ class Artifact:
         return self.signature["labels"]
 
 
-def load(folder: str | Path) -> Artifact:
+def load(place: str | Path) -> Artifact:
     """Open an artifact of `shoal export`. Every byte is checked first.
+
+    place: its folder, or a URL (s3://, gs://, https://, file://, ...) that `push` wrote to or a
+    server shows: it is copied once to SHOAL_CACHE (else ~/.cache/shoal).
 
     >>> len(shoal.load("exported/first").recommend("7", topk=5))  # as shoal.export's example has it
     5
     """
-    return Artifact(folder)
+    return Artifact(fetched(str(place)) if is_remote(place) else place)
