@@ -105,7 +105,7 @@ class FrameEstimator:
         if self.metric not in found:
             raise ValueError(
                 f"metric={self.metric!r} is not among {', '.join(found)}"
-                f"{did_you_mean(self.metric, found)}; eval.metrics and eval.topk say which there are"
+                f"{did_you_mean(self.metric, found)}; see eval.metrics and eval.topk"
             )
         sign = 1.0 if higher_is_better(self.metric) else -1.0
         return sign * found[self.metric]

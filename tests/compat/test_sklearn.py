@@ -54,7 +54,7 @@ def test_fit_score_and_recommend() -> None:
         one.set_params(metric="recall@50").score(FRAME[1::2])
     with pytest.raises(ValueError, match="ranks items"):
         one.predict(FRAME)
-    with pytest.raises(ValueError, match="model.kk"):
+    with pytest.raises(ValueError, match=r"model\.kk"):
         estimator(**{"model.kk": 5}).fit(FRAME)
 
 
