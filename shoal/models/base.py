@@ -52,6 +52,7 @@ class Facts:
     max_len: int = 0
     train_users: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     train_items: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    train_weights: Tensor | None = None  # of data.sample_weight, where the model reads them
     num_negatives: int = 1
     codes: Tensor | None = None  # [num_items, levels], of item 0 zeros: semantic ids (data.codes)
     # ln of how often an item is drawn as a negative, up to a constant [num_items]; empty: none is
@@ -102,6 +103,7 @@ class Model(nn.Module):
 
     kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
     reads_features: ClassVar[bool] = False  # True: batches have the features of users and items
+    reads_weights: ClassVar[bool] = False  # True: of interactions, each of which counts so much
     reads_history: ClassVar[bool] = False  # True: of clicks, a feature is what the user took before
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"

@@ -44,6 +44,7 @@ from shoal.runs.decay import ages_after, save_ages
 from shoal.runs.expected import expected
 from shoal.runs.growth import save_vocabularies
 from shoal.runs.launching import train_launched
+from shoal.runs.results import RunResult
 from shoal.runs.start import begin, keep_before, validate_first
 from shoal.training.metrics import load_metric, with_names
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
@@ -124,7 +125,7 @@ def run(
     config_dict: dict[str, Any] | None = None,
     resume: bool = False,
     **values: Any,
-) -> dict[str, Any]:
+) -> RunResult:
     """Train, evaluate and test; what result.json holds. Other keywords are config keys.
 
     model: a name that `shoal models` lists, FILE.py:Class, or a class of your own.
@@ -143,7 +144,7 @@ def run(
     given |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
     resolved = resolve(config_file_list or (), (), given)
     try:
-        return train(resolved, resume)
+        return RunResult(train(resolved, resume))
     except shoal.Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
 
