@@ -156,12 +156,18 @@ def run_rank(
     config_file_list: Sequence[str | Path] | None,
     kwargs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One rank of a run, for torch.multiprocessing.spawn:
-
-        mp.spawn(shoal.run_rank, args=("BPR", "ml-100k", ["test.yaml"], kwargs), nprocs=4)
+    """One rank of a run, for torch.multiprocessing.spawn.
 
     `kwargs` may hold `config_dict` (with world_size, ip, port, nproc, offset) and a `queue`, which
     receives the result of global rank 0.
+
+    >>> import shoal, torch.multiprocessing as mp
+    >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
+    >>> keys = {"run.output": "runs/spawned", "run.log_level": "error", "run.progress": False}
+    >>> kwargs = {"config_dict": {"nproc": 1, **small, **keys}}
+    >>> mp.spawn(shoal.run_rank, args=("BPR", "planted", None, kwargs), nprocs=1)
+    >>> len(shoal.recommend("runs/spawned", user="7", topk=3))
+    3
     """
     kwargs = dict(kwargs or {})
     queue = kwargs.pop("queue", None)

@@ -29,7 +29,24 @@ INCLUDED = {
 
 
 class Tracker(Protocol):
-    """Follows one run."""
+    """Follows one run; of your own: `run.trackers: [FILE.py:Class]`.
+
+    >>> from shoal.training.trackers.tracker import Tracker
+    >>> class Losses(Tracker):
+    ...     def begin(self, config, folder):
+    ...         self.seen = []
+    ...
+    ...     def epoch(self, line):
+    ...         self.seen.append(line["loss"])
+    ...
+    ...     def end(self, result):
+    ...         print(self.seen)
+    >>> tracker = Losses()
+    >>> tracker.begin({}, folder=None), tracker.epoch({"epoch": 0, "loss": 0.7})
+    (None, None)
+    >>> tracker.end(result=None)
+    [0.7]
+    """
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
         """The run begins, or continues. config: its values by section; folder: the run's."""
