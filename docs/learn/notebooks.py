@@ -39,6 +39,7 @@ def executed(name: str, folder: Path) -> NotebookNode:
         timeout=300,
         kernel_name="python3",
         force_raise_errors=True,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(folder)}},
     )
     client.execute(env={**os.environ, "PATH": path})
