@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 TRITON := triton==3.9.0
 MINUTES ?= 30
 # Those in constraints.txt are part of `make setup`; the others are large.
-SMALL_EXTRAS := index remote report serve tune zstd
+SMALL_EXTRAS := index remote report serve servers tensorboard tune zstd
 LARGE_EXTRAS := mlflow onnx ray torchrec torchx wandb
 EXTRAS ?= $(LARGE_EXTRAS)
 ifneq ($(filter-out $(SMALL_EXTRAS) $(LARGE_EXTRAS),$(EXTRAS)),)
