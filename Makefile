@@ -2,6 +2,7 @@
 # make test        set up, run the tests (minutes)
 # make test-all    the long matrices too, the large extras, and kernels of GPUs by Triton's interpreter
 # make check       ruff and mypy
+# make wheels      what a release has, into dist/: wheels for Linux, and the source
 # make extras      the large extras (EXTRAS="ray onnx" for some of them)
 # make browser     Chromium of Debian, for the tests of pages
 # make fuzz        strange messages, files, configs and calls, 30 minutes (MINUTES=…, SEED=…)
@@ -23,7 +24,7 @@ $(error EXTRAS=$(EXTRAS): there are $(SMALL_EXTRAS) $(LARGE_EXTRAS))
 endif
 CORE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: train test test-all check extras browser fuzz chaos setup clean
+.PHONY: train test test-all check wheels extras browser fuzz chaos setup clean
 
 train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
@@ -55,6 +56,9 @@ ifneq ($(filter torchrec,$(EXTRAS)),)
 	  minor = int(torch.__version__.split('.')[1]) - 5; cpu = '' if torch.version.cuda else '-cpu'; \
 	  print(f'torchrec~=1.{minor}.0 fbgemm-gpu{cpu}~=1.{minor}.0')")
 endif
+
+wheels:
+	$(PYTHON) .ci/wheels.py
 
 browser:
 	command -v chromium >/dev/null || apt-get install -y -q --no-install-recommends chromium
