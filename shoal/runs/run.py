@@ -38,6 +38,7 @@ from shoal.launch.servers import knocking
 from shoal.models import find, lookup
 from shoal.models.base import Model
 from shoal.models.own import check_launchable, give, is_given, is_own
+from shoal.ps import check_installed
 from shoal.runs.build import announce, build
 from shoal.runs.code import kept_code, own_code, own_names
 from shoal.runs.decay import ages_after, save_ages
@@ -202,6 +203,8 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     A dict without entries on hosts that do not run rank 0: the result is written on the first.
     """
     config, section = resolved.config, resolved.config.launch
+    if config.strategy.name == "ps":
+        check_installed()
     if section.nproc:  # refuse what cannot be read before anything is made
         named_data(config.data, find(config.model.name).kind == "clicks")
         for tracker in config.run.trackers:
