@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -51,7 +52,9 @@ class Facts:
     max_len: int = 0
     train_users: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     train_items: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    train_weights: Tensor | None = None  # of data.sample_weight, where the model reads them
     num_negatives: int = 1
+    codes: Tensor | None = None  # [num_items, levels], of item 0 zeros: semantic ids (data.codes)
     # ln of how often an item is drawn as a negative, up to a constant [num_items]; empty: none is
     negative_logq: Tensor = field(default_factory=lambda: torch.empty(0))
     # of click models
@@ -124,6 +127,7 @@ class Model(nn.Module):
 
     kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
     reads_features: ClassVar[bool] = False  # True: batches have the features of users and items
+    reads_weights: ClassVar[bool] = False  # True: of interactions, each of which counts so much
     reads_history: ClassVar[bool] = False  # True: of clicks, a feature is what the user took before
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
@@ -196,6 +200,11 @@ class Model(nn.Module):
         Also takes items [n], one list for every row of the batch -> [b, n].
         """
         raise NotImplementedError  # retrieval models inherit it, others write their own
+
+    def scorer(self, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """`score` of one batch, for block after block of items: a model that computes something
+        for all of them, whichever they are, computes it once."""
+        return partial(self.score, batch)
 
     def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
         """The terms of the score of an item, where it is a sum over the items that a user took.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout, recomputed
-from shoal.models.nn.hstu import HSTULayer, places_of
+from shoal.models.nn.hstu import HSTULayer, pack, places_of, spread
 from shoal.models.sequential.base import NextItem, num_places
 
 
@@ -64,7 +64,8 @@ class HSTU(NextItem):
         x = x * (history > 0).unsqueeze(-1)
         times = batch.tensor("history_time")[:, : length + 1] if self.options.use_times else None
         places = places_of(x, history, times, self.widest)
+        x = pack(x, places[1])
         for layer in self.layers:
             again = self.recompute and self.training
             x = recomputed(layer, x, *places) if again else layer(x, *places)
-        return x
+        return spread(x, places[1], len(history))

@@ -68,10 +68,14 @@ class Trackers:
     """
 
     def __init__(self, names: Sequence[str]):
-        self._classes = {name: find_tracker(name) for name in names}
+        found = {name: find_tracker(name) for name in names}
+        self._classes = {name: tracker for name, tracker in found.items() if tracker is not None}
+        self._absent = [name for name, tracker in found.items() if tracker is None]
         self._begun: dict[str, Tracker] = {}
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
+        for name in self._absent:
+            log.info("no curves: %s is not installed (pip install %s)", name, INCLUDED[name][2])
         for name, tracker in self._classes.items():
             with self._tried(name):
                 self._begun[name] = tracker()
@@ -106,11 +110,16 @@ class Trackers:
             log.warning("the tracker %s failed: %s; the run goes on without it", name, why)
 
 
-def find_tracker(name: str) -> type[Tracker]:
-    """The class of a tracker; ValueError where it cannot be had."""
+def find_tracker(name: str) -> type[Tracker] | None:
+    """The class of a tracker; ValueError where it cannot be had.
+
+    None for TensorBoard where it is not installed: nobody may have asked for it.
+    """
     if name in INCLUDED:
         place, package, install = INCLUDED[name]
         if find_spec(package) is None:
+            if name == "tensorboard":
+                return None
             raise ValueError(
                 f"run.trackers: {name} is not installed: pip install {install}; or leave it out"
             )
