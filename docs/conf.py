@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ipython_pygments_lexers import IPython3Lexer
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
@@ -53,6 +54,7 @@ myst_enable_extensions = ["colon_fence"]
 nb_execution_mode = "cache" if os.environ.get("SHOAL_DOCS_RUN") else "off"
 nb_execution_cache_path = str(HERE.parent / "build" / "docs-cache")
 nb_execution_timeout = 600
+nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # by default scripts of another host
 
@@ -98,5 +100,6 @@ def add_side_bar(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.add_lexer("python", IPython3Lexer)  # cells of tutorials run commands: !shoal train …
     app.connect("env-get-outdated", add_pages_from_elsewhere)
     app.connect("source-read", add_side_bar)
