@@ -56,6 +56,8 @@ nb_execution_cache_path = str(HERE.parent / "build" / "docs-cache")
 nb_execution_timeout = 600
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # by default scripts of another host
 
 html_theme = "furo"

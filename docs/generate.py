@@ -116,12 +116,12 @@ def command_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_commands(group: Any, words: str = "") -> Iterator[tuple[str, Any]]:
+def list_commands(group: Any, words: str = "", hidden: bool = False) -> Iterator[tuple[str, Any]]:
     """The commands of a group and of the groups in it, by name."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
-            yield from list_commands(command, f"{words}{name} ")
-        elif not command.hidden:
+            yield from list_commands(command, f"{words}{name} ", hidden)
+        elif hidden or not command.hidden:
             yield words + name, command
 
 
@@ -174,8 +174,10 @@ def describe(name: str) -> Iterator[str]:
     if callable(found) and not is_protocol(found):
         yield from ["", "```python", signature(name, found), "```"]
     for part in (inspect.getdoc(found) or "").split("\n\n"):
-        if part.startswith((">>> ", "import ")):
-            yield from ["", "```pycon" if part.startswith(">") else "```python", part, "```"]
+        if part.startswith(">>> "):
+            yield from ["", "```pycon", part, "```"]
+        elif part.startswith("import "):
+            yield from ["", "```python", part.replace("\n", "\n\n", 1), "```"]
         elif re.search(r"^ |\S {2,}\S", part, re.MULTILINE):
             yield from ["", "```text", part, "```"]
         else:
