@@ -33,8 +33,8 @@ SIDE_BAR = {
     "Reference": (
         "reference",
         "config keys commands api models bert4rec data frames features clicks prepare metrics "
-        "report board tune own_models collective servers clusters gpu export serving explain daily "
-        "errors",
+        "report board tune own_models collective servers elastic clusters gpu export serving "
+        "explain daily errors",
     ),
     "Understand": (
         "understand",
