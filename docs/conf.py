@@ -48,6 +48,7 @@ project = "Shoal"
 author = "the authors of Shoal"
 extensions = ["myst_nb", "sphinx_copybutton"]
 exclude_patterns = ["_static"]
+smartquotes = False  # options are written --so
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]

@@ -132,7 +132,7 @@ def option_row(option: Any) -> str:
         names = [option.metavar or names[0].upper()]
     default = "" if option.default is None or option.default is False else f"`{option.default}`"
     shown = "required" if option.required else default
-    cells = [", ".join(f"`{name}`" for name in names), shown, option.help or ""]
+    cells = [", ".join(f"`{name}`" for name in names), shown, prose(option.help or "")]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -225,8 +225,9 @@ def annotation(given: Any) -> str:
 
 
 def prose(text: str) -> str:
-    """A paragraph in one line."""
-    return " ".join(text.split())
+    """A paragraph in one line; options in it are code."""
+    line = " ".join(text.split())
+    return line if "`" in line else re.sub(r"(?<![\w-])(--[a-z][\w-]*)", r"`\1`", line)
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -1,5 +1,6 @@
 """The config as text: YAML for people and for the run's folder, a page of keys, a JSON schema."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -66,7 +67,8 @@ def key_page() -> str:
             section = top
             lines += ["", f"## {section}", "", "| key | default | allowed | what it does |"]
             lines += ["| --- | --- | --- | --- |"]
-        cells = [f"`{_plain_inline(one.default)}`", allowed(one.kind), one.description or ""]
+        meaning = re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", one.description or "")
+        cells = [f"`{_plain_inline(one.default)}`", allowed(one.kind), meaning]
         lines.append(" | ".join([f"| `{key}`", *cells]) + " |")
     return "".join(f"{line}\n" for line in lines)
 
