@@ -69,6 +69,15 @@ def test_files_are_there(page: Path) -> None:
         assert list(ROOT.glob(name.rstrip("/"))), name
 
 
+@of_a_page
+def test_tests_are_there(page: Path) -> None:
+    """`test_name`, and `test_name_*` for several, beside the file that has them."""
+    lines = [line for line in page.read_text().splitlines() if "`tests/" in line]
+    for name in re.findall(r"`(test_\w+\*?)`", "\n".join(lines)):
+        found = f"def {name}(" if not name.endswith("*") else f"def {name[:-1]}"
+        assert any(found in path.read_text() for path in ROOT.glob("tests/**/test_*.py")), name
+
+
 def keys_of(text: str) -> Iterator[str]:
     """Dotted names in code (`train.epochs`, `--train.epochs=5`) that begin with a section."""
     sections = "|".join(name for name in SECTIONS if "." not in name)
