@@ -34,6 +34,8 @@ DATA = (
     *(".csv", ".tsv", ".txt", ".parquet", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson"),
     ".inter",
 )
+# Columns of a file of data, as shoal.fit calls them.
+COLUMNS = ("user", "item", "time", "rating", "label")
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -47,10 +49,15 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
             files += meant[0]
             overrides += meant[1]
         elif word.startswith("-") or "=" in word:
-            overrides.append(word)
+            overrides.append(f"--data.fields.{word[2:]}" if names_column(word) else word)
         else:
             files.append(word)
     return files, overrides
+
+
+def names_column(word: str) -> bool:
+    """Whether an override is `--user=NAME` or the like, which says what a column is."""
+    return word.startswith("--") and "=" in word and word[2:].partition("=")[0] in COLUMNS
 
 
 def only_warnings(quiet: bool) -> list[str]:
