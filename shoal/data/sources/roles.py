@@ -22,10 +22,8 @@ NAMES = {
 NUMBERS = {"id", "ids", "no", "nr", "num", "number", "code", "key"}
 MOMENTS = {"timestamp", "time", "datetime", "date", "ts", "at", "on"}
 # What happens at the time of an interaction, not at a birth or a release.
-EVENTS = set(
-    "order purchase event review rating click visit view created transaction invoice bought watched "
-    "played rated added session interaction".split()
-)
+EVENTS = "order purchase event review rating click visit view created transaction invoice bought "
+EVENTS += "watched played rated added session interaction"
 
 
 def roles_of(columns: Iterable[str], clicks: bool = False) -> dict[str, str]:
@@ -61,7 +59,7 @@ def _meanings(column: str) -> list[tuple[str, str]]:
         found.append((rest.removesuffix("id") if rest == plain else rest, "number"))
     if words[-1] in ("rating", "ratings", "stars"):
         found.append((words[-1], "part"))
-    if words[-1] in MOMENTS and {*words} <= EVENTS | MOMENTS:
+    if words[-1] in MOMENTS and {*words} <= {*EVENTS.split(), *MOMENTS}:
         found.append((words[-1] if words[-1] not in ("at", "on") else "time", "part"))
     return found
 
