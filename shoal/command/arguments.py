@@ -32,7 +32,7 @@ QUIET = typer.Option("--quiet", help="Print warnings and the result alone, in on
 # Endings of files of data, which take the place of a config.
 DATA = (
     *(".csv", ".tsv", ".txt", ".parquet", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson"),
-    ".inter",
+    *(".inter", ".xlsx", ".xls", ".ods"),
 )
 # Columns of a file of data, as shoal.fit calls them.
 COLUMNS = ("user", "item", "time", "rating", "label")

@@ -16,14 +16,13 @@ from shoal.data.sources.roles import need_roles, roles_of, shown
 from shoal.data.sources.table import columns_of
 from shoal.models import find
 
+SHEETS = (".xlsx", ".xls", ".ods")
+
 
 def with_data(resolved: Resolved, path: str | Path) -> Resolved:
     """The same config for the data in a file or a folder; columns are found by their names."""
     place, config = Path(path), resolved.config
-    if not place.exists():
-        beside = [one.name for one in place.parent.glob("*") if one.is_file()]
-        hint = did_you_mean(place.name, beside)
-        raise ValueError(f"there is no file or folder {path} to read data from{hint}")
+    check_there(place)
     clicks = find(config.model.name).kind == "clicks"
     log = holds_log(config.data)
     if clicks and place.is_file():
@@ -32,6 +31,16 @@ def with_data(resolved: Resolved, path: str | Path) -> Resolved:
     values = data_values(place, config.data, clicks, log)
     resolved = resolved.with_values(values, f"data {path}")
     return with_columns(resolved, place) if values.get("data.files") else resolved
+
+
+def check_there(path: Path) -> None:
+    """Refuse a file of data that is not there, or that no format reads."""
+    if not path.exists():
+        beside = [one.name for one in path.parent.glob("*") if one.is_file()]
+        hint = did_you_mean(path.name, beside)
+        raise ValueError(f"there is no file or folder {path} to read data from{hint}")
+    if path.suffix in SHEETS:
+        raise ValueError(f"{path} is a spreadsheet: save it as csv there, and give {path.stem}.csv")
 
 
 def with_columns(resolved: Resolved, path: Path, known: tuple[str, ...] = ()) -> Resolved:

@@ -1,7 +1,8 @@
 """Captions: the title and the picture of every item, for people who read a list of items.
 
 Columns of items are found by their names. They need not be loaded for training: of atomic files
-NAME.item is read when somebody looks.
+NAME.item is read when somebody looks, and so are the movies of MovieLens. Where there is no file of
+items, the interactions may have such a column.
 """
 
 import re
@@ -20,10 +21,11 @@ from shoal.data.sources.table import read_table
 
 # What a name ends in, in small letters and without signs; the first that fits.
 ENDINGS = {
-    "title": ("title", "name", "headline"),
+    "title": ("title", "name", "headline", "description"),
     "picture": ("image", "imageurl", "picture", "pictureurl", "poster", "posterurl", "cover",
                 "coverurl", "thumbnail", "thumbnailurl", "photo", "photourl", "imageurlm"),
 }  # fmt: skip
+SAME = 0.9  # of the interactions with an item have its title, where it has one
 Captions = dict[str, list[str]]
 
 
@@ -48,7 +50,7 @@ def captions_of(dataset: Dataset, config: DataSection) -> Captions:
     named = columns_of_captions(words)
     if named:
         return {role: _texts(dataset, name, config) for role, name in named.items()}
-    return _unloaded(dataset, config)
+    return _unloaded(dataset, config) or _of_interactions(dataset)
 
 
 def _texts(dataset: Dataset, name: str, config: DataSection) -> list[str]:
@@ -57,6 +59,25 @@ def _texts(dataset: Dataset, name: str, config: DataSection) -> list[str]:
     if isinstance(column, Ragged):
         return _joined(column.values, vocabulary, column.offsets, config)
     return ["", *("" if not code else str(vocabulary[code]) for code in column[1:].tolist())]
+
+
+def _of_interactions(dataset: Dataset) -> Captions:
+    """Of columns of the interactions, as a shop's orders have them: one text for each item."""
+    ids = (dataset.user_field, dataset.item_field)
+    words = [k for k in dataset.inter if dataset.types[k] == "token" and k not in ids]
+    items = dataset.flat(dataset.item_field)
+    found: Captions = {}
+    for role, name in columns_of_captions(words).items():
+        codes = dataset.flat(name)
+        own = np.zeros(dataset.num_items, np.int64)
+        own[items[::-1]] = codes[::-1]  # of each item the first
+        if (own[items] == codes).mean() < SAME:  # what somebody wrote about an item, say
+            continue
+        found[role] = [
+            "",
+            *("" if not k else str(dataset.vocab[name][k]) for k in own[1:].tolist()),
+        ]
+    return found
 
 
 def _joined(
