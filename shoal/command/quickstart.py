@@ -12,7 +12,7 @@ from shoal.command.ranking import print_ranking, printable
 from shoal.command.startup import importing
 
 if TYPE_CHECKING:
-    from shoal.runs.quickstart import Asked, Written
+    from shoal.runs.quickstart import Asked, StarterFiles
     from shoal.runs.trained import Trained
 
 USERS, TOPK, TAKEN = 3, 5, 3  # lists that are shown, their length, and what somebody took
@@ -138,7 +138,7 @@ def _print_next(commands: list[tuple[str, str]]) -> None:
         typer.echo(printable(f"  {command:{width}}  # {what}"))
 
 
-def _run(asked: "Asked", written: "Written") -> None:
+def _run(asked: "Asked", written: "StarterFiles") -> None:
     """Train, print the table, lists of three users, and what comes next."""
     from shoal.data.sources import fetch
     from shoal.runs import run
@@ -161,12 +161,13 @@ def _print_lists(trained: "Trained") -> str:
 
     recommender = trained.recommender
     seen, names = recommender.catalogue.seen, recommender.items.values
+    verb = "saw" if trained.model.kind == "clicks" else "took"
     users: list[Any] = recommender.users.values[1 : 1 + USERS].tolist()
     for number, user in enumerate(users, start=1):
         found = trained.recommend(user, TOPK)
         taken = names[seen(np.array([number]))[1][:TAKEN]].tolist()
         titles = recommender.titles([*taken, *(item for item, _ in found)])
         took = ", ".join(titles.get(one, str(one)) for one in taken)
-        typer.echo("\n" + printable(f"user {user} took {took}, …"))
+        typer.echo("\n" + printable(f"user {user} {verb} {took}, …"))
         print_ranking(f"user {user}", found, titles)
     return str(users[0])

@@ -66,7 +66,7 @@ class Asked:
         return self.data in ARCHIVES and not Path(DATASETS, self.data).is_dir()
 
 
-class Written(NamedTuple):
+class StarterFiles(NamedTuple):
     """The two files, lines to show about the data, and a user to ask for (None: not known)."""
 
     config: Path
@@ -75,7 +75,7 @@ class Written(NamedTuple):
     user: str | None
 
 
-def write(asked: Asked, folder: Path) -> Written:
+def write(asked: Asked, folder: Path) -> StarterFiles:
     """Look at the data, write the config and the script; nothing is written where that fails."""
     notes: list[str] = []
     data = _of_file(asked, notes) if asked.is_file else _of_name(asked)
@@ -97,7 +97,7 @@ def write(asked: Asked, folder: Path) -> Written:
                 "write to another folder with --to FOLDER"
             )
         file.write_text(content, encoding="utf-8")
-    return Written(config, script, notes, user)
+    return StarterFiles(config, script, notes, user)
 
 
 # ---- a look at the data -------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def _need_many(asked: Asked, found: Dataset) -> None:
     ):
         if count < 2:
             raise ValueError(
-                f"{asked.data} has one {role} alone (column {column!r}), and there is nothing to "
+                f"{asked.data} has only one {role} (column {column!r}), and there is nothing to "
                 f"learn from one; if another column is the {role}, name it with --{role}=NAME"
             )
     if asked.task != "clicks" and not len(found.splits["test"]):
