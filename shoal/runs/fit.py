@@ -254,7 +254,7 @@ class Fitted:
     ) -> Explanation:
         """Why an item has its score for a user, or for a history: (what, share) each.
 
-        The shares and `rest` add up to `score`; printed, it is a table. See docs/explain.md.
+        The shares and `rest` add up to `score`; printed, it is a table (docs/reference/explain.md).
         """
         return self.trained.explain(user, item, history)
 

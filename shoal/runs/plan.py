@@ -187,7 +187,7 @@ def _line(
         of_row, of_slot = (INDEX_GPU, SLOT_GPU) if on_gpu else (INDEX_FIXED, SLOT)
         index = INDEX_GROWING if rows is None else of_row
         total["host"] += share.slots * (each + of_slot) + (rows or share.slots) * index
-        # On disk they lie in a log, which may be twice as long (docs/tiers.md).
+        # On disk they lie in a log, which may be twice as long (docs/understand/tiers.md).
         total["ssd"] += 2 * max(0, (rows or 0) - share.slots) * (each + 16)
     sizes = [values, state, index]
     shown = [f"{n} B a row" if rows is None else show_size(n * rows) for n in sizes]

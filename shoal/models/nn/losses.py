@@ -90,10 +90,13 @@ def in_batch_softmax(
 def over_vectors(states: Tensor, vectors: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     """Summed cross entropy over given item vectors [items, d], whose first is padding -> scalar.
 
-    smoothing: this share of the probability that is asked for is spread over all items.
+    smoothing: this share of the probability that is asked for is spread over all items. A state
+    whose target is 0 does not count.
     """
     logits = states @ vectors[1:].T  # [n, items - 1]
-    return F.cross_entropy(logits, targets - 1, reduction="sum", label_smoothing=smoothing)
+    return F.cross_entropy(
+        logits, targets - 1, ignore_index=-1, reduction="sum", label_smoothing=smoothing
+    )
 
 
 def missing_negatives(model: str, kind: str) -> ValueError:

@@ -28,7 +28,13 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.pruners import (
+    BasePruner,
+    MedianPruner,
+    NopPruner,
+    PatientPruner,
+    SuccessiveHalvingPruner,
+)
 from optuna.samplers import RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -271,7 +277,8 @@ def _copy(trial: FrozenTrial, curve: dict[int, float]) -> FrozenTrial:
 def _pruner(name: str, every: int) -> BasePruner:
     """every: epochs between evaluations."""
     if name == "median":
-        return MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=UNPRUNED * every)
+        below = MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=UNPRUNED * every)
+        return PatientPruner(below, patience=4)  # a small rate learns slowly, and often best
     return (
         SuccessiveHalvingPruner(min_resource=UNPRUNED * every)
         if name == "halving"

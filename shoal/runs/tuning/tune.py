@@ -29,7 +29,7 @@ def tune(
 ) -> dict[str, Any]:
     """Search for the best hyper-parameters; what study.json holds. Other keywords: config keys.
 
-    space: a file, a mapping, or None for the default space of the model (docs/tune.md).
+    space: a file, a mapping, or None for the default space of the model (docs/reference/tune.md).
 
     >>> import shoal
     >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
