@@ -88,7 +88,10 @@ def write(asked: Asked, folder: Path) -> StarterFiles:
         if asked.task == "recommend" and found.num_items > MOST_ITEMS:
             text = _config(asked, data, config, "BPR")
         user = str(found.vocab[found.user_field][1])
-        notes += [_counted(found), *(f"careful: {doubt}" for doubt in doubts(found))]
+        notes += [
+            _counted(found),
+            *(f"careful: {doubt}" for doubt in doubts(found, repeatable=asked.task == "next")),
+        ]
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in ((config, text), (script, _script(config, user))):
         if file.exists() and file.read_text(encoding="utf-8") != content:
@@ -175,9 +178,10 @@ def _split(asked: Asked, timed: bool) -> list[str]:
         "file": "there is no time: rows count as they stand in the file",
         "random": "there is no time: a part of every user's, by chance, is tested on",
     }
-    lines = ["  filter:", "    duplicates: first  # a user's item counts once; null: every time"]
-    lines += ["  split:", f"    order: {order}  # {said[order]}"]
-    return lines + ["    by: leave_one_out  # the last item of a user"] * (asked.task == "next")
+    split = ["  split:", f"    order: {order}  # {said[order]}"]
+    if asked.task == "next":  # where the same item may come again
+        return [*split, "    by: leave_one_out  # the last item of a user"]
+    return ["  filter:", "    duplicates: first  # a user's item counts once; null: always", *split]
 
 
 def _encoding(path: Path) -> str:

@@ -186,6 +186,11 @@ class Columns:
         elif series.dtype.is_numeric() or series.dtype in (pl.Boolean, pl.Null):
             numbers = series.cast(pl.Float64).fill_nan(None)
             text = numbers if series.dtype.is_float() else series
+        elif series.dtype == pl.Struct:
+            raise ValueError(
+                f"{self.pieces[0].name}: column {name!r} holds objects, which no feature is made "
+                f"of; leave it out with --data.unload.inter=[{name}], or name its parts in columns"
+            )
         else:
             raise ValueError(
                 f"{self.pieces[0].name}: column {name!r} is {series.dtype}, not numbers; "
