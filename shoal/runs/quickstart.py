@@ -63,7 +63,8 @@ class Asked:
 
     @property
     def must_be_fetched(self) -> bool:
-        return self.data in ARCHIVES and not Path(DATASETS, self.data).is_dir()
+        place = Path(DATASETS, self.data)
+        return self.data in ARCHIVES and not (place.is_dir() or Path(f"{place}.zip").is_file())
 
 
 class StarterFiles(NamedTuple):

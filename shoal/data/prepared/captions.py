@@ -17,6 +17,7 @@ from shoal.data.packed import packed_or_not
 from shoal.data.prepared.named import interactions_of
 from shoal.data.raw import RawColumn
 from shoal.data.sources.atomic import ATOMIC
+from shoal.data.sources.movielens import titles
 from shoal.data.sources.table import read_table
 
 # What a name ends in, in small letters and without signs; the first that fits.
@@ -73,10 +74,8 @@ def _of_interactions(dataset: Dataset) -> Captions:
         own[items[::-1]] = codes[::-1]  # of each item the first
         if (own[items] == codes).mean() < SAME:  # what somebody wrote about an item, say
             continue
-        found[role] = [
-            "",
-            *("" if not k else str(dataset.vocab[name][k]) for k in own[1:].tolist()),
-        ]
+        texts = dataset.vocab[name]
+        found[role] = ["", *("" if not code else str(texts[code]) for code in own[1:].tolist())]
     return found
 
 
@@ -90,7 +89,11 @@ def _joined(
 
 
 def _unloaded(dataset: Dataset, config: DataSection) -> Captions:
-    """Of NAME.item, which training did not need."""
+    """Of NAME.item, or of MovieLens' movies: what training did not need."""
+    if interactions_of(config) == "movielens":
+        movies = titles(config)
+        own = [movies.get(str(movie), "") for movie in dataset.vocab[dataset.item_field]]
+        return {"title": own} if any(own) else {}
     path = packed_or_not(config.folder / f"{config.stem}.item")
     if interactions_of(config) != "atomic" or not path.is_file():
         return {}
