@@ -58,7 +58,7 @@ def quickstart(
     written = write(asked, Path(to))
     for note in written.notes:
         typer.echo(printable(note))
-    typer.echo(f"{written.config}: what is trained, on what, and how: read it, change it")
+    typer.echo(f"{written.config}: the config, to read and to change")
     typer.echo(f"{written.script}: the same from Python")
     if run:
         _run(asked, written)
