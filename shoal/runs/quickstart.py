@@ -6,6 +6,7 @@ the text is encoded, which model suits. The config is checked by reading the dat
 
 import codecs
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,7 @@ from shoal.data.prepared.captions import columns_of_captions
 from shoal.data.prepared.named import named_data
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.sources.fetch import ARCHIVES
-from shoal.data.sources.roles import need_roles, roles_of, shown
+from shoal.data.sources.roles import NAMES, need_roles, roles_of, shown
 from shoal.data.sources.table import columns_of, format_of, read_frame
 from shoal.data.sources.text import TextFormat
 from shoal.models import find
@@ -37,7 +38,8 @@ PLACES = {
     "processes": "on this machine, in several processes",
     "gpu": "on this machine's GPU",
 }
-MOST_ITEMS = 10_000  # of EASE, whose time grows with their cube and memory with their square
+# Of EASE: its time grows with the cube of the items, and an artifact has a row for each user.
+MOST_ITEMS, MOST_CELLS = 10_000, 100_000_000
 ENCODINGS = ("utf-8", "cp1252", "latin-1")  # the last reads any bytes
 
 
@@ -57,9 +59,8 @@ class Asked:
     @property
     def name(self) -> str:
         """What the files that are written are called, without their endings."""
-        return (
-            f"{Path(self.data).name.partition('.')[0] if self.is_file else self.data}-{self.task}"
-        )
+        stem = re.sub(r"[^\w-]+", "-", Path(self.data).name.partition(".")[0], flags=re.ASCII)
+        return f"{stem.strip('-') or 'data'}-{self.task}"
 
     @property
     def must_be_fetched(self) -> bool:
@@ -86,13 +87,11 @@ def write(asked: Asked, folder: Path) -> StarterFiles:
         notes.append(f"{asked.data} is not in dataset/ yet: `shoal data fetch {asked.data}`")
     elif (found := _read(text)) is not None:
         _need_many(asked, found)
-        if asked.task == "recommend" and found.num_items > MOST_ITEMS:
+        cells = found.num_users * found.num_items
+        if asked.task == "recommend" and (found.num_items > MOST_ITEMS or cells > MOST_CELLS):
             text = _config(asked, data, config, "BPR")
         user = str(found.vocab[found.user_field][1])
-        notes += [
-            _counted(found),
-            *(f"careful: {doubt}" for doubt in doubts(found, repeatable=asked.task == "next")),
-        ]
+        notes += [_counted(found), *_careful(asked, found, config)]
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in ((config, text), (script, _script(config, user))):
         if file.exists() and file.read_text(encoding="utf-8") != content:
@@ -120,9 +119,7 @@ def _of_file(asked: Asked, notes: list[str]) -> list[str]:
         if name not in columns:
             raise ValueError(f"--{role}={name}: {path} has only {', '.join(columns)}")
     roles = roles_of(columns, asked.task == "clicks") | asked.columns
-    roles = {
-        role: roles[role] for role in ("user", "item", "time", "rating", "label") if role in roles
-    }
+    roles = {role: roles[role] for role in NAMES if role in roles}
     need_roles(str(path), columns, roles, "--{}=NAME")
     threshold = None
     if asked.task == "clicks":
@@ -159,11 +156,8 @@ def _of_file(asked: Asked, notes: list[str]) -> list[str]:
 
 def _of_name(asked: Asked) -> list[str]:
     """The section `data` for a data set that Shoal makes, or that GroupLens publishes."""
-    planted = "generated; the taste of its users is known"
-    lines = [
-        "data:",
-        f"  name: {asked.data}  # {planted if asked.data == 'planted' else 'MovieLens'}",
-    ]
+    what = "generated, with known taste" if asked.data == "planted" else "MovieLens"
+    lines = ["data:", f"  name: {asked.data}  # {what}"]
     if asked.task != "clicks":
         return [*lines, *_split(asked, True)]
     if asked.data == "planted":
@@ -257,12 +251,9 @@ def _read(text: str) -> Dataset | None:
 
 def _need_many(asked: Asked, found: Dataset) -> None:
     """Refuse data that nothing can be learned from."""
-    users, items = found.num_users - 1, found.num_items - 1
-    for role, count, column in (
-        ("user", users, found.user_field),
-        ("item", items, found.item_field),
-    ):
-        if count < 2:
+    counts = {"user": found.num_users, "item": found.num_items}
+    for role, column in (("user", found.user_field), ("item", found.item_field)):
+        if counts[role] < 3:  # one, and the padding
             raise ValueError(
                 f"{asked.data} has only one {role} (column {column!r}), and there is nothing to "
                 f"learn from one; if another column is the {role}, name it with --{role}=NAME"
@@ -279,6 +270,16 @@ def _counted(found: Dataset) -> str:
     left = [f"{count:,} rows are left out by {key}" for key, count in found.left_out.items()]
     size = f"{found.num_users - 1:,} users with {found.num_items - 1:,} items"
     return "; ".join([f"{found.num_inter:,} rows of {size}", *left])
+
+
+def _careful(asked: Asked, found: Dataset, config: Path) -> list[str]:
+    """What a look at the data makes doubtful."""
+    told = doubts(found, repeatable=asked.task == "next")
+    bad = found.left_out.get("data.bad_rows", 0)
+    if bad > (found.num_inter + bad) / 20:
+        why = f"shoal train {config} --data.bad_rows=error"
+        told.append(f"{bad:,} rows cannot be read; `{why}` names the first")
+    return [f"careful: {one}" for one in told]
 
 
 # ---- the two files ------------------------------------------------------------------------------

@@ -69,10 +69,10 @@ def _of_interactions(dataset: Dataset) -> Captions:
     items = dataset.flat(dataset.item_field)
     found: Captions = {}
     for role, name in columns_of_captions(words).items():
-        codes = dataset.flat(name)
-        own = np.zeros(dataset.num_items, np.int64)
-        own[items[::-1]] = codes[::-1]  # of each item the first
-        if (own[items] == codes).mean() < SAME:  # what somebody wrote about an item, say
+        there = np.flatnonzero(dataset.flat(name))[::-1]
+        own, codes = np.zeros(dataset.num_items, np.int64), dataset.flat(name)[there]
+        own[items[there]] = codes  # of each item the first
+        if not len(there) or (own[items[there]] == codes).mean() < SAME:  # what was said of it, say
             continue
         texts = dataset.vocab[name]
         found[role] = ["", *("" if not code else str(texts[code]) for code in own[1:].tolist())]
