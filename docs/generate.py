@@ -24,6 +24,7 @@ from shoal.config import key_page
 REFERENCE = Path(__file__).parent / "reference"
 # In this order they run in one folder, where ratings.csv, day_0.csv and day_1.csv are.
 EXAMPLES = {
+    "quickstart": "shoal quickstart ratings.csv",
     "train": "shoal train ratings.csv --model=BPR --epochs=3 --output=runs/first",
     "eval": "shoal eval runs/first --eval.topk=[10,20]",
     "recommend": "shoal recommend runs/first --user 7 --topk 5 --explain",

@@ -19,6 +19,7 @@ from shoal.command import (
     exit,
     inspect,
     new,
+    quickstart,
     report,
     serving,
     startup,
@@ -40,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Shoal trains recommenders: one model file, one config, any number of processes.",
 )
+app.command("quickstart")(quickstart.quickstart)
 app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
 app.command("tune", **FILES)(tune.tune)

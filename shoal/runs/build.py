@@ -359,7 +359,7 @@ def describe_data(dataset: Dataset | ClickData) -> str:
 def warn(parts: Parts, evaluated: bool = True) -> None:
     """Log what makes the metrics of the data doubtful: on one rank, which counts it."""
     if parts.strategy.world.is_main:
-        for doubt in doubts(parts.dataset, evaluated):
+        for doubt in doubts(parts.dataset, evaluated, parts.evaluator.section.repeatable):
             log.warning("%s", doubt)
 
 
