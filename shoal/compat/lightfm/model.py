@@ -11,7 +11,7 @@ from shoal.data.features import Feature
 from shoal.runs.fit import Fitted
 
 LOSSES = {"logistic": "logistic", "bpr": "BPR", "warp": "WARP"}
-BATCH = 256  # interactions a step; lightfm's step has one
+BATCH = 1024  # interactions a step; lightfm's step has one
 USERS = 1024  # ranked at a time
 
 
@@ -69,6 +69,8 @@ class FeatureFactors:
         self.no_components, self.loss, self.learning_rate = no_components, loss, learning_rate
         self.item_alpha, self.user_alpha = item_alpha, user_alpha
         self.max_sampled, self.random_state = max_sampled, random_state
+        self.k, self.n, self.rho, self.epsilon = k, n, rho, epsilon
+        self.learning_schedule = learning_schedule
 
     def fit(
         self,
@@ -88,7 +90,7 @@ class FeatureFactors:
         refuse("fit", sample_weight=(sample_weight is None, True, "samples count alike here"))
         positive(epochs=epochs, num_threads=num_threads)
         matrix = _matrix(interactions, "interactions")
-        labelled = self.loss == "logistic" and (matrix.data <= 0).any()
+        labelled = self.loss == "logistic" and (matrix.data < 0).any()
         matrix.data = (matrix.data > 0).astype(np.float32)
         if not labelled:
             matrix.eliminate_zeros()
@@ -179,7 +181,8 @@ class FeatureFactors:
             scores = np.sort(scores, 1)
             ends = np.flatnonzero(np.diff(own, prepend=-1))
             parts = zip(scores, np.split(wanted, ends[1:]))
-            above = [len(row) - np.searchsorted(row, part, "right") for row, part in parts]
+            # Of equal scores all others are above, as lightfm has it.
+            above = [len(row) - 1 - np.searchsorted(row, part) for row, part in parts]
             places = np.concatenate([np.arange(*test.indptr[u : u + 2]) for u in some])
             ranks.data[places] = np.concatenate(above)
         return ranks
@@ -194,8 +197,9 @@ class FeatureFactors:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Every parameter."""
-        names = ("no_components", "loss", "learning_rate", "item_alpha", "user_alpha")
-        return {name: getattr(self, name) for name in (*names, "max_sampled", "random_state")}
+        names = ("no_components", "k", "n", "learning_schedule", "loss", "learning_rate", "rho")
+        more = ("epsilon", "item_alpha", "user_alpha", "max_sampled", "random_state")
+        return {name: getattr(self, name) for name in names + more}
 
     def set_params(self, **params: Any) -> Self:
         """Change parameters, by the rules of __init__."""
@@ -235,6 +239,7 @@ def _matrix(given: Any, what: str, shape: tuple[int, int] | None = None) -> spar
         )
     found = sparse.csr_matrix(given, dtype=np.float32, copy=True)
     found.sum_duplicates()
+    found.eliminate_zeros()
     if not np.isfinite(found.data).all():
         raise ValueError(f"{what} has values that are not finite (nan, inf); leave them out")
     if shape is not None and found.shape != shape:
