@@ -45,8 +45,10 @@ class Ranking(Model):
 
     def __init__(self, args: argparse.Namespace):
         super().__init__(None, Facts(max_len=args.length))
-        rows = {"rows": args.rows, "init": Init("normal", 0.02)}
-        items, users = (Table(name, args.dim, padding=0, **rows) for name in ("item", "user"))
+        items, users = (
+            Table(name, args.dim, rows, Init("normal", 0.02), padding=0)
+            for name, rows in (("item", args.rows), ("user", args.users))
+        )
         self.embed = Embeddings(item=items, user=users)
         self.project = nn.Linear(args.dim, args.width)
         options = types.SimpleNamespace(
@@ -79,7 +81,7 @@ def make_batches(args: argparse.Namespace, count: int) -> list[Batch]:
         shape = (args.batch, args.length)
         chance = torch.rand(shape, generator=generator, dtype=torch.float64)
         items = (args.rows**chance).long().clamp(1, args.rows - 1)  # zipf, 1
-        users = torch.randint(1, args.rows, (args.batch,), generator=generator)
+        users = torch.randint(1, args.users, (args.batch,), generator=generator)
         lengths = torch.full((args.batch,), args.length)
         if args.zipf:
             lengths = zipf(args.batch, args.length, generator)
@@ -108,6 +110,7 @@ def operations(args: argparse.Namespace, batch: Batch) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=50_000_000)
+    parser.add_argument("--users", type=int, default=50_000_000)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=32)
@@ -119,8 +122,8 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()
     if args.small:
-        args.rows, args.dim, args.width, args.batch, args.length = 1000, 8, 64, 4, 50
-        args.steps = 3
+        args.rows, args.users, args.dim, args.width = 1000, 1000, 8, 64
+        args.batch, args.length, args.steps = 4, 50, 3
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     wait = torch.cuda.synchronize if args.device == "cuda" else lambda: None
     begun = time.perf_counter()

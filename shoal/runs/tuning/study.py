@@ -17,6 +17,7 @@ and continued finds what it would have found.
 import hashlib
 import math
 import sqlite3
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import (
     BasePruner,
     MedianPruner,
@@ -278,7 +280,9 @@ def _pruner(name: str, every: int) -> BasePruner:
     """every: epochs between evaluations."""
     if name == "median":
         below = MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=UNPRUNED * every)
-        return PatientPruner(below, patience=4)  # a small rate learns slowly, and often best
+        with warnings.catch_warnings():  # Optuna may change how it is made
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return PatientPruner(below, patience=4)  # a small rate learns slowly, and often best
     return (
         SuccessiveHalvingPruner(min_resource=UNPRUNED * every)
         if name == "halving"
