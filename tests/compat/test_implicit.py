@@ -1,6 +1,7 @@
 """Scripts of implicit with one changed import; where implicit is installed, beside it."""
 
 import os
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,11 @@ def test_saved_and_loaded(fitted: Any, groups: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         again.recommend([1, 2], groups[[1, 2]])[0], fitted.recommend([1, 2], groups[[1, 2]])[0]
     )
+    (tmp_path / "other.npz").write_bytes(b"PK\x03\x04 damaged")
+    np.savez(tmp_path / "empty.npz")
+    for name in ("other", "empty"):
+        with pytest.raises(ValueError, match="is no file that `save` of such a model wrote"):
+            type(fitted).load(tmp_path / name)
 
 
 def test_vectors_and_users_of_als(groups: Any) -> None:
@@ -196,6 +202,14 @@ def test_metrics_by_hand() -> None:
     assert found["precision"] == 2 / 4
     assert found["map"] == pytest.approx((1 + 2 / 3) / 3 / 2)
     assert found["ndcg"] == pytest.approx((gains[0] + gains[2]) / gains.sum() / 2)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "from" / "implicit.md"
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    assert "shoal.compat.implicit" in code
+    exec(code, {})
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Scripts of lightfm with one changed import; where lightfm is installed, beside it."""
 
 import os
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,14 @@ def test_parameters_and_split(groups: Any) -> None:
     train, test = random_train_test_split(groups, random_state=np.random.RandomState(1))
     assert test.nnz == pytest.approx(groups.nnz * 0.2, abs=1)
     assert (train + test != groups).nnz == 0
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "from" / "lightfm.md"
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    assert "shoal.compat.lightfm" in code
+    exec(code, {})
 
 
 @pytest.mark.slow

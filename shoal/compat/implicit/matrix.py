@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from scipy import sparse
@@ -104,6 +105,17 @@ def trained(
     with tempfile.TemporaryDirectory() as folder:
         keys["run.output"] = str(Path(folder, "run"))
         yield fit(model, frame, user="user", item="item", **keys)
+
+
+def read_arrays(file: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Arrays of a file (.npz) that `save` of a model wrote; nothing is unpickled."""
+    if isinstance(file, str | Path) and Path(file).suffix != ".npz":
+        file = f"{file}.npz"  # as numpy names it when it writes
+    try:
+        with np.load(file, allow_pickle=False) as data:
+            return {name: data[name] for name in names}
+    except (ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise ValueError(f"{file} is no file that `save` of such a model wrote: {error}") from error
 
 
 def by_number(vectors: ItemVectors, count: int) -> np.ndarray:

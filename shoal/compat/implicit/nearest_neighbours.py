@@ -1,6 +1,5 @@
 """CosineRecommender of implicit: Shoal's ItemKNN, each item with its nearest ones."""
 
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +11,7 @@ from shoal.compat.implicit.matrix import (
     first,
     numbers,
     positive,
+    read_arrays,
     refuse,
     rows_for,
     shown,
@@ -125,12 +125,11 @@ class CosineRecommender:
     @classmethod
     def load(cls, file: Any) -> Self:
         """Read what `save` wrote; nothing is unpickled."""
-        if isinstance(file, str | Path) and Path(file).suffix != ".npz":
-            file = f"{file}.npz"
-        with np.load(file, allow_pickle=False) as data:
-            found = cls(int(data["K"]))
-            parts = (data["data"], data["indices"], data["indptr"])
-            found.similarity = sparse.csr_matrix(parts, tuple(data["shape"]))
+        data = read_arrays(file, ["K", "data", "indices", "indptr", "shape"])
+        found = cls(int(data["K"]))
+        parts = (data["data"], data["indices"], data["indptr"])
+        found.similarity = sparse.csr_matrix(parts, tuple(data["shape"]))
+        found.similarity.check_format()  # no place is outside
         return found
 
     def _fitted(self) -> sparse.csr_matrix:
