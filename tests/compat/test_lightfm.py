@@ -16,6 +16,7 @@ sparse = pytest.importorskip("scipy.sparse", reason="scipy is not installed")
 
 from shoal.compat.lightfm import LightFM  # noqa: E402
 from shoal.compat.lightfm.cross_validation import random_train_test_split  # noqa: E402
+from shoal.compat.lightfm.data import Dataset  # noqa: E402
 from shoal.compat.lightfm.evaluation import (  # noqa: E402
     auc_score,
     precision_at_k,
@@ -162,7 +163,7 @@ def test_careless_calls_are_one_clear_line(fitted: Any, groups: Any) -> None:
             ValueError,
             "4 rows, and interactions has 30",
         ),
-        (lambda: new.fit_partial(groups), NotImplementedError, "with all epochs"),
+        (lambda: fitted.fit_partial(groups[:, ::-1]), ValueError, "these are others"),
         (lambda: fitted.predict(99, [1]), IndexError, "99 is not in the model"),
         (lambda: fitted.predict(1, [1.0]), ValueError, "whole numbers"),
         (lambda: fitted.predict([1, 2, 3], [1, 2]), ValueError, "3 user_ids for 2 item_ids"),
@@ -171,6 +172,40 @@ def test_careless_calls_are_one_clear_line(fitted: Any, groups: Any) -> None:
         with pytest.raises(kind, match=words) as caught:
             wrong()
         assert "\n" not in str(caught.value)
+
+
+def test_epochs_one_by_one(groups: Any) -> None:
+    """The optimizer continues where it was: twelve epochs are as good in three calls as in one."""
+    model, aucs = LightFM(no_components=6, loss="bpr", learning_rate=0.1, random_state=2), []
+    for _ in range(3):
+        assert model.fit_partial(groups, epochs=4) is model
+        aucs.append(auc_score(model, groups).mean())
+    assert aucs[-1] > aucs[0] + 0.05
+    whole = LightFM(no_components=6, loss="bpr", learning_rate=0.1, random_state=2)
+    assert auc_score(whole.fit(groups, epochs=12), groups).mean() == pytest.approx(
+        aucs[-1], abs=0.05
+    )
+
+
+def test_matrices_of_names() -> None:
+    data = Dataset()
+    data.fit(["ann", "bob"], [7, 9], item_features=["red", "big"])
+    assert data.interactions_shape() == (2, 2) and data.item_features_shape() == (2, 4)
+    assert data.model_dimensions() == (2, 4) and data.mapping()[0] == {"ann": 0, "bob": 1}
+    ones, weights = data.build_interactions([("ann", 7), ("bob", 9, 2.0)])
+    assert ones.toarray().tolist() == [[1, 0], [0, 1]] and weights.toarray()[1, 1] == 2.0
+    made = data.build_item_features([(9, {"red": 3.0}), (7, ["big", "red"])])
+    np.testing.assert_allclose(made.toarray(), [[1 / 3, 0, 1 / 3, 1 / 3], [0, 0.25, 0.75, 0]])
+    data.fit_partial(users=["cy"])
+    assert data.interactions_shape() == (3, 2)
+    with pytest.raises(ValueError, match="'bobb' was not given to fit; did you mean bob"):
+        data.build_interactions([("bobb", 7)])
+    with pytest.raises(ValueError, match="call fit first"):
+        Dataset().build_interactions([("ann", 7)])
+    bare = Dataset(item_identity_features=False)
+    bare.fit(["ann"], [7, 9], item_features=["red"])
+    with pytest.raises(ValueError, match="item number 1 has no features to normalize"):
+        bare.build_item_features([(7, ["red"])])
 
 
 def test_parameters_and_split(groups: Any) -> None:

@@ -93,17 +93,19 @@ def seed_of(random_state: Any) -> int:
 def trained(
     model: str, matrix: sparse.csr_matrix, random_state: Any, num_threads: int, **config: Any
 ) -> Iterator[Fitted]:
-    """A model trained on all entries of a matrix; its folder lasts as long as the block."""
+    """A model trained on all entries of a matrix; its folder lasts as long as the block, unless
+    run.output names one.
+    """
     if not matrix.nnz:
         raise ValueError("the matrix has no entries above 0: there is nothing to learn from")
     entries = matrix.tocoo()
     frame = {"user": entries.row, "item": entries.col, "value": entries.data}
     keys: dict[str, Any] = {"data.split.ratio": [1, 0, 0], "train.eval_every": 0}
-    keys |= {"run.seed": seed_of(random_state), **config}
     if num_threads:
         keys["run.threads"] = num_threads
     with tempfile.TemporaryDirectory() as folder:
-        keys["run.output"] = str(Path(folder, "run"))
+        keys |= {"run.seed": seed_of(random_state), "run.output": str(Path(folder, "run"))}
+        keys |= config
         yield fit(model, frame, user="user", item="item", **keys)
 
 

@@ -1,12 +1,15 @@
 """LightFM of lightfm: Shoal's model of that name, with vectors of features of users and items."""
 
+import hashlib
+import tempfile
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from scipy import sparse
 
-from shoal.compat.implicit.matrix import numbers, positive, refuse, trained
+from shoal.compat.implicit.matrix import numbers, positive, refuse, seed_of, trained
 from shoal.data.features import Feature
 from shoal.runs.fit import Fitted
 
@@ -33,6 +36,7 @@ class FeatureFactors:
     item_biases: np.ndarray | None = None
     user_embeddings: np.ndarray | None = None
     user_biases: np.ndarray | None = None
+    _random: np.random.Generator  # a seed for each call of fit_partial
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class FeatureFactors:
         self.max_sampled, self.random_state = max_sampled, random_state
         self.k, self.n, self.rho, self.epsilon = k, n, rho, epsilon
         self.learning_schedule = learning_schedule
+        self._run: tuple[tempfile.TemporaryDirectory[str], str] | None = None  # and its data
 
     def fit(
         self,
@@ -87,6 +92,23 @@ class FeatureFactors:
         user_features, item_features: sparse [users, features], [items, features]; left out, every
         user and every item has one of its own.
         """
+        self._run, self._random = None, np.random.default_rng(seed_of(self.random_state))
+        more = (sample_weight, epochs, num_threads, verbose)
+        return self.fit_partial(interactions, user_features, item_features, *more)
+
+    def fit_partial(
+        self,
+        interactions: Any,
+        user_features: Any = None,
+        item_features: Any = None,
+        sample_weight: Any = None,
+        epochs: int = 1,
+        num_threads: int = 1,
+        verbose: bool = False,
+    ) -> Self:
+        """The same for more epochs, from where the last call stopped; the data stays the same."""
+        if self._run is None and self.user_embeddings is None:
+            self._random = np.random.default_rng(seed_of(self.random_state))
         refuse("fit", sample_weight=(sample_weight is None, True, "samples count alike here"))
         positive(epochs=epochs, num_threads=num_threads)
         matrix = _matrix(interactions, "interactions")
@@ -116,20 +138,24 @@ class FeatureFactors:
         for side, given in sides.items():
             if given is not None:
                 keys[f"{side}s"] = _frame(side, given)
-        with trained("LightFM", matrix, self.random_state, num_threads, **keys) as fitted:
+        digest = _digest(matrix, *sides.values())
+        if self._run is not None:
+            if self._run[1] != digest:
+                raise ValueError(
+                    "fit_partial continues with the interactions and features of the last call, "
+                    "and these are others; call fit with all of them"
+                )
+            keys["start.run"] = str(Path(self._run[0].name, "run"))
+        place = tempfile.TemporaryDirectory(prefix="shoal-")
+        keys["run.output"] = str(Path(place.name, "run"))
+        with trained("LightFM", matrix, self._random, num_threads, **keys) as fitted:
             for side, given in sides.items():
                 count = matrix.shape[side == "item"] if given is None else given.shape[1]
                 vectors, biases = _learned(fitted, side, count, given is not None)
                 setattr(self, f"{side}_embeddings", vectors)
                 setattr(self, f"{side}_biases", biases)
+        self._run = place, digest
         return self
-
-    def fit_partial(self, *given: Any, **more: Any) -> Self:
-        """Not here: a run has its epochs, its optimizer and its order as one."""
-        raise NotImplementedError(
-            "fit_partial: Shoal trains a run as one; call fit with all epochs (or, to follow the "
-            "metrics by epoch, shoal.fit with train.eval_every=1)"
-        )
 
     def predict(
         self,
@@ -203,7 +229,9 @@ class FeatureFactors:
 
     def set_params(self, **params: Any) -> Self:
         """Change parameters, by the rules of __init__."""
+        run = self._run
         FeatureFactors.__init__(self, **{**self.get_params(), **params})
+        self._run = run  # fit_partial continues it, or refuses to
         return self
 
     def _representations(self, side: str, features: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -247,6 +275,17 @@ def _matrix(given: Any, what: str, shape: tuple[int, int] | None = None) -> spar
             f"{what} is {found.shape}, and the model knows {shape[0]} users and {shape[1]} items"
         )
     return found
+
+
+def _digest(*matrices: sparse.csr_matrix | None) -> str:
+    """What tells matrices from others."""
+    found = hashlib.sha256()
+    for one in matrices:
+        parts = () if one is None else (one.shape, one.indptr, one.indices, one.data)
+        for part in parts:
+            found.update(np.ascontiguousarray(part).tobytes())
+        found.update(b"|")
+    return found.hexdigest()
 
 
 def _features(given: Any, count: int, what: str) -> sparse.csr_matrix | None:
