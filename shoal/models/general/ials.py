@@ -67,13 +67,22 @@ class IALS(Retrieval):
         return self.items[ids]
 
     def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
-        """<item, x> with x = (all pairs + reg + Y^T Y)^-1 Y^T 1, a sum over the rows of Y."""
-        options, items = self.options, self.items.double()
-        rows = items[taken]
-        reg = options.reg_weight * (len(taken) + options.alpha * len(items)) ** options.nu
-        square = options.alpha * (items.T @ items) + rows.T @ rows
-        square.diagonal().add_(reg)
-        return rows @ torch.linalg.solve(square, items[item])
+        options = self.options
+        return solved_terms(self.items, taken, item, options.alpha, options.reg_weight, options.nu)
+
+
+def solved_terms(
+    items: Tensor, taken: Tensor, item: Tensor, alpha: float, reg_weight: float, nu: float
+) -> Tensor:
+    """<item, x> with x = (all pairs + reg + Y^T Y)^-1 Y^T 1 as a sum over the rows of Y: [taken].
+
+    items: vectors [n, d].
+    """
+    items = items.double()
+    rows = items[taken]
+    square = alpha * (items.T @ items) + rows.T @ rows
+    square.diagonal().add_(reg_weight * (len(taken) + alpha * len(items)) ** nu)
+    return rows @ torch.linalg.solve(square, items[item])
 
 
 class ListsByLength:
