@@ -105,7 +105,9 @@ def recomputed(model: TIGER, history: Tensor) -> tuple[Tensor, ...]:
 def best(model: TIGER, written: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Scores and items of the longest list: [b, beams] each."""
     items = torch.arange(1, len(model.codes), device=DEVICE).unsqueeze(0)
-    scores, found = model.tree.scores(written, items).topk(min(model.options.beam_size, items.numel()))
+    scores, found = model.tree.scores(written, items).topk(
+        min(model.options.beam_size, items.numel())
+    )
     return scores, found + 1
 
 
@@ -127,7 +129,9 @@ def decode(small: bool, rounds: int) -> None:
         model.train(False)  # what was recorded reads other memory
     print(f"\nlists of {beams}, {shape['n_layers']} layers of {shape['hidden_size']}, "
           f"{model.begin.dtype}, ms: median of {rounds}\n")  # fmt: skip
-    print("| batch | places | recorded | not recorded | recomputed | history alone | bar | in both |")
+    print(
+        "| batch | places | recorded | not recorded | recomputed | history alone | bar | in both |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for batch, tokens, bar in cases:
         history = histories(batch, tokens // LEVELS, items)
@@ -194,7 +198,9 @@ def beauty(small: bool, batch_size: int, by_length: bool) -> list[Batch]:
 
 
 def train(small: bool, layers: int, epochs: int) -> None:
-    print(f"\nepochs of Amazon Beauty's size, {layers} layers, batches of 256: median of {epochs}\n")
+    print(
+        f"\nepochs of Amazon Beauty's size, {layers} layers, batches of 256: median of {epochs}\n"
+    )
     print("| | seconds | records/s |\n| --- | --- | --- |")
     for name, kind, by_length in (
         ("steps as they are", Single, False),

@@ -1,0 +1,62 @@
+"""`shoal codes`: made of data and of models, taken by TIGER, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+from zoo_models import DATA, zoo_config
+
+from shoal.command.cli import app
+from shoal.data.item_codes import read_codes
+from shoal.models.sequential.tiger import TIGER
+from shoal.runs.build import build
+from shoal.runs.codes import make_codes, vectors_of_data, vectors_of_model
+from shoal.runs.run import run
+from shoal.world.world import World
+
+
+def shoal(*given: str) -> str:
+    done = CliRunner().invoke(app, ["codes", *given])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+def words() -> list[str]:
+    return [f"--{key}={value}" for key, value in DATA.items() if key.startswith("data.")]
+
+
+@pytest.mark.parametrize("method", ["rqvae", "kmeans"])
+def test_made_codes_are_good_and_tiger_takes_them(method: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "codes.json")
+    options = ("--levels", "2", "--size", "16", "--steps", "30", "--method", method)
+    text = shoal("make", *words(), "--to", file, *options)
+    assert "items: 47" in text and f"--data.codes={file}" in text and "reconstruction: " in text
+    text = shoal("check", file, *words())
+    assert "unique: 100.0% of items" in text and "all 47 items of the data have codes" in text
+    parts = build(zoo_config("TIGER", data__codes=file), World())
+    model, given = parts.model, read_codes(file)
+    assert isinstance(model, TIGER)
+    names = parts.dataset.vocab[parts.dataset.item_field]
+    assert model.codes[1:].tolist() == [given[str(name)] for name in names[1:]]
+    assert parts.fingerprint["codes"]
+    with pytest.raises(ValueError, match="BPR reads no codes of items"):
+        build(zoo_config("BPR", data__codes=file), World())
+
+
+def test_of_a_trained_model_and_of_features(tmp_path: Path) -> None:
+    folder, file = tmp_path / "run", tmp_path / "codes.json"
+    values = {"model.embedding_size": 8, **DATA, "train.epochs": 1, "run.output": str(folder)}
+    run("BPR", config_dict=values)
+    items, vectors = vectors_of_model(folder)
+    assert vectors.shape == (len(items), 8)
+    found = make_codes(items, vectors, file, levels=2, size=32, method="kmeans")
+    assert found["kept"] > 0.5 and len(read_codes(file)) == len(items) - 1
+    with pytest.raises(ValueError, match="values that are no numbers"):
+        make_codes(items, vectors * torch.nan, file)
+    assert "give it alone" in shoal("make", str(folder), "--of", "features", "--to", str(file))
+    told = zoo_config("TIGER features")
+    assert vectors_of_data(told, "feature_0")[1].shape == (48, 64)
+    with pytest.raises(ValueError, match=r"no feature 'color'; .*or of one: feature_0, feature_1"):
+        vectors_of_data(told, "color")
