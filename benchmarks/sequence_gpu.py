@@ -41,7 +41,7 @@ from shoal.kernels import hstu  # noqa: E402
 from shoal.kernels.common import sequences as common  # noqa: E402
 from shoal.kernels.gpu import hstu as kernels  # noqa: E402
 from shoal.kernels.gpu import hstu_tiles  # noqa: E402
-from shoal.models.nn.hstu import HSTULayer  # noqa: E402
+from shoal.models.nn.hstu import HSTULayer, pack  # noqa: E402
 
 DEVICE = torch.device("cuda")
 DAY = 86_400
@@ -320,12 +320,9 @@ class Layers(torch.nn.Module):
     def __init__(self, max_len: int, bias: bool):
         super().__init__()
         options = types.SimpleNamespace(
-            hidden_size=1024, n_heads=4, attention_size=None, linear_size=None, use_times=bias,
-            linear_dropout_prob=0.0, layer_norm_eps=1e-6)  # fmt: skip
+            hidden_size=1024, n_heads=4, attention_size=None, linear_size=None, use_positions=bias,
+            use_times=bias, linear_dropout_prob=0.0, layer_norm_eps=1e-6)  # fmt: skip
         self.layers = torch.nn.ModuleList(HSTULayer(options, max_len) for _ in range(8))
-        if not bias:
-            for layer in self.layers:
-                layer.position_bias = None
 
     def gradients(self, x: Tensor, buckets: Tensor | None, sequences: Any, grad: Tensor) -> None:
         states = x
@@ -356,17 +353,8 @@ def step() -> None:
             gaps = torch.randint(0, 600, (size, longest + 1))
             times = (gaps.cumsum(1) + 1_700_000_000).to(DEVICE) if bias else None
             x = torch.randn(size, longest, 1024, device=DEVICE).bfloat16()
-            if len(set(lengths)) > 1:  # packed: one row of tokens, no pads
-                whole = hstu.sequences_of(history, times)
-                sizes, at = torch.tensor(lengths), history.view(-1).nonzero().view(-1)
-                starts = (sizes.cumsum(0) - sizes).int().to(DEVICE)
-                asked, taken = (y[at] for y in (whole.asked, whole.taken))
-                sequences = common.Sequences(
-                    starts, whole.lengths, longest, asked, taken, tuple(lengths)
-                )
-                x = x.view(-1, 1024)[at].unsqueeze(0)
-            else:
-                sequences = None if plain else hstu.sequences_of(history, times)
+            sequences = None if plain else hstu.sequences_of(history, times)
+            x = pack(x, sequences)
             buckets = common.time_buckets(times) if plain else None
             x.requires_grad_()
             grad = torch.randn_like(x)

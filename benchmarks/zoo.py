@@ -1,4 +1,4 @@
-"""The zoo beside RecBole 1.2.1 on ml-100k and beside published figures, as a page: docs/zoo.md.
+"""The page docs/understand/zoo.md: the zoo beside RecBole 1.2.1 on ml-100k and published figures.
 
     python benchmarks/zoo.py page
 
@@ -19,7 +19,7 @@ from typing import Any
 from zoo_settings import ROOT, STORED
 from zoo_speed import line
 
-PAGE = ROOT / "docs" / "zoo.md"
+PAGE = ROOT / "docs" / "understand" / "zoo.md"
 
 # Figures of others and what the recipes reach: written by hand from the runs that it names.
 ML_1M = STORED / "ml-1m.json"
@@ -50,7 +50,7 @@ REASONS: dict[str, str] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("page", help="write docs/zoo.md")
+    commands.add_parser("page", help="write docs/understand/zoo.md")
     parser.parse_args()
     PAGE.write_text(page())
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """docs/zoo.md."""
+    """docs/understand/zoo.md."""
     sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
     from shoal.models import MODELS, find
 

@@ -7,7 +7,7 @@ early stopping; the epoch that validates best is tested. Every worker keeps two 
 each side, one thread each, and asks them in turn. Seconds are CPU time of the process. Each pair of
 runs is a line of --lines as soon as it is there, and a pair that has its line is not run again;
 `--store` puts the lines into benchmarks/zoo/quality.json, of which `python benchmarks/zoo.py page`
-makes tables of docs/zoo.md.
+makes tables of docs/understand/zoo.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Two processes stay for the whole run, one of each side, and train the models in 
 RecBole, with one YAML of settings. FOLDER holds ml-100k/ (atomic files); PYTHON is the interpreter
 of an environment with RecBole. Seconds are CPU time of the process, one thread each: other work on
 the machine does not count. Figures go to benchmarks/zoo/speed.json and, by
-`python benchmarks/zoo.py page`, into docs/zoo.md.
+`python benchmarks/zoo.py page`, into docs/understand/zoo.md.
 """
 
 from __future__ import annotations

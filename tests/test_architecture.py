@@ -1,4 +1,4 @@
-"""The import rules of docs/architecture.md, read off the source."""
+"""The import rules of docs/understand/architecture.md, read off the source."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def room(module: str) -> str:
 
 def floor(name: str) -> int:
     found = [number for number, rooms in enumerate(FLOORS) if name in rooms]
-    assert found, f"the room {name!r} stands on no floor: add it to FLOORS and docs/architecture.md"
+    page = "docs/understand/architecture.md"
+    assert found, f"the room {name!r} stands on no floor: add it to FLOORS and {page}"
     return found[0]
 
 

@@ -1,21 +1,32 @@
-"""What the docs name is there: pages, places in them, files, keys of a config, commands."""
+"""What the docs name is there: pages, places in them, files, keys, commands, names of Python."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+import shoal
 from shoal.command.cli import app
-from shoal.config import key_page
 from shoal.config.keys import KEYS, SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS_OF_PAGES = ("", "docs", "benchmarks", "examples/pages")
-PAGES = [page for folder in FOLDERS_OF_PAGES for page in (ROOT / folder).glob("*.md")]
+sys.path.append(str(ROOT / "docs"))
+import generate  # noqa: E402
+
+KINDS_OF_PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/pages/*.md")
+PAGES = sorted(page for kind in KINDS_OF_PAGES for page in ROOT.glob(kind))
 FOLDERS = "shoal|tests|benchmarks|examples|recipes|csrc|docs"
+NOT_PYTHON = {  # components of TorchX, operators of ONNX, a file, an entry in a file
+    *("shoal.train", "shoal.ps", "shoal.lookup", "shoal.pooled", "shoal.listed"),
+    *("shoal.secret", "shoal.users"),
+}
 PYTHON = {  # names of Python that read like keys
     "data.batch",
     "data.features",
@@ -76,12 +87,40 @@ def test_commands_are_there(page: Path) -> None:
         assert name in commands, name
 
 
-def test_the_page_of_keys_is_that_of_the_code() -> None:
-    """Else: `shoal config keys > docs/keys.md`."""
-    assert (ROOT / "docs" / "keys.md").read_text() == key_page()
+@of_a_page
+def test_names_of_python_are_there(page: Path) -> None:
+    """`shoal.NAME` and `from shoal.MODULE import NAME`; the change log also names former ones."""
+    text = "" if page.name == "CHANGELOG.md" else page.read_text()
+    for name in re.findall(r"(?<![\w./-])shoal((?:\.[A-Za-z_]\w*)+)(?!\w|\.\w)", text):
+        if f"shoal{name}" not in NOT_PYTHON:
+            find(f"shoal{name}")
+    for module, names in re.findall(r"from (shoal[\w.]*) import ([\w, ]+)", text):
+        for name in names.split(","):
+            find(f"{module}.{name.split(' as ')[0].strip()}")
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "README.md" or f"]({page.name})" in index, page.name
+def find(name: str) -> Any:
+    """What a full name means: an attribute, or a module."""
+    found: Any = shoal
+    for part in name.split(".")[1:]:
+        if not hasattr(found, part):
+            import_module(f"{found.__name__}.{part}")
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_generated_pages_are_those_of_the_code(name: str) -> None:
+    """Else: `python docs/generate.py`."""
+    assert (ROOT / "docs" / "reference" / name).read_text() == generate.PAGES[name]()
+
+
+def test_every_command_and_name_has_an_example() -> None:
+    commands = [name for name, _ in generate.list_commands(get_command(app))]
+    assert sorted(commands) == sorted(generate.EXAMPLES)
+    assert all(line.startswith(f"shoal {name}") for name, line in generate.EXAMPLES.items())
+    parts = re.split(r"^### ", generate.name_page(), flags=re.MULTILINE)[1:]
+    entries = {part.partition("\n")[0]: part for part in parts}
+    assert {f"shoal.{name}" for name in shoal.__all__} - {"shoal.__version__"} <= {*entries}
+    for name, part in entries.items():
+        assert "```pycon" in part or name == "shoal.ray", f"{name} has no example"

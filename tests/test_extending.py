@@ -1,4 +1,4 @@
-"""What docs/architecture.md promises: things from outside the package, registered by
+"""What docs/understand/architecture.md promises: things from outside the package, registered by
 a plugin, are chosen by a config and used in real runs of the command, on one process and on two.
 """
 

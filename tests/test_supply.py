@@ -26,7 +26,7 @@ PINS = re.findall(
 )
 TEXTS = [
     *(ROOT / "Makefile", ROOT / ".ci" / "run"),
-    *(path for kind in ("*.md", "docs/*.md", "benchmarks/*.md") for path in ROOT.glob(kind)),
+    *(path for kind in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(kind)),
     *(
         path
         for kind in ("shoal/**/*.py", "examples/**/*", ".github/**/*")

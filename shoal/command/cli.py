@@ -93,12 +93,15 @@ app.add_typer(keys_app, name="keys")
 
 @app.callback(invoke_without_command=True)
 def version(
-    show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    show: Annotated[
+        bool, typer.Option("--version", help="Print the version and what was built.")
+    ] = False,
 ) -> None:
     """Shoal trains recommenders: one model file, one config, any number of processes."""
     startup.begin()
     if show:
-        typer.echo(f"shoal {shoal.__version__}")
+        for line in doctor.describe_build():
+            typer.echo(line)
         raise typer.Exit
 
 

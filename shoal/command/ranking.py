@@ -7,7 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from shoal.runs.explain import Explanation
-    from shoal.runs.recommender import RankedItems
+    from shoal.runs.ranked import RankedItems
 
 REASONS = 3  # shares that are shown of each score
 

@@ -272,7 +272,7 @@ class DataSection(Section):
         "data set's own folder",
     )
     format: Annotated[str, FORMATS] = Field(
-        "auto", description="auto: by what is there, see docs/data.md"
+        "auto", description="auto: by what is there, see docs/reference/data.md"
     )
     files: dict[str, str] | None = Field(
         None,

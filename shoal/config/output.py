@@ -52,13 +52,13 @@ def _plain_inline(value: Any) -> str:
 
 
 def key_page() -> str:
-    """Every key with its default, what it may be and what it does: docs/keys.md."""
+    """Every key with its default, what it may be and what it does: docs/reference/keys.md."""
     lines = [
         "# Every key of a config",
         "",
-        "Written by `shoal config keys`. [config.md](config.md) describes how a key is given, in a "
+        "Written by `shoal config keys`. [Configs](config.md) describes how a key is given, in a "
         "file or on the command line. Options of a model (`model.KEY`) are in "
-        "[models.md](models.md#options), and `shoal models NAME` prints them.",
+        "[models](models.md#options), and `shoal models NAME` prints them.",
     ]
     section = ""
     for key, one in _documented():

@@ -25,7 +25,7 @@ class ServersSection(Section):
 
     read_by: ClassVar[ReadBy] = ReadBy(("ps",))
     mode: Literal["sync", "async", "geo"] = Field(
-        "sync", description="what happens to gradients, see docs/servers.md"
+        "sync", description="what happens to gradients, see docs/reference/servers.md"
     )
     dense: Literal["server", "all_reduce"] = Field(
         "server", description="who keeps the dense parameters: the servers, or every worker"

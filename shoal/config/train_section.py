@@ -167,7 +167,7 @@ class EvalSection(Section):
     metrics: list[str] = Field(
         ["Recall", "MRR", "NDCG", "Hit", "Precision"],
         min_length=1,
-        description="see docs/metrics.md; of your own: FILE.py:Class",
+        description="see docs/reference/metrics.md; of your own: FILE.py:Class",
     )
     topk: list[Annotated[int, Field(ge=1)]] = Field(
         [10], description="cut-offs of the ranking metrics"

@@ -20,19 +20,16 @@ LARGE = 2**27  # pairs of places in a batch from which on waiting for its length
 def sequences_of(history: Tensor, times: Tensor | None) -> Sequences:
     """Of sequences side by side: history [b, l], 0 where a pad is; times [b, l + 1].
 
-    For a LARGE batch the host waits once: it reads lengths, and whether int32 holds the times.
+    For a LARGE batch the host waits once, unless its step is being recorded: it reads lengths, and
+    whether int32 holds the times. Then pads are left out: tokens are those of `Sequences.tokens`.
     """
     size, length = history.shape
     place = torch.arange(length + 1, device=history.device)
     # A state is asked of an empty history as well: its first pad is a token.
     lengths = ((history > 0) * place[1:]).amax(1).clamp(min=1)
     sizes = None
-    if size * length**2 > LARGE:
-        if history.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise ValueError(
-                f"a step over {size} histories of {length} places reads their lengths on the host "
-                "and cannot be recorded: set strategy.graph to auto or false"
-            )
+    recorded = history.is_cuda and torch.cuda.is_current_stream_capturing()
+    if size * length**2 > LARGE and not recorded:
         read = [lengths]
         if times is not None:  # seconds since the first of each sequence
             within = place <= lengths.unsqueeze(1)
@@ -46,13 +43,48 @@ def sequences_of(history: Tensor, times: Tensor | None) -> Sequences:
     asked = taken = None
     if times is not None:
         asked, taken = times[:, 1:].reshape(-1), times[:, :-1].reshape(-1)
-    starts = torch.arange(size, dtype=torch.int32, device=history.device) * length
-    return Sequences(starts, lengths.int(), length, asked, taken, sizes)
+    starts = torch.arange(size, device=history.device) * length
+    tokens = None
+    if sizes is not None and sum(sizes) < size * length:
+        total = sum(sizes)
+        packed = lengths.cumsum(0) - lengths
+        of = torch.repeat_interleave(lengths, output_size=total)  # the sequence of a token
+        tokens = starts[of] + torch.arange(total, device=history.device) - packed[of]
+        starts = packed
+        asked, taken = (None if x is None else x[tokens] for x in (asked, taken))
+    return Sequences(starts.int(), lengths.int(), length, asked, taken, sizes, tokens)
 
 
 def takes_hstu(x: Tensor, widest: int) -> bool:
     """Whether there is a kernel for heads of this width, of layers that read x."""
     return takes_triton(x) and x.dtype in TYPES and widest <= WIDEST
+
+
+def normed(x: Tensor, eps: float) -> Tensor:
+    """The layer norm of x [n, width] by a kernel, where `takes_hstu`; in autocast of its type."""
+    from shoal.kernels.gpu.hstu_norms import Normed
+
+    device = x.device.type
+    autocast = torch.is_autocast_enabled(device)
+    return Normed.apply(x, eps, torch.get_autocast_dtype(device) if autocast else x.dtype)
+
+
+def normed_and_gated(
+    mixed: Tensor,
+    gate: Tensor,
+    eps: float,
+    p: float,
+    key: Tensor | None,
+    first: int,
+    rows: Tensor | None,
+) -> Tensor:
+    """dropout(layer norm of mixed * gate) by a kernel, where `takes_hstu`: [n, width] each.
+
+    key: of the mask, None where nothing is dropped; first, rows: as for `drop` (dropout.py).
+    """
+    from shoal.kernels.gpu.hstu_norms import NormedAndGated
+
+    return NormedAndGated.apply(mixed, gate, eps, p, key, first, rows)
 
 
 def hstu_attention(
@@ -78,7 +110,7 @@ def plain_hstu_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    position_bias: Tensor,
+    position_bias: Tensor | None,
     time_bias: Tensor | None,
     buckets: Tensor | None,
     n: int,
@@ -88,8 +120,10 @@ def plain_hstu_attention(
     """
     place = torch.arange(query.shape[2], device=query.device)
     back = place.unsqueeze(1) - place  # [l, l]; below 0: a later item, which is not seen
-    bias = position_bias[back.clamp(min=0)]
+    scores = query @ key.transpose(-1, -2)
+    if position_bias is not None:
+        scores = scores + position_bias[back.clamp(min=0)]
     if time_bias is not None and buckets is not None:
-        bias = (bias + time_bias[buckets]).unsqueeze(1)  # [b, 1, l, l]
-    weights = F.silu(query @ key.transpose(-1, -2) + bias) / n
+        scores = scores + time_bias[buckets].unsqueeze(1)  # [b, 1, l, l]
+    weights = F.silu(scores) / n
     return weights.masked_fill(back < 0, 0.0) @ value

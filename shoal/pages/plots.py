@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.pages.look import Html, escape
@@ -22,6 +22,15 @@ def figure(
     draw: "Callable[[Axes], None]", label: str, width: float = 5.6, height: float = 2.8
 ) -> Html:
     """What `draw` puts on a pair of axes, as SVG. label: what a reader who sees nothing hears."""
+    return figures([(draw, label)], width, height)[0]
+
+
+def figures(
+    plots: "Sequence[tuple[Callable[[Axes], None], str]]", width: float, height: float
+) -> list[Html]:
+    """Plots of one size and one scale: the first is laid out, which takes as long as drawing it,
+    and the axes of the others stand where its axes stand.
+    """
     try:
         import matplotlib
         from cycler import cycler
@@ -51,12 +60,22 @@ def figure(
         "xtick.color": SOFT,
         "ytick.color": SOFT,
     }
+    made, place = [], None
     with matplotlib.rc_context(rules):
-        drawing = Figure(figsize=(width, height), layout="constrained")
-        draw(drawing.add_subplot())
-        written = io.StringIO()
-        drawing.savefig(written, format="svg", transparent=True, metadata={"Date": None})
-    text = written.getvalue()
+        for draw, label in plots:
+            laid_out = "constrained" if place is None else None
+            drawing = Figure(figsize=(width, height), layout=laid_out)
+            axes = drawing.add_subplot() if place is None else drawing.add_axes(place)
+            draw(axes)
+            written = io.StringIO()
+            drawing.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+            made.append(_on_page(written.getvalue(), label))
+            place = axes.get_position()
+    return made
+
+
+def _on_page(text: str, label: str) -> Html:
+    """SVG of matplotlib as a page has it: in its colours, as wide as there is room."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     for colour, name in _ON_PAGE.items():

@@ -26,7 +26,7 @@ from shoal.data.features import Feature, features_of, labels_of
 from shoal.data.history import Histories
 from shoal.data.ids import Ids
 from shoal.data.item_codes import fitted, read_codes
-from shoal.data.joined import JoinedSamples, check_packable, packed_rows
+from shoal.data.joined import JoinedSamples, check_packable, packed_rows, weights_of
 from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepared.named import named_data
@@ -101,7 +101,7 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
         return _build_clicks(config, world, model_class, make)
     if clicks:
         return _build_joined(config, world, model_class, make)
-    refuse_labels(config)
+    refuse_labels(config, model_class.reads_weights)
     dataset, table = _load(config, world, model_class.reads_features)
     if table is not None and (own := [f.name for f in table.features if f.side == "context"]):
         log.info("%s does not read features of single interactions: %s", config.model.title, own)
@@ -114,6 +114,9 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
     facts = _facts(config, dataset, table)
     if config.data.codes is not None:
         facts = replace(facts, codes=_codes(config, dataset, model_class))
+    if config.data.sample_weight is not None:
+        weights = weights_of(dataset, config.data.sample_weight)[dataset.splits["train"]]
+        facts = replace(facts, train_weights=torch.from_numpy(weights))
     model, strategy = set_up(config, world, model_class, facts, make)
     reader = _reader(config, world, dataset, table, model)
     how = (config.eval, world, config.run.seed, config.data.max_len)
@@ -235,13 +238,14 @@ def _build_joined(
     return Parts(dataset, model, strategy, reader, evaluator, found)
 
 
-def refuse_labels(config: Config) -> None:
-    """Refuse labels and weights of samples where nobody reads them."""
-    for key in ("labels", "sample_weight"):
+def refuse_labels(config: Config, weighted: bool = False) -> None:
+    """Refuse labels and weights of samples where nobody reads them; weighted: weights are read."""
+    for key in ("labels",) if weighted else ("labels", "sample_weight"):
         if getattr(config.data, key) is not None:
+            also = " and for IALS" if key == "sample_weight" else ""
             raise ValueError(
                 f"data.{key} is for click models on tables of interactions (data.files, atomic "
-                f"files), and {config.model.title} reads something else here; leave it out"
+                f"files){also}, and {config.model.title} reads something else here; leave it out"
             )
 
 

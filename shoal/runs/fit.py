@@ -8,7 +8,6 @@ fitted.recommend("u1"), fitted.similar_items("i7"), fitted.item_vectors()
 
 from __future__ import annotations
 
-import html
 import json
 import logging
 import re
@@ -33,8 +32,10 @@ from shoal.data.sources.frames import to_polars
 from shoal.launch.hosts import LaunchError
 from shoal.models.base import Model
 from shoal.models.own import give
+from shoal.pages import look
 from shoal.runs.explain import Explanation
-from shoal.runs.recommender import RankedItems
+from shoal.runs.ranked import RankedItems
+from shoal.runs.results import RunResult, curve, on_a_line
 from shoal.runs.run import resolve, run_folder, train
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
@@ -248,7 +249,7 @@ class Fitted:
     ) -> Explanation:
         """Why an item has its score for a user, or for a history: (what, share) each.
 
-        The shares and `rest` add up to `score`; printed, it is a table. See docs/explain.md.
+        The shares and `rest` add up to `score`; printed, it is a table (docs/reference/explain.md).
         """
         return self.trained.explain(user, item, history)
 
@@ -283,31 +284,20 @@ class Fitted:
     # ---- showing --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
-        return f"Fitted({self.result['model']}: {shown})"
+        return f"Fitted({self.result['model']}: {on_a_line(self.metrics)}; {self.folder})"
 
     def _repr_html_(self) -> str:
-        """A table for notebooks."""
-        valid = self.result["best_valid"]
-        rows = "".join(
-            f"<tr><td>{html.escape(name)}</td><td>{_figure(valid.get(name))}</td>"
-            f"<td>{_figure(value)}</td></tr>"
-            for name, value in self.metrics.items()
-        )
-        title = f"{self.result['model']}: {self.result['epochs']} epochs"
-        if self.result["best_epoch"] is not None:
-            title += f", best after epoch {self.result['best_epoch']}"
-        return (
-            f"<table><caption>{html.escape(title)}</caption>"
-            f"<tr><th>metric</th><th>valid</th><th>test</th></tr>{rows}</table>"
-        )
+        """Data, metrics and curve for notebooks."""
+        result, dataset = RunResult(self.result), self.trained.parts.dataset
+        about = ""
+        if isinstance(dataset, Dataset):
+            counts = (dataset.num_inter, dataset.num_users - 1, dataset.num_items - 1)
+            about = "{:,} interactions of {:,} users and {:,} items".format(*counts)
+        title = look.join([result.title(), look.Html("<br>"), about]) if about else result.title()
+        return look.inline(title, look.grid(result.table(), curve(self.curves)))
 
 
 def _ids(ids: Ids) -> np.ndarray:
     """Every id, in its type."""
     kinds = {int: np.int64, float: np.float64}
     return ids.values[1:].astype(kinds[ids.kind]) if ids.kind in kinds else ids.values[1:]
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"

@@ -14,6 +14,7 @@ from shoal.launch.servers import knocking
 from shoal.ps.address import nobody_listens
 from shoal.ps.worker.link import ServerError
 from shoal.runs.build import announce, build
+from shoal.runs.expected import expected
 from shoal.runs.growth import save_vocabularies
 from shoal.training.leased import LeasedTrainer
 from shoal.training.run_folder import RunFolder, start_logging
@@ -86,6 +87,7 @@ def train_leased(
         take_charge=take_charge,
         resume=resume,
     )
+    trainer.beside = expected(config, parts)
     result = trainer.fit(shoal.STARTED)
     parts.strategy.close()
     log.info("run folder: %s", folder.path)

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,14 +93,28 @@ def plan_run(config: Config, machine: Machine | None = None) -> str:
     return plan_tables_of(config, tables, optimizers, device, machine or Machine.here(device))
 
 
-def plan_tables_of(
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What the fullest of those that hold rows takes, in bytes."""
+
+    holder: str  # process, rank or server
+    here: int  # how many of them are on this machine
+    lines: list[tuple[str, ...]]  # a table each, in words
+    tables: dict[str, int | None]  # in host and GPU memory; None: it grows
+    total: dict[str, int]  # of gpu, host and ssd
+
+    def facts(self) -> dict[str, Any]:
+        """What result.json has of it."""
+        return {"holder": self.holder, **self.total, "tables": self.tables}
+
+
+def plan_memory(
     config: Config,
     tables: Mapping[str, Table],
     optimizers: Mapping[str, RowOptimizer],
     device: torch.device,
-    machine: Machine,
-) -> str:
-    """The same of known tables."""
+) -> MemoryPlan:
+    """What rows take of memory and disk; ValueError where a budget is too small for any."""
     what, held, here = _holders(config, tables, optimizers)
     tiers, on_gpu = config.rows.tiers, device.type == "cuda" and what != "server"
     on_gpu = on_gpu and tiers.gpu != 0 and tiers.ssd is None
@@ -110,12 +125,30 @@ def plan_tables_of(
         shares = share_out(held, optimizers, tiers.host)
     lines: list[tuple[str, ...]] = [("table", "rows", "dim", "values", "state", "index", "where")]
     total = {"gpu": 0, "host": 0, "ssd": 0}
+    each: dict[str, int | None] = {}
     for name, table in held.items():
-        lines.append(_line(table, optimizers[name], shares[name], on_gpu, total))
+        mine = {"gpu": 0, "host": 0, "ssd": 0}
+        lines.append(_line(table, optimizers[name], shares[name], on_gpu, mine))
+        total = {place: total[place] + size for place, size in mine.items()}
+        in_memory = mine["gpu"] + mine["host"] + (mine["ssd"] if over_host else 0)
+        each[name] = None if table.rows is None else in_memory
     if over_host:  # slots are on the GPU, the other rows in host memory
         total = {"gpu": total["gpu"] + total["host"], "host": total["ssd"], "ssd": 0}
     elif device.type == "cuda" and what != "server" and tiers.ssd is not None and tiers.gpu:
         total["gpu"] = min(tiers.gpu, gpu_need(held, optimizers))  # over both
+    return MemoryPlan(what, here, lines, each, total)
+
+
+def plan_tables_of(
+    config: Config,
+    tables: Mapping[str, Table],
+    optimizers: Mapping[str, RowOptimizer],
+    device: torch.device,
+    machine: Machine,
+) -> str:
+    """What the rows of known tables take, as text; refused where this machine has less."""
+    plan, tiers = plan_memory(config, tables, optimizers, device), config.rows.tiers
+    what, here, total, lines = plan.holder, plan.here, plan.total, plan.lines
     text = in_columns(lines, left=(0, 6))
     place = ", ".join(f"{show_size(n)} of {key}" for key, n in total.items() if n) or "nothing yet"
     told = [
@@ -187,7 +220,7 @@ def _line(
         of_row, of_slot = (INDEX_GPU, SLOT_GPU) if on_gpu else (INDEX_FIXED, SLOT)
         index = INDEX_GROWING if rows is None else of_row
         total["host"] += share.slots * (each + of_slot) + (rows or share.slots) * index
-        # On disk they lie in a log, which may be twice as long (docs/tiers.md).
+        # On disk they lie in a log, which may be twice as long (docs/understand/tiers.md).
         total["ssd"] += 2 * max(0, (rows or 0) - share.slots) * (each + 16)
     sizes = [values, state, index]
     shown = [f"{n} B a row" if rows is None else show_size(n * rows) for n in sizes]

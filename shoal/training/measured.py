@@ -11,10 +11,11 @@ from torch import Tensor
 
 from shoal.config.schema import Config
 from shoal.embedding.engines.init import initial_rows
+from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
 from shoal.training.strategy.base import Strategy
-from shoal.world.world import World
 
 MOST_ROWS = 200_000  # of a table that are looked at: of a larger one, some that lie evenly
 SOME_ROWS = 1 << 16  # at a time
@@ -24,17 +25,34 @@ def measure(strategy: Strategy, config: Config) -> dict[str, Any]:
     """What result.json has of it."""
     fresh = config.start.run is None and not config.start.pretrained
     return {
-        "memory": peak_memory(strategy.world),
+        "memory": peak_memory(strategy),
         "tables": table_figures(strategy, config.run.seed if fresh else None),
     }
 
 
-def peak_memory(world: World) -> list[dict[str, int | None]]:
-    """Of each rank, in order: the most bytes of host memory and of a GPU that it had so far."""
+def peak_memory(strategy: Strategy) -> list[dict[str, Any]]:
+    """Of each rank, in order: the most bytes of host memory and of a GPU that it had so far, and
+    the bytes of each table's rows that it holds now; None: it has no GPU, its rows are elsewhere.
+    """
+    world, names = strategy.world, list(strategy.tables)
     gpu = torch.cuda.max_memory_reserved(world.device) if world.device.type == "cuda" else -1
     mine = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, gpu]
+    mine += [_held(strategy, name) for name in names]
     every = world.stack(torch.tensor(mine, dtype=torch.int64, device=world.device)).tolist()
-    return [{"host_peak": host, "gpu_peak": None if gpu < 0 else gpu} for host, gpu in every]
+    known = [[None if size < 0 else size for size in one] for one in every]
+    return [
+        {"host_peak": host, "gpu_peak": gpu, "tables": dict(zip(names, held))}
+        for host, gpu, *held in known
+    ]
+
+
+def _held(strategy: Strategy, name: str) -> int:
+    """Bytes of a table's rows in this process; -1: they are elsewhere."""
+    one = strategy.rows.tables[name]
+    engine = one.engine if isinstance(one, ShardedTable) else one
+    if engine is None:  # another rank has all of them
+        return 0
+    return engine.memory if isinstance(engine, RowEngine) else -1
 
 
 def table_figures(strategy: Strategy, seed: int | None) -> dict[str, dict[str, Any]]:

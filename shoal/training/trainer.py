@@ -82,6 +82,7 @@ class Trainer:
             section.copy_to,
             strategy.saves_rows and config.strategy.ps.journal,
         )
+        self.beside: dict[str, Any] = {}  # what result.json has besides, known before training
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []
         self.test_seconds: float | None = None
@@ -139,7 +140,7 @@ class Trainer:
             "startup": begun - started,
             "test": self.test_seconds,
         }
-        result |= measure(self.strategy, self.config)
+        result |= measure(self.strategy, self.config) | self.beside
         if self.world.is_main:
             self.folder.write_result(result)
         self.trackers.end(result)

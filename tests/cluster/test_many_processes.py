@@ -88,7 +88,7 @@ def test_evaluation_is_exact_on_any_number_of_processes(place: Path, alone: Path
     output = finish("eval", alone, "--nproc", "2", "--output", place / "eval-2", cwd=place)
     one, two = result(place / "eval-1"), result(place / "eval-2")
     assert one["world_size"] == 1 and two["world_size"] == 2
-    of_training = {"memory", "tables", "data", "higher_is_better"}
+    of_training = {"memory", "tables", "plan", "hits", "data", "higher_is_better"}
     assert set(one) == set(two) == set(result(alone)) - of_training
     for phase in ("test", "best_valid"):
         assert one[phase] == pytest.approx(result(alone)[phase], rel=0, abs=1e-8)

@@ -55,7 +55,8 @@ def test_of_a_trained_model_and_of_features(tmp_path: Path) -> None:
     assert found["kept"] > 0.5 and len(read_codes(file)) == len(items) - 1
     with pytest.raises(ValueError, match="values that are no numbers"):
         make_codes(items, vectors * torch.nan, file)
-    assert "give it alone" in shoal("make", str(folder), "--of", "features", "--to", str(file))
+    with pytest.raises(ValueError, match=r"of the item vectors of .*leave the rest out"):
+        shoal("make", str(folder), "--of", "features", "--to", str(file))
     told = zoo_config("TIGER features")
     assert vectors_of_data(told, "feature_0")[1].shape == (48, 64)
     with pytest.raises(ValueError, match=r"no feature 'color'; .*or of one: feature_0, feature_1"):

@@ -114,10 +114,10 @@ def test_the_core_names_no_dialect() -> None:
 @pytest.mark.parametrize(
     ("known", "head", "page"),
     [
-        (RecBole, "RecBole key", "config.md"),
-        (PaddleRec, "PaddleRec key", "paddlerec.md"),
-        (TorchRec, "flag", "bert4rec.md"),
-        (Tdfo, "key", "goodreads.md"),
+        (RecBole, "RecBole key", "reference/config.md"),
+        (PaddleRec, "PaddleRec key", "from/paddlerec.md"),
+        (TorchRec, "flag", "from/torchrec.md"),
+        (Tdfo, "key", "from/tdfo.md"),
     ],
 )
 def test_tables_of_keys(known: type[Dialect], head: str, page: str) -> None:

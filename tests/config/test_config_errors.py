@@ -261,7 +261,7 @@ def test_docs_show_a_real_message(write) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         load([path], ["--learner=adm"], models=models)
-    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text()
     assert f"```\n{caught.value}\n```" in page
 
 

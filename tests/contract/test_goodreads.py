@@ -158,5 +158,5 @@ def test_what_the_toml_may_not_say(tmp_path: Path) -> None:
 
 
 def test_the_page_lists_every_key() -> None:
-    page = ROOT / "docs" / "goodreads.md"
+    page = ROOT / "docs" / "from" / "tdfo.md"
     assert tdfo.Tdfo.table_text("key") in page.read_text()

@@ -54,6 +54,7 @@ def run(
     [
         *((causal, where, 7, 2, 4) for causal in (True, False) for where in ("none", "left")),
         *((True, "none", 70, 1, 16), (True, "left", 70, 1, 16), (False, "right", 20, 1, 20)),
+        (True, "none", 40, 1, 128),
     ],
 )
 def test_as_written_out(

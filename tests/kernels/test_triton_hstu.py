@@ -19,6 +19,7 @@ from shoal.kernels.common.sequences import (
 )
 from shoal.kernels.hstu import hstu_attention, plain_hstu_attention, sequences_of
 from shoal.models.base import Batch
+from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
 from shoal.runs.build import build
 from shoal.world.world import World
 
@@ -28,7 +29,10 @@ kernels = import_kernels("shoal.kernels.gpu.hstu")
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ask_for_interpreter(monkeypatch)
+    # Kernels read a mask's key from memory, as on a GPU; the bits are the same.
+    monkeypatch.setattr("shoal.models.nn.dropout.takes_int_key", lambda device: False)
     yield
+    end_steps()
 
 
 def small_tiles(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
@@ -158,10 +162,11 @@ def test_parts_hold_every_tile_once() -> None:
 
 @pytest.mark.parametrize("large", [0, 2**40])
 def test_the_model_by_kernels(monkeypatch: pytest.MonkeyPatch, large: int) -> None:
-    """States of real places and gradients as by torch, with lengths that the host read or not."""
+    """States of real places and gradients as by torch, with lengths that the host read or not: so
+    with pads or packed."""
     small_tiles(monkeypatch)
     monkeypatch.setattr("shoal.kernels.hstu.LARGE", large)
-    model = build(zoo_config("HSTU", model__n_layers=1), World()).model.eval().to(DEVICE)
+    model = build(zoo_config("HSTU", model__n_layers=1), World(DEVICE)).model.train().to(DEVICE)
     history = torch.tensor([[1, 2, 3, 4, 5], [6, 0, 0, 0, 0], [0, 0, 0, 0, 0]], device=DEVICE)
     asked = (history > 0) | (torch.arange(5, device=DEVICE) == 0)  # an empty history as well
     times = torch.tensor([[9, 9, 70, 5000, 10**6, 10**7], [4, 8, 0, 0, 0, 0], [0] * 6]) + 10**9
@@ -170,6 +175,8 @@ def test_the_model_by_kernels(monkeypatch: pytest.MonkeyPatch, large: int) -> No
     found = []
     for kernel in (False, True):
         monkeypatch.setattr("shoal.models.nn.hstu.takes_hstu", lambda *_, k=kernel: k)
+        begin_step(7, 3, DEVICE)
+        begin_slice(20)
         states = model.states(batch)[asked]
         found.append([states, *torch.autograd.grad(states.square().sum(), weights)])
     for plain, fused in zip(*found, strict=True):
@@ -189,13 +196,16 @@ def test_times_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.sizes == (30, 1, 7, 1) and found.lengths.tolist() == [30, 1, 7, 1]
     assert found.asked is not None and found.taken is not None
     assert found.asked.dtype == torch.int32 and min(found.asked.min(), found.taken.min()) >= 0
-    asked, taken = found.asked.view(4, 30, 1), found.taken.view(4, 1, 30)
+    assert found.starts.tolist() == [0, 30, 31, 38]
+    assert found.tokens is not None and found.tokens.tolist() == [*range(31), *range(60, 67), 90]
     steps, buckets = bucket_steps(DEVICE, torch.int32)
-    gaps = (asked - taken).abs().clamp(min=1)
-    cells = cell_of(gaps.long())
-    ours, theirs = buckets[cells + (gaps >= steps[cells])].long(), time_buckets(times.to(DEVICE))
-    for sample, length in enumerate(found.sizes):
-        assert torch.equal(ours[sample, :length, :length], theirs[sample, :length, :length])
+    theirs = time_buckets(times.to(DEVICE))
+    for sample, (start, length) in enumerate(zip(found.starts.tolist(), found.sizes)):
+        asked, taken = (x[start : start + length] for x in (found.asked, found.taken))
+        gaps = (asked.unsqueeze(1) - taken).abs().clamp(min=1)
+        cells = cell_of(gaps.long())
+        ours = buckets[cells + (gaps >= steps[cells])].long()
+        assert torch.equal(ours, theirs[sample, :length, :length])
     times[0, 3] = 2**40
     assert sequences_of(history.to(DEVICE), times.to(DEVICE)).asked.dtype == torch.int64
 

@@ -42,7 +42,11 @@ def test_a_run_leaves_what_its_users_got(result: dict[str, Any]) -> None:
     lists = users["items"].explode().value_counts()
     expected = dict(zip(*(lists[one].to_list() for one in ("items", "count"))))
     assert {i: n for i, n in zip(items["item"], items["recommended"]) if n} == expected
-    assert items.columns == ["item", "train", "recommended", "title"]
+    assert items.columns == ["item", "train", "recommended", "positives", "title"]
+    assert items["positives"].sum() == users["positives"].sum()
+    hits = users.select("items", "hits").explode("items", "hits").filter("hits")["items"]
+    found = hits.value_counts().join(items, left_on="items", right_on="item")
+    assert len(found) and (found["count"] <= found["positives"]).all()
     assert items["title"].null_count() == len(items) == 97
     assert items["train"].sum() == users["train"].sum() > 2000  # each user is tested
 

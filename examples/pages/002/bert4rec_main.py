@@ -5,7 +5,8 @@ torchrun --nproc_per_node 2 bert4rec_main.py --dataset_name random --mode ddp
 python bert4rec_main.py --dataset_name random
 
 Every flag of the example is honoured or refused by name, others have its defaults, and any key of
-Shoal may stand beside them (docs/bert4rec.md). It is the command `shoal train --dialect=torchrec`.
+Shoal may stand beside them (docs/from/torchrec.md). It is the command
+`shoal train --dialect=torchrec`.
 """
 
 from __future__ import annotations

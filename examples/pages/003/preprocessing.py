@@ -4,7 +4,7 @@ python preprocessing.py
 
 It is the command `shoal prepare DATA_DIR/goodreads_interactions.csv config.toml --to
 DATA_DIR/prepared_bert4rec`: users with 20 to 200 interactions, in the order of the file, the last
-two of each left out of training (docs/goodreads.md). The same inputs again do nothing.
+two of each left out of training (docs/from/tdfo.md). The same inputs again do nothing.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ def read_gpubox(reader: object, environment: Mapping[str, str]) -> Translation:
     if trainers != "1":
         raise ValueError(
             f"PADDLE_TRAINERS_NUM is {trainers}: hosts are named by launch.world_size, launch.ip "
-            "and launch.group_offset here (docs/distributed.md); unset it"
+            "and launch.group_offset here (docs/understand/distributed.md); unset it"
         )
     servers = [one for one in environment.get(SERVERS, "").split(",") if one]
     elsewhere = [one for one in servers if one.split(":")[0] not in ("127.0.0.1", "localhost")]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.embedding.engines.budgets import row_bytes
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.rows.store import Every, Ids, Rows, Store, flat_ids
@@ -70,6 +71,11 @@ class RowEngine(ABC):
 
     def __bool__(self) -> bool:
         return True  # a growing table of length 0 is a table all the same
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the rows held and their state take; with the index, where there is one."""
+        return len(self) * row_bytes(self.table, self.optimizer)
 
     @property
     def step(self) -> int:

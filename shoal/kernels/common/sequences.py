@@ -31,6 +31,9 @@ class Sequences:
     # Lengths where the host knows them: work is laid out by these, so that a batch of very
     # different lengths costs what its tokens cost. None: as if all were the longest.
     sizes: tuple[int, ...] | None = None
+    # Of packed sequences, int64 [tokens]: which of the places side by side, b * longest, tokens
+    # are. None: every place is a token.
+    tokens: Tensor | None = None
 
     @property
     def known(self) -> tuple[int, ...]:

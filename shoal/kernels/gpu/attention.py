@@ -238,11 +238,13 @@ class Attended(torch.autograd.Function):
 
 def _shape(packed: Tensor, causal: bool, pads: bool, p: float, hidden: float) -> dict[str, Any]:
     _, length, _, heads, dim = packed.shape
+    width = max(16, triton.next_power_of_2(dim))
+    most = 64 if width * packed.element_size() <= 256 else 32  # what fits the chip
     return {
         "HEADS": heads,
         "DIM": dim,
-        "WIDTH": max(16, triton.next_power_of_2(dim)),
-        "BLOCK": min(64, max(16, triton.next_power_of_2(length))),
+        "WIDTH": width,
+        "BLOCK": min(most, max(16, triton.next_power_of_2(length))),
         "SCALE": dim**-0.5,
         "HIDDEN": hidden,
         "CAUSAL": causal,

@@ -390,10 +390,16 @@ def _tiles(kernel: str, query: Tensor, how: dict[str, Any]) -> Tiles:
     else:
         tma = all(how[x] in (32, 64, 128, 256) for x in ("DIM", "VALUE_DIM"))
         tma = tma and not INTERPRETED.value
-        if kernel == "forward":
-            sizes, warps, stages = ((128, 32), 8, 2) if bias else ((128, 64), 8, 2)
+        if kernel == "forward" and not bias:
+            sizes, warps, stages = (128, 64), 8, 2 if widest > 128 else 3
+        elif kernel == "forward":
+            sizes, warps, stages = ((128, 64), 8, 2) if widest == 128 else ((128, 32), 8, 2)
+            if widest < 128:
+                warps, stages = 4, 3
         elif kernel == "scores":
             sizes, warps, stages = ((64, 64), 4, 2) if bias else ((64, 32), 4, 3)
+            if widest < 128:
+                sizes, stages = (64, 64), 3
         else:
             sizes, warps, stages = (128, 64), 8 if widest > 64 else 4, 4
     tiles = dict(zip(names, sizes, strict=True))

@@ -27,8 +27,8 @@ PROGRAMS = 264  # that add up gradients of weight and bias
 
 # fmt: off
 @triton.jit
-def _kept(mixed, rows, first, row, column, inside, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
-          WIDTH: tl.constexpr, HAS_ROWS: tl.constexpr):
+def kept_rows(mixed, rows, first, row, column, inside, THRESHOLD: tl.constexpr,
+              KEEP: tl.constexpr, WIDTH: tl.constexpr, HAS_ROWS: tl.constexpr):
     """The mask's factors for some rows [rows, columns]."""
     if HAS_ROWS:
         place = (tl.load(rows + row, mask=inside, other=0) + first) * WIDTH
@@ -38,7 +38,7 @@ def _kept(mixed, rows, first, row, column, inside, THRESHOLD: tl.constexpr, KEEP
 
 
 @triton.jit
-def _standard(value, there, EPS: tl.constexpr, WIDTH: tl.constexpr):
+def standard(value, there, EPS: tl.constexpr, WIDTH: tl.constexpr):
     """Rows with a mean of 0 and a deviation of 1, and one by their deviations."""
     value -= (tl.sum(value, 1) / WIDTH)[:, None]
     value = tl.where(there, value, 0.0)
@@ -56,11 +56,12 @@ def _add_and_norm(x, change, weight, bias, key, rows, sums, normed, first, count
     inside = row < count
     there = inside[:, None] & (column < WIDTH)[None, :]
     at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    kept = _kept(mixed_key(key), rows, first, row, column, inside, THRESHOLD, KEEP, WIDTH, HAS_ROWS)
+    kept = kept_rows(mixed_key(key), rows, first, row, column, inside, THRESHOLD, KEEP, WIDTH,
+                     HAS_ROWS)
     value = tl.load(change + at, mask=there, other=0.0).to(tl.float32) * kept
     value += tl.load(x + at, mask=there, other=0.0)
     tl.store(sums + at, value, mask=there)
-    value, _ = _standard(value, there, EPS, WIDTH)
+    value, _ = standard(value, there, EPS, WIDTH)
     factor = tl.load(weight + column, mask=column < WIDTH, other=0.0)
     shift = tl.load(bias + column, mask=column < WIDTH, other=0.0)
     tl.store(normed + at, value * factor[None, :] + shift[None, :], mask=there)
@@ -81,7 +82,7 @@ def _backward(sums, weight, key, rows, grad_sums, grad_normed, grad_x, grad_chan
         inside = row < count
         there = inside[:, None] & (column < WIDTH)[None, :]
         at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        value, scale = _standard(tl.load(sums + at, mask=there, other=0.0), there, EPS, WIDTH)
+        value, scale = standard(tl.load(sums + at, mask=there, other=0.0), there, EPS, WIDTH)
         grad = tl.load(grad_normed + at, mask=there, other=0.0)
         of_weight += tl.sum(grad * value, 0)
         of_bias += tl.sum(grad, 0)
@@ -92,7 +93,7 @@ def _backward(sums, weight, key, rows, grad_sums, grad_normed, grad_x, grad_chan
         if HAS_SUMS:
             grad += tl.load(grad_sums + at, mask=there, other=0.0)
         tl.store(grad_x + at, grad, mask=there)
-        kept = _kept(mixed, rows, first, row, column, inside, THRESHOLD, KEEP, WIDTH, HAS_ROWS)
+        kept = kept_rows(mixed, rows, first, row, column, inside, THRESHOLD, KEEP, WIDTH, HAS_ROWS)
         tl.store(grad_change + at, (grad * kept).to(grad_change.dtype.element_ty), mask=there)
     to = partial + tl.program_id(0) * 2 * WIDTH + column
     tl.store(to, of_weight, mask=column < WIDTH)

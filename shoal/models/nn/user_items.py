@@ -15,14 +15,27 @@ class UserItems(nn.Module):
 
     starts: Tensor  # [num_users + 1]
     items: Tensor  # [pairs]
+    weights: Tensor | None  # [pairs], of a pair that came more than once their sum; None: 1 each
 
-    def __init__(self, users: Tensor, items: Tensor, num_users: int, num_items: int):
+    def __init__(
+        self,
+        users: Tensor,
+        items: Tensor,
+        num_users: int,
+        num_items: int,
+        weights: Tensor | None = None,
+    ):
         super().__init__()
         self.num_items = num_items
-        pairs = torch.unique(users.long() * num_items + items)  # ids may come in 32 bits
+        every = users.long() * num_items + items  # ids may come in 32 bits
+        pairs = torch.unique(every)
         counts = torch.bincount(pairs // num_items, minlength=num_users)
         starts = F.pad(counts.cumsum(0), (1, 0))
-        for name, value in (("starts", starts), ("items", pairs % num_items)):
+        if weights is not None:
+            places = torch.searchsorted(pairs, every)
+            weights = torch.zeros(len(pairs)).index_add_(0, places, weights)
+        values = {"starts": starts, "items": pairs % num_items, "weights": weights}
+        for name, value in values.items():
             self.register_buffer(name, value, persistent=False)  # the data makes it anew
 
     def lists(self, users: Tensor, most: int | None = None) -> Jagged:
@@ -33,7 +46,8 @@ class UserItems(nn.Module):
         offsets = F.pad(counts.cumsum(0), (1, 0))
         places = torch.arange(int(offsets[-1]), device=users.device)
         places = places + (starts - offsets[:-1]).repeat_interleave(counts)
-        return Jagged(self.items[places], offsets)
+        weights = None if self.weights is None else self.weights[places]
+        return Jagged(self.items[places], offsets, weights)
 
     def matrix(self, users: Tensor) -> Tensor:
         """1 where a user took an item, else 0: [b] -> [b, num_items]."""

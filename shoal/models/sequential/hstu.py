@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout, recomputed
-from shoal.models.nn.hstu import HSTULayer, places_of
+from shoal.models.nn.hstu import HSTULayer, pack, places_of, spread
 from shoal.models.sequential.base import NextItem, num_places
 
 
@@ -39,11 +39,14 @@ class HSTU(NextItem):
         linear_size: int | None = None  # of a head's values; null: width / heads
         hidden_dropout_prob: float = 0.2  # of inputs
         linear_dropout_prob: float = 0.2  # of gated values
-        use_times: bool = True  # False: only positions
+        use_positions: bool = True  # False: no bias of how far an item is back
+        use_times: bool = True  # False: no bias of how long ago an item was taken
         layer_norm_eps: float = 1e-6
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
+        # Steps over long histories gain nothing by being recorded: the host waits for lengths once.
+        self.cuda_graph_safe = options.loss_type == "CE" and facts.max_len <= 512
         width = options.hidden_size
         self.make_items(width)
         self.positions = nn.Parameter(torch.empty(facts.max_len, width))
@@ -61,7 +64,8 @@ class HSTU(NextItem):
         x = x * (history > 0).unsqueeze(-1)
         times = batch.tensor("history_time")[:, : length + 1] if self.options.use_times else None
         places = places_of(x, history, times, self.widest)
+        x = pack(x, places[1])
         for layer in self.layers:
             again = self.recompute and self.training
             x = recomputed(layer, x, *places) if again else layer(x, *places)
-        return x
+        return spread(x, places[1], len(history))

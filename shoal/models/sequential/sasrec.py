@@ -29,8 +29,7 @@ class SASRec(NextItem):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        plain = options.loss_type == "CE" and not (options.cosine or options.label_smoothing)
-        self.cuda_graph_safe = plain
+        self.cuda_graph_safe = options.loss_type == "CE"
         width, std = options.hidden_size, options.initializer_range
         self.make_items(width, std)
         self.positions = nn.Parameter(torch.randn(facts.max_len, width) * std)

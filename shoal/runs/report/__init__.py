@@ -5,6 +5,7 @@ statistics.py  intervals and tests over users
 quality.py     groups of users and items, what is recommended
 figures.py     plots
 single.py      the page of one run; examples.py: its lists, with titles
+planned.py     what was planned beside what was measured
 several.py     the page of several; comparison.py: whether and how far they differ
 """
 

@@ -46,10 +46,8 @@ def why_not(first: RunRecord, other: RunRecord) -> str | None:
             return f"{record.name} has no values of single users (evaluation/users.parquet)"
         if not _digests(record):
             return f"result.json of {record.name} does not say which data it was tested on"
-    mine, theirs = _digests(first), _digests(other)
-    for key, text in DIGESTS.items():
-        if mine.get(key) != theirs.get(key):
-            return f"{text} than {first.name}"
+    if (text := _other_data(first, other)) is not None:
+        return f"{text} than {first.name}"
     keys = [*EVALUATION]
     if first.config.get("eval.mode", "full") != "full":
         keys.append("run.seed")  # it draws the candidates
@@ -58,6 +56,17 @@ def why_not(first: RunRecord, other: RunRecord) -> str | None:
         if values[0] != values[1]:
             return f"{key} is {values[1]}, and {values[0]} in {first.name}"
     return _other_users(first, other)
+
+
+def same_data(first: RunRecord, other: RunRecord) -> bool:
+    """Whether both were validated and tested on the same parts of the same data."""
+    return _other_data(first, other) is None
+
+
+def _other_data(first: RunRecord, other: RunRecord) -> str | None:
+    mine, theirs = _digests(first), _digests(other)
+    differ = [text for key, text in DIGESTS.items() if mine.get(key) != theirs.get(key)]
+    return differ[0] if differ else None
 
 
 def _other_users(first: RunRecord, other: RunRecord) -> str | None:

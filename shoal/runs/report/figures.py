@@ -1,8 +1,9 @@
 """The plots of reports."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from shoal.pages import plots
 from shoal.pages.look import Html
 from shoal.pages.plots import INK, LINE, SERIES, SOFT, figure
 from shoal.runs.report.quality import ActivityGroup, PopularityGroup, concentration
@@ -59,15 +60,33 @@ def loss_by_rank(record: RunRecord) -> Html:
     return figure(draw, "loss of each rank by epoch")
 
 
-def small_multiple(
-    record: RunRecord, metric: str, others: Sequence[Points], limits: tuple[float, float]
-) -> Html:
-    """The validation curve of one run, before those of all runs in grey; its loss is dashed."""
+def small_multiples(records: Sequence[RunRecord], metric: str) -> list[Html]:
+    """The validation curve of each run, before those of all runs in grey; its loss is dashed.
+
+    None where no run was validated.
+    """
+    every = [validated(record, metric) for record in records]
+    values = [value for points in every for _, value in points]
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    some = [(points, 1000 // len(records)) for points in every if points]  # and points of each
+    drawn = [_small(record, metric, some, (low - room, high + room)) for record in records]
+    return plots.figures(drawn, *SMALL)
+
+
+def _small(
+    record: RunRecord,
+    metric: str,
+    others: Sequence[tuple[Points, int]],
+    limits: tuple[float, float],
+) -> tuple[Callable[["Axes"], None], str]:
     mine, loss = validated(record, metric), _between(losses(record), limits)
 
     def draw(axes: "Axes") -> None:
-        for other in others:
-            _line(axes, other, SOFT, width=0.8, alpha=0.35, most=50)
+        for points, most in others:
+            _line(axes, points, SOFT, width=0.8, alpha=0.35, most=max(10, min(50, most)))
         _line(axes, loss, SERIES[1], width=1.0, style=(0, (3, 2)))
         _line(axes, mine, SERIES[0], record.best_epoch)
         _mark_best(axes, mine, record.best_epoch, False)
@@ -75,7 +94,7 @@ def small_multiple(
         _epochs(axes, False)
         axes.set_title(short(record.name, 38), fontsize=8, color=INK)
 
-    return figure(draw, f"validation of {short(record.name)} by epoch", *SMALL)
+    return draw, f"validation of {short(record.name)} by epoch"
 
 
 def activity(rows: dict[str, list[ActivityGroup]], metric: str) -> Html:

@@ -37,6 +37,9 @@ class PopularityGroup:
     trained: float  # share of the training interactions that they have
     recommended: float  # share of the places in lists
     hits: float | None  # share of these places that are hits; None: they are never recommended
+    tested: int | None  # test interactions with these items; None: not known
+    found: float | None  # share of these that are in the list of their user; None: there are none
+    value: float | None  # the metric of one such interaction, on average; None: it has none
 
     @property
     def label(self) -> str:
@@ -72,19 +75,29 @@ def by_activity(record: RunRecord, metric: str) -> list[ActivityGroup]:
     ]
 
 
-def by_popularity(record: RunRecord) -> list[PopularityGroup]:
-    """Groups of items by their training interactions, the least popular first."""
+def by_popularity(record: RunRecord, metric: str) -> list[PopularityGroup]:
+    """Groups of items by their training interactions, the least popular first.
+
+    A test interaction is found where the list of its user has the item. Its value by the metric is
+    what the place in the list gives when nothing else is to be found.
+    """
     assert record.users is not None and record.items is not None
-    places = record.users.select("items", "hits").explode("items", "hits")
-    hits = places.group_by("items").agg(pl.col("hits").sum().alias("found"), pl.len().alias("n"))
-    items = record.items.join(hits, left_on="item", right_on="items", how="left")
+    lists = record.users.select("items", "hits", pl.int_ranges(1, pl.col("hits").list.len() + 1))
+    places = lists.rename({"literal": "place"}).explode("items", "hits", "place")
+    gain = _gain(metric, int(places["place"].max() or 0))
+    value = pl.lit(None, pl.Float64) if gain is None else pl.col("hits") * gain
+    columns = {"n": pl.len(), "found": pl.col("hits").sum(), "value": value.sum()}
+    sums = places.group_by("items").agg(**columns)
+    items = record.items.join(sums, left_on="item", right_on="items", how="left")
     train = items["train"].to_numpy()
-    shown, found = (items[name].fill_null(0).to_numpy() for name in ("n", "found"))
+    shown, found, values = (items[name].fill_null(0).to_numpy() for name in columns)
+    known = "positives" in items.columns
     bounds, groups = _bounds(train), []
     place = np.searchsorted(bounds, train, side="left")
     for k in range(len(bounds)):
         inside = place == k  # a bound is the count of some item, so that no group is empty
         number = int(shown[inside].sum())
+        tested = int(items["positives"].to_numpy()[inside].sum()) if known else None
         groups.append(
             PopularityGroup(
                 int(train[inside].min()),
@@ -93,9 +106,23 @@ def by_popularity(record: RunRecord) -> list[PopularityGroup]:
                 float(train[inside].sum() / max(1, train.sum())),
                 number / max(1, int(shown.sum())),
                 float(found[inside].sum()) / number if number else None,
+                tested,
+                float(found[inside].sum()) / tested if tested else None,
+                float(values[inside].sum()) / tested if tested and gain is not None else None,
             )
         )
     return groups
+
+
+def _gain(metric: str, longest: int) -> "pl.Expr | None":
+    """What a place in a list gives, where one item alone is to be found; None: not known."""
+    name, _, cut = metric.partition("@")
+    place = pl.col("place")
+    gains = {"recall": pl.lit(1.0), "hit": pl.lit(1.0), "ndcg": 1 / (place + 1).log(2)}
+    gains |= {"mrr": 1 / place, "map": 1 / place}
+    if name not in gains or not cut.isdecimal() or int(cut) > longest:
+        return None
+    return pl.when(place <= int(cut)).then(gains[name]).otherwise(0.0)
 
 
 def catalogue(record: RunRecord) -> RecommendedItems | None:

@@ -199,7 +199,10 @@ def _take_items(record: RunRecord, path: Path) -> None:
     import polars as pl
 
     kinds = {"item": pl.String, "train": pl.Int64, "recommended": pl.Int64, "title": pl.String}
-    frame = _cast(_parquet(path, MOST_ITEMS), kinds)
+    frame = _parquet(path, MOST_ITEMS)
+    if "positives" in frame.columns:  # older runs have none
+        kinds["positives"] = pl.Int64
+    frame = _cast(frame, kinds)
     if frame["item"].null_count() or frame["item"].n_unique() < len(frame):
         raise ValueError("an item stands there twice, or has no name")
     record.items = frame
@@ -248,6 +251,12 @@ def numbers(values: Any) -> dict[str, float]:
     """The entries of a mapping that are finite numbers."""
     found = {k: number(v) for k, v in values.items()} if isinstance(values, dict) else {}
     return {str(k): v for k, v in found.items() if v is not None}
+
+
+def inner(values: dict[str, Any], key: str) -> dict[str, Any]:
+    """A mapping within one; empty where it is none."""
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def one_line(error: object, most: int = 200) -> str:

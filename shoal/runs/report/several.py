@@ -13,6 +13,7 @@ from shoal.runs.report.comparison import (
     Difference,
     compare,
     overlap,
+    same_data,
     why_not,
 )
 from shoal.runs.report.quality import ActivityGroup, by_activity, catalogue
@@ -63,21 +64,24 @@ def _sign(record: RunRecord) -> int:
 
 
 def _outcome(records: list[RunRecord], metric: str, found: dict[str, list[Difference]]) -> str:
-    """Which is best, and whether that is more than chance, in a sentence or two."""
+    """Which run validation chooses, what it reaches in the test, and whether that is chance."""
     tested = [one for one in records if metric in one.test]
     if not tested:
         return "None of these runs has a test result yet."
     first, sign = records[0], _sign(tested[0])
-    best = max(tested, key=lambda one: sign * one.test[metric])
-    text = f"{short(best.name, 60)} is best by {metric} on the test part, {best.test[metric]:.4f}. "
+    rivals = [one for one in tested if metric in one.best_valid and same_data(tested[0], one)]
+    if not rivals:
+        return f"None of these runs was validated by {metric}, so none is chosen."
+    best = max(rivals, key=lambda one: sign * one.best_valid[metric])
+    name, left = short(best.name, 60), len(records) - len(rivals)
+    text = (
+        f"{name} is best by {metric} on the valid part, {best.best_valid[metric]:.4f}; on the test "
+        f"part it reaches {best.test[metric]:.4f}. "
+    )
+    if left:
+        text += f"{left} of the {len(records)} runs cannot be chosen: other data, or no figures. "
     if best is first:
-        worse = [name for name, row in found.items() if _verdict(row[0], sign) == "worse"]
-        return text + (
-            f"Of {len(found)} runs that can be compared with it user by user, {len(worse)} are "
-            f"worse beyond chance."
-            if found
-            else "No other run can be compared with it user by user."
-        )
+        return text + _beside_the_others([_verdict(row[0], sign) for row in found.values()])
     if best.name not in found:
         return text + f"It cannot be compared with {short(first.name, 60)} user by user."
     one = found[best.name][0]
@@ -85,6 +89,23 @@ def _outcome(records: list[RunRecord], metric: str, found: dict[str, list[Differ
     return text + (
         f"That is {one.difference:+.4f} beside {short(first.name, 60)} (95 % interval "
         f"{one.low:+.4f} to {one.high:+.4f}), {verdict} ({p_text(one.p)})."
+    )
+
+
+def _beside_the_others(verdicts: list[str]) -> str:
+    """How many runs differ from the first, which is the best, in the test."""
+    if not verdicts:
+        return "No other run can be compared with it user by user."
+    number = len(verdicts)
+    compared = "The run" if number == 1 else f"Of the {number} runs"
+    text = f"{compared} that can be compared with it user by user"
+    if number == 1:
+        said = {"worse": "is worse", "better": "is better", "equal": "is neither better nor worse"}
+        return f"{text} {said[verdicts[0]]} on the test part, beyond chance."
+    counts = [(verdicts.count(kind), kind) for kind in ("worse", "better")]
+    some = [f"{n} {'is' if n == 1 else 'are'} {kind}" for n, kind in counts if n]
+    return f"{text}, {' and '.join(some) or 'none is better or worse'} on the test part, " + (
+        "beyond chance."
     )
 
 
@@ -102,10 +123,12 @@ def p_text(p: float) -> str:
 def _test_table(
     records: list[RunRecord], intervals: list[dict[str, MeanInterval]], metrics: list[str]
 ) -> Html:
-    heads = ["run", "model", *(short(name, 30) for name in metrics)]
+    heads = ["run", "model", f"{short(metrics[0], 30)}, best valid"]
+    heads += [short(name, 30) for name in metrics]
     rows: list[list[Any]] = []
     for record, known in zip(records, intervals):
         row: list[Any] = [short(record.name, 60), short(record.summary["model"], 30)]
+        row.append(record.best_valid.get(metrics[0]))
         for name in metrics:
             value = record.test.get(name)
             row.append(
@@ -176,16 +199,9 @@ def _cell(one: Difference | None) -> Any:
 
 
 def _curves(records: list[RunRecord], metric: str) -> Html:
-    every = [figures.validated(record, metric) for record in records]
-    values = [value for points in every for _, value in points]
-    if not values:
+    small = figures.small_multiples(records, metric)
+    if not small:
         return Html("")
-    low, high = min(values), max(values)
-    room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    small = [
-        figures.small_multiple(record, metric, every, (low - room, high + room))
-        for record in records
-    ]
     text = (
         f"{metric} on the valid part by epoch, the best epoch marked, before the other runs in "
         "grey. Dashed: the training loss, on a scale of each plot."

@@ -8,8 +8,9 @@ from shoal.config.yaml_io import inline
 from shoal.pages.look import Html, Numeral, escape, facts, grid, join, page, section, table
 from shoal.runs.report import figures
 from shoal.runs.report.examples import lists_of_users, most_recommended
+from shoal.runs.report.planned import planned_and_measured
 from shoal.runs.report.quality import by_activity, by_popularity, catalogue
-from shoal.runs.report.reading import RunRecord, number, short
+from shoal.runs.report.reading import RunRecord, inner, number, short
 from shoal.runs.report.statistics import MeanInterval, mean_interval
 
 MOST_METRICS = 60  # that a page shows
@@ -29,7 +30,8 @@ def run_page(record: RunRecord) -> str:
         _by_user_and_item(record),
         _recommended(record),
         lists_of_users(record),
-        grid(_tables(record), _loss_by_rank(record)),
+        _tables(record),
+        grid(planned_and_measured(record), _loss_by_rank(record)),
         _config(record),
     )
 
@@ -91,7 +93,7 @@ def _facts(record: RunRecord) -> Html:
         shown["epochs"] = f"{len(record.epochs):,}"
     if record.evaluated:
         shown["users tested"] = f"{record.evaluated:,}"
-    if seconds := number(_section(result, "seconds").get("total")):
+    if seconds := number(inner(result, "seconds").get("total")):
         shown["time"] = time_text(seconds)
     if memory := memory_peak(record):
         shown["memory, all processes"] = show_size(memory)
@@ -167,7 +169,7 @@ def _seconds(record: RunRecord) -> Html:
 
 def phase_seconds(record: RunRecord) -> dict[str, float]:
     """Seconds of the run by what they were spent on; what is left is the rest."""
-    said = _section(record.result, "seconds")
+    said = inner(record.result, "seconds")
     found = {
         "start": number(said.get("startup")) or 0.0,
         "training": sum(line.seconds[0] or 0.0 for line in record.epochs),
@@ -214,15 +216,31 @@ def _by_user_and_item(record: RunRecord) -> Html:
         plot = figures.activity({record.name: by_activity(record, metric)}, metric)
         parts.append(section("Quality by activity of users", text, plot))
     if record.items is not None:
-        groups = by_popularity(record)
-        text = "Items by how often they were trained on: how often they are recommended, and hit."
-        heads = ["training interactions", "items", "recommendations, %", "of these hits, %"]
-        rows = [
-            (one.label, one.items, _percent(one.recommended), _percent(one.hits)) for one in groups
-        ]
-        plot = figures.popularity(groups)
-        parts.append(section("Quality by popularity of items", text, plot, table(heads, rows)))
+        parts.append(_by_popularity(record))
     return grid(*parts) if parts else Html("")
+
+
+def _by_popularity(record: RunRecord) -> Html:
+    groups, metric = by_popularity(record, record.metric), record.metric
+    text = (
+        "Items by how often they were trained on: how often they are recommended and hit, and how "
+        "many of their test interactions are found in the list of the user (recall)."
+    )
+    heads = ["training interactions", "items", "recommendations, %", "of these hits, %"]
+    rows: list[list[Any]] = [
+        [one.label, one.items, _percent(one.recommended), _percent(one.hits)] for one in groups
+    ]
+    if any(one.tested for one in groups):
+        heads += ["test interactions", "of these found, %"]
+        for row, one in zip(rows, groups):
+            row += [one.tested, _percent(one.found)]
+    if any(one.value is not None for one in groups):
+        text += f" {metric} is that of one test interaction, as if it were the user's only one."
+        heads.append(short(metric, 30))
+        for row, one in zip(rows, groups):
+            row.append(one.value)
+    plot = figures.popularity(groups)
+    return section("Quality by popularity of items", text, plot, table(heads, rows))
 
 
 def _percent(share: float | None) -> Numeral | None:
@@ -246,22 +264,35 @@ def _recommended(record: RunRecord) -> Html:
 
 
 def _tables(record: RunRecord) -> Html:
-    found = _section(record.result, "tables")
+    found, hits = inner(record.result, "tables"), inner(record.result, "hits")
+    heads = ["table", "rows", "dim", "trained", "mean norm", "smallest", "largest"]
+    heads += ["hits a row", "most hits", "without hits"] if hits else []
     rows = []
     for name, one in list(found.items())[:200]:
         if isinstance(one, dict):
-            norm = _section(one, "norm")
-            counts = (one.get(key) for key in ("rows", "dim", "trained"))
-            whole = [int(n) if (n := number(x)) is not None else None for x in counts]
-            values = (number(norm.get(key)) for key in ("mean", "min", "max"))
-            rows.append((short(name, 60), *whole, *values))
+            counts = [_whole(one, key) for key in ("rows", "dim", "trained")]
+            norms = [number(inner(one, "norm").get(key)) for key in ("mean", "min", "max")]
+            own, mean = inner(hits, name), number(inner(hits, name).get("mean"))
+            seen = [None if mean is None else Numeral(f"{mean:,.1f}")]
+            seen += [_whole(own, "max"), _whole(own, "none")]
+            rows.append((short(name, 60), *counts, *norms, *seen)[: len(heads)])
     if not rows:
         return Html("")
     sampled = any(isinstance(one, dict) and one.get("sampled") for one in found.values())
     text = "Norms are lengths of rows. Trained: rows that are not as they began."
     text += " Of large tables a sample of rows was measured." if sampled else ""
-    heads = ["table", "rows", "dim", "trained", "mean norm", "smallest", "largest"]
+    text += (
+        " Hits: how often the row's user or item stands in the training part (negatives and "
+        "repeats in histories come on top)."
+        if hits
+        else ""
+    )
     return section("Rows", text, table(heads, rows))
+
+
+def _whole(values: dict[str, Any], key: str) -> int | None:
+    found = number(values.get(key))
+    return None if found is None else int(found)
 
 
 def _loss_by_rank(record: RunRecord) -> Html:
@@ -291,11 +322,6 @@ def _plain(value: Any) -> Any:
 
 def _value(value: Any) -> str:
     return short(inline(value), 200)
-
-
-def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
-    found = values.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 def time_text(seconds: float) -> str:

@@ -6,6 +6,7 @@ values. Columns of a matrix share their resamples, so that one call serves all m
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -95,31 +96,52 @@ def _interval(mean: np.ndarray, deviations: np.ndarray) -> tuple[np.ndarray, np.
 def _resample(values: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Means of the columns, and how far those of each resample lie from them [number, ...]."""
     columns = values.reshape(len(values), math.prod(values.shape[1:]))
-    draw = np.random.default_rng(0)
     known = np.isfinite(columns)
     sums, counts = np.where(known, columns, 0.0), known.astype(np.float64)
     users = counts.sum(axis=0)
     mean = np.divide(sums.sum(axis=0), users, out=np.full(len(users), np.nan), where=users > 0)
     sums -= np.where(known, mean, 0.0)  # deviations add up without a loss of digits
-    if len(columns) > GROUPS:
-        group = draw.permutation(np.arange(len(columns)) % GROUPS)
-        order = np.argsort(group, kind="stable")
-        starts = np.searchsorted(group[order], np.arange(GROUPS))
-        sums, counts = (np.add.reduceat(one[order], starts, axis=0) for one in (sums, counts))
-    units, deviations = len(sums), np.zeros((number, columns.shape[1]))
-    block = max(1, (1 << 21) // max(1, units))
-    for first in range(0, number if units else 0, block):
-        size = min(block, number - first)
-        drawn = draw.integers(0, units, (size, units)) + units * np.arange(size)[:, None]
-        weights = np.bincount(drawn.ravel(), minlength=size * units).reshape(size, units)
-        weights = weights.astype(np.float64)
+    drawn = _draw(len(columns), number)
+    if drawn.starts is not None:
+        sums, counts = (
+            np.add.reduceat(one[drawn.order], drawn.starts, axis=0) for one in (sums, counts)
+        )
+    deviations, first = np.zeros((number, columns.shape[1])), 0
+    for block in drawn.weights:
+        weights = block.astype(np.float64)
         total = weights @ counts
-        deviations[first : first + size] = np.divide(
+        deviations[first : first + len(block)] = np.divide(
             weights @ sums, total, out=np.zeros_like(total), where=total > 0
         )
+        first += len(block)
     # A resample of n users varies by (n - 1) / n of what users do.
     few = users < 2
     deviations *= np.sqrt(users / np.maximum(users - 1, 1))
     deviations[:, few] = np.nan
     shape = values.shape[1:]
     return mean.reshape(shape), deviations.reshape(number, *shape)
+
+
+class Resamples(NamedTuple):
+    """Users in groups, and how often each group is drawn: blocks of [resamples, groups]."""
+
+    order: np.ndarray | None  # users by group; None: each is a group
+    starts: np.ndarray | None
+    weights: list[np.ndarray]
+
+
+@lru_cache(maxsize=2)  # the same for all runs of a page
+def _draw(users: int, number: int) -> Resamples:
+    draw = np.random.default_rng(0)
+    units, order, starts = users, None, None
+    if users > GROUPS:
+        group = draw.permutation(np.arange(users) % GROUPS)
+        order = np.argsort(group, kind="stable")
+        units, starts = GROUPS, np.searchsorted(group[order], np.arange(GROUPS))
+    weights, block = [], max(1, (1 << 21) // max(1, units))
+    for first in range(0, number if units else 0, block):
+        size = min(block, number - first)
+        drawn = draw.integers(0, units, (size, units)) + units * np.arange(size)[:, None]
+        counted = np.bincount(drawn.ravel(), minlength=size * units).reshape(size, units)
+        weights.append(counted.astype(np.uint16))
+    return Resamples(order, starts, weights)

@@ -17,6 +17,7 @@ and continued finds what it would have found.
 import hashlib
 import math
 import sqlite3
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,14 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.exceptions import ExperimentalWarning
+from optuna.pruners import (
+    BasePruner,
+    MedianPruner,
+    NopPruner,
+    PatientPruner,
+    SuccessiveHalvingPruner,
+)
 from optuna.samplers import RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -271,7 +279,10 @@ def _copy(trial: FrozenTrial, curve: dict[int, float]) -> FrozenTrial:
 def _pruner(name: str, every: int) -> BasePruner:
     """every: epochs between evaluations."""
     if name == "median":
-        return MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=UNPRUNED * every)
+        below = MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=UNPRUNED * every)
+        with warnings.catch_warnings():  # Optuna may change how it is made
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return PatientPruner(below, patience=4)  # a small rate learns slowly, and often best
     return (
         SuccessiveHalvingPruner(min_resource=UNPRUNED * every)
         if name == "halving"

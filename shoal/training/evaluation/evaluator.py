@@ -102,8 +102,8 @@ class Evaluator:
         kept = metrics.kept()
         self.results = None
         if kept is not None:
-            group = self.section.groups.user
-            self.results = UserResults(self.dataset, kept, metrics.num_users, group)
+            positives, group = data.to_find(kept.users.numpy()), self.section.groups.user
+            self.results = UserResults(self.dataset, kept, metrics.num_users, positives, group)
         return metrics.compute(f"the {phase} split of {self.dataset.name!r}")
 
     def _metrics(self, keep: Tensor | None = None) -> MetricSet:

@@ -85,6 +85,14 @@ class PhaseData:
         if self.num_negatives:
             self._draw_negatives(dataset, phase, (seen_users, seen_items), seed)
 
+    def to_find(self, users: np.ndarray) -> np.ndarray:
+        """The positives of some users of the phase, one after the other: items [n]."""
+        places = np.searchsorted(self.users, users)
+        if self.mode != "labeled":
+            return self.positives.chosen(places).items
+        labels = UserLists(self.row_labels, self.candidates.offsets).chosen(places).items
+        return self.candidates.chosen(places).items[labels > 0]
+
     def _draw_negatives(
         self, dataset: Dataset, phase: Phase, seen: tuple[np.ndarray, np.ndarray], seed: int
     ) -> None:

@@ -3,7 +3,8 @@
 users.parquet  user, group (where eval.groups.user names a column), train (training interactions),
                positives, a column for each metric that has a value per user, items (best first, at
                most 10), hits
-items.parquet  item, train, recommended (in how many of these lists), title (null where unknown)
+items.parquet  item, train, recommended (in how many of these lists), positives (how many of these
+               users had to find it), title (null where unknown)
 
 Of many users a sample is kept; the metadata of users.parquet says how many were evaluated.
 """
@@ -39,14 +40,20 @@ def chosen_users(users: np.ndarray, seed: int) -> Tensor:
 class UserResults:
     """What one evaluation found for its users.
 
-    evaluated: how many they were. group: the column of their groups (eval.groups.user).
+    evaluated: how many they were. positives: the items that those kept had to find, one after the
+    other. group: the column of their groups (eval.groups.user).
     """
 
     def __init__(
-        self, dataset: Dataset, kept: UserValues, evaluated: int, group: str | None = None
+        self,
+        dataset: Dataset,
+        kept: UserValues,
+        evaluated: int,
+        positives: np.ndarray,
+        group: str | None = None,
     ):
         self.dataset, self.kept, self.evaluated = dataset, kept, evaluated
-        self.group = group
+        self.positives, self.group = positives, group
 
     def write(self, folder: Path) -> None:
         """Write both files into a folder."""
@@ -84,6 +91,7 @@ class UserResults:
             "item": list(map(str, data.vocab[data.item_field][np.arange(1, data.num_items)])),
             "train": np.bincount(data.item_ids("train"), minlength=data.num_items)[1:],
             "recommended": counts[1:],
+            "positives": np.bincount(self.positives, minlength=data.num_items)[1:],
             "title": self._titles(),
         }
 

@@ -1,6 +1,6 @@
 """Metrics of something else than accuracy: how new, surprising, various, fair lists are.
 
-Definitions and the peers whose values they equal are in docs/metrics.md.
+Definitions and the peers whose values they equal are in docs/reference/metrics.md.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """What each metric is: its state, and the value of a state.
 
-Definitions, and where they differ from those of other tools, are in docs/metrics.md. Metrics of
-something else than accuracy are in beyond.py.
+Definitions, and where they differ from those of other tools, are in docs/reference/metrics.md.
+Metrics of something else than accuracy are in beyond.py.
 """
 
 import numpy as np

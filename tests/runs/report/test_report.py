@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from browser import Browser, needs_browser
@@ -18,7 +19,7 @@ from shoal.command.cli import app
 from shoal.runs.report.comparison import why_not
 from shoal.runs.report.quality import by_activity, by_popularity, catalogue
 from shoal.runs.report.reading import RunRecord, read_runs
-from shoal.runs.report.several import compare_page
+from shoal.runs.report.several import _beside_the_others, compare_page
 from shoal.runs.report.single import phase_seconds, run_page
 
 PAPER = "getComputedStyle(document.body).backgroundColor"
@@ -49,13 +50,16 @@ def test_a_real_run_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = json.loads((tmp_path / "runs/first/result.json").read_text())
     said = text_of(page)
     assert f"BPR on planted reaches mrr@10 {result['test']['mrr@10']:.4f} on the test part" in said
+    assert "host memory at its peak" in said and "without hits user 91 64 90" in said
     for words in ("90 users", "Quality by activity", "Recommended most", "Users served worst"):
         assert words in said
     assert "is not there" not in said and "damaged" not in said
     # The same data, seed and model: no user differs, and nothing is found.
     assert shoal.report("runs/first", "runs/second") == Path("report.html")
     said = text_of((tmp_path / "report.html").read_text())
-    assert "are worse beyond chance" in said and "0 / 0" in said and "p = 1.000" in said
+    assert re.search(r"first is best by mrr@10 on the valid part, 0\.\d+; on the test part", said)
+    assert "user by user is neither better nor worse on the test part, beyond chance" in said
+    assert "0 / 0" in said and "p = 1.000" in said
 
 
 def test_errors_name_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +103,10 @@ def test_figures_of_lists_are_exact(tmp_path: Path) -> None:
     pl.DataFrame(users).write_parquet(folder / "evaluation/users.parquet")
     frame = pl.DataFrame(items).with_columns(title=pl.lit(None, pl.String))
     frame.write_parquet(folder / "evaluation/items.parquet")
+    older = by_popularity(record_of(folder), "ndcg@2")
+    assert [(one.tested, one.found, one.value) for one in older] == [(None, None, None)] * 4
+    frame = frame.with_columns(positives=pl.Series([1, 4, 2, 1]))
+    frame.write_parquet(folder / "evaluation/items.parquet")
     record = record_of(folder)
     found = catalogue(record)
     assert found is not None and (found.items, found.coverage) == (4, 0.75)
@@ -112,8 +120,16 @@ def test_figures_of_lists_are_exact(tmp_path: Path) -> None:
         ("5", 1, 0.5),
         ("9", 1, 0.5),
     ]
-    by_item = {one.label: (one.recommended, one.hits) for one in by_popularity(record)}
-    assert by_item == {"0": (0.0, None), "1": (0.25, 0.5), "5": (0.25, 0.5), "10": (0.5, 0.5)}
+    by_item = by_popularity(record, "ndcg@2")
+    shares = {one.label: (one.recommended, one.hits) for one in by_item}
+    assert shares == {"0": (0.0, None), "1": (0.25, 0.5), "5": (0.25, 0.5), "10": (0.5, 0.5)}
+    tested = {one.label: (one.tested, one.found) for one in by_item}
+    assert tested == {"0": (1, 0.0), "1": (1, 1.0), "5": (2, 0.5), "10": (4, 0.5)}
+    second = 1 / np.log2(3)  # y and z are hit in the second place, x in the first
+    assert [one.value for one in by_item] == pytest.approx([0, second, second / 2, 0.5])
+    assert [one.value for one in by_popularity(record, "mrr@1")] == pytest.approx([0, 0, 0, 0.5])
+    for other in ("ndcg@10", "precision@2", "gauc"):  # lists of two; no value of one interaction
+        assert all(one.value is None for one in by_popularity(record, other))
 
 
 def test_phases_add_up(tmp_path: Path) -> None:
@@ -135,6 +151,22 @@ def test_values_of_another_evaluation_give_no_interval(tmp_path: Path) -> None:
     assert "95 % of resampled users" not in said
 
 
+def test_the_plan_stands_beside_what_was_measured(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    said = text_of(run_page(record_of(folder)))
+    assert "part planned measured rows of item 1.3 KB 1.4 KB rows of all tables 1.3 KB 1.4" in said
+    assert "host memory at its peak: rows, model, data and program – 314.6 MB" in said
+    assert "hits a row most hits without hits item 41 8 40 0.5000 – – 61.5 120 1" in said
+    result = json.loads((folder / "result.json").read_text())
+    result |= {"plan": {"holder": "server", "tables": {"item": None}}, "memory": [{"tables": []}]}
+    (folder / "result.json").write_text(json.dumps(result))
+    said = text_of(run_page(record_of(folder)))
+    assert "Of the fullest server." in said and "rows of item grows –" in said
+    (folder / "result.json").write_text(json.dumps({**result, "plan": 1, "hits": [2]}))
+    said = text_of(run_page(record_of(folder)))
+    assert "Planned and measured" not in said and "most hits" not in said
+
+
 def test_loss_by_rank_is_drawn(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     assert "Loss by rank" not in run_page(record_of(folder))
@@ -153,11 +185,47 @@ def test_a_better_run_is_found_and_an_equal_one_is_not(tmp_path: Path) -> None:
         write_run(tmp_path / "equal", seed=3),
     ]
     said = text_of(compare_page(read_runs(runs)))
-    assert re.search(r"better is best by ndcg@10 .* more than chance \(p < 0\.001\)", said)
+    assert re.search(r"better is best by ndcg@10 on the valid .* chance \(p < 0\.001\)", said)
     assert "corrected for the 4 comparisons of this page" in said
     row = re.search(r"equal \d+ / \d+ [+-]\d\.\d{4} p = (\d\.\d{3})", said)
     assert row is not None and float(row[1]) > 0.05
     assert "train.batch_size – 7 –" in said and "train.epochs" not in said
+
+
+def test_validation_chooses_and_the_test_stands_beside_it(tmp_path: Path) -> None:
+    """A run that is best by the test alone is not named."""
+    runs = [write_run(tmp_path / name, seed=k) for k, name in enumerate(("one", "two", "three"))]
+    other = write_run(tmp_path / "elsewhere", data="other")
+    for folder, valid, test in zip([*runs, other], (0.30, 0.20, 0.10, 0.9), (0.2, 0.3, 0.1, 0.9)):
+        result = json.loads((folder / "result.json").read_text())
+        result["best_valid"]["ndcg@10"], result["test"]["ndcg@10"] = valid, test
+        (folder / "result.json").write_text(json.dumps(result))
+    said = text_of(compare_page(read_runs(runs)))
+    assert (
+        "one is best by ndcg@10 on the valid part, 0.3000; on the test part it reaches 0.2" in said
+    )
+    assert "Of the 2 runs that can be compared with it user by user, " in said
+    assert "ndcg@10, best valid ndcg@10 recall@10 one BPR 0.3000 0.2000" in said
+    said = text_of(compare_page(read_runs([*runs, other])))
+    assert "one is best" in said and "1 of the 4 runs cannot be chosen: other data" in said
+    for folder in runs:
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps({**result, "best_valid": {}}))
+    said = text_of(compare_page(read_runs(runs)))
+    assert "None of these runs was validated by ndcg@10, so none is chosen." in said
+
+
+def test_the_other_runs_are_counted_in_plain_words() -> None:
+    counted = {
+        ("worse",): "The run that can be compared with it user by user is worse on the test part",
+        ("worse", "equal", "better"): "Of the 3 runs that can be compared with it user by user, "
+        "1 is worse and 1 is better on the test part",
+        ("worse", "worse"): "user by user, 2 are worse on the test part, beyond chance.",
+        ("equal", "equal"): "none is better or worse on the test part, beyond chance.",
+        (): "No other run can be compared",
+    }
+    for verdicts, text in counted.items():
+        assert text in _beside_the_others(list(verdicts))
 
 
 @pytest.mark.parametrize(
