@@ -85,8 +85,8 @@ def _print(found: dict[str, Any], size: str) -> None:
     shared = found["shared"]
     rest = ""
     if shared:
-        most = found["largest_group"]
         rest = (
-            f"; {shared:,} share theirs, {most:,} at most the same: a last code distinguishes them"
+            f"; {shared:,} share theirs, at most {found['largest_group']:,} the same: a last code "
+            "distinguishes them"
         )
     typer.echo(f"unique: {found['unique']:.1%} of items{rest}")

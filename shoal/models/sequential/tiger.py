@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.kernels.recorded import Recorded, padded_rows
 from shoal.models.base import Batch, Embeddings, Facts, Init, Model, Output, Table
 from shoal.models.nn.code_tree import Beam, CodeTree
 from shoal.models.nn.decoder import Decoder, Memory
 from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.recorded import Recorded, padded_rows
 from shoal.models.nn.semantic_ids import item_vectors, semantic_ids
 from shoal.models.nn.transformer import Transformer
 from shoal.models.options import Count
