@@ -31,7 +31,7 @@ def make(
     """
     with importing():
         prepare_config()
-        from shoal.runs.codes import make_codes, vectors_of_data, vectors_of_model
+        from shoal.runs.codes import make_codes, vectors_of_data
 
     words, overrides = split_arguments(context.args)
     model = next((one for one in words if _is_model(Path(one))), None)
@@ -43,7 +43,8 @@ def make(
     elif len(words) + len(overrides) > 1 or of != "interactions":
         raise ValueError(f"codes are made of the item vectors of {model} alone: leave the rest out")
     else:
-        items, vectors = vectors_of_model(model, trust)
+        catalogue = _opened(model, trust).recommender.catalogue
+        items, vectors = catalogue.items, catalogue.item_vectors
     with written(to):
         found = make_codes(items, vectors, to, levels, size, steps, method, seed)
     _print(found, f" of {size}")
@@ -76,6 +77,17 @@ def check(
 def _is_model(place: Path) -> bool:
     """Whether it is the folder of a run or an artifact."""
     return (place / "config.yaml").is_file() or (place / "manifest.json").is_file()
+
+
+def _opened(folder: str, trust: bool) -> Any:
+    """The run or the artifact."""
+    if (Path(folder) / "config.yaml").is_file():
+        from shoal.runs.trained import Trained
+
+        return Trained(folder, trust=trust)
+    from shoal.runs.artifact.loaded import load
+
+    return load(folder)
 
 
 def _print(found: dict[str, Any], size: str) -> None:

@@ -49,18 +49,3 @@ def vectors_of_data(config: Config, of: str) -> tuple[Ids, Tensor]:
     dataset, facts = describe_items(config, of != "interactions")
     torch.manual_seed(config.run.seed)
     return Ids(dataset.vocab[dataset.item_field]), item_vectors(facts, of, WIDTH)
-
-
-def vectors_of_model(folder: str | Path, trust: bool = False) -> tuple[Ids, Tensor]:
-    """Items that a run or an artifact knows, and its vectors of them."""
-    opened: Any
-    if (Path(folder) / "config.yaml").is_file():
-        from shoal.runs.trained import Trained
-
-        opened = Trained(folder, trust=trust)
-    else:
-        from shoal.runs.artifact.loaded import load
-
-        opened = load(folder)
-    catalogue = opened.recommender.catalogue
-    return catalogue.items, catalogue.item_vectors

@@ -8,10 +8,11 @@ from typer.testing import CliRunner
 from zoo_models import DATA, zoo_config
 
 from shoal.command.cli import app
+from shoal.data.ids import Ids
 from shoal.data.item_codes import read_codes
 from shoal.models.sequential.tiger import TIGER
 from shoal.runs.build import build
-from shoal.runs.codes import make_codes, vectors_of_data, vectors_of_model
+from shoal.runs.codes import make_codes, vectors_of_data
 from shoal.runs.run import run
 from shoal.world.world import World
 
@@ -49,12 +50,10 @@ def test_of_a_trained_model_and_of_features(tmp_path: Path) -> None:
     folder, file = tmp_path / "run", tmp_path / "codes.json"
     values = {"model.embedding_size": 8, **DATA, "train.epochs": 1, "run.output": str(folder)}
     run("BPR", config_dict=values)
-    items, vectors = vectors_of_model(folder)
-    assert vectors.shape == (len(items), 8)
-    found = make_codes(items, vectors, file, levels=2, size=32, method="kmeans")
-    assert found["kept"] > 0.5 and len(read_codes(file)) == len(items) - 1
+    text = shoal("make", str(folder), "--to", str(file), "--levels", "2", "--method", "kmeans")
+    assert "items: 47" in text and len(read_codes(file)) == 47
     with pytest.raises(ValueError, match="values that are no numbers"):
-        make_codes(items, vectors * torch.nan, file)
+        make_codes(Ids(["[PAD]", "a"]), torch.full((2, 4), torch.nan), file)
     with pytest.raises(ValueError, match=r"of the item vectors of .*leave the rest out"):
         shoal("make", str(folder), "--of", "features", "--to", str(file))
     told = zoo_config("TIGER features")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Model, Output, Table
 from shoal.models.nn.code_tree import Beam, CodeTree
-from shoal.models.nn.decoder import Decoder, Memory
+from shoal.models.nn.decoder import Decoder, MemoryKeys
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.recorded import Recorded, padded_rows
 from shoal.models.nn.semantic_ids import item_vectors, semantic_ids
@@ -101,7 +101,7 @@ class TIGER(Model):
         """The vectors of all codes, as layers read them: [1 + levels * size, d]."""
         return self.embed.whole("code").to(self.begin.dtype)
 
-    def read(self, history: Tensor, rows: Tensor) -> Memory:
+    def read(self, history: Tensor, rows: Tensor) -> MemoryKeys:
         """What the decoder looks at, of histories [b, l]."""
         size, length = history.shape[0], num_places(history, self.facts)
         tokens = self.tokens(history) * (history > 0).unsqueeze(2)
