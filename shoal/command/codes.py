@@ -32,12 +32,14 @@ def make(
     with importing():
         prepare_config()
         from shoal.runs.codes import make_codes, vectors_of_data
+        from shoal.training.run_folder import start_logging
 
     words, overrides = split_arguments(context.args)
     model = next((one for one in words if _is_model(Path(one))), None)
     seed = 42
     if model is None:
         config = resolve_words(context.args).config
+        start_logging(config.run.log_level, form=config.run.log)
         items, vectors = vectors_of_data(config, of)
         seed = config.run.seed
     elif len(words) + len(overrides) > 1 or of != "interactions":
@@ -64,11 +66,14 @@ def check(
         from shoal.data.ids import Ids
         from shoal.data.item_codes import fitted, quality, read_codes
         from shoal.runs.build import describe_items
+        from shoal.training.run_folder import start_logging
 
     given = read_codes(file)
     _print(quality(torch.tensor(list(given.values()))), "")
     if context.args:
-        dataset, _ = describe_items(resolve_words(context.args).config, False)
+        config = resolve_words(context.args).config
+        start_logging(config.run.log_level, form=config.run.log)
+        dataset, _ = describe_items(config, False)
         items = Ids(dataset.vocab[dataset.item_field])
         fitted(file, given, items)
         typer.echo(f"all {len(items) - 1:,} items of the data have codes")

@@ -1,5 +1,6 @@
 """Codes for a catalogue: semantic ids of items, of what is known of them or of a trained model."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shoal.data.item_codes import distinguished, quality, write_codes
 from shoal.models.nn.semantic_ids import Method, item_vectors, quantise
 from shoal.runs.build import describe_items
 
+log = logging.getLogger("shoal")
 WIDTH = 64  # of vectors that are made of interactions or of several features
 
 
@@ -47,5 +49,12 @@ def make_codes(
 def vectors_of_data(config: Config, of: str) -> tuple[Ids, Tensor]:
     """Items of a config's data, and vectors of them; of: interactions, features or a feature."""
     dataset, facts = describe_items(config, of != "interactions")
+    for feature in facts.of_side("item"):
+        if feature.name == of and feature.width == 1:
+            log.warning(
+                "%s is read as %s, not as vectors: items with equal values are alike; if it holds "
+                "N numbers, set --data.features='{%s: {kind: numbers, length: N, side: item}}'",
+                *(of, feature.kind, of),
+            )
     torch.manual_seed(config.run.seed)
     return Ids(dataset.vocab[dataset.item_field]), item_vectors(facts, of, WIDTH)

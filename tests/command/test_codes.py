@@ -1,5 +1,6 @@
 """`shoal codes`: made of data and of models, taken by TIGER, and what is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,24 @@ def test_made_codes_are_good_and_tiger_takes_them(method: str, tmp_path: Path) -
     assert parts.fingerprint["codes"]
     with pytest.raises(ValueError, match="BPR reads no codes of items"):
         build(zoo_config("BPR", data__codes=file), World())
+
+
+def test_a_column_of_vectors_is_taken_as_it_is(tmp_path: Path) -> None:
+    vectors = {"a": [0.0, 1.0], "<b>": [0.0, 1.01], "c": [5.0, 5.0], "d e": [-3.0, 2.0]}
+    rows = [{"item_id": item, "vector": own, "color": "red"} for item, own in vectors.items()]
+    (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pairs = [f"{user},{item},{time}" for user in "123" for time, item in enumerate(vectors)]
+    (tmp_path / "inter.csv").write_text("\n".join(["user_id,item_id,timestamp", *pairs]))
+    files = [
+        f"--data.files.inter={tmp_path}/inter.csv",
+        f"--data.files.item={tmp_path}/items.jsonl",
+    ]
+    file = str(tmp_path / "codes.json")
+    options = ("--to", file, "--levels", "1", "--size", "3", "--method", "kmeans")
+    assert "reconstruction: 100.0%" in shoal("make", *files, "--of", "vector", *options)
+    codes = read_codes(file)
+    assert codes["a"][0] == codes["<b>"][0] and len({own[0] for own in codes.values()}) == 3
+    assert "color is read as id, not as vectors" in shoal("make", *files, "--of", "color", *options)
 
 
 def test_of_a_trained_model_and_of_features(tmp_path: Path) -> None:
