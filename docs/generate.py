@@ -51,6 +51,8 @@ EXAMPLES = {
     "checkpoint verify": "shoal checkpoint verify runs/first",
     "checkpoint prune": "shoal checkpoint prune runs/first --keep 1",
     "checkpoint copy": "shoal checkpoint copy runs/first runs/copy",
+    "codes make": "shoal codes make ratings.csv --to codes.json --size 16",
+    "codes check": "shoal codes check codes.json ratings.csv",
     "keys make": "shoal keys make keys",
 }
 # The page of names: those of `shoal` by what they are for; others of it follow by name.

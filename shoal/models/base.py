@@ -127,6 +127,7 @@ class Model(nn.Module):
 
     kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
     reads_features: ClassVar[bool] = False  # True: batches have the features of users and items
+    reads_codes: ClassVar[bool] = False  # True: facts have the codes that data.codes gives
     reads_weights: ClassVar[bool] = False  # True: of interactions, each of which counts so much
     reads_history: ClassVar[bool] = False  # True: of clicks, a feature is what the user took before
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
