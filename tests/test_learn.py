@@ -113,11 +113,6 @@ def own_model(ran: Ran) -> None:
 def own_loop(ran: Ran) -> None:
     steps = re.findall(rf"step (\d+): {NUMBER}", ran.text)
     assert len(steps) == 8 and steps[:4] == steps[4:]
-    plain, spread = (
-        (ran.folder / name).read_text().splitlines() for name in ("plain.py", "spread.py")
-    )
-    changed = [line for line in plain if line and line not in spread]
-    assert len(changed) == 5
     model = shoal.load(next((ran.folder / "exported").iterdir()))
     even, odd = model.answer({"input": [[7, 100], [7, 101]]}).flatten().tolist()
     assert even > odd
@@ -127,7 +122,7 @@ def many_processes(ran: Ran) -> None:
     for run in ("two", "sharded", "killed"):
         assert ran.losses(run) == pytest.approx(ran.losses("one"), rel=1e-5), run
     assert len(ran.losses("killed")) == 6
-    assert 3 in ran.values()  # epochs when it was killed
+    assert re.search(r"status -9 after [2-5] of 6 epochs", ran.text)
 
 
 def servers(ran: Ran) -> None:
@@ -142,7 +137,7 @@ def servers(ran: Ran) -> None:
 
 def gpu(ran: Ran) -> None:
     assert ran.losses("run") == pytest.approx(ran.losses("cores"), rel=1e-4)
-    assert re.search(r"strategy single on 1 process \((cpu|cuda:0)\)", ran.text)
+    assert re.search(r"strategy single on 1 process \((cpu|cuda)\)", ran.text)
     assert re.search(r". GPU +", ran.text) and "slots_linear" in ran.text
 
 
