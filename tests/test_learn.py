@@ -160,7 +160,7 @@ def serving(ran: Ran) -> None:
 def daily(ran: Ran) -> None:
     wednesday, anew = ran.result("wednesday"), ran.result("anew")
     after = wednesday["best_valid"]["recall@10"]
-    assert after > 2 * wednesday["before"]["recall@10"]
+    assert after > 1.5 * wednesday["before"]["recall@10"]
     assert after > 0.9 * anew["best_valid"]["recall@10"]
     assert "tuesday ← monday" in ran.text and "wednesday ← tuesday" in ran.text
 
