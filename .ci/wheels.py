@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "wheels"
 PYTHONS = ("python3.11", "python3.12")
 TARGETS = ("x86_64", "aarch64")
-PLATFORM = "manylinux_2_28"
 HOOK = "import sys; from scikit_build_core import build; getattr(build, sys.argv[1])"
 BUILD = f"{HOOK}(sys.argv[2], dict(word.split('=') for word in sys.argv[3:]))"
 
@@ -28,9 +27,7 @@ def call(*words: str | Path, **env: str) -> None:
 def version_of(python: str) -> str:
     """311 for Python 3.11."""
     code = "import sys; print(*sys.version_info[:2], sep='')"
-    return subprocess.run([python, "-c", code], capture_output=True, check=True, text=True).stdout[
-        :3
-    ]
+    return subprocess.check_output([python, "-c", code], text=True).strip()
 
 
 def prepare(python: str) -> Path:
@@ -44,9 +41,8 @@ def prepare(python: str) -> Path:
     return folder / "bin"
 
 
-def build_wheel(programs: Path, version: str, target: str, to: Path) -> None:
-    """One wheel, checked by auditwheel."""
-    (zig,) = programs.parent.glob("lib/python*/site-packages/ziglang/zig")
+def build_wheel(programs: Path, version: str, target: str, zig: Path, to: Path) -> None:
+    """One wheel; auditwheel checks it and names the oldest C library that it works with."""
     raw = WORK / f"{version}-{target}"
     raw.mkdir(parents=True, exist_ok=True)
     for old in raw.glob("*.whl"):
@@ -63,8 +59,7 @@ def build_wheel(programs: Path, version: str, target: str, to: Path) -> None:
         SETUPTOOLS_EXT_SUFFIX=f".cpython-{version}-{target}-linux-gnu.so",
     )
     (made,) = raw.glob("*.whl")
-    words = ("repair", "--plat", f"{PLATFORM}_{target}", "-w", to, made)
-    call(programs / "auditwheel", *words, PATH=path)
+    call(programs / "auditwheel", "repair", "-w", to, made, PATH=path)
 
 
 def main() -> None:
@@ -73,10 +68,13 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     parser.add_argument("--to", type=Path, default=ROOT / "dist")
     asked = parser.parse_args()
-    for python in asked.pythons:
-        programs = prepare(python)
+    prepared = {version_of(python): prepare(python) for python in asked.pythons}
+    programs = next(iter(prepared.values()))
+    # One Zig for all: each compiles its C++ library once, and keeps it.
+    (zig,) = programs.parent.glob("lib/python*/site-packages/ziglang/zig")
+    for version, programs in prepared.items():
         for target in asked.targets:
-            build_wheel(programs, version_of(python), target, asked.to)
+            build_wheel(programs, version, target, zig, asked.to)
     call(programs / "python", "-c", BUILD, "build_sdist", asked.to)
     for file in sorted(asked.to.iterdir()):
         print(f"{file.stat().st_size / 1e6:6.1f} MB  {file.name}")

@@ -46,6 +46,18 @@ def test_every_pin_has_a_hash() -> None:
     assert "--require-hashes" in (ROOT / "Makefile").read_text()
 
 
+def test_setup_fetches_from_the_index_of_pip_alone() -> None:
+    """Any mirror will do: nothing names a place, and no build fetches what it needs by itself."""
+    files = ("Makefile", "pyproject.toml", "CMakeLists.txt", ".ci/wheels.py", ".ci/manylinux.cmake")
+    for file in files:
+        text = (ROOT / file).read_text()
+        assert not re.search(r"https?://|git\+|FetchContent|ExternalProject", text), file
+    lines = [line for line in dry_run("-B", "setup").stdout.splitlines() if "pip install" in line]
+    assert len(lines) == 3
+    for line in lines:
+        assert re.search(r"--require-hashes|--no-build-isolation --no-deps| torch==", line), line
+
+
 @pytest.mark.parametrize("extra", sorted({*EXTRAS, ""} - LARGE))
 def test_make_installs_what_a_small_extra_needs(extra: str) -> None:
     """Otherwise its tests would skip in every run."""
