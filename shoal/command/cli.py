@@ -14,6 +14,7 @@ import shoal
 from shoal.command import (
     backtest,
     board,
+    codes,
     data,
     doctor,
     exit,
@@ -81,6 +82,11 @@ checkpoint_app.command("verify")(inspect.checkpoint_verify)
 checkpoint_app.command("prune")(inspect.checkpoint_prune)
 checkpoint_app.command("copy")(inspect.checkpoint_copy)
 app.add_typer(checkpoint_app, name="checkpoint")
+
+codes_app = typer.Typer(no_args_is_help=True, help="Semantic ids of items.")
+codes_app.command("make", **FILES)(codes.make)
+codes_app.command("check", **WORDS)(codes.check)
+app.add_typer(codes_app, name="codes")
 
 keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")
 keys_app.command("make")(inspect.keys_make)

@@ -102,7 +102,7 @@ def test_figures(fitted: Fitted) -> None:
     assert len(fitted.curves["loss"]) == 2 and None not in fitted.curves["valid mrr@5"]
     assert "recall@5" in repr(fitted)
     page = fitted._repr_html_()
-    assert page.startswith("<table>") and page.count("<tr>") == 1 + len(fitted.metrics)
+    assert "<table>" in page and page.count("<tr>") == 1 + len(fitted.metrics)
 
 
 def test_answers_have_the_ids_of_the_frame(fitted: Fitted) -> None:
