@@ -37,8 +37,8 @@ def print_result(result: dict[str, Any], run: RunSection) -> None:
     heads = ["metric", "best valid", "test", *([f"always {base['clicks']:.4f}"] if base else [])]
     table = Table(*heads, title=f"{result['model']} on {result['dataset']}")
     for name, value in result["test"].items():
-        values = [result["best_valid"].get(name), value, *([base.get(name)] if base else [])]
-        table.add_row(name, *("-" if one is None else f"{one:.4f}" for one in values))
+        cells = [result["best_valid"].get(name), value, *([base.get(name)] if base else [])]
+        table.add_row(name, *("-" if one is None else f"{one:.4f}" for one in cells))
     Console().print(table)
     if folder:
         typer.echo(folder)

@@ -162,7 +162,7 @@ def labels_of(dataset: Dataset, config: DataSection) -> tuple[Label, ...]:
             raise ValueError(
                 f"data set {dataset.name!r} has no label {label.column!r} ({has}): make one of a "
                 "rating with data.threshold, as in data.threshold={rating: 4}, or name the column "
-                f"in data.fields.label or data.labels{did_you_mean(label.column, floats)}"
+                f"with --label=NAME (data.fields.label){did_you_mean(label.column, floats)}"
             )
     return labels
 

@@ -384,7 +384,9 @@ def describe_data(dataset: Dataset | ClickData) -> str:
 def warn(parts: Parts, evaluated: bool = True) -> None:
     """Log what makes the metrics of the data doubtful: on one rank, which counts it."""
     if parts.strategy.world.is_main:
-        for doubt in doubts(parts.dataset, evaluated, parts.evaluator.section.repeatable):
+        # Of clicks nothing is ranked, and no item is left out.
+        again = parts.evaluator.section.repeatable or isinstance(parts.evaluator, ClickEvaluator)
+        for doubt in doubts(parts.dataset, evaluated, again):
             log.warning("%s", doubt)
 
 

@@ -12,7 +12,7 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import CLICK_FORMATS
 from shoal.data.clicks.formats import looks_like
 from shoal.data.prepared.named import data_values, holds_log
-from shoal.data.sources.roles import need_roles, roles_of, shown
+from shoal.data.sources.roles import NAMES, need_roles, roles_of, shown
 from shoal.data.sources.table import columns_of
 from shoal.models import find
 
@@ -73,6 +73,7 @@ def guess_columns(
         if role not in roles and name not in (*known, *roles.values())
     }
     roles |= guessed
+    roles = {role: roles[role] for role in NAMES if role in roles}
     if not known:
         need_roles(where, columns, roles, flag)
     if not guessed:

@@ -274,7 +274,7 @@ def _counted(found: Dataset) -> str:
 
 def _careful(asked: Asked, found: Dataset, config: Path) -> list[str]:
     """What a look at the data makes doubtful."""
-    told = doubts(found, repeatable=asked.task == "next")
+    told = doubts(found, repeatable=asked.task != "recommend")
     bad = found.left_out.get("data.bad_rows", 0)
     if bad > (found.num_inter + bad) / 20:
         why = f"shoal train {config} --data.bad_rows=error"

@@ -51,7 +51,7 @@ def test_the_walk_of_a_newcomer() -> None:
     assert "BPR on BX-Book-Ratings" in told and GUESSED in Path("first/train.log").read_text()
     books = ["--data.files.item=BX-Books.csv", "--data.threshold.Book-Rating=6"]
     told = call("train", "BX-Book-Ratings.csv", "--model=LR", *QUOTED, *books, *short)
-    assert "LR on BX-Book-Ratings" in told and "auc" in told
+    assert "LR on BX-Book-Ratings" in told and "auc" in told and "always 0." in told
     told = call("prepare", "BX-Book-Ratings.csv", "--to", "made", *QUOTED)
     assert GUESSED in told and "600 interactions of 40 users with 31 items" in told
     assert "The number of users: 41" in call("data", "describe", "made")
@@ -122,6 +122,20 @@ def test_what_is_refused(words: list[str], said: str) -> None:
     ran = CliRunner().invoke(app, ["train", *words])
     text = re.sub(r"[\s│]+", " ", ran.output) + str(ran.exception)
     assert ran.exit_code != 0 and said in text, text
+
+
+def test_a_command_without_words_names_three() -> None:
+    ran = CliRunner().invoke(app, ["train"])
+    for command in ("shoal quickstart ", "shoal train BX-Book-Ratings.csv ", "--data.name=planted"):
+        assert command in str(ran.exception), ran.exception
+
+
+def test_a_run_in_the_place_of_an_artifact() -> None:
+    Path("mine").mkdir()
+    Path("mine/config.yaml").write_text("")
+    said = "mine is a run, not an artifact; make one of it with `shoal export mine --to mine-model`"
+    words = ["predict", "mine", "--input", "BX-Books.csv", "--output", "x.csv"]
+    assert said in str(CliRunner().invoke(app, words).exception)
 
 
 def test_json_lines_with_keys_of_their_own() -> None:

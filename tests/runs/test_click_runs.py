@@ -101,7 +101,11 @@ def test_metrics_against_scikit_learn(distinct: int) -> None:
     reader = InMemory(Samples(2, labels, logits[:, None], ids), layout, 1024, tile=1024)
     section = EvalSection(metrics=["AUC", "LogLoss", "Calibration", "GAUC"], mode="labeled")
     model = Given(None, Facts(num_slots=2, num_dense=1, rows=100))
-    found = ClickEvaluator({"valid": reader}, section, World(), group=0).evaluate(model, "valid")
+    evaluator = ClickEvaluator({"valid": reader}, section, World(), group=0)
+    found, share = evaluator.evaluate(model, "valid"), labels.mean(dtype=np.float64)
+    base = {"clicks": share, "auc": 0.5}
+    base["logloss"] = sklearn.metrics.log_loss(labels, np.full(n, share))
+    assert evaluator.base == pytest.approx(base, abs=1e-9)
     probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
     assert found["auc"] == pytest.approx(
         sklearn.metrics.roc_auc_score(labels, probabilities), abs=1e-9

@@ -95,7 +95,7 @@ class Guard:
     async def body(self, request: Request, most: int, seconds: float) -> bytes:
         """The body of a request, which is JSON, bounded and in time."""
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise RefusedRequest(415, "send application/json")
+            raise RefusedRequest(415, "send JSON, with the header content-type: application/json")
         stated = request.headers.get("content-length", "0")
         if not stated.isdecimal() or int(stated[:20]) > most:
             raise RefusedRequest(413, f"a request has at most {most} bytes")
