@@ -5,15 +5,15 @@
     python benchmarks/tiger_gpu.py train        an epoch of Amazon Beauty's size
     python benchmarks/tiger_gpu.py --small      tiny shapes, also on a CPU
 
-Lists: 8 layers of encoder and decoder, width 1024, 8 heads x 128, bfloat16; 100,000 items of 4 codes
-below 256, 200 beams. A history of 2048 places is 512 items. The time is from histories in the GPU's
-memory to the best 200 of all items. Recomputing reads the history once too, and computes the whole
-text of every beam for each code; its lists must be equal (in float32 all of them; in bfloat16 the
-table shows how many items are in both).
+Lists: 8 layers of encoder and decoder, width 1024, 8 heads x 128, bfloat16; 100,000 items of 4
+codes below 256, 200 beams. A history of 2048 places is 512 items. The time is from histories in the
+GPU's memory to the best 200 of all items. Recomputing reads the history once too, and computes the
+whole text of every beam for each code; its lists must be equal (in float32 all of them; in bfloat16
+the table shows how many items are in both).
 
-Epochs: 131,413 prefixes of the lengths that Amazon Beauty (5-core) has, at most 20 items, batches of
-256, 12,101 items of 4 codes, the model's default sizes (--layers: others). Batches are made before
-the clock starts. By length: train.bucket=true.
+Epochs: 131,413 prefixes, as many as Amazon Beauty (5-core) has, of 6 items on average and at most
+20, batches of 256, 12,101 items of 4 codes, the model's default sizes (--layers: others). Batches
+are made before the clock starts. By length: train.bucket=true.
 """
 
 import argparse
@@ -105,7 +105,9 @@ def recomputed(model: TIGER, history: Tensor) -> tuple[Tensor, ...]:
 def best(model: TIGER, written: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Scores and items of the longest list: [b, beams] each."""
     items = torch.arange(1, len(model.codes), device=DEVICE).unsqueeze(0)
-    scores, found = model.tree.scores(written, items).topk(min(model.options.beam_size, items.numel()))
+    scores, found = model.tree.scores(written, items).topk(
+        min(model.options.beam_size, items.numel())
+    )
     return scores, found + 1
 
 
@@ -127,11 +129,14 @@ def decode(small: bool, rounds: int) -> None:
         model.train(False)  # what was recorded reads other memory
     print(f"\nlists of {beams}, {shape['n_layers']} layers of {shape['hidden_size']}, "
           f"{model.begin.dtype}, ms: median of {rounds}\n")  # fmt: skip
-    print("| batch | places | recorded | not recorded | recomputed | history alone | bar | in both |")
+    print(
+        "| batch | places | recorded | not recorded | recomputed | history alone | bar | in both |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    every = torch.arange(1, items + 1, device=DEVICE)
     for batch, tokens, bar in cases:
         history = histories(batch, tokens // LEVELS, items)
-        asked, every = Batch(batch, {"history": history}), torch.arange(1, items + 1, device=DEVICE)
+        asked = Batch(batch, {"history": history})
         rows = model.rows()
         took = [
             milliseconds(lambda a=asked: model.score(a, every).topk(min(beams, items)), rounds),
@@ -194,7 +199,9 @@ def beauty(small: bool, batch_size: int, by_length: bool) -> list[Batch]:
 
 
 def train(small: bool, layers: int, epochs: int) -> None:
-    print(f"\nepochs of Amazon Beauty's size, {layers} layers, batches of 256: median of {epochs}\n")
+    print(
+        f"\nepochs of Amazon Beauty's size, {layers} layers, batches of 256: median of {epochs}\n"
+    )
     print("| | seconds | records/s |\n| --- | --- | --- |")
     for name, kind, by_length in (
         ("steps as they are", Single, False),

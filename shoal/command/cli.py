@@ -14,11 +14,13 @@ import shoal
 from shoal.command import (
     backtest,
     board,
+    codes,
     data,
     doctor,
     exit,
     inspect,
     new,
+    quickstart,
     report,
     serving,
     startup,
@@ -40,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Shoal trains recommenders: one model file, one config, any number of processes.",
 )
+app.command("quickstart")(quickstart.quickstart)
 app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
 app.command("tune", **FILES)(tune.tune)
@@ -79,6 +82,11 @@ checkpoint_app.command("verify")(inspect.checkpoint_verify)
 checkpoint_app.command("prune")(inspect.checkpoint_prune)
 checkpoint_app.command("copy")(inspect.checkpoint_copy)
 app.add_typer(checkpoint_app, name="checkpoint")
+
+codes_app = typer.Typer(no_args_is_help=True, help="Semantic ids of items.")
+codes_app.command("make", **FILES)(codes.make)
+codes_app.command("check", **WORDS)(codes.check)
+app.add_typer(codes_app, name="codes")
 
 keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")
 keys_app.command("make")(inspect.keys_make)

@@ -127,11 +127,14 @@ class Model(nn.Module):
 
     kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
     reads_features: ClassVar[bool] = False  # True: batches have the features of users and items
+    reads_codes: ClassVar[bool] = False  # True: facts have the codes that data.codes gives
     reads_weights: ClassVar[bool] = False  # True: of interactions, each of which counts so much
     reads_history: ClassVar[bool] = False  # True: of clicks, a feature is what the user took before
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False
+    # What of a score `terms` does not account for; None: nothing, it is their sum.
+    rest_is: ClassVar[str | None] = None
     # True: every step is the same kernels and the host reads no result, so a CUDA graph can record
     # it. A class from outside this package must set it in its own body.
     cuda_graph_safe: bool = False
@@ -210,6 +213,8 @@ class Model(nn.Module):
         """The terms of the score of an item, where it is a sum over the items that a user took.
 
         user [], item [], different items taken [n] -> [n]
+
+        Where the score has another part, `rest_is` says what that is.
         """
         raise NotImplementedError  # where a score is such a sum
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shoal.config.key_applicability import refuse_unread
 from shoal.config.schema import Config, StrategySection
@@ -23,6 +24,8 @@ from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import Feature, features_of, labels_of
 from shoal.data.history import Histories
+from shoal.data.ids import Ids
+from shoal.data.item_codes import fitted, read_codes
 from shoal.data.joined import JoinedSamples, check_packable, packed_rows, weights_of
 from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
@@ -109,6 +112,8 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
             )
         dataset = grow(dataset, known_words(Path(config.start.words)))
     facts = _facts(config, dataset, table)
+    if config.data.codes is not None:
+        facts = replace(facts, codes=_codes(config, dataset, model_class))
     if config.data.sample_weight is not None:
         weights = weights_of(dataset, config.data.sample_weight)[dataset.splits["train"]]
         facts = replace(facts, train_weights=torch.from_numpy(weights))
@@ -117,7 +122,27 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
     how = (config.eval, world, config.run.seed, config.data.max_len)
     evaluator = Evaluator(dataset, *how, model.kind == "sequential", model.reads_times)
     found = fingerprint(config, dataset, table)
+    if facts.codes is not None:
+        found["codes"] = hashlib.sha256(facts.codes.numpy().tobytes()).hexdigest()
     return Parts(dataset, model, strategy, reader, evaluator, found)
+
+
+def describe_items(config: Config, features: bool) -> tuple[Dataset, Facts]:
+    """What a model would know of a config's interactions, and of features of its items."""
+    dataset, table = _load(config, World(), features)
+    return dataset, _facts(config, dataset, table)
+
+
+def _codes(config: Config, dataset: Dataset, model_class: type[Model]) -> Tensor:
+    """The codes of a data set's items that the config names."""
+    path = config.data.codes
+    assert path is not None
+    if not model_class.reads_codes:
+        raise ValueError(
+            f"data.codes: {config.model.title} reads no codes of items; leave it out, or choose "
+            "TIGER"
+        )
+    return fitted(path, read_codes(path), Ids(dataset.vocab[dataset.item_field]))
 
 
 def _facts(config: Config, dataset: Dataset, table: FeatureTable | None, **more: Any) -> Facts:
@@ -359,7 +384,7 @@ def describe_data(dataset: Dataset | ClickData) -> str:
 def warn(parts: Parts, evaluated: bool = True) -> None:
     """Log what makes the metrics of the data doubtful: on one rank, which counts it."""
     if parts.strategy.world.is_main:
-        for doubt in doubts(parts.dataset, evaluated):
+        for doubt in doubts(parts.dataset, evaluated, parts.evaluator.section.repeatable):
             log.warning("%s", doubt)
 
 

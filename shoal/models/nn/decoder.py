@@ -18,7 +18,7 @@ from shoal.models.nn.transformer import HIDDEN, Attention, Residual, feed_forwar
 
 
 @dataclass
-class Memory:
+class MemoryKeys:
     """What the decoder keeps of a memory: keys and values of each block, and what is hidden."""
 
     keys: list[tuple[Tensor, Tensor]]  # [b, heads, m, d / heads] each
@@ -34,18 +34,18 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
         begin_normal(self, 0.02)
 
-    def remember(self, memory: Tensor, pads: Tensor) -> Memory:
+    def remember(self, memory: Tensor, pads: Tensor) -> MemoryKeys:
         """What texts look at: memory [b, m, d], pads bool [b, m]: places to ignore."""
         keys = [block.cross.keys(memory) for block in self.blocks]
-        return Memory(keys, pads[:, None, None, :].to(memory.dtype) * HIDDEN)
+        return MemoryKeys(keys, pads[:, None, None, :].to(memory.dtype) * HIDDEN)
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+    def forward(self, x: Tensor, memory: MemoryKeys) -> Tensor:
         """States of w texts of t places for each of b memories: [b, w, t, d] -> the same."""
         for block, keys in zip(self.blocks, memory.keys):
             x = block(x, keys, memory.hidden)
         return self.norm(x)
 
-    def next(self, x: Tensor, memory: Memory, before: Tensor) -> tuple[Tensor, Tensor]:
+    def next(self, x: Tensor, memory: MemoryKeys, before: Tensor) -> tuple[Tensor, Tensor]:
         """States of the next place of w texts, and what the place after it is to be given.
 
         x [b, w, d], before [b, w, blocks, 2, t, d] -> [b, w, d], [b, w, blocks, 2, t + 1, d]

@@ -22,14 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.kernels.recorded import Recorded, padded_rows
-from shoal.models.base import Batch, Embeddings, Facts, Init, Jagged, Model, Output, Table
+from shoal.models.base import Batch, Embeddings, Facts, Init, Model, Output, Table
 from shoal.models.nn.code_tree import Beam, CodeTree
-from shoal.models.nn.decoder import Decoder, Memory
+from shoal.models.nn.decoder import Decoder, MemoryKeys
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.semantic_ids import semantic_ids, taken_vectors
+from shoal.models.nn.recorded import Recorded, padded_rows
+from shoal.models.nn.semantic_ids import item_vectors, semantic_ids
 from shoal.models.nn.transformer import Transformer
-from shoal.models.nn.user_items import owners
 from shoal.models.options import Count
 from shoal.models.sequential.base import SEQUENCE_DEFAULTS, lengths, num_places
 
@@ -40,6 +39,7 @@ class TIGER(Model):
     kind = "sequential"
     samples = "prefixes"
     reads_features = True
+    reads_codes = True
     cuda_graph_safe = True
     codes: Tensor  # [num_items, levels], of item 0 zeros
 
@@ -101,7 +101,7 @@ class TIGER(Model):
         """The vectors of all codes, as layers read them: [1 + levels * size, d]."""
         return self.embed.whole("code").to(self.begin.dtype)
 
-    def read(self, history: Tensor, rows: Tensor) -> Memory:
+    def read(self, history: Tensor, rows: Tensor) -> MemoryKeys:
         """What the decoder looks at, of histories [b, l]."""
         size, length = history.shape[0], num_places(history, self.facts)
         tokens = self.tokens(history) * (history > 0).unsqueeze(2)
@@ -162,31 +162,3 @@ class TIGER(Model):
                 first = torch.arange(size, device=place.device).unsqueeze(1) * texts
                 kept, x = kept.flatten(0, 1)[place + first], each[level][code]
         return tuple(out)
-
-
-def item_vectors(facts: Facts, source: str, dim: int) -> Tensor:
-    """What semantic ids are made of: [num_items, dim]."""
-    if source == "interactions":
-        sizes = facts.num_users, facts.num_items
-        return taken_vectors(facts.train_users, facts.train_items, sizes, dim)
-    features = [f for f in facts.of_side("item") if f.column != facts.item_field]
-    if not features:
-        raise ValueError(
-            "TIGER with codes_from features reads features of items and the data has none; "
-            "describe some with data.features (side: item), or set model.codes_from=interactions"
-        )
-    batch = facts.side("item", torch.arange(facts.num_items))
-    total = torch.zeros(facts.num_items, dim)
-    for feature in features:  # a random direction for each value, so that equal ones are equal
-        if not feature.is_sparse:
-            values = batch.dense[feature.name].view(facts.num_items, feature.width)
-            total += values @ torch.randn(feature.width, dim)
-            continue
-        ids = batch.ids[feature.name]
-        directions = torch.randn(int(batch.flat_ids(feature.name).max()) + 1, dim)
-        directions[0] = 0.0
-        if isinstance(ids, Jagged):
-            total.index_add_(0, owners(ids), directions[ids.values])
-        else:
-            total += directions[ids.view(facts.num_items)]
-    return total
