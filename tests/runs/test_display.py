@@ -7,8 +7,10 @@ from typing import Any
 import polars as pl
 import pytest
 from browser import Browser, needs_browser
+from small_artifact import MEAN, write_artifact
 
 import shoal
+from shoal.runs.artifact.files import write_manifest, write_words
 from shoal.runs.fit import Fitted
 from shoal.runs.ranked import RankedItems, UserRankings
 from shoal.runs.results import RunResult, StudyResult
@@ -95,12 +97,15 @@ def test_a_search_shows_the_best_first() -> None:
     assert "No trial" in StudyResult({**STUDY, "best": None})._repr_html_()
 
 
-def test_an_artifact_shows_what_it_is(fitted: Fitted, tmp_path: Path) -> None:
-    shoal.export(fitted.folder, to=tmp_path / "model")
-    found = shoal.load(tmp_path / "model")
-    assert "40 users" in repr(found) and "\n" not in repr(found)
-    assert "29 items" in found._repr_html_()
-    assert "Film " in found.recommend("u7", topk=20)._repr_html_()
+def test_an_artifact_shows_what_it_is(tmp_path: Path) -> None:
+    home = write_artifact(tmp_path / "model", MEAN, model=HOSTILE, data="books")
+    write_words(home, "title", ["", *(f"Book {one}" for one in "vwxy"), HOSTILE])
+    write_manifest(home)
+    found = shoal.load(home)
+    assert "2 users, 5 items" in repr(found) and "\n" not in repr(found)
+    assert "5 items" in found._repr_html_() and HOSTILE not in found._repr_html_()
+    ranked = found.recommend("a", seen=True)._repr_html_()
+    assert "Book v" in ranked and HOSTILE not in ranked
 
 
 @needs_browser
