@@ -2,6 +2,7 @@
 # make test        set up, run the tests (minutes)
 # make test-all    the long matrices too, the large extras, and kernels of GPUs by Triton's interpreter
 # make check       ruff and mypy
+# make wheels      what a release has, into dist/: wheels for Linux, and the source
 # make extras      the large extras (EXTRAS="ray onnx" for some of them)
 # make docs        the documentation as a site, in build/docs (its tutorials run)
 # make browser     Chromium of Debian, for the tests of pages
@@ -16,7 +17,7 @@ TORCH := torch==2.13.0
 TRITON := triton==3.9.0
 MINUTES ?= 30
 # Those in constraints.txt are part of `make setup`; the others are large.
-SMALL_EXTRAS := docs index remote report serve tune zstd
+SMALL_EXTRAS := docs index remote report serve servers tensorboard tune zstd
 LARGE_EXTRAS := mlflow onnx ray torchrec torchx wandb
 EXTRAS ?= $(LARGE_EXTRAS)
 ifneq ($(filter-out $(SMALL_EXTRAS) $(LARGE_EXTRAS),$(EXTRAS)),)
@@ -24,7 +25,7 @@ $(error EXTRAS=$(EXTRAS): there are $(SMALL_EXTRAS) $(LARGE_EXTRAS))
 endif
 CORE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: train test test-all check docs extras browser fuzz chaos setup clean
+.PHONY: train test test-all check docs wheels extras browser fuzz chaos setup clean
 
 train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
@@ -45,7 +46,8 @@ check: setup
 
 # A tutorial that did not change is not run again (build/docs-cache).
 docs: setup
-	SHOAL_DOCS_RUN=1 $(BIN)/python -m sphinx -q -W --keep-going docs build/docs
+	$(BIN)/python docs/generate.py
+	SHOAL_DOCS_RUN=1 PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 	@echo "docs: build/docs/index.html"
 
 # Installed in place (-e), as `make setup` does: a plain `pip install` would put a copy of Shoal beside
@@ -61,6 +63,9 @@ ifneq ($(filter torchrec,$(EXTRAS)),)
 	  minor = int(torch.__version__.split('.')[1]) - 5; cpu = '' if torch.version.cuda else '-cpu'; \
 	  print(f'torchrec~=1.{minor}.0 fbgemm-gpu{cpu}~=1.{minor}.0')")
 endif
+
+wheels:
+	$(PYTHON) .ci/wheels.py
 
 browser:
 	command -v chromium >/dev/null || apt-get install -y -q --no-install-recommends chromium

@@ -1,4 +1,4 @@
-"""Write into constraints.txt, for every pin in it, the hashes that the index states.
+"""Write into each lock, for every pin in it, the hashes that the index states.
 
 To raise a version or add a package: change its `NAME==VERSION` line, then run this. Kept are the
 source and the wheels for Linux and macOS on x86_64 and ARM, of every Python that CI runs.
@@ -6,14 +6,15 @@ source and the wheels for Linux and macOS on x86_64 and ARM, of every Python tha
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import urllib.request
 from pathlib import Path
 
-FILE = Path(__file__).parents[1] / "constraints.txt"
-INDEX = "https://pypi.org/simple"
-PYTHONS = ("311", "312", "313")
+LOCKS = (Path(__file__).parents[1] / "constraints.txt", Path(__file__).parent / "wheels.txt")
+INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
+PYTHONS = ("311", "312", "313", "314")
 PLATFORM = re.compile(r"any|(manylinux|macosx)\S*_(x86_64|aarch64|arm64|universal2)")
 
 
@@ -42,16 +43,17 @@ def list_hashes(package: str, version: str) -> list[str]:
     return sorted(hashes)
 
 
-def main() -> None:
-    text = FILE.read_text()
+def lock(file: Path) -> None:
+    text = file.read_text()
     head = [line for line in text.splitlines() if line.startswith("#")]
     pins = sorted(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE), key=lambda p: p[0].lower())
     lines = head
     for package, version in pins:
         marks = [f"    --hash=sha256:{digest}" for digest in list_hashes(package, version)]
         lines.append(" \\\n".join([f"{package}=={version}", *marks]))
-    FILE.write_text("\n".join(lines) + "\n")
+    file.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    for one in LOCKS:
+        lock(one)

@@ -1,6 +1,10 @@
 // Picks the widest build of the inner loops that this machine can run.
 #include "dispatch.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <stdexcept>
 
@@ -18,13 +22,11 @@ namespace SHOAL_LEAST {
 extern const Kernels table;
 extern const SoftmaxKernels softmax_table;
 }
-#ifdef SHOAL_HAS_AVX2
+#ifdef SHOAL_HAS_AVX
 namespace avx2 {
 extern const Kernels table;
 extern const SoftmaxKernels softmax_table;
 }
-#endif
-#ifdef SHOAL_HAS_AVX512
 namespace avx512 {
 extern const Kernels table;
 extern const SoftmaxKernels softmax_table;
@@ -37,19 +39,32 @@ struct Build {
   const SoftmaxKernels* softmax;
 };
 
+#ifdef SHOAL_HAS_AVX
+struct Vectors {
+  bool avx2 = false, avx512 = false;
+};
+
+// What the processor has, and the system keeps when it switches threads. Not __builtin_cpu_supports:
+// it needs a runtime library that Zig does not have.
+Vectors find_vectors() {
+  unsigned a, b, c, d, kept, high;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA)) return {};
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return {};
+  asm volatile("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+  constexpr unsigned ymm = 0x06, zmm = 0xe6;
+  constexpr unsigned avx512 = bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;
+  return {(kept & ymm) == ymm && (b & bit_AVX2), (kept & zmm) == zmm && (b & avx512) == avx512};
+}
+#endif
+
 // Those that this machine can run, the widest first.
 const std::vector<Build>& builds() {
   static const std::vector<Build> found = [] {
     std::vector<Build> all;
-#ifdef SHOAL_HAS_AVX512
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("fma"))
-      all.push_back({&avx512::table, &avx512::softmax_table});
-#endif
-#ifdef SHOAL_HAS_AVX2
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-      all.push_back({&avx2::table, &avx2::softmax_table});
+#ifdef SHOAL_HAS_AVX
+    const Vectors here = find_vectors();
+    if (here.avx512) all.push_back({&avx512::table, &avx512::softmax_table});
+    if (here.avx2) all.push_back({&avx2::table, &avx2::softmax_table});
 #endif
     all.push_back({&SHOAL_LEAST::table, &SHOAL_LEAST::softmax_table});
     return all;

@@ -24,6 +24,18 @@ namespace {
 // What Python may call, and how. Raised whenever that changes, here and in shoal/kernels/core.py.
 constexpr int kInterface = 17;
 
+// What `shoal --version` prints of this build.
+#if defined(Py_LIMITED_API)
+constexpr const char* kAbi = "Python 3.12 and later (abi3)";
+#else
+constexpr const char* kAbi = "this Python";
+#endif
+#if defined(__clang__)
+constexpr const char* kCompiler = "Clang " __clang_version__;
+#else
+constexpr const char* kCompiler = "GCC " __VERSION__;
+#endif
+
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
                   const std::vector<int64_t>& numbering, int init_kind, uint64_t init_key,
                   float init_factor, const Hyper& hyper,
@@ -148,6 +160,7 @@ NB_MODULE(_core, m) {
   using release = nb::call_guard<nb::gil_scoped_release>;
   m.doc() = "Embedding rows on the CPU: the native core of shoal.kernels";
   m.attr("INTERFACE") = kInterface;
+  m.attr("BUILD") = std::make_pair(kAbi, kCompiler);
   m.attr("BLOOM_LAYOUT") = kBloomLayout;
   nb::class_<Table>(m, "Table")
       .def("__len__", &Table::size)

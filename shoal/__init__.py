@@ -53,7 +53,12 @@ __all__ = sorted([*_ROOMS, "Interrupted", "__version__", "ray"])
 
 
 class Interrupted(BaseException):
-    """A signal asked the whole command to end. No Exception: nobody is to handle it on the way."""
+    """A signal asked the whole command to end. No Exception: nobody is to handle it on the way.
+
+    >>> import shoal
+    >>> shoal.Interrupted(15)
+    Interrupted('SIGTERM')
+    """
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)

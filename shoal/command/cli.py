@@ -14,11 +14,13 @@ import shoal
 from shoal.command import (
     backtest,
     board,
+    codes,
     data,
     doctor,
     exit,
     inspect,
     new,
+    quickstart,
     report,
     serving,
     startup,
@@ -40,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Shoal trains recommenders: one model file, one config, any number of processes.",
 )
+app.command("quickstart")(quickstart.quickstart)
 app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
 app.command("tune", **FILES)(tune.tune)
@@ -80,6 +83,11 @@ checkpoint_app.command("prune")(inspect.checkpoint_prune)
 checkpoint_app.command("copy")(inspect.checkpoint_copy)
 app.add_typer(checkpoint_app, name="checkpoint")
 
+codes_app = typer.Typer(no_args_is_help=True, help="Semantic ids of items.")
+codes_app.command("make", **FILES)(codes.make)
+codes_app.command("check", **WORDS)(codes.check)
+app.add_typer(codes_app, name="codes")
+
 keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")
 keys_app.command("make")(inspect.keys_make)
 app.add_typer(keys_app, name="keys")
@@ -87,12 +95,15 @@ app.add_typer(keys_app, name="keys")
 
 @app.callback(invoke_without_command=True)
 def version(
-    show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    show: Annotated[
+        bool, typer.Option("--version", help="Print the version and what was built.")
+    ] = False,
 ) -> None:
     """Shoal trains recommenders: one model file, one config, any number of processes."""
     startup.begin()
     if show:
-        typer.echo(f"shoal {shoal.__version__}")
+        for line in doctor.describe_build():
+            typer.echo(line)
         raise typer.Exit
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
+import shoal
 from shoal.command.exit import leave
 from shoal.command.startup import importing
 
@@ -51,3 +55,16 @@ def _closing(broken: bool, slow: int) -> str:
     if slow:
         return f"\nReady to train. {slow} of these would make it faster or safer: see ~ above."
     return "\nReady to train."
+
+
+def describe_build() -> Iterator[str]:
+    """What `shoal --version` prints. torch is not imported for it."""
+    from shoal.kernels.core import describe_core
+
+    yield f"shoal {shoal.__version__}"
+    yield f"core {describe_core()}"
+    yield f"python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    try:
+        yield f"torch {version('torch')}"
+    except PackageNotFoundError:
+        yield "torch not installed"

@@ -95,6 +95,9 @@ def keys_make(
     folder: Annotated[str, typer.Argument(help="A new folder for the keys.")],
 ) -> None:
     """Make the keys that workers and servers of different hosts know each other by."""
+    from shoal.ps import check_installed
+
+    check_installed()
     from shoal.ps.keys import make_keys
 
     made = make_keys(folder)

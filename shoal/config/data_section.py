@@ -318,6 +318,11 @@ class DataSection(Section):
     features: dict[str, FeatureOptions] | None = Field(
         None, description="name -> what it is, exactly those; null: what the columns suggest"
     )
+    codes: str | None = Field(
+        None,
+        description='file of JSON with the semantic ids of items, {"item": [5, 1, 0]}, for models '
+        "that read them (TIGER); null: such a model makes its own",
+    )
     labels: dict[str, LabelOptions] | None = Field(
         None, description="name -> column, loss, weight; null: the label field, logistic"
     )

@@ -26,6 +26,7 @@ PLACES = {
 # Parts that are digests: their bytes tell a reader nothing.
 DIGESTS = {
     "interactions": "the interactions are others (users, items or their order in the files)",
+    "codes": "items have other codes (data.codes)",
     "splits": "the interactions are split otherwise (data.split, run.seed)",
 }
 

@@ -15,6 +15,18 @@ from shoal.data.features import Feature, Label
 from shoal.data.random import hash64
 
 
+def weights_of(dataset: Dataset, column: str) -> np.ndarray:
+    """How much each interaction counts (data.sample_weight): float32 [rows]."""
+    if column not in dataset.inter or dataset.types[column] != "float":
+        raise ValueError(
+            f"data.sample_weight: the interactions have no column of numbers {column!r}"
+        )
+    weights = np.asarray(dataset.inter[column], np.float32)
+    if (weights < 0).any():
+        raise ValueError(f"data.sample_weight: {column!r} has values below 0")
+    return weights
+
+
 class JoinedSamples:
     """The samples of some interactions (their row numbers).
 
@@ -41,15 +53,7 @@ class JoinedSamples:
                     f"make it so with data.threshold={{{label.column}: VALUE}}, or set "
                     f"data.labels.{label.name}.loss to squared"
                 )
-        self.weights: np.ndarray | None = None
-        if weight is not None:
-            if weight not in dataset.inter or dataset.types[weight] != "float":
-                raise ValueError(
-                    f"data.sample_weight: the interactions have no column of numbers {weight!r}"
-                )
-            self.weights = np.asarray(dataset.inter[weight], np.float32)
-            if (self.weights < 0).any():
-                raise ValueError(f"data.sample_weight: {weight!r} has values below 0")
+        self.weights = None if weight is None else weights_of(dataset, weight)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -38,6 +38,17 @@ def has_core() -> bool:
     return load_core() is not None
 
 
+def describe_core() -> str:
+    """One line about the build: for which Python, by which compiler, with which kernels."""
+    core = load_core()
+    if core is None:
+        return "not built: torch and numpy do its work, slower"
+    abi, compiler = core.BUILD
+    first, *others = core.instruction_sets()
+    also = f" (also {', '.join(others)})" if others else ""
+    return f"for {abi}, by {compiler.strip()}, kernels {first}{also}"
+
+
 def core_vectors() -> str | None:
     """The vectors that the core uses here (neon, avx512, ...); None where it was not built."""
     core = load_core()

@@ -148,6 +148,8 @@ def _keep_best(
 ) -> tuple[Tensor, Tensor]:
     """By the native core: what `_plain` gives, of equal scores the lower place first."""
     size, step = b - a, max(1, CACHED // (b - a))
+    if not isinstance(fill, DotProducts):  # what makes a block may have work that all share
+        step = max(step, BLOCK)
     state, _alive = _kept(size, topk)
     buffer = torch.empty(size * min(step, num_items))
     starts = torch.arange(0, num_items + step, step)

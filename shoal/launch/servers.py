@@ -25,6 +25,7 @@ from shoal.config.schema import Config
 from shoal.launch.children import RESUME, Children
 from shoal.launch.hosts import LaunchError
 from shoal.launch.watch import Hang, Signs, signs_of
+from shoal.ps import check_installed
 from shoal.training.run_folder import RunFolder
 
 END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are done
@@ -218,6 +219,7 @@ def knocking(config: Config, rank: int) -> Iterator[None]:
     if config.strategy.name != "ps" or not section.addresses:
         yield
         return
+    check_installed()
     from shoal.ps.keys import read_keys
     from shoal.ps.worker.client import Client  # only here is pyzmq needed
     from shoal.world.memory import keep_freed_memory

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -51,7 +52,9 @@ class Facts:
     max_len: int = 0
     train_users: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     train_items: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    train_weights: Tensor | None = None  # of data.sample_weight, where the model reads them
     num_negatives: int = 1
+    codes: Tensor | None = None  # [num_items, levels], of item 0 zeros: semantic ids (data.codes)
     # ln of how often an item is drawn as a negative, up to a constant [num_items]; empty: none is
     negative_logq: Tensor = field(default_factory=lambda: torch.empty(0))
     # of click models
@@ -96,10 +99,36 @@ class Model(nn.Module):
     When asked for scores a batch has ids user_field [b] and, for sequential models, history [b, l].
     A model that `reads_times` also has history_time [b, l + 1], in seconds: the time of every item
     of the history and, behind the last one, of the request (in training, of the last target).
+
+    >>> from shoal.models.base import Embeddings, Output, Retrieval, Table
+    >>> class Dot(Retrieval):
+    ...     def __init__(self, options, facts):
+    ...         super().__init__(options, facts)
+    ...         users, items = Table("user", 8, facts.num_users), Table("item", 8, facts.num_items)
+    ...         self.embed = Embeddings({"user_id": users, "item_id": items, "neg_item": items})
+    ...
+    ...     def forward(self, batch):
+    ...         rows = self.embed(batch)
+    ...         better = rows["item_id"][:, None] - rows["neg_item"]  # [b, k, 8]
+    ...         gain = (rows["user_id"][:, None] * better).sum(-1).sigmoid().log()
+    ...         return Output(-gain.sum(), gain.numel())  # a sum, and how many terms it has
+    ...
+    ...     def encode_query(self, batch):
+    ...         return self.embed(batch, ["user_id"])["user_id"]
+    ...
+    ...     def encode_item(self, ids):
+    ...         return self.embed.rows("item_id", ids)
+    >>> import shoal
+    >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
+    >>> keys = {"run.output": "runs/dot", "run.log_level": "warning", "run.progress": False}
+    >>> shoal.run(Dot, "planted", **small, **keys)["model"]
+    'Dot'
     """
 
     kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
     reads_features: ClassVar[bool] = False  # True: batches have the features of users and items
+    reads_codes: ClassVar[bool] = False  # True: facts have the codes that data.codes gives
+    reads_weights: ClassVar[bool] = False  # True: of interactions, each of which counts so much
     reads_history: ClassVar[bool] = False  # True: of clicks, a feature is what the user took before
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
@@ -174,6 +203,11 @@ class Model(nn.Module):
         Also takes items [n], one list for every row of the batch -> [b, n].
         """
         raise NotImplementedError  # retrieval models inherit it, others write their own
+
+    def scorer(self, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """`score` of one batch, for block after block of items: a model that computes something
+        for all of them, whichever they are, computes it once."""
+        return partial(self.score, batch)
 
     def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
         """The terms of the score of an item, where it is a sum over the items that a user took.

@@ -55,6 +55,21 @@ button { cursor: pointer; } button:hover { border-color: var(--accent); }
 """
 
 
+# Within somebody else's page, such as a notebook: text and background are the page's own.
+INLINE = """
+.shoal { --ink: currentColor; --soft: #808895; --line: #8088956b; --c0: #3d8fd1; --c1: #e2832b;
+  --c2: #35a56c; --c3: #c05aac; --c4: #a88a1c; --c5: #2aa3a5; --c6: #d9534a; --c7: #7d81dd; }
+.shoal .wide { overflow-x: auto; max-width: 60rem; } .shoal p { margin: 0 0 .4rem; }
+.shoal table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0 0 .6rem; }
+.shoal th, .shoal td { text-align: left; padding: .2rem 1rem .2rem 0; vertical-align: top;
+  border-bottom: 1px solid var(--line); background: none; overflow-wrap: anywhere; }
+.shoal th { white-space: nowrap; } .shoal th, .shoal .soft { color: var(--soft); }
+.shoal td.number, .shoal th.number { text-align: right; white-space: nowrap; }
+.shoal .grid { display: flex; flex-wrap: wrap; gap: 0 2rem; align-items: flex-start; }
+.shoal svg { display: block; width: 100%; min-width: 18rem; max-width: 26rem; height: auto; }
+"""
+
+
 class Html(str):
     """Text that is markup already; any other text is escaped."""
 
@@ -90,6 +105,12 @@ def page(title: str, *body: Any, script: str = "") -> str:
         + (f"<script>{script}</script>" if script else "")
         + "</body></html>\n"
     )
+
+
+def inline(title: Any, *body: Any) -> Html:
+    """A part of somebody else's page: a bold line, and what it is about."""
+    head = f"<p><b>{escape(title)}</b></p>" if title else ""
+    return Html(f'<div class="shoal"><style>{INLINE}</style>{head}{join(body)}</div>')
 
 
 def section(title: str, text: Any = "", *body: Any) -> Html:

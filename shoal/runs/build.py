@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shoal.config.key_applicability import refuse_unread
 from shoal.config.schema import Config, StrategySection
@@ -23,7 +24,9 @@ from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import Feature, features_of, labels_of
 from shoal.data.history import Histories
-from shoal.data.joined import JoinedSamples, check_packable, packed_rows
+from shoal.data.ids import Ids
+from shoal.data.item_codes import fitted, read_codes
+from shoal.data.joined import JoinedSamples, check_packable, packed_rows, weights_of
 from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepared.named import named_data
@@ -98,7 +101,7 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
         return _build_clicks(config, world, model_class, make)
     if clicks:
         return _build_joined(config, world, model_class, make)
-    refuse_labels(config)
+    refuse_labels(config, model_class.reads_weights)
     dataset, table = _load(config, world, model_class.reads_features)
     if table is not None and (own := [f.name for f in table.features if f.side == "context"]):
         log.info("%s does not read features of single interactions: %s", config.model.title, own)
@@ -108,12 +111,38 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
                 "start.words: vocabularies of features do not grow; continue without features"
             )
         dataset = grow(dataset, known_words(Path(config.start.words)))
-    model, strategy = set_up(config, world, model_class, _facts(config, dataset, table), make)
+    facts = _facts(config, dataset, table)
+    if config.data.codes is not None:
+        facts = replace(facts, codes=_codes(config, dataset, model_class))
+    if config.data.sample_weight is not None:
+        weights = weights_of(dataset, config.data.sample_weight)[dataset.splits["train"]]
+        facts = replace(facts, train_weights=torch.from_numpy(weights))
+    model, strategy = set_up(config, world, model_class, facts, make)
     reader = _reader(config, world, dataset, table, model)
     how = (config.eval, world, config.run.seed, config.data.max_len)
     evaluator = Evaluator(dataset, *how, model.kind == "sequential", model.reads_times)
     found = fingerprint(config, dataset, table)
+    if facts.codes is not None:
+        found["codes"] = hashlib.sha256(facts.codes.numpy().tobytes()).hexdigest()
     return Parts(dataset, model, strategy, reader, evaluator, found)
+
+
+def describe_items(config: Config, features: bool) -> tuple[Dataset, Facts]:
+    """What a model would know of a config's interactions, and of features of its items."""
+    dataset, table = _load(config, World(), features)
+    return dataset, _facts(config, dataset, table)
+
+
+def _codes(config: Config, dataset: Dataset, model_class: type[Model]) -> Tensor:
+    """The codes of a data set's items that the config names."""
+    path = config.data.codes
+    assert path is not None
+    if not model_class.reads_codes:
+        raise ValueError(
+            f"data.codes: {config.model.title} reads no codes of items; leave it out, or choose "
+            "TIGER"
+        )
+    return fitted(path, read_codes(path), Ids(dataset.vocab[dataset.item_field]))
 
 
 def _facts(config: Config, dataset: Dataset, table: FeatureTable | None, **more: Any) -> Facts:
@@ -209,13 +238,14 @@ def _build_joined(
     return Parts(dataset, model, strategy, reader, evaluator, found)
 
 
-def refuse_labels(config: Config) -> None:
-    """Refuse labels and weights of samples where nobody reads them."""
-    for key in ("labels", "sample_weight"):
+def refuse_labels(config: Config, weighted: bool = False) -> None:
+    """Refuse labels and weights of samples where nobody reads them; weighted: weights are read."""
+    for key in ("labels",) if weighted else ("labels", "sample_weight"):
         if getattr(config.data, key) is not None:
+            also = ", for IALS and for ItemKNN" if key == "sample_weight" else ""
             raise ValueError(
                 f"data.{key} is for click models on tables of interactions (data.files, atomic "
-                f"files), and {config.model.title} reads something else here; leave it out"
+                f"files){also}, and {config.model.title} reads something else here; leave it out"
             )
 
 
@@ -354,7 +384,7 @@ def describe_data(dataset: Dataset | ClickData) -> str:
 def warn(parts: Parts, evaluated: bool = True) -> None:
     """Log what makes the metrics of the data doubtful: on one rank, which counts it."""
     if parts.strategy.world.is_main:
-        for doubt in doubts(parts.dataset, evaluated):
+        for doubt in doubts(parts.dataset, evaluated, parts.evaluator.section.repeatable):
             log.warning("%s", doubt)
 
 

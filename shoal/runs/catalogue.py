@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -88,11 +88,16 @@ class RunCatalogue:
             vectors = self.item_vectors
             return DotProducts(query.float().cpu(), vectors if items is None else vectors[items])
         device, model = self.evaluator.world.device, self.model
+        every = torch.arange(self.dataset.num_items) if items is None else items
+        scorers: dict[int, Callable[[Tensor], Tensor]] = {}  # of queries whose items are ranked now
 
         def fill(a: int, b: int, first: int, last: int, out: Tensor) -> None:
-            wanted = torch.arange(first, last) if items is None else items[first:last]
             with self._alone:
-                out.copy_(model.score(query.rows(a, b), wanted.to(device)))
+                if a not in scorers:
+                    scorers[a] = model.scorer(query.rows(a, b))
+                out.copy_(scorers[a](every[first:last].to(device)))
+                if last == len(every):
+                    del scorers[a]
 
         return fill
 

@@ -90,7 +90,7 @@ class Explanation(list[tuple[Any, float]]):
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        return look.table([self.of, "", "share"], self.rows())
+        return look.inline("", look.table([self.of, "", "share"], self.rows()))
 
 
 def _plain(value: Any) -> str:

@@ -8,7 +8,6 @@ fitted.recommend("u1"), fitted.similar_items("i7"), fitted.item_vectors()
 
 from __future__ import annotations
 
-import html
 import json
 import logging
 import re
@@ -33,8 +32,11 @@ from shoal.data.sources.frames import to_polars
 from shoal.launch.hosts import LaunchError
 from shoal.models.base import Model
 from shoal.models.own import give
+from shoal.pages import look
 from shoal.runs.explain import Explanation
-from shoal.runs.recommender import RankedItems
+from shoal.runs.given import guess_columns
+from shoal.runs.ranked import RankedItems
+from shoal.runs.results import RunResult, curve, on_a_line
 from shoal.runs.run import resolve, run_folder, train
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
@@ -56,8 +58,8 @@ class ItemVectors(NamedTuple):
 def fit(
     model: str | type[Model],
     frame: Any,
-    user: str = "user_id",
-    item: str = "item_id",
+    user: str | None = None,
+    item: str | None = None,
     time: str | None = None,
     label: str | None = None,
     rating: str | None = None,
@@ -68,8 +70,9 @@ def fit(
 ) -> Fitted:
     """Train a model on a frame of interactions; `users` and `items` are frames of their features.
 
-    user, item, time, label, rating: the columns' names. Other keywords are config keys, as in
-    shoal.run (`epochs=5`, `train={"batch_size": 512}`, `**{"data.split.order": "time"}`).
+    user, item, time, label, rating: the columns' names; left out, what they look like, and the log
+    says what was guessed. Other keywords are config keys, as in shoal.run (`epochs=5`,
+    `train={"batch_size": 512}`, `**{"data.split.order": "time"}`).
     features: what columns mean, exactly those; left out, what they suggest.
 
     >>> import polars, shoal
@@ -104,6 +107,10 @@ def fit(
             values[key] = value
     values["data.path"] = "."  # known when the folder is
     resolved = resolve(values=values)
+    before = len(resolved.read_notes)
+    resolved = guess_columns(resolved, frames["inter"].columns, "the frame", '{}="NAME"')
+    for note in resolved.read_notes[before:]:
+        log.warning("%s", note)  # whoever gave a frame sees warnings alone
     folder = run_folder(resolved.config)
     folder.create(False)
     data = folder.path.resolve() / "data"
@@ -283,31 +290,20 @@ class Fitted:
     # ---- showing --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
-        return f"Fitted({self.result['model']}: {shown})"
+        return f"Fitted({self.result['model']}: {on_a_line(self.metrics)}; {self.folder})"
 
     def _repr_html_(self) -> str:
-        """A table for notebooks."""
-        valid = self.result["best_valid"]
-        rows = "".join(
-            f"<tr><td>{html.escape(name)}</td><td>{_figure(valid.get(name))}</td>"
-            f"<td>{_figure(value)}</td></tr>"
-            for name, value in self.metrics.items()
-        )
-        title = f"{self.result['model']}: {self.result['epochs']} epochs"
-        if self.result["best_epoch"] is not None:
-            title += f", best after epoch {self.result['best_epoch']}"
-        return (
-            f"<table><caption>{html.escape(title)}</caption>"
-            f"<tr><th>metric</th><th>valid</th><th>test</th></tr>{rows}</table>"
-        )
+        """Data, metrics and curve for notebooks."""
+        result, dataset = RunResult(self.result), self.trained.parts.dataset
+        about = ""
+        if isinstance(dataset, Dataset):
+            counts = (dataset.num_inter, dataset.num_users - 1, dataset.num_items - 1)
+            about = "{:,} interactions of {:,} users and {:,} items".format(*counts)
+        title = look.join([result.title(), look.Html("<br>"), about]) if about else result.title()
+        return look.inline(title, look.grid(result.table(), curve(self.curves)))
 
 
 def _ids(ids: Ids) -> np.ndarray:
     """Every id, in its type."""
     kinds = {int: np.int64, float: np.float64}
     return ids.values[1:].astype(kinds[ids.kind]) if ids.kind in kinds else ids.values[1:]
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"

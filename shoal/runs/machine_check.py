@@ -37,6 +37,8 @@ EXTRAS = {
     "torchx": ("torchx", "jobs on Slurm and Kubernetes"),
     "mlflow": ("mlflow", "run.trackers"),
     "wandb": ("wandb", "run.trackers"),
+    "tensorboard": ("tensorboard", "run.trackers: curves of runs"),
+    "servers": ("zmq", "parameter servers: shoal launch"),
     "zstd": ("zstandard", "files that zstd packed"),
     "remote": ("fsspec", "checkpoints copied elsewhere"),
 }

@@ -24,6 +24,7 @@ from torch import Tensor
 from shoal.data.ids import Ids
 from shoal.kernels.topk import DotProducts, Fill, Pairs, plain, rank
 from shoal.runs.explain import Breakdown, Explanation
+from shoal.runs.ranked import RankedItems, UserRankings
 
 log = logging.getLogger("shoal")
 NOBODY = np.zeros(0, np.int64)
@@ -52,24 +53,6 @@ class Wanted:
     exclude: Sequence[Any] = ()
     only: Sequence[Any] | None = None
     seen: bool | None = None
-
-
-class RankedItems(list[tuple[Any, float]]):
-    """The best items of one question, the best first: (item, score) each.
-
-    by        `model`; `popularity` where it knows nothing of the user or the history
-    unknown   what it does not know of the question: the user, items of the history
-
-    >>> found = Ranking([("i7", 2.5)], by="popularity", unknown=("nobody",))
-    >>> found[0], found.by, found.unknown
-    (('i7', 2.5), 'popularity', ('nobody',))
-    """
-
-    def __init__(
-        self, items: Iterable[tuple[Any, float]], by: str = "model", unknown: Iterable[Any] = ()
-    ):
-        super().__init__(items)
-        self.by, self.unknown = by, tuple(unknown)
 
 
 class Catalogue(Protocol):
@@ -131,7 +114,7 @@ class Recommender:
                 "%d of %d users are not known, as %r: the most popular items answer",
                 *(len(missing), len(users), missing[0]),
             )
-        return dict(zip(users, every))
+        return UserRankings(zip(users, every))
 
     def answer(self, asked: Sequence[Wanted]) -> list[RankedItems]:
         """The rankings of questions; all that ask for the whole catalogue are one pass."""
@@ -256,13 +239,14 @@ class Recommender:
     def _named(self, items: np.ndarray, scores: np.ndarray) -> RankedItems:
         """Numbers of items and their scores; places without an item are left out."""
         left = int((items > 0).sum())  # the best first
-        return RankedItems(zip(self.items.values[items[:left]].tolist(), scores[:left].tolist()))
+        found = zip(self.items.values[items[:left]].tolist(), scores[:left].tolist())
+        return RankedItems(found, titles=self.titles)
 
     def _popular(self, one: Wanted) -> RankedItems:
         allowed = None if one.only is None else self.items.find(one.only)
         items, counts = self.popular(one.topk, allowed, self.items.find(one.exclude))
         found = zip(self.items.values[items].tolist(), counts.tolist())
-        return RankedItems(found, "popularity")
+        return RankedItems(found, "popularity", titles=self.titles)
 
     # ---- by numbers, many at a time -------------------------------------------------------------
 

@@ -38,12 +38,14 @@ from shoal.launch.servers import knocking
 from shoal.models import find, lookup
 from shoal.models.base import Model
 from shoal.models.own import check_launchable, give, is_given, is_own
+from shoal.ps import check_installed
 from shoal.runs.build import announce, build
 from shoal.runs.code import kept_code, own_code, own_names
 from shoal.runs.decay import ages_after, save_ages
 from shoal.runs.expected import expected
 from shoal.runs.growth import save_vocabularies
 from shoal.runs.launching import train_launched
+from shoal.runs.results import RunResult
 from shoal.runs.start import begin, keep_before, validate_first
 from shoal.training.metrics import load_metric, with_names
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
@@ -124,7 +126,7 @@ def run(
     config_dict: dict[str, Any] | None = None,
     resume: bool = False,
     **values: Any,
-) -> dict[str, Any]:
+) -> RunResult:
     """Train, evaluate and test; what result.json holds. Other keywords are config keys.
 
     model: a name that `shoal models` lists, FILE.py:Class, or a class of your own.
@@ -143,7 +145,7 @@ def run(
     given |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
     resolved = resolve(config_file_list or (), (), given)
     try:
-        return train(resolved, resume)
+        return RunResult(train(resolved, resume))
     except shoal.Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
 
@@ -155,12 +157,18 @@ def run_rank(
     config_file_list: Sequence[str | Path] | None,
     kwargs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One rank of a run, for torch.multiprocessing.spawn:
-
-        mp.spawn(shoal.run_rank, args=("BPR", "ml-100k", ["test.yaml"], kwargs), nprocs=4)
+    """One rank of a run, for torch.multiprocessing.spawn.
 
     `kwargs` may hold `config_dict` (with world_size, ip, port, nproc, offset) and a `queue`, which
     receives the result of global rank 0.
+
+    >>> import shoal, torch.multiprocessing as mp
+    >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
+    >>> keys = {"run.output": "runs/spawned", "run.log_level": "error", "run.progress": False}
+    >>> kwargs = {"config_dict": {"nproc": 1, **small, **keys}}
+    >>> mp.spawn(shoal.run_rank, args=("BPR", "planted", None, kwargs), nprocs=1)
+    >>> len(shoal.recommend("runs/spawned", user="7", topk=3))
+    3
     """
     kwargs = dict(kwargs or {})
     queue = kwargs.pop("queue", None)
@@ -195,6 +203,8 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     A dict without entries on hosts that do not run rank 0: the result is written on the first.
     """
     config, section = resolved.config, resolved.config.launch
+    if config.strategy.name == "ps":
+        check_installed()
     if section.nproc:  # refuse what cannot be read before anything is made
         named_data(config.data, find(config.model.name).kind == "clicks")
         for tracker in config.run.trackers:

@@ -30,7 +30,9 @@ from shoal.runs.build import build, describe_data, warn
 from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.explain import Explanation
 from shoal.runs.predictions import Predictor
-from shoal.runs.recommender import RankedItems, Recommender, Wanted
+from shoal.runs.ranked import RankedItems
+from shoal.runs.recommender import Recommender, Wanted
+from shoal.runs.results import RunResult
 from shoal.runs.run import connect_as, resolve_run
 from shoal.training.checkpoint.reading import check_fingerprint
 from shoal.training.checkpoint.writing import Checkpoints, give
@@ -124,7 +126,7 @@ class Trained:
             "world_size": self.world.size,
             "best_valid": valid,
             "test": test,
-            **({"cold": evaluator.cold} if evaluator.cold else {}),
+            **evaluator.beside,
             "epochs": self.state["epoch"],
             "best_epoch": self.state["best_epoch"],
             "seconds": {
@@ -224,7 +226,7 @@ def evaluate(
     values: dict[str, Any] | None = None,
     trust: bool = False,
     per_user: str | Path | None = None,
-) -> dict[str, Any]:
+) -> RunResult:
     """Evaluate a run's best checkpoint, on one process or on the ranks the environment says.
 
     trust: run the code that the run's config names (a program, a reader). per_user: a file of
@@ -235,7 +237,8 @@ def evaluate(
     >>> found["test"]["recall@5"] <= found["test"]["recall@10"]
     True
     """
-    return evaluate_run(folder, open_config(folder, overrides, values, trust), output, per_user)
+    resolved = open_config(folder, overrides, values, trust)
+    return RunResult(evaluate_run(folder, resolved, output, per_user))
 
 
 def evaluate_run(

@@ -285,7 +285,9 @@ def test_the_page_of_models_leaves_no_option_without_a_meaning() -> None:
 def test_the_package_is_the_command() -> None:
     command = [sys.executable, "-m", "shoal", "--version"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert found.stdout == f"shoal {shoal.__version__}\n"
+    first, *others = found.stdout.splitlines()
+    assert first == f"shoal {shoal.__version__}"
+    assert [line.split(" ")[0] for line in others] == ["core", "python", "torch"]
 
 
 def test_a_run_without_a_named_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ LINE = "click:1 dense_feature:0.5 1:3 2:4\nclick:0 dense_feature:0.25 1:5 2:6\n"
 # Keys with free text that need no trust. A new one belongs here or in shoal/config/trust.py.
 READ = {  # places that are only read
     *("data.name", "data.path", "data.files", "data.extra_suffixes", "data.presplit"),
+    "data.codes",
     *("data.load", "data.unload"),  # by suffix
     *("data.clicks.train", "data.clicks.valid", "data.clicks.test"),
     *("start.run", "start.words", "start.pretrained", "strategy.ps.keys", "launch.secret"),

@@ -237,6 +237,11 @@ def test_csv(tmp_path: Path) -> None:
     assert read(tmp_path, changed, "csv", **CSV_COLUMNS).ids[2, 0] != found.ids[2, 0]
 
 
+def test_csv_without_dense_values(tmp_path: Path) -> None:
+    found = read(tmp_path, CSV, "csv", slots=["site"], dense=0)
+    assert found.dense.shape == (3, 0) and found.take(np.array([2, 0])).labels.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("text", "section", "said"),
     [

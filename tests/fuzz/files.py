@@ -54,6 +54,7 @@ def make(folder: Path) -> dict[str, Target]:
         **{f"table_{form}": _table(form, seeds) for form, seeds in _tables().items()},
         "yaml": Target([YAML], "config.yaml", _read_config),
         "toml": Target([TOML], "config.toml", _read_config),
+        "codes": Target([b'{"a": [5, 1, 0], "b": [5, 7, 1]}'], "codes.json", _codes),
         "override": Target([b"--train.epochs=5\n--topk=[1,2]\n--model=BPR"], "words", _override),
     }
     targets |= _checkpoints(folder)
@@ -281,6 +282,13 @@ def _read_config(path: Path) -> None:
     from shoal.runs.run import resolve
 
     resolve([path])
+
+
+def _codes(path: Path) -> None:
+    from shoal.data.ids import Ids
+    from shoal.data.item_codes import fitted, read_codes
+
+    fitted(path, read_codes(path), Ids(["[PAD]", "a", "b"]))
 
 
 def _override(path: Path) -> None:

@@ -19,10 +19,12 @@ PATIENCE = 60.0  # seconds that a test waits for what must come
 class Served:
     """A running `shoal serve`: `with Served(artifact, tmp_path) as served: ...`."""
 
+    python = sys.executable
+
     def __init__(self, artifact: Path, scratch: Path, *words: str, **environment: str):
         announce = scratch / "url"
         self.log = scratch / "serve.log"
-        command = [sys.executable, "-m", "shoal", "serve", str(artifact), "--port=0"]
+        command = [self.python, "-m", "shoal", "serve", str(artifact), "--port=0"]
         command += ["--threads=1", "--refresh=0.05", f"--announce={announce}", *words]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -150,6 +151,40 @@ def test_ials_solves_its_equations(taken: np.ndarray, width: int, solver: str) -
     expected = best_vectors(taken, model.items.double().numpy(), options)
     np.testing.assert_allclose(made[:-1], expected, atol=2e-4)
     assert not made[-1].any()
+
+
+@pytest.mark.parametrize("alpha_of", ["all", "others"])
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_ials_with_weights_solves_its_equations(
+    taken: np.ndarray, alpha_of: str, solver: str
+) -> None:
+    """Each pair comes twice, so its weight is the sum; 0.5 and 1.0 are at and below alpha."""
+    weights = taken * np.random.default_rng(4).choice([0.5, 1.0, 7.0], taken.shape)
+    options = IALS.Options(
+        embedding_size=5, epochs=2, alpha=1.0, reg_weight=0.05, nu=0.0, solver=solver
+    )
+    options.alpha_of, options.cg_steps = alpha_of, 30
+
+    def best(weights: np.ndarray, others: np.ndarray) -> np.ndarray:
+        every = np.where(weights > 0, weights + (alpha_of == "all"), 1.0)
+        left = [others.T @ (row[:, None] * others) + 0.05 * np.eye(5) for row in every]
+        return np.array([np.linalg.solve(a, others.T @ row) for a, row in zip(left, weights)])
+
+    torch.manual_seed(5)
+    items = (torch.randn(ITEMS, 5) * (0.1 / 5**0.5)).double().numpy()
+    for _ in range(2):
+        users = best(weights, items)
+        items = best(weights.T, users)
+    facts = facts_of(taken)
+    own = torch.from_numpy(weights[facts.train_users, facts.train_items] / 2).float()
+    torch.manual_seed(5)
+    model = IALS(options, replace(facts, train_weights=own))
+    np.testing.assert_allclose(model.items, items, atol=5e-4)
+    user, items = torch.tensor(4), model.items.double().numpy()
+    made = model.encode_query(Batch(1, {"user_id": user.view(1)}))[0]
+    np.testing.assert_allclose(made, best(weights, items)[4], atol=5e-4)
+    terms = model.terms(user, torch.from_numpy(np.flatnonzero(taken[4])), torch.tensor(6))
+    assert terms.sum().item() == pytest.approx(float(made.double().numpy() @ items[6]), abs=1e-4)
 
 
 def test_a_few_steps_of_conjugate_gradients_reach_almost_the_same_loss(taken: np.ndarray) -> None:

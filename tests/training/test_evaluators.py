@@ -11,6 +11,7 @@ from click_model import tiny_clicks
 from small import small_config
 
 import shoal
+from shoal.models.base import Facts, Model
 from shoal.runs.build import build
 from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.recommender import Recommender
@@ -23,7 +24,7 @@ __all__ = ["tiny_clicks"]  # used by being there
 QUIET = {"run.progress": False, "run.tensorboard": False, "train.epochs": 1}
 
 
-class Falling:
+class Falling(Model):
     """Scores that fall with the id: the padding would be the best of all."""
 
     def score(self, batch: Any, items: torch.Tensor) -> torch.Tensor:
@@ -40,7 +41,7 @@ def test_recommend_never_counts_the_padding(repeatable: bool) -> None:
     seen = set(np.asarray(dataset.inter["item_id"])[own].tolist())  # type: ignore[union-attr]
     assert seen
     wanted = [item for item in range(1, 98) if repeatable or item not in seen][:20]
-    recommender = Recommender(RunCatalogue(Falling(), evaluator))  # type: ignore[arg-type]
+    recommender = Recommender(RunCatalogue(Falling(None, Facts()), evaluator))
     items, scores = recommender.rank_users(np.array([user]), 20)
     assert items[0].tolist() == wanted and scores[0].tolist() == [-item for item in wanted]
 

@@ -22,6 +22,7 @@ from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.models.sequential.hstu import HSTU
 from shoal.models.sequential.sasrec import SASRec
+from shoal.models.sequential.tiger import TIGER
 from shoal.training.strategy import make_strategy
 from shoal.training.strategy.graphed import Graphed, ask, pad, padded_length
 from shoal.training.strategy.single import Single
@@ -142,6 +143,8 @@ def learned(model):
         if name.endswith("query_key_value.bias"):
             query, _, value = parameter.chunk(3)
             yield from (query, value)
+        elif name.endswith(".key_value.bias"):  # likewise, of keys of a memory
+            yield parameter.chunk(2)[1]
         else:
             yield parameter
 
@@ -186,6 +189,19 @@ def next_batch(seed: int) -> Batch:
     return Batch(9, {**ids, "history_time": times})
 
 
+def prefix_batch(seed: int) -> Batch:
+    torch.manual_seed(seed)
+    history = torch.randint(1, ITEMS, (9, LENGTH))
+    history[torch.arange(LENGTH) >= torch.randint(1, LENGTH + 1, (9, 1))] = 0
+    return Batch(9, {"history": history, "target": torch.randint(1, ITEMS, (9,))})
+
+
+def make_tiger() -> TIGER:
+    codes = torch.stack([torch.arange(ITEMS) // 8, torch.arange(ITEMS) % 8], 1)
+    options = TIGER.Options(hidden_size=16, inner_size=32)
+    return TIGER(options, Facts(num_items=ITEMS, max_len=LENGTH, codes=codes))
+
+
 def pair_facts() -> Facts:
     pairs = torch.randint(1, 20, (2, 60), generator=torch.Generator().manual_seed(1))
     return Facts(num_users=20, num_items=20, train_users=pairs[0], train_items=pairs[1])
@@ -207,6 +223,7 @@ STEADY = {
         ),
         next_batch,
     ),
+    "TIGER": (make_tiger, prefix_batch),
 }
 
 

@@ -143,6 +143,18 @@ def test_a_missing_package_is_named_with_what_installs_it(
         train(tmp_path / "run", log_wandb=True)
 
 
+def test_without_tensorboard_a_run_logs_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        INCLUDED, "tensorboard", ("tensorboard:TensorBoard", "no_such_package", "tensorboard")
+    )
+    train(tmp_path / "run", **{"run.log_level": "info"})
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert log.count("no curves: tensorboard is not installed (pip install tensorboard)") == 1
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
 def test_a_run_folder_of_somebody_else_runs_no_tracker_without_trust(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     train(tmp_path / "run", **{"run.trackers": [f"{tmp_path}/own.py:Written"]})

@@ -14,7 +14,12 @@ InputFn = Callable[[], Iterable[Any]]  # batches: features, or (features, labels
 
 
 class ModeKeys:
-    """What a model_fn is called for."""
+    """What a model_fn is called for.
+
+    >>> import shoal
+    >>> shoal.ModeKeys.TRAIN, shoal.ModeKeys.EVAL, shoal.ModeKeys.PREDICT
+    ('train', 'eval', 'infer')
+    """
 
     TRAIN: Mode = "train"
     EVAL: Mode = "eval"
@@ -33,7 +38,15 @@ class TrainOp:
 
 
 class Hook:
-    """What is called while an Estimator trains; each call is made on every process."""
+    """What is called while an Estimator trains; each call is made on every process.
+
+    >>> import shoal
+    >>> class Until(shoal.Hook):
+    ...     def after_run(self, step, loss):
+    ...         return loss < 0.1  # True ends the training
+    >>> Until().after_run(7, loss=0.05)
+    True
+    """
 
     def begin(self) -> None:
         """Before the first step."""
@@ -98,7 +111,12 @@ class EvalSpec:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How an Estimator runs."""
+    """How an Estimator runs.
+
+    >>> import shoal
+    >>> shoal.RunConfig(save_checkpoints_steps=500).keep_checkpoint_max
+    2
+    """
 
     save_checkpoints_steps: int = 1000
     keep_checkpoint_max: int = 2

@@ -109,6 +109,8 @@ def _numbers(frame: pl.DataFrame, names: Sequence[str], whole: bool) -> np.ndarr
     kind = pl.Int64 if whole and pl.String in given.schema.values() else pl.Float64
     values = given.cast(kind, strict=False).cast(pl.Float64).fill_null(float("nan")).to_numpy()
     values = np.where(given.select(pl.all().is_null()).to_numpy(), 0.0, values)
+    # A frame without columns has no rows either.
+    values = values.reshape(len(frame), given.width)
     return values[:, [given.columns.index(name) for name in names]]
 
 

@@ -73,6 +73,22 @@ def copies() -> Path:
 
 def _fetch(url: str, key: str) -> list[Path]:
     """Copies of the files of a remote path; one that has not changed there is not copied again."""
+    try:
+        system, path = file_system(url, key)
+        if system.isdir(path):
+            names = [one for one in system.ls(path, detail=False) if system.isfile(one)]
+        else:
+            names = [path] if system.isfile(path) else system.glob(path)
+        names = sorted(name for name in names if name.rpartition("/")[2][:1] != ".")
+        if not names:
+            raise ValueError(f"{key}: {url} names no files; give a file, a folder or a pattern")
+        return [_copy(system, name, url) for name in names]
+    except (OSError, ImportError) as error:
+        raise ValueError(f"{key}: cannot read {url}: {error or type(error).__name__}") from error
+
+
+def file_system(url: str, key: str) -> tuple[Any, str]:
+    """The file system of fsspec that a URL names, and the path there. key: names it in errors."""
     scheme = url.partition("://")[0].lower()
     if scheme not in SCHEMES:
         raise ValueError(
@@ -86,18 +102,7 @@ def _fetch(url: str, key: str) -> list[Path]:
             f"{key}: {url} is remote: `make extras EXTRAS=remote` in the clone installs fsspec, "
             "which reads it (and its scheme may need more, such as s3fs)"
         ) from error
-    try:
-        system, path = url_to_fs(url)
-        if system.isdir(path):
-            names = [one for one in system.ls(path, detail=False) if system.isfile(one)]
-        else:
-            names = [path] if system.isfile(path) else system.glob(path)
-        names = sorted(name for name in names if name.rpartition("/")[2][:1] != ".")
-        if not names:
-            raise ValueError(f"{key}: {url} names no files; give a file, a folder or a pattern")
-        return [_copy(system, name, url) for name in names]
-    except (OSError, ImportError) as error:
-        raise ValueError(f"{key}: cannot read {url}: {error or type(error).__name__}") from error
+    return url_to_fs(url)
 
 
 def _copy(system: Any, name: str, url: str) -> Path:

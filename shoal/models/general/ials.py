@@ -1,8 +1,11 @@
 """iALS: Collaborative Filtering for Implicit Feedback Datasets, Hu et al., ICDM 2008; in the form
 of Revisiting the Performance of iALS on Item Recommendation Benchmarks, Rendle et al., RecSys 2022.
 
-    loss = sum over taken of (<u, i> - 1)^2 + alpha * sum over all pairs of <u, i>^2
+    loss = sum over taken of w (<u, i> - 1)^2 + alpha * sum over all pairs of <u, i>^2
            + reg * sum of (taken + alpha * others)^nu |vector|^2
+
+w is 1, or what data.sample_weight says. With alpha_of=others the second sum is over the pairs that
+were not taken, as in the paper of 2008.
 
 Users and items are solved for in turn. A user's vector is a function of the user's items and the
 items' vectors, so users are never stored: a new one is folded in like any other.
@@ -25,12 +28,14 @@ class IALS(Retrieval):
     """Implicit alternating least squares."""
 
     trainable = False
+    reads_weights = True
     items: Tensor  # [num_items, d]
 
     class Options(Retrieval.Options):
         embedding_size: int = 64
         epochs: Count = 16
         alpha: NotNegative = 0.1  # weight of every pair, beside 1 of those taken
+        alpha_of: Literal["all", "others"] = "all"  # alpha is of all pairs, or of those not taken
         reg_weight: Positive = 0.01
         nu: float = 1.0  # 1: who has more is held back more, 0: all alike
         # cholesky: exact; cg: a few steps of conjugate gradients from the last vectors
@@ -40,10 +45,11 @@ class IALS(Retrieval):
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         sizes = facts.num_users, facts.num_items
-        self.taken = UserItems(facts.train_users, facts.train_items, *sizes)
-        takers = UserItems(facts.train_items, facts.train_users, *sizes[::-1])
+        weights = facts.train_weights
+        self.taken = UserItems(facts.train_users, facts.train_items, *sizes, weights)
+        takers = UserItems(facts.train_items, facts.train_users, *sizes[::-1], weights)
         by_user, by_item = (
-            ListsByLength(Jagged(one.items, one.starts), size)
+            ListsByLength(Jagged(one.items, one.starts, one.weights), size)
             for one, size in ((self.taken, facts.num_items), (takers, facts.num_users))
         )
         items = torch.randn(facts.num_items, options.embedding_size)
@@ -68,21 +74,35 @@ class IALS(Retrieval):
 
     def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
         options = self.options
-        return solved_terms(self.items, taken, item, options.alpha, options.reg_weight, options.nu)
+        weights, own = self.items.new_ones(len(self.items)), self.taken.lists(user.view(1))
+        if own.weights is not None:
+            weights[own.values] = own.weights
+        weights = weights[taken].double()
+        how = options.alpha, options.reg_weight, options.nu
+        return solved_terms(self.items, taken, item, *how, weights, _beyond(options, weights))
 
 
 def solved_terms(
-    items: Tensor, taken: Tensor, item: Tensor, alpha: float, reg_weight: float, nu: float
+    items: Tensor,
+    taken: Tensor,
+    item: Tensor,
+    alpha: float,
+    reg_weight: float,
+    nu: float,
+    weights: Tensor | None = None,
+    beyond: Tensor | None = None,
 ) -> Tensor:
     """<item, x> with x = (all pairs + reg + Y^T Y)^-1 Y^T 1 as a sum over the rows of Y: [taken].
 
-    items: vectors [n, d].
+    items: vectors [n, d]. weights, and what they have `beyond` that of all pairs: [taken], of ones.
     """
     items = items.double()
     rows = items[taken]
-    square = alpha * (items.T @ items) + rows.T @ rows
+    inner = rows if beyond is None else rows * beyond.unsqueeze(1)
+    square = alpha * (items.T @ items) + inner.T @ rows
     square.diagonal().add_(reg_weight * (len(taken) + alpha * len(items)) ** nu)
-    return rows @ torch.linalg.solve(square, items[item])
+    made = rows @ torch.linalg.solve(square, items[item])
+    return made if weights is None else weights * made
 
 
 class ListsByLength:
@@ -92,6 +112,7 @@ class ListsByLength:
         self.lengths = lists.lengths
         self.order = self.lengths.argsort()  # the shortest first
         self.batches: list[Tensor] = []  # in that order: ids [b, longest]
+        self.weights: list[Tensor] | None = None if lists.weights is None else []  # likewise
         sizes = self.lengths[self.order].tolist()
         start = 0
         while start < len(sizes):
@@ -105,6 +126,9 @@ class ListsByLength:
             places = torch.where(inside, lists.offsets[some].unsqueeze(1) + column, 0)
             ids = torch.where(inside, lists.values[places], pad) if len(column) else places
             self.batches.append(ids)
+            if self.weights is not None:
+                assert lists.weights is not None
+                self.weights.append(lists.weights[places] if len(column) else places.float())
             start = stop
 
 
@@ -119,6 +143,8 @@ def solve(
     its equations are (diagonal + Y^T Y) x = Y^T 1, of d unknowns. Where l < d, l unknowns do:
 
         x = diagonal^-1 Y^T z        (1 + Y diagonal^-1 Y^T) z = 1
+
+    With weights the equations are (diagonal + Y^T (w - what `diagonal` has of them) Y) x = Y^T w.
     """
     everyone, basis = torch.linalg.eigh(options.alpha * (others.T @ others))
     count = lists.lengths[lists.order] + options.alpha * len(others)
@@ -128,18 +154,26 @@ def solve(
     begin = None
     if last is not None and options.solver == "cg":
         begin = last.index_select(0, lists.order) @ basis
+    plain = lists.weights is None and options.alpha_of == "all"
     found, stop = [others[:0]], 0
-    for ids in lists.batches:
+    for k, ids in enumerate(lists.batches):
         start, stop = stop, stop + len(ids)
         rows, own = F.embedding(ids, others), diagonal[start:stop]  # [b, l, d], [b, d]
+        weights = rows.new_ones(ids.shape) if lists.weights is None else lists.weights[k]
+        both = weights, _beyond(options, weights)
         if begin is not None:
-            found.append(_descend(begin[start:stop], rows, own, options.cg_steps))
-        elif rows.shape[1] < rows.shape[2]:
+            found.append(_descend(begin[start:stop], rows, own, options.cg_steps, *both))
+        elif plain and rows.shape[1] < rows.shape[2]:
             found.append(_short(rows, own))
         else:
-            found.append(_long(rows, own))
+            found.append(_long(rows, own, *both))
     solved = torch.cat(found) @ basis.T
     return torch.empty_like(solved).index_copy_(0, lists.order, solved)
+
+
+def _beyond(options: IALS.Options, weights: Tensor) -> Tensor:
+    """Of the weights of pairs that were taken, what they have beyond that of all pairs."""
+    return weights if options.alpha_of == "all" else weights - options.alpha
 
 
 def _short(rows: Tensor, diagonal: Tensor) -> Tensor:
@@ -152,14 +186,16 @@ def _short(rows: Tensor, diagonal: Tensor) -> Tensor:
     return torch.bmm(inner.transpose(1, 2), scaled).squeeze(1)
 
 
-def _long(rows: Tensor, diagonal: Tensor) -> Tensor:
-    left = torch.bmm(rows.transpose(1, 2), rows)
+def _long(rows: Tensor, diagonal: Tensor, weights: Tensor, beyond: Tensor) -> Tensor:
+    left = torch.bmm((rows * beyond.unsqueeze(2)).transpose(1, 2), rows)
     left.diagonal(dim1=1, dim2=2).add_(diagonal)
-    right = rows.sum(1).unsqueeze(2)
+    right = torch.bmm(weights.unsqueeze(1), rows).transpose(1, 2)
     return torch.cholesky_solve(right, torch.linalg.cholesky(left)).squeeze(2)
 
 
-def _descend(x: Tensor, rows: Tensor, diagonal: Tensor, steps: int) -> Tensor:
+def _descend(
+    x: Tensor, rows: Tensor, diagonal: Tensor, steps: int, weights: Tensor, beyond: Tensor
+) -> Tensor:
     """The same by conjugate gradients from x [b, d]: no matrix is made for a list."""
 
     def scores(p: Tensor) -> Tensor:
@@ -172,10 +208,11 @@ def _descend(x: Tensor, rows: Tensor, diagonal: Tensor, steps: int) -> Tensor:
         return torch.linalg.vecdot(a, b).unsqueeze(1)
 
     tiny = 1e-30  # what is solved already stays: 0 / tiny
-    rest = summed(1.0 - scores(x)).addcmul_(diagonal, x, value=-1)  # rows of zeros: any weight
+    rest = summed(weights - beyond * scores(x))  # rows of zeros: any weight
+    rest.addcmul_(diagonal, x, value=-1)
     direction, size = rest, dot(rest, rest)
     for _ in range(steps):
-        product = summed(scores(direction)).addcmul_(diagonal, direction)
+        product = summed(beyond * scores(direction)).addcmul_(diagonal, direction)
         stride = size / dot(direction, product).clamp(min=tiny)
         x = torch.addcmul(x, stride, direction)
         rest = torch.addcmul(rest, stride, product, value=-1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Table
-from shoal.models.nn.losses import bpr_loss, pointwise_loss
+from shoal.models.nn.losses import bpr_loss, pointwise_loss, warp_loss
 
 
 class LightFM(Retrieval):
@@ -24,8 +24,9 @@ class LightFM(Retrieval):
 
     class Options(Retrieval.Options):
         embedding_size: int = 64
-        # BPR: an item above a negative; logistic: each by itself, or labels
-        loss: Literal["BPR", "logistic"] = "BPR"
+        # BPR: an item above a negative; WARP: above the first negative that comes too near;
+        # logistic: each by itself, or labels
+        loss: Literal["BPR", "WARP", "logistic"] = "BPR"
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -72,6 +73,9 @@ class LightFM(Retrieval):
         negatives = negatives.view(batch.size, width, items.shape[1])  # [b, k, d + 1]
         if self.options.loss == "BPR":
             return Output(bpr_loss(users, items, negatives), batch.size * width)
+        if self.options.loss == "WARP":
+            loss = warp_loss(users, items, negatives, self.facts.num_items - 1)
+            return Output(loss, batch.size)
         good = (users * items).sum(1, keepdim=True)
         logits = torch.cat([good, (users.unsqueeze(1) * negatives).sum(2)], 1)
         return Output(pointwise_loss(logits), logits.numel())

@@ -7,6 +7,9 @@ gBCE      -β ln σ(s+) - sum of ln(1 - σ(s-)), β = α (t (1 - 1/α) + 1/α), 
           items that are negatives: the scores of items are those of CE for t = 1, those of
           plain cross entropy for t = 0 (Petrov and Macdonald, RecSys 2023)
 BPR       -ln σ(s+ - s-), for every negative
+WARP      1 - s+ + s- of the first negative within 1 of the item or above it, times the logarithm of
+          the item's rank, which the number of negatives up to that one estimates (Weston et al.,
+          IJCAI 2011)
 in_batch  -ln softmax over the items of the global batch, with the same correction; a term does not
           depend on how the batch is sliced, and every process must call it equally often
 """
@@ -115,6 +118,17 @@ def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     positive = (queries * positives).sum(-1, keepdim=True)
     margins = positive - (queries.unsqueeze(1) * negatives).sum(-1)  # [b, k]
     return -F.logsigmoid(margins).sum()
+
+
+def warp_loss(queries: Tensor, positives: Tensor, negatives: Tensor, num_items: int) -> Tensor:
+    """WARP, summed: [b, d], [b, d], [b, k, d] -> scalar. 0 where no negative is near enough."""
+    right = (queries * positives).sum(-1, keepdim=True)  # [b, 1]
+    wrong = (queries.unsqueeze(1) * negatives).sum(-1)  # [b, k]
+    near = wrong > right - 1.0
+    first = near.int().argmax(1, keepdim=True)
+    rank = torch.div(num_items - 1, first + 1, rounding_mode="floor").clamp(min=1)
+    weight = rank.log().clamp(1.0, 10.0) * near.any(1, keepdim=True)
+    return (weight * (1.0 - right + wrong.gather(1, first))).sum()
 
 
 def placed_bpr_loss(rows: Tensor, places: Tensor) -> Tensor:

@@ -9,9 +9,15 @@ the sum of one vector out of each of several codebooks, each of what the ones be
 A last code counts the items that have all others in common.
 """
 
+from typing import Any, Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from shoal.data.batch import Jagged
+from shoal.data.item_codes import distinguished, same
+from shoal.models.nn.user_items import owners
 
 
 class RQVAE(nn.Module):
@@ -50,17 +56,45 @@ class RQVAE(nn.Module):
         return loss + F.mse_loss(self.decoder(through), vectors)
 
 
-def semantic_ids(vectors: Tensor, levels: int, size: int, steps: int = 300) -> Tensor:
+Method = Literal["rqvae", "kmeans"]
+
+
+def semantic_ids(
+    vectors: Tensor, levels: int, size: int, steps: int = 300, method: Method = "rqvae"
+) -> Tensor:
     """Codes of vectors [n, width], the last of which distinguishes those that share the others.
 
-    Returns [n, levels + 1], each below `size`. Learned with torch's present generator, from
-    all vectors at once.
+    Returns [n, levels + 1], each below `size`.
     """
-    width = vectors.shape[1]
+    codes = quantise(vectors, levels, size, steps, method)[0]
+    largest = int(same(codes)[1].max())
+    if largest > size:
+        raise ValueError(
+            f"{largest} items have the same semantic id, and a code has {size} values; "
+            "raise model.code_size or model.code_levels"
+        )
+    return distinguished(codes)
+
+
+def quantise(
+    vectors: Tensor, levels: int, size: int, steps: int, method: Method
+) -> tuple[Tensor, float]:
+    """Codes of vectors [n, width] -> [n, levels], and the share of their variance that is lost.
+
+    Learned with torch's present generator, from all vectors at once. kmeans: each codebook is
+    k-means of what those before left over, of the vectors themselves.
+    """
+    width, size = vectors.shape[1], min(size, max(1, len(vectors)))
     vectors = (vectors - vectors.mean(0)) / vectors.std().clamp(min=1e-6)
-    latent = min(32, width)
+    if method == "kmeans":
+        found, rest = [], vectors
+        for _ in range(levels):
+            book = k_means(rest, size)
+            found.append(nearest(rest, book))
+            rest = rest - book[found[-1]]
+        return torch.stack(found, 1), _share(rest, vectors)
     with torch.enable_grad():
-        model = RQVAE(width, 2 * width, latent, levels, min(size, max(1, len(vectors))))
+        model = RQVAE(width, 2 * width, min(32, width), levels, size)
         model.begin(vectors)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         for _ in range(steps):
@@ -68,19 +102,12 @@ def semantic_ids(vectors: Tensor, levels: int, size: int, steps: int = 300) -> T
             model(vectors).backward()
             optimizer.step()
     with torch.no_grad():
-        codes = model.quantised(model.encoder(vectors))[0]
-    _, group = torch.unique(codes, dim=0, return_inverse=True)
-    order = group.argsort(stable=True)
-    counts = torch.bincount(group)
-    first = (counts.cumsum(0) - counts)[group[order]]
-    last = torch.empty_like(group)
-    last[order] = torch.arange(len(group)) - first
-    if int(counts.max()) > size:
-        raise ValueError(
-            f"{int(counts.max())} items have the same semantic id, and a code has {size} values; "
-            "raise model.code_size or model.code_levels"
-        )
-    return torch.cat([codes, last.unsqueeze(1)], 1)
+        codes, total, _ = model.quantised(model.encoder(vectors))
+        return codes, _share(model.decoder(total) - vectors, vectors)
+
+
+def _share(rest: Tensor, vectors: Tensor) -> float:
+    return float(rest.square().sum() / vectors.square().sum().clamp(min=1e-12))
 
 
 def nearest(vectors: Tensor, book: Tensor) -> Tensor:
@@ -119,3 +146,42 @@ def taken_vectors(users: Tensor, items: Tensor, sizes: tuple[int, int], dim: int
     rank = min(dim, *sizes)
     left, singular, _ = torch.svd_lowrank(matrix, q=rank, niter=4)
     return left * singular * by_item.sqrt().unsqueeze(1)
+
+
+def item_vectors(facts: Any, source: str, dim: int) -> Tensor:
+    """What semantic ids are made of: [num_items, dim], or as wide as a column of vectors is.
+
+    source: interactions, features (all of items), or the name of one feature of items.
+    """
+    if source == "interactions":
+        sizes = facts.num_users, facts.num_items
+        return taken_vectors(facts.train_users, facts.train_items, sizes, dim)
+    every = [f for f in facts.of_side("item") if f.column != facts.item_field]
+    features = every if source == "features" else [f for f in every if f.name == source]
+    if not every:
+        raise ValueError(
+            "codes of features read features of items and the data has none; describe some with "
+            "data.features (side: item), or make codes of interactions (model.codes_from)"
+        )
+    if not features:
+        raise ValueError(
+            f"items have no feature {source!r}; codes are made of interactions, of features (all "
+            f"of them), or of one: {', '.join(one.name for one in every)}"
+        )
+    batch = facts.side("item", torch.arange(facts.num_items))
+    total = torch.zeros(facts.num_items, dim)
+    for feature in features:  # a random direction for each value, so that equal ones are equal
+        if not feature.is_sparse:
+            values = batch.dense[feature.name].view(facts.num_items, feature.width)
+            if len(features) == 1 and feature.width > 1:  # vectors already
+                return values
+            total += values @ torch.randn(feature.width, dim)
+            continue
+        ids = batch.ids[feature.name]
+        directions = torch.randn(int(batch.flat_ids(feature.name).max()) + 1, dim)
+        directions[0] = 0.0
+        if isinstance(ids, Jagged):
+            total.index_add_(0, owners(ids), directions[ids.values])
+        else:
+            total += directions[ids.view(facts.num_items)]
+    return total

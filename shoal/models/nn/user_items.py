@@ -15,14 +15,27 @@ class UserItems(nn.Module):
 
     starts: Tensor  # [num_users + 1]
     items: Tensor  # [pairs]
+    weights: Tensor | None  # [pairs], of a pair that came more than once their sum; None: 1 each
 
-    def __init__(self, users: Tensor, items: Tensor, num_users: int, num_items: int):
+    def __init__(
+        self,
+        users: Tensor,
+        items: Tensor,
+        num_users: int,
+        num_items: int,
+        weights: Tensor | None = None,
+    ):
         super().__init__()
         self.num_items = num_items
-        pairs = torch.unique(users.long() * num_items + items)  # ids may come in 32 bits
+        every = users.long() * num_items + items  # ids may come in 32 bits
+        pairs = torch.unique(every)
         counts = torch.bincount(pairs // num_items, minlength=num_users)
         starts = F.pad(counts.cumsum(0), (1, 0))
-        for name, value in (("starts", starts), ("items", pairs % num_items)):
+        if weights is not None:
+            places = torch.searchsorted(pairs, every)
+            weights = torch.zeros(len(pairs)).index_add_(0, places, weights)
+        values = {"starts": starts, "items": pairs % num_items, "weights": weights}
+        for name, value in values.items():
             self.register_buffer(name, value, persistent=False)  # the data makes it anew
 
     def lists(self, users: Tensor, most: int | None = None) -> Jagged:
@@ -33,7 +46,8 @@ class UserItems(nn.Module):
         offsets = F.pad(counts.cumsum(0), (1, 0))
         places = torch.arange(int(offsets[-1]), device=users.device)
         places = places + (starts - offsets[:-1]).repeat_interleave(counts)
-        return Jagged(self.items[places], offsets)
+        weights = None if self.weights is None else self.weights[places]
+        return Jagged(self.items[places], offsets, weights)
 
     def matrix(self, users: Tensor) -> Tensor:
         """1 where a user took an item, else 0: [b] -> [b, num_items]."""
@@ -50,40 +64,49 @@ class UserItems(nn.Module):
 
     def common(self, rows: int = 1 << 10) -> Iterator[tuple[int, Tensor]]:
         """How many users took both of two items, some items at a time: the number of the first
-        one, float32 [rows, num_items].
+        one, float32 [rows, num_items]. With weights the sum of their products over these users.
         """
         num_users = len(self.starts) - 1
         users = owners(Jagged(self.items, self.starts))
-        everyone = _ones(users, self.items, (num_users, self.num_items))
+        weights = torch.ones(len(users)) if self.weights is None else self.weights
+        everyone = _sparse(users, self.items, weights, (num_users, self.num_items))
         order = self.items.argsort(stable=True)
-        items, users = self.items[order], users[order]
+        items, users, weights = self.items[order], users[order], weights[order]
         for first in range(0, self.num_items, rows):
             last = min(first + rows, self.num_items)
             a, b = torch.searchsorted(items, torch.tensor([first, last])).tolist()
-            block = _ones(items[a:b] - first, users[a:b], (last - first, num_users))
+            block = _sparse(items[a:b] - first, users[a:b], weights[a:b], (last - first, num_users))
             with warnings.catch_warnings():  # torch announces a beta state of sparse products
                 warnings.simplefilter("ignore")
                 found = torch.sparse.mm(block, everyone).to_dense()
             yield first, found
 
 
-def _ones(rows: Tensor, columns: Tensor, size: tuple[int, int]) -> Tensor:
-    """A sparse matrix of ones at places in ascending order."""
+def _sparse(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
+    """A sparse matrix of values at places in ascending order."""
     return torch.sparse_coo_tensor(
         torch.stack([rows, columns]),
-        torch.ones(len(rows)),
+        values,
         size,
         is_coalesced=True,
         check_invariants=True,
     )
 
 
-def nearest(taken: UserItems, k: int, shrink: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """The k items most alike to each one by cosine, some items at a time: values [b, k], items."""
-    sizes = torch.bincount(taken.items, minlength=taken.num_items).float().sqrt()
+def nearest(
+    taken: UserItems, k: int, shrink: float, similarity: str = "cosine"
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The k items most alike to each one, some items at a time: values [b, k], items.
+
+    similarity: cosine; dot: the divisor is left out.
+    """
+    squares = None if taken.weights is None else taken.weights.square()
+    sizes = torch.bincount(taken.items, squares, minlength=taken.num_items).float().sqrt()
     for first, common in taken.common():
         own = torch.arange(first, first + len(common))
-        alike = common / (sizes[own].unsqueeze(1) * sizes + shrink + 1e-6)
+        alike = common
+        if similarity == "cosine":
+            alike = common / (sizes[own].unsqueeze(1) * sizes + shrink + 1e-6)
         alike[torch.arange(len(own)), own] = 0.0
         yield alike.topk(min(k, taken.num_items), dim=1)
 

@@ -23,24 +23,20 @@ from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder
 from shoal.data.vocabulary import Words
 from shoal.kernels.topk import DotProducts, Fill, Pairs
 from shoal.models.general.pop import Pop
+from shoal.pages import look
 from shoal.runs.artifact import files, why
 from shoal.runs.artifact.encoding import FILE as FEATURES
 from shoal.runs.artifact.encoding import read_encoder
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import ExportedGraph, Running
 from shoal.runs.artifact.histories import HISTORIES, StoredHistories
+from shoal.runs.artifact.places import fetched, is_remote, push
 from shoal.runs.artifact.tables import RowTable
 from shoal.runs.explain import Breakdown, Explanation, of_terms, of_vectors
 from shoal.runs.history_shares import of_history
 from shoal.runs.predictions import Predictor
-from shoal.runs.recommender import (
-    NOBODY,
-    History,
-    RankedItems,
-    Recommender,
-    Wanted,
-    padded,
-)
+from shoal.runs.ranked import RankedItems
+from shoal.runs.recommender import NOBODY, History, Recommender, Wanted, padded
 from shoal.training.evaluation import predicted
 
 DELTAS = 64  # that may lie upon each other
@@ -121,6 +117,28 @@ class Artifact:
             if name in below.tables and below.tables[name].dim == table.dim:
                 table.below = below.tables[name]
         return own
+
+    def push(self, place: str) -> str:
+        """Copy it to a folder or a URL (s3://bucket/name), whole or not at all; the URL.
+
+        >>> shoal.load("exported/first").push("memory://models/first")  # as in shoal.load
+        'memory://models/first'
+        """
+        return push(self.folder, place)
+
+    def __repr__(self) -> str:
+        return f"Artifact({', '.join(self._facts().values())}; {self.folder})"
+
+    def _repr_html_(self) -> str:
+        """What it is, for notebooks."""
+        return look.inline(f"Artifact {self.folder}", look.table(("", ""), self._facts().items()))
+
+    def _facts(self) -> dict[str, str]:
+        found = {"model": f"{self.model} on {self.signature.get('data')}"}
+        if self.kind not in GRAPHS:
+            found["users"] = f"{len(self.users) - 1:,} users"
+            found["items"] = f"{len(self.items) - 1:,} items"
+        return found | {"rows": f"rows as {self.signature.get('rows', 'float32')}"}
 
     # ---- what the model is asked ----------------------------------------------------------------
 
@@ -203,6 +221,12 @@ class Artifact:
 
     def need_histories(self, timed: bool) -> None:
         """Refuse histories that the model cannot read."""
+        if not self.reads_histories and self.signature.get("explained_by") in ("terms", "history"):
+            raise ValueError(
+                f"an artifact of {self.model} holds what the users of its data took, not what "
+                "makes an answer of another history; ask the run (shoal recommend RUN --history "
+                "A,B), or export a model that reads histories, such as SASRec"
+            )
         if not self.reads_histories:
             raise ValueError(
                 f"{self.model} learned a vector for each user of its data, and a history has none; "
@@ -399,10 +423,13 @@ class Artifact:
         return self.signature["labels"]
 
 
-def load(folder: str | Path) -> Artifact:
+def load(place: str | Path) -> Artifact:
     """Open an artifact of `shoal export`. Every byte is checked first.
+
+    place: its folder, or a URL (s3://, gs://, https://, file://, ...) that `push` wrote to or a
+    server shows: it is copied once to SHOAL_CACHE (else ~/.cache/shoal).
 
     >>> len(shoal.load("exported/first").recommend("7", topk=5))  # as shoal.export's example has it
     5
     """
-    return Artifact(folder)
+    return Artifact(fetched(str(place)) if is_remote(place) else place)

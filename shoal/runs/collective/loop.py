@@ -312,7 +312,7 @@ class Loop:
         self.world.barrier()
 
     def restore(self, folder: str | os.PathLike[str], model: nn.Module) -> int | None:
-        """Go back to the newest checkpoint: its step; None where there is none."""
+        """Restore the newest checkpoint: its step; None where there is none."""
         newest = self._checkpoints(folder, model).load_newest()
         if newest is None:
             return None

@@ -21,7 +21,8 @@ from shoal.config.errors import did_you_mean
 from shoal.data.batch import Batch
 from shoal.data.clicks.encoder import check_names, together
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.recommender import RankedItems, Wanted
+from shoal.runs.ranked import RankedItems
+from shoal.runs.recommender import Wanted
 
 MOST_ITEMS = 10_000  # in a list of a request
 MOST_VALUES = 1_000  # of a sample that is explained, which is predicted some hundred times

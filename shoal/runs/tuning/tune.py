@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config.plugins import refuse_while_running
+from shoal.runs.results import StudyResult
 from shoal.runs.run import resolve
 
 
@@ -26,7 +27,7 @@ def tune(
     seeds: int = 1,
     launch: str | None = None,
     **values: Any,
-) -> dict[str, Any]:
+) -> StudyResult:
     """Search for the best hyper-parameters; what study.json holds. Other keywords: config keys.
 
     space: a file, a mapping, or None for the default space of the model (docs/reference/tune.md).
@@ -49,7 +50,7 @@ def tune(
     given |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
     resolved = resolve(config_file_list or (), (), given)
     limits = SearchLimits(trials, minutes, jobs, finalists, seeds, launch)
-    return search(resolved, space, output, resume, sampler, prune, limits)
+    return StudyResult(search(resolved, space, output, resume, sampler, prune, limits))
 
 
 def need_optuna() -> None:

@@ -88,7 +88,9 @@ class Evaluator:
         was_training = model.training
         model.eval()
         with torch.inference_mode():
-            for bounds in self._rounds(len(data.users), progress):
+            # Tiles together share vectors of items; without such they would only take memory.
+            together = self.section.batch_size if isinstance(model, Retrieval) else 1
+            for bounds in self._rounds(len(data.users), progress, together):
                 queries = [self.query(data.users[a:b], histories) for a, b in bounds]
                 if data.mode == "full":
                     self._rank_all(model, data, metrics, bounds, queries)
@@ -127,7 +129,12 @@ class Evaluator:
             return {}
         metric, decimals = self.section.valid_metric.lower(), self.section.decimals
         log.info("%s", cold_line(self.cold, metric, decimals))
-        return {"cold": self.cold}
+        return self.beside
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What result.json has of the last test beside metrics."""
+        return {"cold": self.cold} if self.cold else {}
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has anything to evaluate on."""
@@ -152,13 +159,15 @@ class Evaluator:
             self._phases[phase] = data, histories
         return self._phases[phase]
 
-    def _rounds(self, num_users: int, progress: Progress) -> Iterator[list[tuple[int, int]]]:
-        """This rank's tiles, some at a time. Every rank makes the same number of tiles and rounds
-        (empty ones at the end), because a pull may be a collective."""
+    def _rounds(
+        self, num_users: int, progress: Progress, users: int
+    ) -> Iterator[list[tuple[int, int]]]:
+        """This rank's tiles, those of so many users at a time. Every rank makes the same number of
+        tiles and rounds (empty ones at the end), because a pull may be a collective."""
         num_tiles = -(-num_users // TILE_USERS)
         per_rank = -(-num_tiles // self.world.size)
         tiles = iter(progress(iter(range(per_rank)), per_rank))
-        together = max(1, self.section.batch_size // TILE_USERS)
+        together = max(1, users // TILE_USERS)
         while chosen := list(islice(tiles, together)):
             bounds = []
             for k in chosen:
@@ -240,7 +249,8 @@ class Evaluator:
         if isinstance(model, Retrieval):
             queries = model.encode_query(asked)
             return lambda block, vectors: queries @ vectors.T
-        return lambda block, _: model.score(asked, block)
+        score = model.scorer(asked)
+        return lambda block, _: score(block)
 
     # ---- ranking of given candidates, and labeled rows ------------------------------------------
 

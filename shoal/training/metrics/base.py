@@ -185,6 +185,19 @@ class Metric:
     compute  the value of a state: [T] where the metric has topk, else a scalar; a state also holds
              the number of `users` and of `rows`
     of_each  the value of each user of a Ranking: [b, T], or [b, 1] without topk; None: it has none
+
+    PerUser is a Metric that is the mean over users of one value:
+
+    >>> from shoal.training.metrics import PerUser
+    >>> class SecondHit(PerUser):
+    ...     def value(self, ranking):  # [users, cut-offs]
+    ...         return (ranking.hits_at > 1).double()
+    >>> import shoal
+    >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
+    >>> keys = {"run.output": "runs/metric", "run.log_level": "warning", "run.progress": False}
+    >>> metrics = {"eval.metrics": [SecondHit], "eval.valid_metric": "SecondHit@10"}
+    >>> sorted(shoal.run("Pop", "planted", config_dict=metrics, **small, **keys)["test"])
+    ['secondhit@10']
     """
 
     needs: ClassVar[Literal["ranked", "valued", "either"]]

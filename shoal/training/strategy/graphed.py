@@ -177,7 +177,7 @@ class Recorder:
     def _asks(self) -> bool:
         """Whether a batch gets a list of the places that are asked for."""
         model = self.strategy.model
-        return model.kind == "sequential" and model.cuda_graph_safe
+        return model.samples == "windows" and model.cuda_graph_safe
 
     def _offloaded_ids(self, batch: Batch, name: str | None = None) -> list[Ids]:
         """Ids of a table whose rows may be in host memory, or of all those tables."""

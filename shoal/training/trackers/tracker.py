@@ -29,7 +29,24 @@ INCLUDED = {
 
 
 class Tracker(Protocol):
-    """Follows one run."""
+    """Follows one run; of your own: `run.trackers: [FILE.py:Class]`.
+
+    >>> from shoal.training.trackers.tracker import Tracker
+    >>> class Losses(Tracker):
+    ...     def begin(self, config, folder):
+    ...         self.seen = []
+    ...
+    ...     def epoch(self, line):
+    ...         self.seen.append(line["loss"])
+    ...
+    ...     def end(self, result):
+    ...         print(self.seen)
+    >>> tracker = Losses()
+    >>> tracker.begin({}, folder=None), tracker.epoch({"epoch": 0, "loss": 0.7})
+    (None, None)
+    >>> tracker.end(result=None)
+    [0.7]
+    """
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
         """The run begins, or continues. config: its values by section; folder: the run's."""
@@ -51,10 +68,14 @@ class Trackers:
     """
 
     def __init__(self, names: Sequence[str]):
-        self._classes = {name: find_tracker(name) for name in names}
+        found = {name: find_tracker(name) for name in names}
+        self._classes = {name: tracker for name, tracker in found.items() if tracker is not None}
+        self._absent = [name for name, tracker in found.items() if tracker is None]
         self._begun: dict[str, Tracker] = {}
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
+        for name in self._absent:
+            log.info("no curves: %s is not installed (pip install %s)", name, INCLUDED[name][2])
         for name, tracker in self._classes.items():
             with self._tried(name):
                 self._begun[name] = tracker()
@@ -89,11 +110,16 @@ class Trackers:
             log.warning("the tracker %s failed: %s; the run goes on without it", name, why)
 
 
-def find_tracker(name: str) -> type[Tracker]:
-    """The class of a tracker; ValueError where it cannot be had."""
+def find_tracker(name: str) -> type[Tracker] | None:
+    """The class of a tracker; ValueError where it cannot be had.
+
+    None for TensorBoard where it is not installed: nobody may have asked for it.
+    """
     if name in INCLUDED:
         place, package, install = INCLUDED[name]
         if find_spec(package) is None:
+            if name == "tensorboard":
+                return None
             raise ValueError(
                 f"run.trackers: {name} is not installed: pip install {install}; or leave it out"
             )

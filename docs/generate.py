@@ -1,0 +1,243 @@
+"""Write the pages of the reference that are made of code: `python docs/generate.py`.
+
+reference/keys.md      every key of a config, as `shoal config keys` prints it
+reference/commands.md  every command: its options, as `--help` has them, and an example
+reference/api.md       every public name: its signature and its docstring, which has an example
+
+The tests compare the pages with the code and run the examples.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+import shoal
+from shoal.command.cli import app
+from shoal.config import key_page
+
+REFERENCE = Path(__file__).parent / "reference"
+# In this order they run in one folder, where ratings.csv, day_0.csv and day_1.csv are.
+EXAMPLES = {
+    "quickstart": "shoal quickstart ratings.csv",
+    "train": "shoal train ratings.csv --model=BPR --epochs=3 --output=runs/first",
+    "eval": "shoal eval runs/first --eval.topk=[10,20]",
+    "recommend": "shoal recommend runs/first --user 7 --topk 5 --explain",
+    "report": "shoal report runs/first",
+    "export": "shoal export runs/first --to model",
+    "predict": "shoal predict clicks --input day_1.csv --output clicks.parquet",
+    "serve": "shoal serve model",
+    "board": "shoal board runs",
+    "runs": "shoal runs",
+    "tune": "shoal tune ratings.csv --model=BPR --epochs=2 --trials 3 --output studies/first",
+    "sweep": "shoal sweep --models Pop,BPR --data ratings.csv --seeds 2 --epochs=1",
+    "backtest": "shoal backtest ratings.csv --model=BPR --epochs=1 --cuts 2 --output runs/past",
+    "launch": "shoal launch --worker_num=2 --server_num=1 ratings.csv --model=BPR --epochs=1",
+    "prepare": "shoal prepare ratings.csv --to prepared",
+    "plan": "shoal plan ratings.csv --model=BPR --launch.nproc=4",
+    "models": "shoal models SASRec",
+    "doctor": "shoal doctor",
+    "config show": "shoal config show ratings.csv --model=BPR --train.epochs=5",
+    "config keys": "shoal config keys",
+    "config schema": "shoal config schema",
+    "new model": "shoal new model TwoTower",
+    "data fetch": "shoal data fetch ml-100k",
+    "data describe": "shoal data describe ratings.csv --html page.html",
+    "checkpoint verify": "shoal checkpoint verify runs/first",
+    "checkpoint prune": "shoal checkpoint prune runs/first --keep 1",
+    "checkpoint copy": "shoal checkpoint copy runs/first runs/copy",
+    "codes make": "shoal codes make ratings.csv --to codes.json --size 16",
+    "codes check": "shoal codes check codes.json ratings.csv",
+    "keys make": "shoal keys make keys",
+}
+# The page of names: those of `shoal` by what they are for; others of it follow by name.
+NAMES = {
+    "Train": ["run", "fit", "tune", "Feature"],
+    "Look at a run": ["evaluate", "recommend", "report"],
+    "Use a trained model": ["export", "load"],
+    "Your own loop": ["CollectiveStrategy", "Embedding"],
+    "Processes": ["run_rank", "ray"],
+    "An Estimator": ["EstimatorSpec", "TrainSpec", "EvalSpec", "ModeKeys", "RunConfig", "Hook"],
+}
+ELSEWHERE = {
+    "Write your own": [
+        "shoal.models.base.Model",
+        "shoal.training.metrics.base.Metric",
+        "shoal.training.trackers.tracker.Tracker",
+    ]
+}
+# The methods that users call, of a name ("") or of what it returns.
+METHODS = {
+    "shoal.fit": (
+        "shoal.runs.fit.Fitted",
+        "recommend predict explain similar_items item_vectors user_vectors evaluate save",
+    ),
+    "shoal.load": (
+        "shoal.runs.artifact.loaded.Artifact",
+        "recommend predict explain score similar_items vectors",
+    ),
+    "shoal.ray": ("shoal.runs.ray", "train launch"),
+    "shoal.CollectiveStrategy": (
+        "",
+        "scope embedding_scope optimizer split slice mean save restore synchronize "
+        "export_saved_model estimator minimize module",
+    ),
+    "shoal.Hook": ("", "begin after_run end"),
+    "shoal.models.base.Model": ("", "forward score gather_global negatives terms"),
+    "shoal.training.trackers.tracker.Tracker": ("", "begin epoch end"),
+}
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page())
+
+
+def command_page() -> str:
+    """Every command with its options and an example."""
+    lines = [
+        "# Every command",
+        "",
+        "For those who type commands: what `shoal COMMAND --help` prints, and an example of each. "
+        "Any [key of a config](keys.md) can stand in a command that takes a config, as "
+        "`--section.key=value`.",
+    ]
+    for name, command in list_commands(get_command(app)):
+        if name not in EXAMPLES:
+            raise SystemExit(f"docs/generate.py: add an example of `shoal {name}` to EXAMPLES")
+        what, _, more = (command.help or "").partition("\n\n")
+        lines += ["", f"## shoal {name}", "", prose(what), ""]
+        lines += [prose(part) + "\n" for part in more.split("\n\n") if part]
+        lines += ["```bash", EXAMPLES[name], "```"]
+        if rows := [option_row(one) for one in command.params if not one.hidden]:
+            lines += ["", "| option | default | what it does |", "| --- | --- | --- |", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def list_commands(group: Any, words: str = "", hidden: bool = False) -> Iterator[tuple[str, Any]]:
+    """The commands of a group and of the groups in it, by name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from list_commands(command, f"{words}{name} ", hidden)
+        elif hidden or not command.hidden:
+            yield words + name, command
+
+
+def option_row(option: Any) -> str:
+    """One row of the table of options."""
+    names = [*option.opts, *option.secondary_opts]
+    if not names[0].startswith("-"):
+        names = [option.metavar or names[0].upper()]
+    default = "" if option.default is None or option.default is False else f"`{option.default}`"
+    shown = "required" if option.required else default
+    cells = [", ".join(f"`{name}`" for name in names), shown, prose(option.help or "")]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def name_page() -> str:
+    """Every public name: signature, docstring, example."""
+    lines = [
+        "# Every name of Python",
+        "",
+        "For those who write Python: each public name, what it takes, and an example. The examples "
+        "run as they are, from the top to the bottom.",
+    ]
+    for title, names in list_names():
+        lines += ["", f"## {title}"]
+        for name in names:
+            lines += ["", f"### {name}", *describe(name)]
+    return "\n".join(lines) + "\n"
+
+
+def list_names() -> Iterator[tuple[str, list[str]]]:
+    """Headings, and the full names below each."""
+    listed = {"__version__", *(name for names in NAMES.values() for name in names)}
+    for title, names in NAMES.items():
+        yield title, [f"shoal.{name}" for name in names]
+    yield from ELSEWHERE.items()
+    yield "More", [f"shoal.{name}" for name in shoal.__all__ if name not in listed]
+
+
+def find(name: str) -> Any:
+    """What a full name means."""
+    if name in sys.modules:
+        return sys.modules[name]
+    owner, _, last = name.rpartition(".")
+    return getattr(import_module(owner), last)
+
+
+def describe(name: str) -> Iterator[str]:
+    """The lines about one name."""
+    found = find(name)
+    if callable(found) and not is_protocol(found):
+        yield from ["", "```python", signature(name, found), "```"]
+    for part in (inspect.getdoc(found) or "").split("\n\n"):
+        if part.startswith(">>> "):
+            yield from ["", "```pycon", part, "```"]
+        elif part.startswith("import "):
+            yield from ["", "```python", part.replace("\n", "\n\n", 1), "```"]
+        elif re.search(r"^ |\S {2,}\S", part, re.MULTILINE):
+            yield from ["", "```text", part, "```"]
+        else:
+            yield from ["", re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", prose(part))]
+    if name not in METHODS:
+        return
+    place, methods = METHODS[name]
+    yield from ["", "| | |", "| --- | --- |"]
+    for method in methods.split():
+        what = getattr(find(place or name), method)
+        line = prose((inspect.getdoc(what) or "").partition("\n\n")[0]).replace("|", "\\|")
+        yield f"| `{signature(method, what, brief=True)}` | {line} |"
+
+
+def is_protocol(found: Any) -> bool:
+    """True for a class that is only described, never called."""
+    return getattr(found, "_is_protocol", False)
+
+
+def signature(name: str, what: Callable[..., Any], brief: bool = False) -> str:
+    """How it is called. brief: without types, for a table."""
+    parts, star = [], False
+    for one in inspect.signature(what).parameters.values():
+        if one.name == "self":
+            continue
+        if one.kind == one.KEYWORD_ONLY and not star:
+            parts.append("*")
+        star = star or one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
+        before = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        typed = "" if brief or one.annotation is one.empty else f": {annotation(one.annotation)}"
+        equal = "=" if brief or not typed else " = "
+        value = "..." if "<" in repr(one.default) else repr(one.default)
+        default = "" if one.default is one.empty else equal + value
+        parts.append(before + one.name + typed + default)
+    line = f"{name}({', '.join(parts)})"
+    if brief or len(line) <= 88:
+        return line
+    return "\n".join([f"{name}(", *(f"    {part}," for part in parts), ")"])
+
+
+def annotation(given: Any) -> str:
+    """A type as a person writes it."""
+    text = given if isinstance(given, str) else inspect.formatannotation(given)
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)
+
+
+def prose(text: str) -> str:
+    """A paragraph in one line; options in it are code."""
+    line = " ".join(text.split())
+    return line if "`" in line else re.sub(r"(?<![\w-])(--[a-z][\w-]*)", r"`\1`", line)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "keys.md": key_page,
+    "commands.md": command_page,
+    "api.md": name_page,
+}
+
+if __name__ == "__main__":
+    main()

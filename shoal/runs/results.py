@@ -1,0 +1,117 @@
+"""Figures of runs and searches: dicts as result.json and study.json have them. They show themselves
+in notebooks, and in one line on a terminal.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from shoal.config.yaml_io import inline as on_one_line
+from shoal.pages import look
+
+MOST_TRIALS = 10  # the best of a search
+
+
+class RunResult(dict[str, Any]):
+    """What result.json holds, and `folder`.
+
+    >>> RunResult({"model": "BPR", "dataset": "ml-100k", "test": {"recall@10": 0.25}})
+    RunResult(BPR on ml-100k: recall@10 0.2500)
+    """
+
+    def __repr__(self) -> str:
+        about = f"{self.get('model')} on {self.get('dataset')}: {on_a_line(self.get('test') or {})}"
+        return f"RunResult({about}{_place(self)})"
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        return look.inline(self.title(), self.table(), _soft(self.get("folder")))
+
+    def title(self) -> str:
+        """The model, the data and how long it trained."""
+        title = f"{self.get('model')} on {self.get('dataset')}"
+        if "epochs" in self:
+            title += f": {self['epochs']} epochs"
+        if self.get("best_epoch") is not None:
+            title += f", best after epoch {self['best_epoch']}"
+        return title
+
+    def table(self) -> look.Html:
+        """Metrics of both parts."""
+        valid, test = self.get("best_valid") or {}, self.get("test") or {}
+        if not (valid or test):
+            return look.Html("<p>not evaluated</p>")
+        rows = [(name, valid.get(name), test.get(name)) for name in {**valid, **test}]
+        return look.table(("metric", "valid", "test"), rows)
+
+
+class StudyResult(dict[str, Any]):
+    """What study.json holds of a search."""
+
+    def __repr__(self) -> str:
+        best = self["best"]
+        about = "no trial has ended well" if best is None else on_one_line(best["params"])
+        where = f"{self['model']} on {self['dataset']}, {len(self['trials'])} trials"
+        return f"StudyResult({where}: {about}{_place(self)})"
+
+    def _repr_html_(self) -> str:
+        """The best trial and the next ones, as tables for notebooks."""
+        metric, best = self["metric"], self["best"]
+        title = f"Search: {self['model']} on {self['dataset']}, {len(self['trials'])} trials"
+        if best is None:
+            return look.inline(title, look.Html("<p>No trial has ended well.</p>"))
+        params = [(key, on_one_line(value)) for key, value in best["params"].items()]
+        parts = {"best_valid": best["valid"], "test": best["test"]}
+        sign = -1.0 if self["maximized"] else 1.0
+        done = [one for one in self["trials"] if one["state"] == "finished"]
+        done = sorted(done, key=lambda one: sign * one["value"])[:MOST_TRIALS]
+        keys = list(best["params"])
+        rows = [
+            (
+                str(one["trial"]),
+                one["value"],
+                *(on_one_line(one["params"].get(key)) for key in keys),
+            )
+            for one in done
+        ]
+        both = look.grid(look.table(("key", "best"), params), RunResult(parts).table())
+        every = look.table(("trial", metric, *keys), rows)
+        return look.inline(title, both, every, _soft(self.get("folder")))
+
+
+def on_a_line(metrics: Mapping[str, float]) -> str:
+    """The first metrics: `recall@10 0.2500, mrr@10 0.4100, ...`"""
+    shown = [f"{name} {value:.4f}" for name, value in list(metrics.items())[:3]]
+    return ", ".join(shown + ["..."] * (len(metrics) > 3)) or "not evaluated"
+
+
+def curve(curves: Mapping[str, Sequence[float | None]]) -> look.Html:
+    """Loss and the first metric by epoch, where there are epochs; a plot needs matplotlib."""
+    epochs = list(curves.get("epoch", ()))
+    lines = [name for name in curves if name != "epoch"][:2]
+    if len(epochs) < 2 or not lines:
+        return look.Html("")
+    if find_spec("matplotlib") is None:
+        return _soft("pip install matplotlib shows the curve of training here")
+    from shoal.pages.plots import SERIES, SOFT, figure
+
+    def draw(axes: Any) -> None:
+        axes.set_xlabel("epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        for k, (name, side) in enumerate(zip(lines, (axes, axes.twinx()))):
+            known = [(epoch, y) for epoch, y in zip(epochs, curves[name]) if y is not None]
+            if known:
+                side.plot(*zip(*known), "o-", markersize=3, color=SERIES[k])
+            side.set_ylabel(name, color=SERIES[k])
+            side.tick_params(axis="y", colors=SOFT)
+            side.grid(k == 0)
+
+    return figure(draw, f"{' and '.join(lines)} by epoch", 4.6, 2.3)
+
+
+def _place(found: Mapping[str, Any]) -> str:
+    return f"; {found['folder']}" if found.get("folder") else ""
+
+
+def _soft(text: Any) -> look.Html:
+    return look.Html(f'<p class="soft">{look.escape(text)}</p>' if text else "")
