@@ -29,7 +29,7 @@ ONE_PROCESS = {
 TRUST = typer.Option(
     "--trust", help="Run the code and write to the places that the run folder's config names."
 )
-QUIET = typer.Option("--quiet", help="Print warnings and the result alone, in one line.")
+QUIET = typer.Option("--quiet", help="Print warnings and the result alone.")
 # Endings of files of data, which take the place of a config.
 DATA = (
     *(".csv", ".tsv", ".txt", ".parquet", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson"),

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.command.arguments import resolve_words
+from shoal.command.arguments import QUIET, only_warnings, resolve_words
 from shoal.command.startup import importing, prepare_config
 
 
@@ -18,6 +18,7 @@ def backtest(
         str | None, typer.Option(help="Or at these: dates with commas, 2024-01-01,2024-02-01.")
     ] = None,
     output: Annotated[str | None, typer.Option(help="Folder that holds the runs.")] = None,
+    quiet: Annotated[bool, QUIET] = False,
 ) -> None:
     """Train on the past and test on what comes next, at several moments; finished ones are kept."""
     with importing():
@@ -27,7 +28,7 @@ def backtest(
 
     if cuts is not None and at is not None:
         raise typer.BadParameter("--cuts and --at both say where to cut; give one")
-    resolved = resolve_words(context.args)
+    resolved = resolve_words(context.args + only_warnings(quiet))
     if resolved.config.run.output is not None:
         raise typer.BadParameter("every cut has its run: give --output, not run.output")
     start_logging(resolved.config.run.log_level, form=resolved.config.run.log)

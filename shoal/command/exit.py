@@ -29,7 +29,8 @@ def print_result(result: dict[str, Any], run: RunSection) -> None:
         return typer.echo(json_line("info", "result", result))
     if run.is_quiet:
         values = ", ".join(f"{name} {value:.4f}" for name, value in result["test"].items())
-        return typer.echo(f"{result['model']} on {result['dataset']}: {values}; {folder}")
+        where = f"; {folder}" if folder else ""
+        return typer.echo(f"{result['model']} on {result['dataset']}: {values}{where}")
     from rich.console import Console
     from rich.table import Table
 

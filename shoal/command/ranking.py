@@ -36,8 +36,9 @@ def print_ranking(
     if why:
         off = max(one.error for one in why)
         known = f", each known to ± {off:.2g}" if off else ""
-        rest = f"; rest: {why[0].rest_is}" if why[0].rest else ""
-        typer.echo(f"why: the {REASONS} largest shares of the score, by {why[0].of}{known}{rest}")
+        rest = [f"rest: {why[0].rest_is}"] if why[0].rest else []
+        some = [f"the {REASONS} largest shares of the score, by {why[0].of}{known}"] * any(why)
+        typer.echo(f"why: {'; '.join(some + rest)}")
 
 
 def _reasons(why: "Explanation") -> str:

@@ -7,7 +7,7 @@ import typer
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Folders of runs.")],
     output: Annotated[
         str | None,
         typer.Option(help="The page. Default: RUN/report.html; of several ./report.html"),

@@ -19,7 +19,10 @@ def tune(
         str | None,
         typer.Option(help="What is searched, YAML or RecBole's form; else the model's own."),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Trials of the whole search.")] = 30,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trials of the whole search. Default: 30; resumed: as before."),
+    ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after so many; --resume continues.")
     ] = None,
@@ -72,17 +75,17 @@ def tune(
         resolved = resolve_words(context.args, trust=trust)
     limits = SearchLimits(trials, minutes, jobs, finalists, seeds, launch)
     found = search(resolved, space, output, resume, sampler, prune, limits, typer.echo)
-    _print_found(found, trials, resolved.config.run)
+    _print_found(found, resolved.config.run)
 
 
-def _print_found(found: dict[str, Any], trials: int, run: "RunSection") -> None:
+def _print_found(found: dict[str, Any], run: "RunSection") -> None:
     """The best trial, what it is worth, and what to type next."""
     from shoal.command.exit import print_result
 
     folder, best = found["folder"], found["best"]
     done = sum(one["state"] != "not finished" for one in found["trials"])
     if best is None:
-        typer.echo(f"no trial has ended well yet ({done} of {trials})")
+        typer.echo(f"no trial has ended well yet ({done} tried)")
     else:
         names = ("model", "dataset")
         result = {**{name: found[name] for name in names}, "best_valid": best["valid"]}

@@ -24,6 +24,7 @@ p { margin: 0 0 .75rem; max-width: 60rem; overflow-wrap: anywhere; } a { color: 
 .soft { color: var(--soft); } .good { color: var(--good); } .bad { color: var(--bad); }
 section { margin-top: 2rem; min-width: 0; }
 svg { overflow: hidden; }
+.wide + .grid { margin-top: 1rem; }
 .grid { display: grid; gap: 1rem 2rem;
   grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr)); }
 .grid > svg:only-child, .grid > section:only-child svg { max-width: 36rem; }

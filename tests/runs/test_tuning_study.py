@@ -160,6 +160,8 @@ def test_it_continues_as_it_began(tmp_path: Path) -> None:
     assert study.sampler == "random"
     with pytest.raises(ValueError, match="was begun with sampler random"):
         opened(tmp_path, "tpe", "none")
+    assert [study.wanted(4), study.wanted(None), study.wanted(6)] == [4, 4, 6]
+    assert opened(tmp_path, "random", "none").wanted(None) == 6
 
 
 def test_nothing_is_tried_twice(tmp_path: Path) -> None:

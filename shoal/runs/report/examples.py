@@ -51,8 +51,10 @@ def most_recommended(record: RunRecord) -> Html:
         )
         for one in top.to_dicts()
     ]
-    heads = ["item", "in lists of users, %", "training interactions", "rank by these"]
-    return section("Recommended most", "", table(heads, rows))
+    text = "The share of users whose list has the item; its training interactions, and its rank."
+    return section(
+        "Recommended most", text, table(["item", "in lists, %", "training", "rank"], rows)
+    )
 
 
 def _titles(record: RunRecord) -> dict[str, str]:

@@ -63,11 +63,11 @@ def loss_by_rank(record: RunRecord) -> Html:
 def small_multiples(records: Sequence[RunRecord], metric: str) -> list[Html]:
     """The validation curve of each run, before those of all runs in grey; its loss is dashed.
 
-    None where no run was validated.
+    None where no run was validated more than once.
     """
     every = [validated(record, metric) for record in records]
     values = [value for points in every for _, value in points]
-    if not values:
+    if max(map(len, every)) < 2:
         return []
     low, high = min(values), max(values)
     room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
@@ -87,7 +87,8 @@ def _small(
     def draw(axes: "Axes") -> None:
         for points, most in others:
             _line(axes, points, SOFT, width=0.8, alpha=0.35, most=max(10, min(50, most)))
-        _line(axes, loss, SERIES[1], width=1.0, style=(0, (3, 2)))
+        if len(loss) > 1:  # one epoch of a model that is solved has no course
+            _line(axes, loss, SERIES[1], width=1.0, style=(0, (3, 2)))
         _line(axes, mine, SERIES[0], record.best_epoch)
         _mark_best(axes, mine, record.best_epoch, False)
         axes.set_ylim(*limits)
@@ -114,8 +115,8 @@ def activity(rows: dict[str, list[ActivityGroup]], metric: str) -> Html:
         axes.set_xlabel("training interactions of a user")
         axes.set_ylabel(short(metric, 30))
         axes.set_ylim(bottom=0)
-        if len(rows) > 1:
-            axes.legend(fontsize=8)
+        if len(rows) > 1:  # above the plot, where it hides nothing
+            axes.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
 
     return figure(draw, f"{short(metric)} by training interactions of users")
 
@@ -241,6 +242,9 @@ def _mark_best(axes: "Axes", points: Points, best: int | None, said: bool) -> No
 def _epochs(axes: "Axes", named: bool = True) -> None:
     from matplotlib.ticker import MaxNLocator
 
+    first, last = axes.get_xlim()
+    if last - first < 1:  # one epoch: there is nothing between
+        axes.set_xlim((first + last) / 2 - 0.5, (first + last) / 2 + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(6 if named else 4, integer=True))
     if not named:
         axes.yaxis.set_major_locator(MaxNLocator(3))

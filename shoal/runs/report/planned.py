@@ -16,7 +16,7 @@ def planned_and_measured(record: RunRecord) -> Html:
         return Html("")
     plan = inner(record.result, "plan")
     holder = str(plan.get("holder", "process"))
-    text = f"Of the fullest {short(holder, 20)}. Planned: as `shoal plan` computes it."
+    text = f"Of the fullest {short(holder, 20)}. Planned: as the command shoal plan computes it."
     if holder == "server":
         text += " Servers do not report what they measured."
     heads = ["part", "planned", "measured"]

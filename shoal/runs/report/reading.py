@@ -88,6 +88,10 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunRecord]:
     """Every run that is named, once each; ValueError where there is none."""
     places: dict[Path, Path] = {}
     for folder in map(Path, folders):
+        inside = [] if RunFolder(folder).is_run else list(folder.glob("*/config.yaml"))
+        if inside:
+            runs = f"holds {len(inside)} runs" if len(inside) > 1 else "holds a run"
+            raise ValueError(f"{folder} is no run, it {runs}; name them: {inside[0].parent} ...")
         RunFolder(folder).check_is_run()
         places.setdefault(folder.resolve(), folder)
     names = [place.name for place in places]

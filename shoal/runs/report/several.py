@@ -23,7 +23,8 @@ from shoal.runs.report.statistics import MeanInterval
 
 MOST_METRICS = 10  # that are compared
 MOST_LINES = 8  # of one plot: as many as there are colours
-PLACES = ("run.output", "run.root")  # they differ, and say nothing
+# Keys that may differ, and say nothing of the outcome.
+SILENT = ("run.output", "run.root", "run.log", "run.log_level", "run.progress")
 
 
 def compare_page(records: list[RunRecord]) -> str:
@@ -79,10 +80,14 @@ def _outcome(records: list[RunRecord], metric: str, found: dict[str, list[Differ
         f"part it reaches {best.test[metric]:.4f}. "
     )
     if left:
-        text += f"{left} of the {len(records)} runs cannot be chosen: other data, or no figures. "
+        text += (
+            f"{left} of the {len(records)} runs cannot be chosen: other data, or not validated and "
+            f"tested by {metric}. "
+        )
+    known = {name: row for name, row in found.items() if row[0].metric == metric}
     if best is first:
-        return text + _beside_the_others([_verdict(row[0], sign) for row in found.values()])
-    if best.name not in found:
+        return text + _beside_the_others([_verdict(row[0], sign) for row in known.values()])
+    if best.name not in known:
         return text + f"It cannot be compared with {short(first.name, 60)} user by user."
     one = found[best.name][0]
     verdict = "more than chance" if one.is_significant else "not more than chance may make"
@@ -182,9 +187,10 @@ def _differences(
     users = min((row[0].users for row in found.values()), default=0)
     text = f"How much each run is above {short(first.name, 60)}, user by user. "
     if found:
+        made = f"{tests:,} comparisons" if tests > 1 else "one comparison"
         text += (
             f"Lines are 95 % intervals over {users:,} users drawn anew. A p below {SIGNIFICANT} is "
-            f"more than chance; it is corrected for the {tests:,} comparisons of this page (Holm)."
+            f"more than chance; it is corrected for the {made} of this page (Holm)."
         )
     if found and users < FEW_USERS:
         text += f" {users} users are few for any test."
@@ -210,7 +216,7 @@ def _curves(records: list[RunRecord], metric: str) -> Html:
 
 
 def _config(records: list[RunRecord]) -> Html:
-    keys = {key: None for record in records for key in record.config if key not in PLACES}
+    keys = {key: None for record in records for key in record.config if key not in SILENT}
     rows = []
     for key in keys:
         shown = ["–" if key not in r.config else inline(r.config[key]) for r in records]

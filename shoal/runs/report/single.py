@@ -223,19 +223,21 @@ def _by_user_and_item(record: RunRecord) -> Html:
 def _by_popularity(record: RunRecord) -> Html:
     groups, metric = by_popularity(record, record.metric), record.metric
     text = (
-        "Items by how often they were trained on: how often they are recommended and hit, and how "
-        "many of their test interactions are found in the list of the user (recall)."
+        "Items by how often they were trained on. Hits: the share of their places in lists that "
+        "are right."
     )
-    heads = ["training interactions", "items", "recommendations, %", "of these hits, %"]
-    rows: list[list[Any]] = [
-        [one.label, one.items, _percent(one.recommended), _percent(one.hits)] for one in groups
-    ]
+    heads = ["training", "items", "hits, %"]
+    rows: list[list[Any]] = [[one.label, one.items, _percent(one.hits)] for one in groups]
     if any(one.tested for one in groups):
-        heads += ["test interactions", "of these found, %"]
+        text += (
+            " To find: their test interactions; found: how many of these are in the list of the "
+            "user (recall)."
+        )
+        heads += ["to find", "found, %"]
         for row, one in zip(rows, groups):
             row += [one.tested, _percent(one.found)]
     if any(one.value is not None for one in groups):
-        text += f" {metric} is that of one test interaction, as if it were the user's only one."
+        text += f" {short(metric, 30)}: of one of these, as if it were the user's only one."
         heads.append(short(metric, 30))
         for row, one in zip(rows, groups):
             row.append(one.value)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from shoal.config.yaml_io import inline
-from shoal.pages.look import Html, escape, facts, grid, page, section, table
+from shoal.pages.look import Html, Numeral, escape, facts, grid, page, section, table
 from shoal.pages.plots import SERIES, SOFT, figure
 
 MOST_CURVES = 200  # more trials than so many are one grey mass
@@ -18,7 +18,7 @@ def study_page(found: dict[str, Any]) -> str:
     if best is not None:
         figures[f"best {metric}, validation"] = f"{best['valid'][metric]:.4f}"
         if trials[0]["state"] == "finished":
-            figures["the first trial's"] = f"{trials[0]['value']:.4f}"
+            figures[f"{metric} of the first trial"] = f"{trials[0]['value']:.4f}"
         figures[f"test {metric} of the best"] = f"{best['test'].get(metric, float('nan')):.4f}"
     parts: list[Any] = [facts(figures)]
     if best is None:
@@ -36,7 +36,8 @@ def study_page(found: dict[str, Any]) -> str:
     if done:
         parts.append(_course(found, done))
     parts.append(_keys(found, done))
-    heads = ("trial", "state", metric, "epochs", *trials[0]["params"], "why") if trials else ()
+    heads = ("trial", "state", metric, "epochs", *trials[0]["params"]) if trials else ()
+    heads += ("why",) if any(one["problem"] for one in trials) else ()
     rows = [
         (
             Html(f"<b>{one['trial']}</b>")
@@ -47,7 +48,7 @@ def study_page(found: dict[str, Any]) -> str:
             one["epochs"] or len(one["curve"]) or None,
             *(_cell(one["params"].get(key)) for key in trials[0]["params"]),
             one["problem"] or "",
-        )
+        )[: len(heads)]
         for one in trials
     ]
     parts.append(section("Trials", "", table(heads, rows)))
@@ -60,6 +61,8 @@ def _metrics(best: dict[str, Any]) -> Html:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return Numeral(escape(inline(value)))  # as it was tried, to the last digit
     return value if isinstance(value, int) else inline(value)
 
 

@@ -39,7 +39,7 @@ TOO_MANY = 3  # trials that fail before one ends well: the config is to blame
 class SearchLimits:
     """How much a call searches, and with what."""
 
-    trials: int = 30
+    trials: int | None = None  # None: as many as before; of a new search 30
     minutes: float | None = None
     jobs: int = 1
     finalists: int = 3
@@ -115,7 +115,7 @@ class Search:
     def run(self, crew: Crew) -> dict[str, Any]:
         """Train trials and finalists, and write down what came of them."""
         limits, study = self.limits, self.study
-        number = int(min(limits.trials, study.count))
+        number = int(min(study.wanted(limits.trials), study.count))
         if (left := number - len(study.trials) + len(study.unfinished)) > 0:
             self.report(f"{study.folder}: {left} of {number} trials to train")
         is_done = crew.train(self._trials(number), self._trial_ended, self._is_hopeless)

@@ -105,6 +105,12 @@ class Study:
             )
         return began
 
+    def wanted(self, given: int | None) -> int:
+        """How many trials the search shall have: those given now, or at the last call."""
+        number = given or self._kept.user_attrs.get("trials", 30)
+        self._kept.set_user_attr("trials", number)
+        return number
+
     # ---- trials ---------------------------------------------------------------------------------
 
     @property

@@ -20,7 +20,7 @@ def tune(
     resume: bool = False,
     sampler: str | None = None,
     prune: str | None = None,
-    trials: int = 30,
+    trials: int | None = None,
     minutes: float | None = None,
     jobs: int = 1,
     finalists: int = 3,

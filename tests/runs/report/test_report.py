@@ -67,6 +67,8 @@ def test_errors_name_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match=r"nowhere is not a run's folder.*`shoal runs` lists"):
         shoal.report("nowhere")
     write_run(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"\. is no run, it holds a run; name them: run \.\.\."):
+        shoal.report(".")
     with pytest.raises(ValueError, match=r"run is a folder; name a file in it: --output run/rep"):
         shoal.report("run", output="run")
     with pytest.raises(ValueError, match=r"there is no folder away to write page\.html into"):
@@ -213,6 +215,15 @@ def test_validation_chooses_and_the_test_stands_beside_it(tmp_path: Path) -> Non
         (folder / "result.json").write_text(json.dumps({**result, "best_valid": {}}))
     said = text_of(compare_page(read_runs(runs)))
     assert "None of these runs was validated by ndcg@10, so none is chosen." in said
+
+
+def test_runs_that_another_metric_decides_are_not_called_equal(tmp_path: Path) -> None:
+    """Only the deciding metric says which run is better; one epoch has no curve."""
+    runs = [write_run(tmp_path / "one", metric="own@10", epochs=1), write_run(tmp_path / "two")]
+    said = text_of(compare_page(read_runs(runs)))
+    assert "one is best by own@10" in said and "not validated and tested by own@10" in said
+    assert "No other run can be compared with it user by user." in said
+    assert "corrected for the one comparison of this page" in said and "Curves" not in said
 
 
 def test_the_other_runs_are_counted_in_plain_words() -> None:
