@@ -46,7 +46,8 @@ check: setup
 
 # A tutorial that did not change is not run again (build/docs-cache).
 docs: setup
-	SHOAL_DOCS_RUN=1 $(BIN)/python -m sphinx -q -W --keep-going docs build/docs
+	$(BIN)/python docs/generate.py
+	SHOAL_DOCS_RUN=1 PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 	@echo "docs: build/docs/index.html"
 
 # Installed in place (-e), as `make setup` does: a plain `pip install` would put a copy of Shoal beside

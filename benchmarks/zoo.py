@@ -10,7 +10,6 @@ sides are in zoo_settings.py.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import statistics
 import sys
@@ -61,12 +60,12 @@ def main() -> None:
 def page() -> str:
     """docs/understand/zoo.md."""
     sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-    from shoal.models import MODELS, find
 
     lines = [
         "# The zoo",
         "",
-        "Written by `python benchmarks/zoo.py page` from the models' own headings and from "
+        "For those who ask what each model was compared with. Written by "
+        "`python benchmarks/zoo.py page` from "
         "`benchmarks/zoo/*.json`.",
         "",
         "Every model is one file, reads rows through `Embeddings` alone, and runs unchanged under "
@@ -76,28 +75,13 @@ def page() -> str:
         "of a block of items are those among all. `tests/contract/test_learning.py` holds "
         "that each learns.",
         "",
-        "## Models",
-        "",
-        "| model | family | paper | compared |",
-        "| --- | --- | --- | --- |",
+        "[Models](../reference/models.md) lists them all, with their papers.",
     ]
     stored = json.loads(QUALITY.read_text())
-    for name in MODELS:
-        compared = "RecBole" if name in stored else "–"
-        lines.append(f"| `{name}` | {find(name).kind} | {paper(name)} | {compared} |")
     lines += ["", "## Beside RecBole 1.2.1", "", *beside_recbole(stored)]
     lines += ["", "## Seconds beside RecBole 1.2.1", "", *speeds(stored)]
     lines += ["", "## Recipes beside published figures", "", *recipes()]
     return "\n".join([*lines, ""])
-
-
-def paper(name: str) -> str:
-    """The first paragraph of a model's heading, without its name."""
-    from shoal.models import MODELS
-
-    text = importlib.import_module(MODELS[name]).__doc__ or ""
-    first = " ".join(text.split("\n\n")[0].split())
-    return first.partition(": ")[2].rstrip(".")
 
 
 def beside_recbole(stored: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ipython_pygments_lexers import IPython3Lexer
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
@@ -31,12 +32,14 @@ SIDE_BAR = {
     "Come from": ("from", "recbole paddlerec torchrec deeprec implicit lightfm tdfo commands"),
     "Reference": (
         "reference",
-        "config keys commands api models data frames features clicks prepare metrics report board "
-        "tune own_models collective servers clusters gpu export serving explain daily",
+        "config keys commands api models bert4rec data frames features clicks prepare metrics "
+        "report board tune own_models collective servers elastic clusters gpu export serving "
+        "explain daily errors",
     ),
     "Understand": (
         "understand",
-        "laws strategies distributed rows tiers security zoo architecture contributing",
+        "laws distributed strategies failure planner rows tiers security zoo architecture "
+        "contributing changelog",
     ),
     "Benchmarks": ("benchmarks", "index results method"),
 }
@@ -45,13 +48,17 @@ project = "Shoal"
 author = "the authors of Shoal"
 extensions = ["myst_nb", "sphinx_copybutton"]
 exclude_patterns = ["_static"]
+smartquotes = False  # options are written --so
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 nb_execution_mode = "cache" if os.environ.get("SHOAL_DOCS_RUN") else "off"
 nb_execution_cache_path = str(HERE.parent / "build" / "docs-cache")
 nb_execution_timeout = 600
+nb_execution_in_temp = True
 nb_execution_raise_on_error = True
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # by default scripts of another host
 
 html_theme = "furo"
@@ -96,5 +103,6 @@ def add_side_bar(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.add_lexer("python", IPython3Lexer)  # cells of tutorials run commands: !shoal train …
     app.connect("env-get-outdated", add_pages_from_elsewhere)
     app.connect("source-read", add_side_bar)

@@ -24,6 +24,7 @@ from shoal.config import key_page
 REFERENCE = Path(__file__).parent / "reference"
 # In this order they run in one folder, where ratings.csv, day_0.csv and day_1.csv are.
 EXAMPLES = {
+    "quickstart": "shoal quickstart ratings.csv",
     "train": "shoal train ratings.csv --model=BPR --epochs=3 --output=runs/first",
     "eval": "shoal eval runs/first --eval.topk=[10,20]",
     "recommend": "shoal recommend runs/first --user 7 --topk 5 --explain",
@@ -118,12 +119,12 @@ def command_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_commands(group: Any, words: str = "") -> Iterator[tuple[str, Any]]:
+def list_commands(group: Any, words: str = "", hidden: bool = False) -> Iterator[tuple[str, Any]]:
     """The commands of a group and of the groups in it, by name."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
-            yield from list_commands(command, f"{words}{name} ")
-        elif not command.hidden:
+            yield from list_commands(command, f"{words}{name} ", hidden)
+        elif hidden or not command.hidden:
             yield words + name, command
 
 
@@ -134,7 +135,7 @@ def option_row(option: Any) -> str:
         names = [option.metavar or names[0].upper()]
     default = "" if option.default is None or option.default is False else f"`{option.default}`"
     shown = "required" if option.required else default
-    cells = [", ".join(f"`{name}`" for name in names), shown, option.help or ""]
+    cells = [", ".join(f"`{name}`" for name in names), shown, prose(option.help or "")]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -176,8 +177,10 @@ def describe(name: str) -> Iterator[str]:
     if callable(found) and not is_protocol(found):
         yield from ["", "```python", signature(name, found), "```"]
     for part in (inspect.getdoc(found) or "").split("\n\n"):
-        if part.startswith((">>> ", "import ")):
-            yield from ["", "```pycon" if part.startswith(">") else "```python", part, "```"]
+        if part.startswith(">>> "):
+            yield from ["", "```pycon", part, "```"]
+        elif part.startswith("import "):
+            yield from ["", "```python", part.replace("\n", "\n\n", 1), "```"]
         elif re.search(r"^ |\S {2,}\S", part, re.MULTILINE):
             yield from ["", "```text", part, "```"]
         else:
@@ -225,8 +228,9 @@ def annotation(given: Any) -> str:
 
 
 def prose(text: str) -> str:
-    """A paragraph in one line."""
-    return " ".join(text.split())
+    """A paragraph in one line; options in it are code."""
+    line = " ".join(text.split())
+    return line if "`" in line else re.sub(r"(?<![\w-])(--[a-z][\w-]*)", r"`\1`", line)
 
 
 PAGES: dict[str, Callable[[], str]] = {

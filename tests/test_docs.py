@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -14,7 +15,12 @@ from typer.main import get_command
 
 import shoal
 from shoal.command.cli import app
+from shoal.compat.dialects.recbole import RecBole
+from shoal.compat.dialects.torchrec import TorchRec
 from shoal.config.keys import KEYS, SECTIONS
+from shoal.models import MODELS
+from shoal.models import find as find_model
+from shoal.models.options import meanings
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "docs"))
@@ -63,6 +69,15 @@ def test_files_are_there(page: Path) -> None:
         assert list(ROOT.glob(name.rstrip("/"))), name
 
 
+@of_a_page
+def test_tests_are_there(page: Path) -> None:
+    """`test_name`, and `test_name_*` for several, beside the file that has them."""
+    lines = [line for line in page.read_text().splitlines() if "`tests/" in line]
+    for name in re.findall(r"`(test_\w+\*?)`", "\n".join(lines)):
+        found = f"def {name}(" if not name.endswith("*") else f"def {name[:-1]}"
+        assert any(found in path.read_text() for path in ROOT.glob("tests/**/test_*.py")), name
+
+
 def keys_of(text: str) -> Iterator[str]:
     """Dotted names in code (`train.epochs`, `--train.epochs=5`) that begin with a section."""
     sections = "|".join(name for name in SECTIONS if "." not in name)
@@ -79,12 +94,41 @@ def test_keys_are_those_of_the_config(page: Path) -> None:
         assert known or key == "train.epoch", key  # the last is a misspelt one, on purpose
 
 
+COMMANDS = {name: one for name, one in generate.list_commands(get_command(app), hidden=True)}
+FREE = tuple(f"{key}." for key, leaf in KEYS.items() if isinstance(leaf.default, dict | None))
+WORDS = {  # keys without a section: of other tools, of models
+    *(row.key for dialect in (RecBole, TorchRec) for row in dialect.table),
+    *(option for model in MODELS for option in meanings(find_model(model).Options)),
+    *("runner.epochs", "runner.train_batch_size", "ips", "gpus"),  # of PaddleRec
+    "n_epochs",  # of the dialect that a page registers
+}
+
+
+def commands_of(text: str) -> Iterator[str]:
+    """Commands in blocks and between backticks, each in one line."""
+    joined = text.replace("\\\n", " ")
+    for block in re.findall(r"^```[^`\n]*\n(.*?)^```", joined, re.MULTILINE | re.DOTALL):
+        yield from re.findall(r"^(?:\$ |!)?(shoal [a-z].*)$", block, re.MULTILINE)
+    yield from re.findall(r"`(shoal [a-z][^`]*)`", joined)
+
+
 @of_a_page
-def test_commands_are_there(page: Path) -> None:
-    commands = {one.name for one in app.registered_commands}
-    commands |= {one.name for one in app.registered_groups}
-    for name in re.findall(r"(?:^|`|bin/)shoal ([a-z]+)\b", page.read_text(), re.MULTILINE):
-        assert name in commands, name
+def test_commands_and_their_options_are_there(page: Path) -> None:
+    for line in commands_of(page.read_text()):
+        words = shlex.split(line, comments=True)[1:]
+        names = [name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS]
+        groups = {name.split()[0] for name in COMMANDS}
+        assert names or words in [[group] for group in groups], line
+        options = {
+            name
+            for one in (COMMANDS[names[0]].params if names else ())
+            for name in (*one.opts, *one.secondary_opts)
+        }
+        for word in words:
+            key = word.partition("=")[0].removeprefix("--").replace("-", "_")
+            known = key in KEYS or key in SECTIONS or key in WORDS or key.startswith(FREE)
+            if word.startswith("--") and not known and not key.startswith("model."):
+                assert word.partition("=")[0] in {*options, "--help", "--"}, line
 
 
 @of_a_page
@@ -124,3 +168,29 @@ def test_every_command_and_name_has_an_example() -> None:
     assert {f"shoal.{name}" for name in shoal.__all__} - {"shoal.__version__"} <= {*entries}
     for name, part in entries.items():
         assert "```pycon" in part or name == "shoal.ray", f"{name} has no example"
+
+
+def test_figures_are_those_of_the_results() -> None:
+    """The short page of benchmarks has no figure and no command of its own."""
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    rows = (ROOT / "docs" / "benchmarks" / "index.md").read_text().splitlines()
+    rows = [row.split(" | ") for row in rows if row.endswith("` |") and "--- |" not in row]
+    assert len(rows) > 8
+    for _, _, figures, command in rows:
+        assert command.removesuffix(" |") in results, command
+        for figure in re.findall(r"\d[\d,.]*\d|\d", figures):
+            assert figure in results, figures
+
+
+@pytest.mark.slow
+def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of the page, one after the other: recommendations are of the user's taste."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "start" / "five_minutes.md").read_text()
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(block, names)
+    liked = [int(item[1:]) in range(40, 80) for item, _ in names["fitted"].recommend("u1", topk=5)]
+    assert sum(liked) >= 4
+    assert (names["fitted"].folder / "report.html").is_file()
+    assert len(shoal.load("model").recommend("u1", topk=5)) == 5

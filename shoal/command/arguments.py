@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,10 @@ QUIET = typer.Option("--quiet", help="Print warnings and the result alone, in on
 # Endings of files of data, which take the place of a config.
 DATA = (
     *(".csv", ".tsv", ".txt", ".parquet", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson"),
-    ".inter",
+    *(".inter", ".xlsx", ".xls", ".ods"),
 )
+# Columns of a file of data, as shoal.fit calls them.
+COLUMNS = ("user", "item", "time", "rating", "label")
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -47,10 +50,15 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
             files += meant[0]
             overrides += meant[1]
         elif word.startswith("-") or "=" in word:
-            overrides.append(word)
+            overrides.append(f"--data.fields.{word[2:]}" if names_column(word) else word)
         else:
             files.append(word)
     return files, overrides
+
+
+def names_column(word: str) -> bool:
+    """Whether an override is `--user=NAME` or the like, which says what a column is."""
+    return word.startswith("--") and "=" in word and word[2:].partition("=")[0] in COLUMNS
 
 
 def only_warnings(quiet: bool) -> list[str]:
@@ -72,6 +80,29 @@ def take_data(files: list[str]) -> tuple[list[str], str | None]:
             "name others by what they are: --data.files.item=FILE, --data.files.user=FILE"
         )
     return [word for word in files if word not in data], data[0] if data else None
+
+
+def need_data() -> None:
+    """Of a command without words: what to write, where the folder of data sets has no data."""
+    from shoal.config.data_section import DATASETS
+    from shoal.data.prepared.named import named_data
+    from shoal.runs.run import resolve
+
+    try:
+        named_data(resolve().config.data, clicks=False)
+    except ValueError:
+        here = sorted(one.name for one in Path().iterdir() if one.suffix in DATA and one.is_file())
+        file = shlex.quote(here[0]) if here else "ratings.csv"
+        lines = {
+            "shoal quickstart": "asks three questions, writes a config and a script",
+            f"shoal train {file}": "your own file: csv, Parquet, Arrow or JSON lines",
+            "shoal train --data.name=planted": "data that Shoal generates",
+        }
+        width = max(map(len, lines))
+        shown = [f"  {command:{width}}  # {what}" for command, what in lines.items()]
+        raise ValueError(
+            "\n".join([f"there is nothing to train on in {DATASETS}/; copy one of these:", *shown])
+        ) from None
 
 
 def resolve_words(words: list[str], **how: Any) -> Resolved:

@@ -20,6 +20,7 @@ from shoal.command import (
     exit,
     inspect,
     new,
+    quickstart,
     report,
     serving,
     startup,
@@ -41,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Shoal trains recommenders: one model file, one config, any number of processes.",
 )
+app.command("quickstart")(quickstart.quickstart)
 app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
 app.command("tune", **FILES)(tune.tune)

@@ -33,10 +33,12 @@ def print_result(result: dict[str, Any], run: RunSection) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("metric", "best valid", "test", title=f"{result['model']} on {result['dataset']}")
+    base = result.get("base", {})  # of click models: metrics of always predicting their share
+    heads = ["metric", "best valid", "test", *([f"always {base['clicks']:.4f}"] if base else [])]
+    table = Table(*heads, title=f"{result['model']} on {result['dataset']}")
     for name, value in result["test"].items():
-        valid = result["best_valid"].get(name)
-        table.add_row(name, "-" if valid is None else f"{valid:.4f}", f"{value:.4f}")
+        values = [result["best_valid"].get(name), value, *([base.get(name)] if base else [])]
+        table.add_row(name, *("-" if one is None else f"{one:.4f}" for one in values))
     Console().print(table)
     if folder:
         typer.echo(folder)

@@ -27,11 +27,11 @@ def print_ranking(
         popular = "these are the most popular items" if found.by == "popularity" else "left out"
         typer.echo(f"not known: {', '.join(map(str, found.unknown))}; {popular}")
     heads = ["rank", "item", *["title"] * bool(titles), "score", *["why"] * (why is not None)]
-    table = Table(*heads, title=Text(_plain(f"for {who}")))
+    table = Table(*heads, title=Text(printable(f"for {who}")))
     for number, (item, score) in enumerate(found):
         cells = [str(number + 1), item, *([titles.get(item, "")] if titles else []), f"{score:.4f}"]
         cells += [_reasons(why[number])] if why is not None else []
-        table.add_row(*(Text(_plain(one)) for one in cells))  # no markup: data wrote it
+        table.add_row(*(Text(printable(one)) for one in cells))  # no markup: data wrote it
     Console().print(table)
     if why:
         off = max(one.error for one in why)
@@ -50,5 +50,6 @@ def _reasons(why: "Explanation") -> str:
     return ", ".join(parts)
 
 
-def _plain(value: Any) -> str:
+def printable(value: Any) -> str:
+    """Text of data without signs that would steer a terminal."""
     return "".join(one if one.isprintable() else "\ufffd" for one in str(value))

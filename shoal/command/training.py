@@ -19,6 +19,7 @@ from shoal.command.arguments import (
     daily_arguments,
     join_arguments,
     key_of,
+    need_data,
     only_warnings,
     run_arguments,
     split_arguments,
@@ -83,6 +84,8 @@ def train(
         raise typer.BadParameter(f"--data {data} and {given} are both data; give one")
     data = data or given
     overrides = as_paddle_launches(overrides)
+    if not (context.args or output or start or join or data):
+        need_data()
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
     values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
     if start is not None and not is_run:

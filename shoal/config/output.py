@@ -1,5 +1,6 @@
 """The config as text: YAML for people and for the run's folder, a page of keys, a JSON schema."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -56,9 +57,9 @@ def key_page() -> str:
     lines = [
         "# Every key of a config",
         "",
-        "Written by `shoal config keys`. [Configs](config.md) describes how a key is given, in a "
-        "file or on the command line. Options of a model (`model.KEY`) are in "
-        "[models](models.md#options), and `shoal models NAME` prints them.",
+        "For those who set something. [Configs](config.md) describes how a key is given, in a file "
+        "or on the command line; `shoal config keys` prints this page. Options of a model "
+        "(`model.KEY`) are in [models](models.md#options), and `shoal models NAME` prints them.",
     ]
     section = ""
     for key, one in _documented():
@@ -66,7 +67,8 @@ def key_page() -> str:
             section = top
             lines += ["", f"## {section}", "", "| key | default | allowed | what it does |"]
             lines += ["| --- | --- | --- | --- |"]
-        cells = [f"`{_plain_inline(one.default)}`", allowed(one.kind), one.description or ""]
+        meaning = re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", one.description or "")
+        cells = [f"`{_plain_inline(one.default)}`", allowed(one.kind), meaning]
         lines.append(" | ".join([f"| `{key}`", *cells]) + " |")
     return "".join(f"{line}\n" for line in lines)
 

@@ -97,8 +97,9 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Path_, int]]:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        beside = [one.name for one in Path(path).parent.glob("*") if one.suffix in SUFFIXES]
-        hint = did_you_mean(Path(path).name, beside)
+        beside = [one.name for one in Path(path).parent.glob("*") if one.is_file()]
+        configs = [name for name in beside if Path(name).suffix in SUFFIXES]
+        hint = did_you_mean(Path(path).name, configs or beside)
         raise ConfigError(f"{path}: no such config file{hint}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -115,9 +116,11 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     if values is None:
         return {}, {}
     if not isinstance(values, dict):
+        is_json = Path(path).suffix == ".json"
         raise ConfigError(
             f"{path}:1: a config is a mapping such as `train: {{epochs: 5}}`, this file holds "
-            f"{'a list' if isinstance(values, list) else repr(values)}"
+            f"{'a list' if isinstance(values, list) else repr(values)[:200]}"
+            + ("; rows of data go into FILE.jsonl, an object on every line" * is_json)
         )
     return values, lines
 

@@ -242,7 +242,7 @@ def refuse_labels(config: Config, weighted: bool = False) -> None:
     """Refuse labels and weights of samples where nobody reads them; weighted: weights are read."""
     for key in ("labels",) if weighted else ("labels", "sample_weight"):
         if getattr(config.data, key) is not None:
-            also = " and for IALS" if key == "sample_weight" else ""
+            also = ", for IALS and for ItemKNN" if key == "sample_weight" else ""
             raise ValueError(
                 f"data.{key} is for click models on tables of interactions (data.files, atomic "
                 f"files){also}, and {config.model.title} reads something else here; leave it out"
@@ -384,7 +384,7 @@ def describe_data(dataset: Dataset | ClickData) -> str:
 def warn(parts: Parts, evaluated: bool = True) -> None:
     """Log what makes the metrics of the data doubtful: on one rank, which counts it."""
     if parts.strategy.world.is_main:
-        for doubt in doubts(parts.dataset, evaluated):
+        for doubt in doubts(parts.dataset, evaluated, parts.evaluator.section.repeatable):
             log.warning("%s", doubt)
 
 

@@ -34,6 +34,7 @@ from shoal.models.base import Model
 from shoal.models.own import give
 from shoal.pages import look
 from shoal.runs.explain import Explanation
+from shoal.runs.given import guess_columns
 from shoal.runs.ranked import RankedItems
 from shoal.runs.results import RunResult, curve, on_a_line
 from shoal.runs.run import resolve, run_folder, train
@@ -57,8 +58,8 @@ class ItemVectors(NamedTuple):
 def fit(
     model: str | type[Model],
     frame: Any,
-    user: str = "user_id",
-    item: str = "item_id",
+    user: str | None = None,
+    item: str | None = None,
     time: str | None = None,
     label: str | None = None,
     rating: str | None = None,
@@ -69,8 +70,9 @@ def fit(
 ) -> Fitted:
     """Train a model on a frame of interactions; `users` and `items` are frames of their features.
 
-    user, item, time, label, rating: the columns' names. Other keywords are config keys, as in
-    shoal.run (`epochs=5`, `train={"batch_size": 512}`, `**{"data.split.order": "time"}`).
+    user, item, time, label, rating: the columns' names; left out, what they look like, and the log
+    says what was guessed. Other keywords are config keys, as in shoal.run (`epochs=5`,
+    `train={"batch_size": 512}`, `**{"data.split.order": "time"}`).
     features: what columns mean, exactly those; left out, what they suggest.
 
     >>> import polars, shoal
@@ -105,6 +107,10 @@ def fit(
             values[key] = value
     values["data.path"] = "."  # known when the folder is
     resolved = resolve(values=values)
+    before = len(resolved.read_notes)
+    resolved = guess_columns(resolved, frames["inter"].columns, "the frame", '{}="NAME"')
+    for note in resolved.read_notes[before:]:
+        log.warning("%s", note)  # whoever gave a frame sees warnings alone
     folder = run_folder(resolved.config)
     folder.create(False)
     data = folder.path.resolve() / "data"

@@ -5,23 +5,24 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from shoal.config import Resolved
+from shoal.config.data_section import FieldsSection
+from shoal.config.errors import did_you_mean
 from shoal.config.schema import CLICK_FORMATS
-from shoal.config.yaml_io import inline
 from shoal.data.clicks.formats import looks_like
 from shoal.data.prepared.named import data_values, holds_log
-from shoal.data.sources.roles import roles_of
+from shoal.data.sources.roles import need_roles, roles_of, shown
 from shoal.data.sources.table import columns_of
 from shoal.models import find
+
+SHEETS = (".xlsx", ".xls", ".ods")
 
 
 def with_data(resolved: Resolved, path: str | Path) -> Resolved:
     """The same config for the data in a file or a folder; columns are found by their names."""
     place, config = Path(path), resolved.config
-    if not place.exists():
-        raise ValueError(f"there is no file or folder {path} to read data from")
+    check_there(place)
     clicks = find(config.model.name).kind == "clicks"
     log = holds_log(config.data)
     if clicks and place.is_file():
@@ -32,24 +33,51 @@ def with_data(resolved: Resolved, path: str | Path) -> Resolved:
     return with_columns(resolved, place) if values.get("data.files") else resolved
 
 
-def with_columns(resolved: Resolved, path: Path, known: tuple[str, ...] = ()) -> Resolved:
-    """The same with data.fields for the columns of a table, where the config does not say them.
+def check_there(path: Path) -> None:
+    """Refuse a file of data that is not there, or that no format reads."""
+    if not path.exists():
+        beside = [one.name for one in path.parent.glob("*") if one.is_file()]
+        hint = did_you_mean(path.name, beside)
+        raise ValueError(f"there is no file or folder {path} to read data from{hint}")
+    if path.suffix in SHEETS:
+        raise ValueError(f"{path} is a spreadsheet: save it as csv there, and give {path.stem}.csv")
 
-    known: columns that are found without.
+
+def with_columns(resolved: Resolved, path: Path, known: tuple[str, ...] = ()) -> Resolved:
+    """The same with data.fields for the columns of a table; known: columns found without."""
+    columns = columns_of(path, resolved.config.data)
+    return guess_columns(resolved, columns, str(path), known=known)
+
+
+def guess_columns(
+    resolved: Resolved,
+    columns: list[str],
+    where: str,
+    flag: str = "--{}=NAME",
+    known: tuple[str, ...] = (),
+) -> Resolved:
+    """The same with data.fields by the names of columns, where the config does not say them.
+
+    A note says what was guessed. where: whose columns they are; flag: how one says otherwise.
     """
-    data = resolved.config.data
-    columns = columns_of(path, data)
-    guessed: dict[str, Any] = {
-        f"data.fields.{role}": name
-        for role, name in roles_of(columns).items()
-        if resolved.origins[f"data.fields.{role}"] == "default"
-        and getattr(data.fields, role) not in columns
-        and name not in known
+    data, clicks = resolved.config.data, find(resolved.config.model.name).kind == "clicks"
+    roles = {
+        role: own
+        for role in FieldsSection.model_fields
+        if (own := getattr(data.fields, role)) in columns
+        or resolved.origins[f"data.fields.{role}"] != "default"
     }
+    guessed = {
+        role: name
+        for role, name in roles_of(columns, clicks and data.threshold is None).items()
+        if role not in roles and name not in (*known, *roles.values())
+    }
+    roles |= guessed
+    if not known:
+        need_roles(where, columns, roles, flag)
     if not guessed:
         return resolved
-    said = ", ".join(f"{key}={inline(name)}" for key, name in guessed.items())
-    resolved = resolved.with_values(guessed, f"the columns of {path}")
-    return replace(
-        resolved, read_notes=[*resolved.read_notes, f"{path}: by the names of its columns, {said}"]
-    )
+    values = {f"data.fields.{role}": name for role, name in guessed.items()}
+    resolved = resolved.with_values(values, f"the columns of {where}")
+    note = f"{where}: by the names of its columns, {shown(roles, flag)}"
+    return replace(resolved, read_notes=[*resolved.read_notes, note])

@@ -37,17 +37,21 @@ class Predictor:
         """float64 [n], or [n, labels], of a frame, a dict of columns or an iterator of dicts."""
         frame = to_polars(rows, "the rows")
         self.warn_unknown(frame)
+        return self.chances(frame)
+
+    def chances(self, frame: Any) -> np.ndarray:
+        """The same of a frame, without a word about what is not known."""
         starts = range(0, len(frame), TILE_ROWS)
         parts = [self.of(self.encoder.batch(frame[a : a + TILE_ROWS])) for a in starts]
         return torch.cat(parts).numpy()
 
     def warn_unknown(self, frame: Any) -> None:
-        """Log how many rows have users and items that the model does not know."""
+        """Log how many rows have users, items and values that the model does not know."""
         if isinstance(self.encoder, FeatureEncoder):
-            for field, count in self.encoder.unknown(frame).items():
+            for name, count in self.encoder.unknown(frame).items():
                 log.warning(
                     "%d of %d rows have an unknown %s: the other columns decide",
-                    *(count, len(frame), field),
+                    *(count, len(frame), name),
                 )
 
     def explain(self, row: Mapping[str, Any]) -> Explanation:

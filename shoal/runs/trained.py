@@ -126,7 +126,7 @@ class Trained:
             "world_size": self.world.size,
             "best_valid": valid,
             "test": test,
-            **({"cold": evaluator.cold} if evaluator.cold else {}),
+            **evaluator.beside,
             "epochs": self.state["epoch"],
             "best_epoch": self.state["best_epoch"],
             "seconds": {

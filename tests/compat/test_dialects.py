@@ -114,7 +114,7 @@ def test_the_core_names_no_dialect() -> None:
 @pytest.mark.parametrize(
     ("known", "head", "page"),
     [
-        (RecBole, "RecBole key", "reference/config.md"),
+        (RecBole, "RecBole key", "from/recbole.md"),
         (PaddleRec, "PaddleRec key", "from/paddlerec.md"),
         (TorchRec, "flag", "from/torchrec.md"),
         (Tdfo, "key", "from/tdfo.md"),

@@ -50,3 +50,43 @@ def test_columns_are_found_by_their_names() -> None:
     assert columns_of_captions(books) == {"title": "Book-Title", "picture": "Image-URL-M"}
     assert columns_of_captions(["name", "title", "cover_url"])["title"] == "title"
     assert columns_of_captions(["discovered", "year", "class"]) == {}
+
+
+def test_titles_in_the_interactions(tmp_path: Path) -> None:
+    """One for each item; what somebody wrote about an item is none."""
+    lines = ["user,item,item name,review title"]
+    lines += [f"u{n % 7},i{n % 5},{'' if n == 4 else f'Thing {n % 5}'},Good {n}" for n in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    fields = {"user": "user", "item": "item"}
+    config = DataSection(path=str(tmp_path), files={"inter": "a.csv"}, fields=fields, cache=False)
+    load = {"inter": ["user", "item", "item name"]}
+    dataset = load_dataset(config.model_copy(update={"load": load}), 1)
+    found = dict(zip(map(str, dataset.vocab["item"]), captions_of(dataset, config)["title"]))
+    assert found["i0"] == "Thing 0" and found["i3"] == "Thing 3" and found["[PAD]"] == ""
+    load = {"inter": ["user", "item", "review title"]}
+    dataset = load_dataset(config.model_copy(update={"load": load}), 1)
+    assert captions_of(dataset, config) == {}
+
+
+@pytest.mark.parametrize(
+    ("ratings", "movies", "text"),
+    [
+        ("u.data", "u.item", "7|Alien (1979)|x\n8|Léon (1994)|y\nodd\n"),
+        ("ratings.dat", "movies.dat", "7::Alien (1979)::x\n8::Léon (1994)::y\n"),
+        ("ratings.csv", "movies.csv", 'movieId,title,genres\n7,Alien (1979),x\n8,"Léon ""a""",y\n'),
+    ],
+)
+def test_movies_of_movielens(tmp_path: Path, ratings: str, movies: str, text: str) -> None:
+    sign = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}[ratings]
+    rows = [sign.join([user, film, "3", "1"]) for user, film in ("a7", "a8", "b7", "b9")]
+    head = ["userId,movieId,rating,timestamp"] if ratings == "ratings.csv" else []
+    (tmp_path / "ml").mkdir()
+    (tmp_path / "ml" / ratings).write_text("\n".join([*head, *rows]) + "\n")
+    config = DataSection(path=str(tmp_path), name="ml", cache=False)
+    dataset = load_dataset(config, 1)
+    assert captions_of(dataset, config) == {}
+    encoding = "utf-8" if movies == "movies.csv" else "latin-1"
+    (tmp_path / "ml" / movies).write_text(text, encoding=encoding)
+    found = dict(zip(map(str, dataset.vocab["item_id"]), captions_of(dataset, config)["title"]))
+    assert found["7"] == "Alien (1979)" and found["8"].startswith("Léon") and found["9"] == ""
+    assert '""' not in found["8"]

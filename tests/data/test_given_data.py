@@ -17,7 +17,7 @@ from shoal.command.cli import app
 ROWS = [(f"u{n % 40}", f"{n * 7 % 31:09}X", n % 11) for n in range(600)]
 TITLES = ["Faust; der Tragödie erster Teil", r"The \"Real\" Thing", "L'Étranger"]
 QUOTED = ["--data.encoding=latin-1", "--data.escape=\\"]
-GUESSED = "by the names of its columns, data.fields.user=User-ID, data.fields.item=ISBN, "
+GUESSED = "by the names of its columns, user = User-ID, item = ISBN"
 SLOTS = "".join(f"click:{n % 2} 1:{n % 7} 2:{n % 5}\n" for n in range(60))
 TAB = "\t".join
 CRITEO = "".join(TAB([str(n % 2), *["3"] * 13, *["ab"] * 26]) + "\n" for n in range(40))
@@ -45,7 +45,7 @@ def call(*words: str) -> str:
 def test_the_walk_of_a_newcomer() -> None:
     short = ["--train.epochs=1", "--run.progress=false", "--run.tensorboard=false"]
     told = call("data", "describe", "BX-Book-Ratings.csv", *QUOTED, "--html", "page.html")
-    assert GUESSED + "data.fields.rating=Book-Rating" in told
+    assert GUESSED + ", rating = Book-Rating; change with --user=NAME, " in told
     assert "The number of inters: 600" in told and Path("page.html").exists()
     told = call("train", "./BX-Book-Ratings.csv", *QUOTED, *short, "--output", "first")
     assert "BPR on BX-Book-Ratings" in told and GUESSED in Path("first/train.log").read_text()
@@ -95,7 +95,7 @@ FILES: dict[str, Callable[[], str]] = {
 def test_every_kind_of_interactions(kind: str) -> None:
     told = call("data", "describe", FILES[kind]())
     assert "The number of inters: 600" in told and "The number of users: 41" in told
-    assert ("data.fields.user=userId" in told) == (" " not in kind)
+    assert ("user = userId" in told) == (" " not in kind)
 
 
 @pytest.mark.parametrize(("name", "text"), [("log.txt", SLOTS), ("day.csv", CRITEO)])
@@ -112,7 +112,7 @@ def test_click_logs(name: str, text: str) -> None:
     [
         (["BX-Book-Ratings.csv", "BX-Books.csv"], "--data.files.item=FILE"),
         (["nowhere.csv"], "there is no file or folder nowhere.csv"),
-        (["BX-Books.csv", *QUOTED], "has no column 'user_id'; it has ISBN, Book-Title, Year"),
+        (["BX-Books.csv", *QUOTED], "no column looks like the user; it has ISBN, Book-Title, Year"),
         (["BX-Book-Ratings.csv", *QUOTED[:1], "--data.fields.item=isbn"], "did you mean ISBN"),
         (["BX-Book-Ratings.csv", "--data", "BX-Books.csv"], "are both data; give one"),
         (["x.yaml"], "no such config file"),
@@ -128,4 +128,4 @@ def test_json_lines_with_keys_of_their_own() -> None:
     lines = [json.dumps({"uid": u, "asin": i, "overall": s}) for u, i, s in ROWS]
     Path("reviews.jsonl").write_text("\n".join(lines) + "\n")
     told = call("data", "describe", "reviews.jsonl")
-    assert "data.fields.user=uid, data.fields.item=asin, data.fields.rating=overall" in told
+    assert "user = uid, item = asin, rating = overall" in told

@@ -96,6 +96,7 @@ EXEMPT = {
     "training/checkpoint/snapshot.py": CHECKED,
     "runs/decay.py:change_rows": CHECKED,
     "runs/start.py:_take_vectors": "NumPy's own format, without pickles",
+    "compat/implicit/matrix.py:read_arrays": "NumPy's own format, without pickles",
     "runs/daily/follow.py:_learn": OWN,
     "runs/run.py": OWN,
     "runs/backtest.py:backtest": OWN,

@@ -132,10 +132,10 @@ class Pairs(nn.Module):
         return (self.user(ids[:, 0]) * self.items(ids[:, 1:])).sum(-1)
 
 
-def readme_loop(world: World, sign: str) -> list[float]:
-    """Losses of the README's loop, before (-) or after (+) its change."""
-    page = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-    (diff,) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+def page_loop(world: World, sign: str) -> list[float]:
+    """Losses of the loop on the page of loops, before (-) or after (+) its change."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "collective.md"
+    (diff,) = re.findall(r"```diff\n(.*?)```", page.read_text(), re.DOTALL)
     lines = [line[1:] for line in diff.splitlines() if line[0] in (" ", sign)]
     code = "\n".join(lines).replace("CollectiveStrategy()", "CollectiveStrategy(world=world)")
     torch.manual_seed(3)
@@ -148,9 +148,9 @@ def readme_loop(world: World, sign: str) -> list[float]:
     return losses
 
 
-def test_the_readmes_loop_trains_embeddings_alone(tmp_path: Path) -> None:
-    plain = readme_loop(World(), "-")
-    for spread in (readme_loop(World(), "+"), *run_ranks(readme_loop, 2, tmp_path, "+")):
+def test_the_loop_of_the_page_trains_embeddings_alone(tmp_path: Path) -> None:
+    plain = page_loop(World(), "-")
+    for spread in (page_loop(World(), "+"), *run_ranks(page_loop, 2, tmp_path, "+")):
         assert spread == pytest.approx(plain, rel=1e-5)
 
 

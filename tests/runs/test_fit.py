@@ -102,7 +102,7 @@ def test_figures(fitted: Fitted) -> None:
     assert len(fitted.curves["loss"]) == 2 and None not in fitted.curves["valid mrr@5"]
     assert "recall@5" in repr(fitted)
     page = fitted._repr_html_()
-    assert page.startswith("<table>") and page.count("<tr>") == 1 + len(fitted.metrics)
+    assert "<table>" in page and page.count("<tr>") == 1 + len(fitted.metrics)
 
 
 def test_answers_have_the_ids_of_the_frame(fitted: Fitted) -> None:
@@ -215,7 +215,17 @@ def test_errors_name_the_frame(tmp_path: Path) -> None:
 
 def test_columns_that_are_not_there() -> None:
     with pytest.raises(ValueError, match="user='user_id': the frame has only uid, iid, ts"):
-        shoal.fit("BPR", FRAME, item="iid")
+        shoal.fit("BPR", FRAME, user="user_id", item="iid")
+    words = 'the frame: no column looks like the user; it has a, iid, ts. Name it: user="NAME"'
+    with pytest.raises(ValueError, match=re.escape(words)):
+        shoal.fit("BPR", FRAME.rename({"uid": "a"}))
+
+
+def test_columns_are_guessed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fitted = shoal.fit("Pop", FRAME, **{**SMALL, "run.output": str(tmp_path / "a")})
+    assert 'user = uid, item = iid, time = ts; change with user="NAME", item=' in caplog.text
+    fields = fitted.trained.config.data.fields
+    assert (fields.user, fields.item, fields.time) == ("uid", "iid", "ts")
 
 
 def test_a_sequential_model_and_one_of_features(tmp_path: Path) -> None:

@@ -114,6 +114,9 @@ def test_unseen_values_are_what_the_features_say(
     with caplog.at_level("WARNING", logger="shoal"):
         new = fitted.predict(nobody)
     assert 0 < new[0] < 1 and "1 of 1 rows have an unknown User-ID" in caplog.text
+    features = fitted.trained.predictor.encoder.table.features
+    exact = [one.column for one in features if one.vocabulary == "exact" and not one.cross]
+    assert ("unknown day of week" in caplog.text) == ("day of week" in exact)
     np.testing.assert_allclose(shoal.load(folder).predict(nobody), new, rtol=1e-6)
     # Somebody new may be described; an empty cell of a known user is what training had for them.
     told = fitted.predict({**row, "User-ID": [7], "Age": [21.0]})
@@ -126,7 +129,7 @@ def test_what_rows_lack(made: Any) -> None:
     fitted, folder = made
     row = {name: [FRAME[name][0]] for name in FRAME.columns if name not in ("liked", "ISBN")}
     for use in (fitted.predict, shoal.load(folder).predict):
-        with pytest.raises(ValueError, match="the rows have neither 'ISBN' nor"):
+        with pytest.raises(ValueError, match="the rows have no column 'ISBN', which the model"):
             use(row)
     wrong = Predict(samples=[{"User-ID": 1, "isbn": "x"}])
     (refused,) = answer_predict(shoal.load(folder), [wrong])

@@ -183,13 +183,13 @@ def test_beyond_this_host_a_token_and_encryption_are_needed(artifacts: dict[str,
         serve(artifacts["SASRec"], host="0.0.0.0")
     with pytest.raises(ValueError, match="belong together"):
         serve(artifacts["SASRec"], certificate="x.pem")
-    with pytest.raises(ValueError, match="no artifact and holds none"):
+    with pytest.raises(ValueError, match="is no artifact; `shoal export RUN"):
         serve(artifacts["SASRec"].parent / "nowhere")
 
 
 def test_what_is_being_written_is_not_served(artifacts: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(artifacts["SASRec"], files.hidden_of(tmp_path / "day-1"))
-    with pytest.raises(ValueError, match="no artifact and holds none"):
+    with pytest.raises(ValueError, match="is no artifact; `shoal export RUN"):
         serve(tmp_path)
 
 

@@ -4,7 +4,7 @@
 
 als.py                 AlternatingLeastSquares: the model IALS
 bpr.py                 BayesianPersonalizedRanking: the model BPR
-nearest_neighbours.py  CosineRecommender: the model ItemKNN
+nearest_neighbours.py  neighbours of items, four of them: the model ItemKNN
 evaluation.py          train_test_split, leave_k_out_split, ranking_metrics_at_k and its parts
 factors.py             what models with vectors share: recommend, similar_items, save
 matrix.py              matrices of users and items: checked, and trained on

@@ -1,12 +1,11 @@
 """What models with vectors of users and items share, as implicit's have it."""
 
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
-from shoal.compat.implicit.matrix import first, numbers, rows_for, shown
+from shoal.compat.implicit.matrix import first, numbers, read_arrays, rows_for, shown
 from shoal.kernels.topk import DotProducts, rank
 
 Lists = tuple[np.ndarray, np.ndarray]  # ids int32 and scores float32: [n] of one, [b, n] of several
@@ -97,11 +96,9 @@ class FactorModel:
     @classmethod
     def load(cls, file: Any) -> Self:
         """Read what `save` wrote; nothing is unpickled."""
-        if isinstance(file, str | Path) and Path(file).suffix != ".npz":
-            file = f"{file}.npz"
-        with np.load(file, allow_pickle=False) as data:
-            found = cls(**{name: data[name].item() for name in cls.SAVED})
-            found.user_factors, found.item_factors = data["user_factors"], data["item_factors"]
+        data = read_arrays(file, ["user_factors", "item_factors", *cls.SAVED])
+        found = cls(**{name: data[name].item() for name in cls.SAVED})
+        found.user_factors, found.item_factors = data["user_factors"], data["item_factors"]
         return found
 
     def _vectors(self) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from scipy import sparse
@@ -92,18 +93,31 @@ def seed_of(random_state: Any) -> int:
 def trained(
     model: str, matrix: sparse.csr_matrix, random_state: Any, num_threads: int, **config: Any
 ) -> Iterator[Fitted]:
-    """A model trained on all entries of a matrix; its folder lasts as long as the block."""
+    """A model trained on all entries of a matrix; its folder lasts as long as the block, unless
+    run.output names one.
+    """
     if not matrix.nnz:
         raise ValueError("the matrix has no entries above 0: there is nothing to learn from")
     entries = matrix.tocoo()
     frame = {"user": entries.row, "item": entries.col, "value": entries.data}
     keys: dict[str, Any] = {"data.split.ratio": [1, 0, 0], "train.eval_every": 0}
-    keys |= {"run.seed": seed_of(random_state), **config}
     if num_threads:
         keys["run.threads"] = num_threads
     with tempfile.TemporaryDirectory() as folder:
-        keys["run.output"] = str(Path(folder, "run"))
+        keys |= {"run.seed": seed_of(random_state), "run.output": str(Path(folder, "run"))}
+        keys |= config
         yield fit(model, frame, user="user", item="item", **keys)
+
+
+def read_arrays(file: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Arrays of a file (.npz) that `save` of a model wrote; nothing is unpickled."""
+    if isinstance(file, str | Path) and Path(file).suffix != ".npz":
+        file = f"{file}.npz"  # as numpy names it when it writes
+    try:
+        with np.load(file, allow_pickle=False) as data:
+            return {name: data[name] for name in names}
+    except (ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise ValueError(f"{file} is no file that `save` of such a model wrote: {error}") from error
 
 
 def by_number(vectors: ItemVectors, count: int) -> np.ndarray:

@@ -1,7 +1,6 @@
-"""CosineRecommender of implicit: Shoal's ItemKNN, each item with its nearest ones."""
+"""Neighbours of items, as in implicit: Shoal's ItemKNN, each item with its nearest ones."""
 
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy import sparse
@@ -12,29 +11,21 @@ from shoal.compat.implicit.matrix import (
     first,
     numbers,
     positive,
+    read_arrays,
     refuse,
     rows_for,
     shown,
     trained,
 )
 
-_ABSENT = ("BM25Recommender", "ItemItemRecommender", "TFIDFRecommender")
 
-
-class CosineRecommender:
+class NeighbourModel:
     """Items are alike when the same users took them.
 
     similarity: csr [items, items]; a row has the K items nearest to one, itself among them.
-
-    >>> from scipy.sparse import random
-    >>> from shoal.compat.implicit.nearest_neighbours import CosineRecommender
-    >>> matrix = random(30, 20, 0.3, format="csr", random_state=1, data_rvs=lambda n: [1] * n)
-    >>> model = CosineRecommender(K=5)
-    >>> model.fit(matrix, show_progress=False)
-    >>> model.similar_items(7, N=3)[0][0], model.similarity.shape
-    (np.int32(7), (20, 20))
     """
 
+    SIMILARITY: ClassVar[str] = "dot"  # of the columns of weights
     similarity: sparse.csr_matrix | None = None
 
     def __init__(self, K: int = 20, num_threads: int = 0):
@@ -42,31 +33,30 @@ class CosineRecommender:
         positive(K=K)
         self.K, self.num_threads = K, num_threads
 
+    def weighted(self, counts: sparse.csr_matrix) -> sparse.csr_matrix:
+        """What the entries of users and items count."""
+        return counts
+
     def fit(self, counts: Any, show_progress: bool = True, callback: Any = None) -> None:
-        """Find the nearest items of each; rows are users, columns items, all values the same."""
+        """Find the nearest items of each; rows are users, columns items."""
         refuse("fit", callback=(callback, None, "it is one pass"))
         matrix = checked(counts)
-        if len(np.unique(matrix.data)) > 1:
-            raise ValueError(
-                "CosineRecommender reads what was taken, and the values of this matrix differ; "
-                "set them to 1 (matrix.data[:] = 1), or take AlternatingLeastSquares"
-            )
+        matrix = self.weighted(matrix) if matrix.nnz else matrix
         size = matrix.shape[1]
-        found = sparse.identity(size, np.float32, "csr")
-        taken = np.flatnonzero(np.diff(matrix.tocsc().indptr))
-        if self.K > 1:
-            keys = {"model.k": self.K - 1, "run.progress": show_progress}
-            with trained("ItemKNN", matrix, 0, self.num_threads, **keys) as fitted:
-                model: Any = fitted.trained.model
-                ids = np.array([-1, *fitted.item_vectors().ids])
-                starts, items = model.starts.numpy(), ids[model.items.numpy()]
-                owners = np.repeat(ids, np.diff(starts))
-                alike = (model.values.numpy(), (owners, items))
-                found = found + sparse.csr_matrix(alike, (size, size), np.float32)
-        known = np.zeros(size, np.float32)
-        known[taken] = 1.0
-        self.similarity = sparse.csr_matrix(sparse.diags(known) @ found)
-        self.similarity.eliminate_zeros()
+        own = np.asarray(matrix.multiply(matrix).sum(axis=0)).ravel()  # of each item with itself
+        if self.SIMILARITY == "cosine":
+            own = (own > 0).astype(np.float32)
+        keys = {"model.k": min(self.K, size), "model.similarity": self.SIMILARITY}
+        keys |= {"data.sample_weight": "value", "run.progress": show_progress}
+        with trained("ItemKNN", matrix, 0, self.num_threads, **keys) as fitted:
+            model: Any = fitted.trained.model
+            known = fitted.trained.recommender.items.values[1:]  # columns, by the model's numbers
+            ids = np.array([-1, *known.astype(np.int64)])
+            items = ids[model.items.numpy()]
+            owners = np.repeat(ids, np.diff(model.starts.numpy()))
+            values = model.values.numpy().copy()
+        alike = sparse.csr_matrix((values, (owners, items)), (size, size), np.float32)
+        self.similarity = _largest(alike + sparse.diags(own, dtype=np.float32), self.K)
 
     def recommend(
         self,
@@ -114,7 +104,7 @@ class CosineRecommender:
 
     def similar_users(self, userid: Any, N: int = 10, **more: Any) -> Lists:
         """Not here, as in implicit: the model knows items alone."""
-        raise NotImplementedError("CosineRecommender has no users; take AlternatingLeastSquares")
+        raise NotImplementedError("neighbours of items have no users; take AlternatingLeastSquares")
 
     def save(self, file: Any) -> None:
         """Write the neighbours to a file (.npz), which `load` reads."""
@@ -125,17 +115,16 @@ class CosineRecommender:
     @classmethod
     def load(cls, file: Any) -> Self:
         """Read what `save` wrote; nothing is unpickled."""
-        if isinstance(file, str | Path) and Path(file).suffix != ".npz":
-            file = f"{file}.npz"
-        with np.load(file, allow_pickle=False) as data:
-            found = cls(int(data["K"]))
-            parts = (data["data"], data["indices"], data["indptr"])
-            found.similarity = sparse.csr_matrix(parts, tuple(data["shape"]))
+        data = read_arrays(file, ["K", "data", "indices", "indptr", "shape"])
+        found = cls(int(data["K"]))
+        parts = (data["data"], data["indices"], data["indptr"])
+        found.similarity = sparse.csr_matrix(parts, tuple(data["shape"]))
+        found.similarity.check_format()  # no place is outside
         return found
 
     def _fitted(self) -> sparse.csr_matrix:
         if self.similarity is None:
-            raise ValueError("CosineRecommender is not fitted yet; call fit(user_items) first")
+            raise ValueError(f"{type(self).__name__} is not fitted yet; call fit(user_items) first")
         return self.similarity
 
     def _best(self, scores: np.ndarray, one: bool, topk: int, banned: Any, only: Any) -> Lists:
@@ -154,10 +143,83 @@ class CosineRecommender:
         return first(found) if one else found
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ABSENT:
-        raise ImportError(
-            f"Shoal has no {name}: of neighbours it has CosineRecommender, and "
-            "AlternatingLeastSquares reads weighted matrices"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _largest(matrix: sparse.csr_matrix, count: int) -> sparse.csr_matrix:
+    """The largest entries of each row, those above 0."""
+    entries = sparse.coo_matrix(matrix)
+    order = np.lexsort((-entries.data, entries.row))
+    row, column, data = (one[order] for one in (entries.row, entries.col, entries.data))
+    place = np.arange(len(row)) - np.searchsorted(row, row)  # within its row
+    kept = (place < count) & (data > 0)
+    return sparse.csr_matrix((data[kept], (row[kept], column[kept])), matrix.shape)
+
+
+class ItemItemRecommender(NeighbourModel):
+    """Neighbours by the products of the values as they are."""
+
+
+class CosineRecommender(NeighbourModel):
+    """Neighbours by cosine.
+
+    >>> from scipy.sparse import random
+    >>> from shoal.compat.implicit.nearest_neighbours import CosineRecommender
+    >>> model = CosineRecommender(K=5)
+    >>> model.fit(random(30, 20, 0.3, format="csr", random_state=1), show_progress=False)
+    >>> int(model.similar_items(7, N=3)[0][0]), model.similarity.shape
+    (7, (20, 20))
+    """
+
+    SIMILARITY = "cosine"
+
+
+class TFIDFRecommender(NeighbourModel):
+    """Neighbours by cosine, where users of many items count less."""
+
+    SIMILARITY = "cosine"
+
+    def weighted(self, counts: sparse.csr_matrix) -> sparse.csr_matrix:
+        """By tf-idf."""
+        return _of_items(tfidf_weight, counts)
+
+
+class BM25Recommender(NeighbourModel):
+    """Neighbours by BM25: users of many items, and counts of items that have many, count less."""
+
+    def __init__(self, K: int = 20, K1: float = 1.2, B: float = 0.75, num_threads: int = 0):
+        """As implicit's."""
+        super().__init__(K, num_threads)
+        self.K1, self.B = K1, B
+
+    def weighted(self, counts: sparse.csr_matrix) -> sparse.csr_matrix:
+        """By BM25."""
+        return _of_items(bm25_weight, counts, self.K1, self.B)
+
+
+def _of_items(weigh: Any, counts: sparse.csr_matrix, *options: float) -> sparse.csr_matrix:
+    """Weights of a matrix of users and items by what weighs items as documents; none below 0."""
+    found = sparse.csr_matrix(weigh(counts.T, *options).T)
+    found.data = found.data.clip(min=0.0)  # of a user who took everything
+    found.eliminate_zeros()
+    return found
+
+
+def tfidf_weight(X: Any) -> sparse.coo_matrix:
+    """tf-idf of a matrix whose rows are documents and whose columns are terms: sqrt(tf) * idf."""
+    found = sparse.coo_matrix(X, dtype=np.float64, copy=True)
+    found.data = np.sqrt(found.data) * _idf(found)[found.col]
+    return found
+
+
+def bm25_weight(X: Any, K1: float = 100, B: float = 0.8) -> sparse.coo_matrix:
+    """BM25 of a matrix whose rows are documents and whose columns are terms."""
+    found = sparse.coo_matrix(X, dtype=np.float64, copy=True)
+    lengths = np.asarray(found.sum(axis=1)).ravel()
+    norm = 1.0 - B + B * lengths / lengths.mean()
+    saturated = found.data * (K1 + 1.0) / (K1 * norm[found.row] + found.data)
+    found.data = saturated * _idf(found)[found.col]
+    return found
+
+
+def _idf(matrix: sparse.coo_matrix) -> np.ndarray:
+    """ln(documents / (1 + those that have the term)), of every term."""
+    counts = np.bincount(matrix.col, minlength=matrix.shape[1])
+    return np.log(matrix.shape[0]) - np.log1p(counts)

@@ -3,6 +3,7 @@
     from shoal.compat.lightfm import LightFM
 
 model.py             LightFM: fit, predict, predict_rank, representations
+data.py              Dataset: ids and names of features become matrices
 evaluation.py        precision_at_k, recall_at_k, auc_score, reciprocal_rank
 cross_validation.py  random_train_test_split
 

@@ -101,4 +101,4 @@ def _of_users(ranks: sparse.csr_matrix, hits: np.ndarray, every: bool) -> np.nda
     counts = np.diff(ranks.indptr)
     owner = np.repeat(np.arange(len(counts)), counts)
     found = np.bincount(owner, hits, minlength=len(counts))
-    return found if every else found[counts > 0]
+    return (found if every else found[counts > 0]).astype(np.float32)

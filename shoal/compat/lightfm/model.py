@@ -1,17 +1,20 @@
 """LightFM of lightfm: Shoal's model of that name, with vectors of features of users and items."""
 
+import hashlib
+import tempfile
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from scipy import sparse
 
-from shoal.compat.implicit.matrix import numbers, positive, refuse, trained
+from shoal.compat.implicit.matrix import numbers, positive, refuse, seed_of, trained
 from shoal.data.features import Feature
 from shoal.runs.fit import Fitted
 
 LOSSES = {"logistic": "logistic", "bpr": "BPR", "warp": "WARP"}
-BATCH = 256  # interactions a step; lightfm's step has one
+BATCH = 1024  # interactions a step; lightfm's step has one
 USERS = 1024  # ranked at a time
 
 
@@ -33,6 +36,7 @@ class FeatureFactors:
     item_biases: np.ndarray | None = None
     user_embeddings: np.ndarray | None = None
     user_biases: np.ndarray | None = None
+    _random: np.random.Generator  # a seed for each call of fit_partial
 
     def __init__(
         self,
@@ -69,6 +73,9 @@ class FeatureFactors:
         self.no_components, self.loss, self.learning_rate = no_components, loss, learning_rate
         self.item_alpha, self.user_alpha = item_alpha, user_alpha
         self.max_sampled, self.random_state = max_sampled, random_state
+        self.k, self.n, self.rho, self.epsilon = k, n, rho, epsilon
+        self.learning_schedule = learning_schedule
+        self._run: tuple[tempfile.TemporaryDirectory[str], str] | None = None  # and its data
 
     def fit(
         self,
@@ -85,10 +92,27 @@ class FeatureFactors:
         user_features, item_features: sparse [users, features], [items, features]; left out, every
         user and every item has one of its own.
         """
+        self._run, self._random = None, np.random.default_rng(seed_of(self.random_state))
+        more = (sample_weight, epochs, num_threads, verbose)
+        return self.fit_partial(interactions, user_features, item_features, *more)
+
+    def fit_partial(
+        self,
+        interactions: Any,
+        user_features: Any = None,
+        item_features: Any = None,
+        sample_weight: Any = None,
+        epochs: int = 1,
+        num_threads: int = 1,
+        verbose: bool = False,
+    ) -> Self:
+        """The same for more epochs, from where the last call stopped; the data stays the same."""
+        if self._run is None and self.user_embeddings is None:
+            self._random = np.random.default_rng(seed_of(self.random_state))
         refuse("fit", sample_weight=(sample_weight is None, True, "samples count alike here"))
         positive(epochs=epochs, num_threads=num_threads)
         matrix = _matrix(interactions, "interactions")
-        labelled = self.loss == "logistic" and (matrix.data <= 0).any()
+        labelled = self.loss == "logistic" and (matrix.data < 0).any()
         matrix.data = (matrix.data > 0).astype(np.float32)
         if not labelled:
             matrix.eliminate_zeros()
@@ -114,20 +138,24 @@ class FeatureFactors:
         for side, given in sides.items():
             if given is not None:
                 keys[f"{side}s"] = _frame(side, given)
-        with trained("LightFM", matrix, self.random_state, num_threads, **keys) as fitted:
+        digest = _digest(matrix, *sides.values())
+        if self._run is not None:
+            if self._run[1] != digest:
+                raise ValueError(
+                    "fit_partial continues with the interactions and features of the last call, "
+                    "and these are others; call fit with all of them"
+                )
+            keys["start.run"] = str(Path(self._run[0].name, "run"))
+        place = tempfile.TemporaryDirectory(prefix="shoal-")
+        keys["run.output"] = str(Path(place.name, "run"))
+        with trained("LightFM", matrix, self._random, num_threads, **keys) as fitted:
             for side, given in sides.items():
                 count = matrix.shape[side == "item"] if given is None else given.shape[1]
                 vectors, biases = _learned(fitted, side, count, given is not None)
                 setattr(self, f"{side}_embeddings", vectors)
                 setattr(self, f"{side}_biases", biases)
+        self._run = place, digest
         return self
-
-    def fit_partial(self, *given: Any, **more: Any) -> Self:
-        """Not here: a run has its epochs, its optimizer and its order as one."""
-        raise NotImplementedError(
-            "fit_partial: Shoal trains a run as one; call fit with all epochs (or, to follow the "
-            "metrics by epoch, shoal.fit with train.eval_every=1)"
-        )
 
     def predict(
         self,
@@ -179,7 +207,8 @@ class FeatureFactors:
             scores = np.sort(scores, 1)
             ends = np.flatnonzero(np.diff(own, prepend=-1))
             parts = zip(scores, np.split(wanted, ends[1:]))
-            above = [len(row) - np.searchsorted(row, part, "right") for row, part in parts]
+            # Of equal scores all others are above, as lightfm has it.
+            above = [len(row) - 1 - np.searchsorted(row, part) for row, part in parts]
             places = np.concatenate([np.arange(*test.indptr[u : u + 2]) for u in some])
             ranks.data[places] = np.concatenate(above)
         return ranks
@@ -194,12 +223,15 @@ class FeatureFactors:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Every parameter."""
-        names = ("no_components", "loss", "learning_rate", "item_alpha", "user_alpha")
-        return {name: getattr(self, name) for name in (*names, "max_sampled", "random_state")}
+        names = ("no_components", "k", "n", "learning_schedule", "loss", "learning_rate", "rho")
+        more = ("epsilon", "item_alpha", "user_alpha", "max_sampled", "random_state")
+        return {name: getattr(self, name) for name in names + more}
 
     def set_params(self, **params: Any) -> Self:
         """Change parameters, by the rules of __init__."""
+        run = self._run
         FeatureFactors.__init__(self, **{**self.get_params(), **params})
+        self._run = run  # fit_partial continues it, or refuses to
         return self
 
     def _representations(self, side: str, features: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -235,6 +267,7 @@ def _matrix(given: Any, what: str, shape: tuple[int, int] | None = None) -> spar
         )
     found = sparse.csr_matrix(given, dtype=np.float32, copy=True)
     found.sum_duplicates()
+    found.eliminate_zeros()
     if not np.isfinite(found.data).all():
         raise ValueError(f"{what} has values that are not finite (nan, inf); leave them out")
     if shape is not None and found.shape != shape:
@@ -242,6 +275,17 @@ def _matrix(given: Any, what: str, shape: tuple[int, int] | None = None) -> spar
             f"{what} is {found.shape}, and the model knows {shape[0]} users and {shape[1]} items"
         )
     return found
+
+
+def _digest(*matrices: sparse.csr_matrix | None) -> str:
+    """What tells matrices from others."""
+    found = hashlib.sha256()
+    for one in matrices:
+        parts = () if one is None else (one.shape, one.indptr, one.indices, one.data)
+        for part in parts:
+            found.update(np.ascontiguousarray(part).tobytes())
+        found.update(b"|")
+    return found.hexdigest()
 
 
 def _features(given: Any, count: int, what: str) -> sparse.csr_matrix | None:

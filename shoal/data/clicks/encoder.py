@@ -188,12 +188,20 @@ class FeatureEncoder:
         return replace(self.batch(frame), labels=labels)
 
     def unknown(self, frame: pl.DataFrame) -> dict[str, int]:
-        """Field -> rows whose user or item is not known."""
+        """Column -> rows whose value training did not see: users, items, ids with a vocabulary."""
+        known = dict(self.ids)
+        for feature in self.table.features:
+            exact = feature.kind == "id" and feature.table in self.encoding.words
+            if exact and not feature.cross and self.types[feature.column] == "token":
+                known.setdefault(feature.column, self.encoding.words[feature.table])
         found: dict[str, int] = {}
-        for field, known in self.ids.items():
-            if field in frame.columns:
-                missing = int((known.find(frame[field].to_list()) == 0).sum())
-                found |= {field: missing} if missing else {}
+        for name, own in known.items():
+            if name in frame.columns:
+                values = frame[name].drop_nulls()
+                different = values.unique()
+                odd = different.filter(own.find(different.to_list()) == 0)
+                missing = int(values.is_in(odd.implode()).sum())
+                found |= {name: missing} if missing else {}
         return found
 
     def _numbers(self, reader: Columns, frame: pl.DataFrame, field: str) -> np.ndarray | None:
@@ -225,6 +233,8 @@ class FeatureEncoder:
             if self._given.get(feature.name) not in frame.columns:
                 if known is None:
                     field = self.fields[feature.side]
+                    if field == feature.column:
+                        raise _absent(field, frame)
                     raise ValueError(
                         f"the rows have neither {field!r} nor {feature.column!r}, which "
                         f"the model reads; they have {', '.join(frame.columns)}"

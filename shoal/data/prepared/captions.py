@@ -1,7 +1,8 @@
 """Captions: the title and the picture of every item, for people who read a list of items.
 
 Columns of items are found by their names. They need not be loaded for training: of atomic files
-NAME.item is read when somebody looks.
+NAME.item is read when somebody looks, and so are the movies of MovieLens. Where there is no file of
+items, the interactions may have such a column.
 """
 
 import re
@@ -16,14 +17,16 @@ from shoal.data.packed import packed_or_not
 from shoal.data.prepared.named import interactions_of
 from shoal.data.raw import RawColumn
 from shoal.data.sources.atomic import ATOMIC
+from shoal.data.sources.movielens import titles
 from shoal.data.sources.table import read_table
 
 # What a name ends in, in small letters and without signs; the first that fits.
 ENDINGS = {
-    "title": ("title", "name", "headline"),
+    "title": ("title", "name", "headline", "description"),
     "picture": ("image", "imageurl", "picture", "pictureurl", "poster", "posterurl", "cover",
                 "coverurl", "thumbnail", "thumbnailurl", "photo", "photourl", "imageurlm"),
 }  # fmt: skip
+SAME = 0.9  # of the interactions with an item have its title, where it has one
 Captions = dict[str, list[str]]
 
 
@@ -48,7 +51,7 @@ def captions_of(dataset: Dataset, config: DataSection) -> Captions:
     named = columns_of_captions(words)
     if named:
         return {role: _texts(dataset, name, config) for role, name in named.items()}
-    return _unloaded(dataset, config)
+    return _unloaded(dataset, config) or _of_interactions(dataset)
 
 
 def _texts(dataset: Dataset, name: str, config: DataSection) -> list[str]:
@@ -57,6 +60,23 @@ def _texts(dataset: Dataset, name: str, config: DataSection) -> list[str]:
     if isinstance(column, Ragged):
         return _joined(column.values, vocabulary, column.offsets, config)
     return ["", *("" if not code else str(vocabulary[code]) for code in column[1:].tolist())]
+
+
+def _of_interactions(dataset: Dataset) -> Captions:
+    """Of columns of the interactions, as a shop's orders have them: one text for each item."""
+    ids = (dataset.user_field, dataset.item_field)
+    words = [k for k in dataset.inter if dataset.types[k] == "token" and k not in ids]
+    items = dataset.flat(dataset.item_field)
+    found: Captions = {}
+    for role, name in columns_of_captions(words).items():
+        there = np.flatnonzero(dataset.flat(name))[::-1]
+        own, codes = np.zeros(dataset.num_items, np.int64), dataset.flat(name)[there]
+        own[items[there]] = codes  # of each item the first
+        if not len(there) or (own[items[there]] == codes).mean() < SAME:  # what was said of it, say
+            continue
+        texts = dataset.vocab[name]
+        found[role] = ["", *("" if not code else str(texts[code]) for code in own[1:].tolist())]
+    return found
 
 
 def _joined(
@@ -69,7 +89,11 @@ def _joined(
 
 
 def _unloaded(dataset: Dataset, config: DataSection) -> Captions:
-    """Of NAME.item, which training did not need."""
+    """Of NAME.item, or of MovieLens' movies: what training did not need."""
+    if interactions_of(config) == "movielens":
+        movies = titles(config)
+        own = [movies.get(str(movie), "") for movie in dataset.vocab[dataset.item_field]]
+        return {"title": own} if any(own) else {}
     path = packed_or_not(config.folder / f"{config.stem}.item")
     if interactions_of(config) != "atomic" or not path.is_file():
         return {}

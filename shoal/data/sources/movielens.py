@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import lzma
+import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shoal.config.schema import DataSection
@@ -18,12 +19,14 @@ from shoal.data.sources.table import Part, TableHeader, read_table
 from shoal.data.sources.text import BOM, TextFormat, first_line
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
+MOVIES = {"u.item": "|", "movies.dat": "::", "movies.csv": ","}  # beside them: movie, title, more
 # What zipfile raises about damaged archives, and about those that it cannot unpack (of a kind of
 # compression that it does not know: NotImplementedError).
 UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError),
     *(NotImplementedError, RuntimeError, UnicodeDecodeError, struct.error, IndexError),
 )
+QUOTED = re.compile(r'^(\d+),(?:"((?:[^"\n]|"")*)"|([^",\n]*)),', re.MULTILINE)  # movie, title
 _CSV_HEADER = ["userId", "movieId", "rating", "timestamp"]
 
 
@@ -108,11 +111,40 @@ class Ratings(TextFormat):
 RATINGS = [Ratings("u.data"), Ratings("ratings.dat")]
 
 
+def titles(config: DataSection) -> dict[str, str]:
+    """Movie -> its title, of the file beside the ratings; empty where there is none."""
+    ratings = locate(config)
+    if ratings is None:
+        return {}
+    if ratings.suffix == ".zip":
+        name, body = _find_in_archive(ratings, MOVIES) or ("", b"")
+    else:
+        there = (ratings.with_name(name) for name in MOVIES)
+        file = next((one for one in there if one.is_file()), None)
+        name, body = ("", b"") if file is None else (file.name, file.read_bytes())
+    if name == "movies.csv":
+        found = QUOTED.findall(body.decode("utf-8", "replace"))
+        return {movie: (quoted or title).replace('""', '"') for movie, quoted, title in found}
+    lines = body.decode("latin-1").splitlines()
+    cells = [line.split(MOVIES[name]) for line in lines]
+    return {row[0]: row[1] for row in cells if len(row) > 1}
+
+
 def _read_archive(path: Path) -> tuple[str, bytes]:
-    """Name and text of the ratings file in an archive, at its top or one folder down."""
+    """Name and text of the ratings file in an archive."""
+    found = _find_in_archive(path, SEPARATORS)
+    if found is None:
+        raise ValueError(
+            f"{path} holds none of {', '.join(SEPARATORS)}; is it a MovieLens archive?"
+        )
+    return found
+
+
+def _find_in_archive(path: Path, names: Iterable[str]) -> tuple[str, bytes] | None:
+    """Name and text of the first of these files, at the top of an archive or one folder down."""
     try:
         with zipfile.ZipFile(path) as archive:
-            for name in SEPARATORS:
+            for name in names:
                 for member in archive.infolist():
                     inner = member.filename
                     if inner.rpartition("/")[2] == name and inner.count("/") <= 1:
@@ -128,4 +160,4 @@ def _read_archive(path: Path) -> tuple[str, bytes]:
             f"cannot read {path}: {error or type(error).__name__}; remove it and fetch it again "
             f"with `shoal data fetch {path.stem}`"
         ) from error
-    raise ValueError(f"{path} holds none of {', '.join(SEPARATORS)}; is it a MovieLens archive?")
+    return None

@@ -1,30 +1,96 @@
-"""Which columns are users, items, ratings and times: a guess by their names, which is logged."""
+"""Which columns are users, items, ratings, times and labels: a guess by their names.
 
-from __future__ import annotations
+Every guess of columns is made here: for a file of data beside a command, for `shoal.fit`, and for
+`shoal quickstart`. Whoever asks shows `shown`, so that nobody has to find out.
+"""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-# In small letters and without signs, as User-ID is userid; of several the first.
+# What a column is called, without words such as id or number; of several the first.
 NAMES = {
-    "user": "userid user uid username customerid customer reviewerid memberid visitorid clientid",
-    "item": "itemid item iid movieid bookid isbn asin productid product articleid newsid trackid "
-    "songid artistid videoid gameid businessid sku movie book",
-    "rating": "rating ratings bookrating stars score overall",
-    "time": "timestamp time ts datetime date unixreviewtime createdat",
+    "user": "user uid username customer client member visitor reviewer account person profile "
+    "buyer shopper viewer reader listener player session",
+    "item": "item iid product article movie film book isbn asin parentasin sku news track song "
+    "artist album video game app business restaurant hotel content post page course recipe stock "
+    "listing story show anime",
+    "rating": "rating ratings stars score overall",
+    "time": "timestamp time ts datetime date unixreviewtime created day",
+    "label": "label click clicked clicks isclick isclicked clickflag converted purchased bought "
+    "liked target",
 }
+NUMBERS = {"id", "ids", "no", "nr", "num", "number", "code", "key"}
+MOMENTS = {"timestamp", "time", "datetime", "date", "ts", "at", "on"}
+# What happens at the time of an interaction, not at a birth or a release.
+EVENTS = "order purchase event review rating click visit view created transaction invoice bought "
+EVENTS += "watched played rated added session interaction"
 
 
-def roles_of(columns: Iterable[str]) -> dict[str, str]:
-    """user, item, rating, time -> the column of that name or a like one, where there is one.
+def roles_of(columns: Iterable[str], clicks: bool = False) -> dict[str, str]:
+    """user, item, rating, time -> the column with such a name; clicks: the label as well.
 
     >>> roles_of(["User-ID", "ISBN", "Book-Rating", "Location"])
     {'user': 'User-ID', 'item': 'ISBN', 'rating': 'Book-Rating'}
+    >>> roles_of(["Order Nr", "Customer No.", "Product Code", "Product Name", "Order Date"])
+    {'user': 'Customer No.', 'item': 'Product Code', 'time': 'Order Date'}
     """
-    plain = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name in columns}
-    found = {}
+    meant: dict[tuple[str, str], str] = {}
+    for column in columns:
+        for meaning in _meanings(column):
+            meant.setdefault(meaning, column)
+    roles = {}
     for role, names in NAMES.items():
-        here = [plain[name] for name in names.split() if name in plain]
-        if here:
-            found[role] = here[0]
+        fits = [(name, form) for name in names.split() for form in ("number", "plain", "part")]
+        here = [meant[one] for one in fits if one in meant]
+        if here and (role != "label" or clicks):
+            roles[role] = here[0]
+    return roles
+
+
+def _meanings(column: str) -> list[tuple[str, str]]:
+    """What a name may mean, and how it says it: `number` (User-ID), `plain` (user), `part`."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column).lower())
+    if not words:
+        return []
+    plain = "".join(words)
+    rest = "".join(word for word in words if word not in NUMBERS)
+    found = [(plain, "plain")]
+    if rest != plain or plain.endswith("id"):
+        found.append((rest.removesuffix("id") if rest == plain else rest, "number"))
+    if words[-1] in ("rating", "ratings", "stars"):
+        found.append((words[-1], "part"))
+    if words[-1] in MOMENTS and {*words} <= {*EVENTS.split(), *MOMENTS}:
+        found.append((words[-1] if words[-1] not in ("at", "on") else "time", "part"))
     return found
+
+
+def shown(roles: Mapping[str, str], flag: str = "--{}=NAME") -> str:
+    """What was guessed, and how to say otherwise.
+
+    >>> shown({"user": "User-ID", "item": "ISBN"})
+    'user = User-ID, item = ISBN; change with --user=NAME, --item=NAME'
+    """
+    said = ", ".join(f"{role} = {column}" for role, column in roles.items())
+    return f"{said}; change with {', '.join(flag.format(role) for role in roles)}"
+
+
+def need_roles(where: str, columns: list[str], roles: Mapping[str, str], flag: str) -> None:
+    """Refuse columns of which no one could be the user, or the item."""
+    missing = [role for role in ("user", "item") if role not in roles]
+    if not missing:
+        return
+    if all(re.fullmatch(r"[\d.,+-]*", name.strip()) for name in columns):
+        raise ValueError(
+            f"{where}: its first line is {', '.join(columns[:6])}, which are no names of columns; "
+            "write names there, such as user_id,item_id,rating"
+        )
+    if len(columns) == 1:
+        raise ValueError(
+            f"{where} has one column, {columns[0][:60]!r}; it needs one of users and one of items "
+            "(if its cells are separated by an odd sign, set data.separator)"
+        )
+    raise ValueError(
+        f"{where}: no column looks like the {' or the '.join(missing)}; it has "
+        f"{', '.join(columns)}. Name {'it' if len(missing) == 1 else 'them'}: "
+        + " ".join(flag.format(role) for role in missing)
+    )

@@ -183,8 +183,8 @@ def wanted_columns(
     for name in sorted(required, key=lambda one: one != config.fields.user):
         if name not in names:
             raise ValueError(
-                f"{where} has no column {name!r}; it has {', '.join(names)}; name the columns in "
-                f"data.fields, as in data.fields.user=NAME{did_you_mean(name, names)}"
+                f"{where} has no column {name!r}; it has {', '.join(names)}; name the columns with "
+                f"--user=NAME and --item=NAME (data.fields){did_you_mean(name, names)}"
             )
         if name not in wanted:
             raise ValueError(

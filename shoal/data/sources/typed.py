@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,12 @@ TYPE_OF: dict[str, FieldType] = {
     "number": "float",
     "numbers": "float_seq",
 }
+# Ways of writing dates that Polars does not find out by itself.
+DATES = (
+    *("%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %I:%M %p", "%m/%d/%Y", "%m/%d/%y %H:%M"),
+    *("%m/%d/%y", "%m-%d-%Y", "%b %d, %Y", "%B %d, %Y", "%d %b %Y", "%d %B %Y", "%d-%b-%Y"),
+    *("%m %d, %Y", "%Y/%m/%d %H:%M", "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y"),
+)
 IS_ID = re.compile(r"(^|_)ids?$|[a-z]Id$", re.IGNORECASE)
 
 
@@ -181,11 +188,16 @@ class Columns:
                 text = series.str.strip_chars()
                 text = text.set(text == "", None)
                 numbers = text.cast(pl.Float64, strict=False)
-            if name == self.config.fields.time and numbers.count() == 0 and text.count():
-                numbers = text.str.to_datetime(strict=False, time_unit="us").cast(pl.Int64) / 1e6
+            if name == self.config.fields.time and numbers.count() < text.count() / 2:
+                numbers = seconds_of_dates(text)
         elif series.dtype.is_numeric() or series.dtype in (pl.Boolean, pl.Null):
             numbers = series.cast(pl.Float64).fill_nan(None)
             text = numbers if series.dtype.is_float() else series
+        elif series.dtype == pl.Struct:
+            raise ValueError(
+                f"{self.pieces[0].name}: column {name!r} holds objects, which no feature is made "
+                f"of; leave it out with --data.unload.inter=[{name}], or name its parts in columns"
+            )
         else:
             raise ValueError(
                 f"{self.pieces[0].name}: column {name!r} is {series.dtype}, not numbers; "
@@ -236,6 +248,25 @@ class Columns:
             f"{self._where(row)}: {shown}{name!r} {problem}; correct it, remove the row, or set "
             "data.bad_rows=skip to leave such rows out"
         )
+
+
+def seconds_of_dates(text: pl.Series) -> pl.Series:
+    """Dates as text, as seconds since 1970: in the way of writing that reads most of them.
+
+    >>> import polars as pl
+    >>> seconds_of_dates(pl.Series(["12/31/2010 8:26", "1/2/2011 9:00"])).to_list()
+    [1293783960.0, 1293958800.0]
+    """
+    import polars as pl
+
+    best = pl.Series(text.name, [None] * len(text), dtype=pl.Float64)
+    for form in (None, *DATES):
+        if best.count() == text.count():
+            break
+        with suppress(pl.exceptions.PolarsError):  # which way it is cannot be told
+            found = text.str.to_datetime(form, strict=False, time_unit="us").cast(pl.Int64) / 1e6
+            best = found if found.count() > best.count() else best
+    return best
 
 
 def _words(name: str, series: pl.Series, path: str) -> pl.Series:

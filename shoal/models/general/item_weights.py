@@ -26,9 +26,9 @@ class ItemWeights(Retrieval):
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
-        self.taken = UserItems(
-            facts.train_users, facts.train_items, facts.num_users, facts.num_items
-        )
+        pairs = facts.train_users, facts.train_items
+        sizes = facts.num_users, facts.num_items
+        self.taken = UserItems(*pairs, *sizes, facts.train_weights)
 
     def fold_in(self, lists: Jagged) -> Tensor:
         return multi_hot(lists, self.facts.num_items)

@@ -4,9 +4,13 @@
 Items are alike when the same users took them; each listens to its k nearest ones:
 
     W[i, j] = |i and j| / (sqrt(|i| |j|) + shrink), of the k largest i for every j
+
+With weights of interactions (data.sample_weight) an item is the vector of its users' weights: |i|
+is the sum of their squares, |i and j| that of their products.
 """
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,10 +23,14 @@ from shoal.models.options import Count, NotNegative
 class ItemKNN(SparseWeights):
     """Neighbourhoods of items by cosine."""
 
+    reads_weights = True
+
     class Options(SparseWeights.Options):
         k: Count = 100
         shrink: NotNegative = 0.0
+        similarity: Literal["cosine", "dot"] = "cosine"  # dot: nothing is divided
 
     def solve(self) -> Iterator[Tensor]:
-        for best, index in nearest(self.taken, self.options.k, self.options.shrink):
+        options = self.options
+        for best, index in nearest(self.taken, options.k, options.shrink, options.similarity):
             yield torch.zeros(len(best), self.facts.num_items).scatter(1, index, best)

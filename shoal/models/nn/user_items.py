@@ -64,40 +64,49 @@ class UserItems(nn.Module):
 
     def common(self, rows: int = 1 << 10) -> Iterator[tuple[int, Tensor]]:
         """How many users took both of two items, some items at a time: the number of the first
-        one, float32 [rows, num_items].
+        one, float32 [rows, num_items]. With weights the sum of their products over these users.
         """
         num_users = len(self.starts) - 1
         users = owners(Jagged(self.items, self.starts))
-        everyone = _ones(users, self.items, (num_users, self.num_items))
+        weights = torch.ones(len(users)) if self.weights is None else self.weights
+        everyone = _sparse(users, self.items, weights, (num_users, self.num_items))
         order = self.items.argsort(stable=True)
-        items, users = self.items[order], users[order]
+        items, users, weights = self.items[order], users[order], weights[order]
         for first in range(0, self.num_items, rows):
             last = min(first + rows, self.num_items)
             a, b = torch.searchsorted(items, torch.tensor([first, last])).tolist()
-            block = _ones(items[a:b] - first, users[a:b], (last - first, num_users))
+            block = _sparse(items[a:b] - first, users[a:b], weights[a:b], (last - first, num_users))
             with warnings.catch_warnings():  # torch announces a beta state of sparse products
                 warnings.simplefilter("ignore")
                 found = torch.sparse.mm(block, everyone).to_dense()
             yield first, found
 
 
-def _ones(rows: Tensor, columns: Tensor, size: tuple[int, int]) -> Tensor:
-    """A sparse matrix of ones at places in ascending order."""
+def _sparse(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
+    """A sparse matrix of values at places in ascending order."""
     return torch.sparse_coo_tensor(
         torch.stack([rows, columns]),
-        torch.ones(len(rows)),
+        values,
         size,
         is_coalesced=True,
         check_invariants=True,
     )
 
 
-def nearest(taken: UserItems, k: int, shrink: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """The k items most alike to each one by cosine, some items at a time: values [b, k], items."""
-    sizes = torch.bincount(taken.items, minlength=taken.num_items).float().sqrt()
+def nearest(
+    taken: UserItems, k: int, shrink: float, similarity: str = "cosine"
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The k items most alike to each one, some items at a time: values [b, k], items.
+
+    similarity: cosine; dot: the divisor is left out.
+    """
+    squares = None if taken.weights is None else taken.weights.square()
+    sizes = torch.bincount(taken.items, squares, minlength=taken.num_items).float().sqrt()
     for first, common in taken.common():
         own = torch.arange(first, first + len(common))
-        alike = common / (sizes[own].unsqueeze(1) * sizes + shrink + 1e-6)
+        alike = common
+        if similarity == "cosine":
+            alike = common / (sizes[own].unsqueeze(1) * sizes + shrink + 1e-6)
         alike[torch.arange(len(own)), own] = 0.0
         yield alike.topk(min(k, taken.num_items), dim=1)
 

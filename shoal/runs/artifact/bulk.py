@@ -301,8 +301,9 @@ def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.nda
         else:
             spelling = encoder.config
         frame = read_frame(source, spelling, form_of(source, spelling))
+        artifact.predictor.warn_unknown(frame)
         for first in range(0, len(frame), some):
-            yield artifact.predictor.predict(frame[first : first + some])
+            yield artifact.predictor.chances(frame[first : first + some])
         return
     layout = encoder.layout
     form = "criteo" if encoder.form == "criteo" else "slots"  # (as generated clicks are written)

@@ -133,12 +133,21 @@ def commit(hidden: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def no_artifact(folder: Path) -> str:
+    """What is said of a folder that is none: a run must be exported first."""
+    if (folder / "config.yaml").is_file():
+        target = f"{folder.name}-model"
+        return (
+            f"{folder} is a run, not an artifact; make one of it with `shoal export {folder} --to "
+            f"{target}`, then name {target}"
+        )
+    return f"{folder} is no artifact; `shoal export RUN --to DIR` makes one of a run"
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of an artifact: its own checksum is right, and names are plain."""
     if not (folder / MANIFEST).exists():
-        raise ArtifactError(
-            f"{folder} is no artifact: it has no {MANIFEST}; `shoal export RUN --to DIR` makes one"
-        )
+        raise ArtifactError(no_artifact(folder))
     manifest = _read_json(folder / MANIFEST)
     with damaged(f"artifact {folder}"):
         stated = manifest.pop("sha256")

@@ -220,6 +220,12 @@ class Artifact:
 
     def need_histories(self, timed: bool) -> None:
         """Refuse histories that the model cannot read."""
+        if not self.reads_histories and self.signature.get("explained_by") in ("terms", "history"):
+            raise ValueError(
+                f"an artifact of {self.model} holds what the users of its data took, not what "
+                "makes an answer of another history; ask the run (shoal recommend RUN --history "
+                "A,B), or export a model that reads histories, such as SASRec"
+            )
         if not self.reads_histories:
             raise ValueError(
                 f"{self.model} learned a vector for each user of its data, and a history has none; "

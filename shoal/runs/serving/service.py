@@ -94,9 +94,7 @@ class Service:
         # (An artifact that is being written has a manifest too, under a hidden name.)
         found = sorted(self.path.glob("[!.]*/manifest.json")) if self.path.is_dir() else []
         if not found:
-            raise ValueError(
-                f"{self.path} is no artifact and holds none; `shoal export RUN --to DIR` makes one"
-            )
+            raise ValueError(files.no_artifact(self.path))
         return [one.parent.resolve() for one in reversed(found)]
 
     def _refuse(self, folder: Path, state: State, error: Exception) -> None:

@@ -4,7 +4,9 @@ Samples are cut into tiles of a fixed size. What a tile's predictions are does n
 makes them nor on what else is predicted, and metrics merge as states, never as results.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from shoal.data.features import Label
 from shoal.models.base import ClickModel, Model
 from shoal.training.metrics import MetricSet, Valued
 from shoal.world.world import World
+
+log = logging.getLogger("shoal")
 
 TILE_ROWS = 1 << 14  # fewer at a time would cost more in calls than in arithmetic
 
@@ -36,6 +40,26 @@ def predicted(logits: Tensor, losses: Sequence[str] = ()) -> Tensor:
         if loss == "squared":
             values.view(shape)[:, column] = logits.view(shape)[:, column]
     return values
+
+
+def base_of(share: float, metrics: Container[str]) -> dict[str, float]:
+    """The share of clicks, and the metrics of always predicting it; none where labels are others.
+
+    >>> base_of(0.5, ["auc", "logloss", "gauc"])
+    {'clicks': 0.5, 'auc': 0.5, 'logloss': 0.6931471805599453}
+    """
+    asked = [name for name in ("auc", "logloss") if name in metrics]
+    if not asked or not 0 < share < 1:
+        return {}
+    loss = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    known = {"auc": 0.5, "logloss": loss}
+    return {"clicks": share} | {name: known[name] for name in asked}
+
+
+def base_line(base: Mapping[str, float]) -> str:
+    """What there is to compare with, in a sentence."""
+    values = ", ".join(f"{name} {value:.4f}" for name, value in base.items() if name != "clicks")
+    return f"{base['clicks']:.4f} of the test samples are clicks; always predicting that: {values}"
 
 
 class ClickEvaluator:
@@ -58,11 +82,19 @@ class ClickEvaluator:
         self.readers, self.section, self.world, self.group = readers, section, world, group
         self.sources, self.labels = sources or {}, labels
         # As of Evaluator: clicks are predicted, and no user has a list.
-        self.results, self.cold = None, dict[str, Any]()
+        self.results = None
+        self.base: dict[str, float] = {}  # of the phase that was evaluated last
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """As of Evaluator: what a constant prediction is worth, to compare with."""
+        return {"base": self.base} if self.base else {}
 
     def leave(self, folder: Path) -> dict[str, Any]:
-        """As of Evaluator: there is nothing to leave."""
-        return {}
+        """As of Evaluator: nothing in the folder, a line in the log."""
+        if self.base:
+            log.info("%s", base_line(self.base))
+        return self.beside
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has samples, as far as that is known before they are read."""
@@ -91,6 +123,7 @@ class ClickEvaluator:
         self.check([phase])
         reader = self.readers[phase]
         metrics = [self._metrics(k) for k in range(max(1, len(self.labels)))]
+        clicked = torch.zeros(2, dtype=torch.float64)  # clicks, and samples
         was_training = model.training
         model.eval()
         # Every rank makes as many steps, with empty tiles at the end: a pull may be a collective.
@@ -99,14 +132,17 @@ class ClickEvaluator:
             for batch in progress(batches, reader.num_tiles(self.world.size)):
                 logits = model.logits(batch.to(self.world.device))
                 values = predicted(logits, [one.loss for one in self.labels])
-                self._update(metrics, self._groups(batch, reader), values, batch)
+                labels = self._update(metrics, self._groups(batch, reader), values, batch)
+                clicked += torch.stack([labels.double().sum().cpu(), torch.tensor(batch.size)])
         model.train(was_training)
         for one in metrics:
             one.reduce(self.world)
         if metrics[0].num_rows == 0:  # what a program or a reader of the user's gives: known now
             raise self._empty(phase)
+        clicks, rows = self.world.all_reduce(clicked.to(self.world.device)).tolist()
         source = self.sources.get(phase, f"the {phase} log")
         result = metrics[0].compute(source)
+        self.base = base_of(clicks / rows, result)
         if len(metrics) > 1:  # of several labels the first has the plain names too
             for label, one in zip(self.labels, metrics):
                 result |= {f"{key}_{label.name}": v for key, v in one.compute(source).items()}
@@ -121,11 +157,13 @@ class ClickEvaluator:
 
     def _update(
         self, metrics: list[MetricSet], groups: Tensor, values: Tensor, batch: Batch
-    ) -> None:
+    ) -> Tensor:
+        """Give metrics a tile; the labels that the first of them are of."""
         assert batch.labels is not None
         every = [one.view(batch.size, len(metrics)).unbind(1) for one in (values, batch.labels)]
         for one, own, labels in zip(metrics, *every):
             one.update(Valued(groups, own, labels))
+        return every[1][0]
 
     def _empty(self, phase: str) -> ValueError:
         return ValueError(

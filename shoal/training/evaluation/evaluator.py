@@ -129,7 +129,12 @@ class Evaluator:
             return {}
         metric, decimals = self.section.valid_metric.lower(), self.section.decimals
         log.info("%s", cold_line(self.cold, metric, decimals))
-        return {"cold": self.cold}
+        return self.beside
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What result.json has of the last test beside metrics."""
+        return {"cold": self.cold} if self.cold else {}
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has anything to evaluate on."""

@@ -1,0 +1,71 @@
+"""Columns by their names: those of well-known files, and those that are not what they look like."""
+
+import polars as pl
+import pytest
+
+from shoal.data.sources.roles import need_roles, roles_of
+from shoal.data.sources.typed import seconds_of_dates
+
+KNOWN = {
+    "Book-Crossing": ("User-ID,ISBN,Book-Rating", "User-ID,ISBN,Book-Rating,"),
+    "Online Retail": (
+        "InvoiceNo,StockCode,Description,Quantity,InvoiceDate,UnitPrice,CustomerID,Country",
+        "CustomerID,StockCode,,InvoiceDate",
+    ),
+    "Retailrocket": ("timestamp,visitorid,event,itemid", "visitorid,itemid,,timestamp"),
+    "Amazon": (
+        "reviewerID,asin,overall,unixReviewTime,reviewText",
+        "reviewerID,asin,overall,unixReviewTime",
+    ),
+    "MovieLens": ("userId,movieId,rating,timestamp", "userId,movieId,rating,timestamp"),
+    "Yelp": ("review_id,user_id,business_id,stars,date", "user_id,business_id,stars,date"),
+    "LastFM": ("userID,artistID,weight", "userID,artistID,,"),
+    "orders": ("Order Nr,Customer No.,Product Code,birth_date", "Customer No.,Product Code,,"),
+    "plain names": ("product,product_id,user,created_at", "user,product_id,,created_at"),
+    "nothing": ("a,b,c,,", ",,,"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_columns_of_known_files(name: str) -> None:
+    columns, expected = KNOWN[name]
+    roles = roles_of(columns.split(","))
+    assert ",".join(roles.get(k, "") for k in ("user", "item", "rating", "time")) == expected
+
+
+def test_labels_are_those_of_click_models() -> None:
+    columns = ["user_id", "item_id", "clicked", "age"]
+    assert "label" not in roles_of(columns) and roles_of(columns, True)["label"] == "clicked"
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (["1", "2.5", "3"], "which are no names of columns"),
+        (["user;item"], "has one column"),
+        (["user", "x"], "no column looks like the item; it has user, x. Name it: --item=NAME"),
+    ],
+)
+def test_what_is_missing(columns: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        need_roles("a.csv", columns, roles_of(columns), "--{}=NAME")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (["2024-01-31", "2024-02-01"], 86400),
+        (["12/31/2010 8:26", "1/2/2011 8:26"], 2 * 86400),
+        (["31.12.2010 08:26", "02.01.2011 08:26"], 2 * 86400),
+        (["Jan 31, 2024", "Feb 1, 2024"], 86400),
+        (["2024-01-31T10:00:00Z", "2024-01-31T10:00:30Z"], 30),
+        (["31-Jan-2024", "01-Feb-2024"], 86400),
+    ],
+)
+def test_dates_as_people_write_them(text: list[str], seconds: int) -> None:
+    first, last = seconds_of_dates(pl.Series(text)).to_list()
+    assert last - first == seconds
+
+
+def test_text_that_is_no_date() -> None:
+    assert seconds_of_dates(pl.Series(["soon", None])).to_list() == [None, None]
