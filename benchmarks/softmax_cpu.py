@@ -82,7 +82,7 @@ def steps_of(n: int, k: int, dim: int) -> list[Callable[[], None]]:
         embed.train()
 
         def step() -> None:
-            rows.begin(object(), [], {}, LR)
+            rows.begin(object(), [])
             states = hidden.clone().requires_grad_()
             embed.full_softmax("output", states, targets, "bias").backward()
             rows.apply(rows.collect().rows, LR)

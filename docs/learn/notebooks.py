@@ -1,7 +1,7 @@
 """The tutorials as Jupyter notebooks, executed: `python docs/learn/notebooks.py build/notebooks`.
 
-The tutorials are the `.md` files of this folder: text, and cells of code. Each is executed by itself
-in a new folder, as somebody new would, and written with its output as `NAME.ipynb`.
+The tutorials are the `.md` files of this folder: text, and cells of code. Each is executed by
+itself in a new folder, as somebody new would, and written with its output as `NAME.ipynb`.
 """
 
 import os
@@ -15,8 +15,8 @@ from nbformat import NotebookNode, v4
 
 HERE = Path(__file__).resolve().parent
 TUTORIALS = sorted(page.stem for page in HERE.glob("*.md") if page.stem != "index")
-# IPython goes on when a shell command (`!shoal …`) fails. Here that is an error, unless the tutorial
-# shows how the command fails: the cell then has the tag `raises-exception`.
+# IPython goes on when a shell command (`!shoal …`) fails. Here that is an error, unless the
+# tutorial shows how the command fails: the cell then has the tag `raises-exception`.
 CHECKED = """
 def _checked(command, shell=get_ipython(), run=get_ipython().system):
     run(command)

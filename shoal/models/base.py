@@ -133,6 +133,8 @@ class Model(nn.Module):
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False
+    # What of a score `terms` does not account for; None: nothing, it is their sum.
+    rest_is: ClassVar[str | None] = None
     # True: every step is the same kernels and the host reads no result, so a CUDA graph can record
     # it. A class from outside this package must set it in its own body.
     cuda_graph_safe: bool = False
@@ -211,6 +213,8 @@ class Model(nn.Module):
         """The terms of the score of an item, where it is a sum over the items that a user took.
 
         user [], item [], different items taken [n] -> [n]
+
+        Where the score has another part, `rest_is` says what that is.
         """
         raise NotImplementedError  # where a score is such a sum
 

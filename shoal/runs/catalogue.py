@@ -21,7 +21,7 @@ from shoal.data.prepared.captions import Captions, captions_of
 from shoal.embedding.module import Embeddings
 from shoal.kernels.topk import DotProducts, Fill, Pairs
 from shoal.models.base import ClickModel, Model, Retrieval
-from shoal.runs.explain import Breakdown, of_features, of_vectors
+from shoal.runs.explain import Breakdown, of_features, of_terms, of_vectors
 from shoal.runs.history_shares import of_history
 from shoal.runs.recommender import NOBODY, History, asked_at, padded
 from shoal.training.evaluation import Evaluator
@@ -166,8 +166,9 @@ class RunCatalogue:
         model, device, way = self.model, self.evaluator.world.device, self.explained_by
         if way is None:
             raise ValueError(
-                f"{type(model).__name__} has no share of the history in its scores; BPR, EASE, "
-                "SASRec and most others can be explained"
+                f"{type(model).__name__} scores a pair by a network of the user's vector and the "
+                "item's: no item that the user took has a share that adds up to the score; train "
+                "EASE, BPR or SASRec on the same data, and ask that run"
             )
         if way == "history":
             longest = self.evaluator.max_len if model.kind == "sequential" else None
@@ -183,7 +184,15 @@ class RunCatalogue:
             taken = np.unique((history or self.history_of(user)).items)
             asked = (torch.tensor(user), torch.from_numpy(taken), torch.tensor(item))
             terms = model.terms(*(one.to(device) for one in asked)).double().cpu()
-        return Breakdown(taken.tolist(), terms.numpy(), 0.0, "nothing, it is a plain sum")
+        rest = 0.0
+        if model.rest_is is not None:
+            query = (
+                self.of_users(np.array([user])) if history is None else self.of_histories([history])
+            )
+            made = torch.empty(1, 1)
+            self.fill(query, torch.tensor([item]))(0, 1, 0, 1, made)
+            rest = float(made.double() - terms.sum())
+        return of_terms(taken, terms.numpy(), rest, model.rest_is)
 
     def history_of(self, user: int) -> History:
         """What the model reads of a known user: of one that is no sequence, what it learned."""

@@ -2,7 +2,8 @@
 
 Each model is explained in the way that fits what it reads:
 
-    terms     the score is a sum over the items taken: its terms (EASE, SLIM, ItemKNN, IALS, ...)
+    terms     the score is a sum over the items taken: its terms (EASE, SLIM, ItemKNN, IALS, ...),
+              or of none of them (Pop)
     history   the model reads a history, or folds one in: what each item adds, by Shapley's rule
     vectors   a learned vector of the user: the part of it that the items taken account for
     features  a click model: what each feature adds to the log odds, by the same rule
@@ -147,6 +148,15 @@ def _every_subset(
         orders = [1 / (count * comb(count - 1, size)) for size in sizes[before].tolist()]
         shares[part] = ((found[before | 1 << part] - found[before]) * orders).sum()
     return shares, float(found[0])
+
+
+def of_terms(
+    taken: np.ndarray, terms: np.ndarray, rest: float = 0.0, rest_is: str | None = None
+) -> Breakdown:
+    """Terms [n] of a score, one for each item taken; those of 0 are no reason, and left out."""
+    some = np.flatnonzero(terms)
+    about = rest_is or "nothing, it is a plain sum"
+    return Breakdown(taken[some].tolist(), terms[some], rest, about)
 
 
 def of_vectors(user: Tensor, taken: np.ndarray, vectors: Tensor, item: int) -> Breakdown:

@@ -23,7 +23,8 @@ from shoal.runs.recommender import Recommender, Wanted
 from shoal.runs.trained import Trained
 from shoal.world.world import World
 
-WITHOUT = ("Pop", "NeuMF", "CFKG", "KGCN", "KGCN concat", "RippleNet")
+WITHOUT = ("NeuMF", "CFKG", "KGCN", "KGCN concat", "RippleNet")
+IALS = {"alpha": 0.1, "reg_weight": 0.01, "nu": 1.0}
 ONE_OF_EACH = ("BPR", "EASE", "UserKNN", "IALS", "MultiVAE", "LightGCN", "SASRec", "FPMC", "MIND")
 
 
@@ -65,8 +66,13 @@ def test_shares_of_every_model_add_up(name: str) -> None:
 @pytest.mark.parametrize("name", WITHOUT)
 def test_models_without_shares_are_refused(name: str) -> None:
     recommender = zoo(name)
-    with pytest.raises(ValueError, match="no share of the history"):
+    with pytest.raises(ValueError, match=r"no item .* has a share .* EASE, BPR or SASRec on the"):
         recommender.explain(Wanted(recommender.users.words[9]), recommender.items.words[1])
+
+
+def test_popularity_is_a_rest_alone() -> None:
+    found = adds_up(zoo("Pop"), "9")
+    assert list(found) == [] and found.rest == found.score > 0 and "everybody" in found.rest_is
 
 
 def test_linear_models_give_their_weights() -> None:
@@ -166,22 +172,32 @@ def test_an_artifact_explains_as_its_run_does() -> None:
 
 
 def test_artifacts_of_closed_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors of EASE have a number for each item, so an artifact has the terms too; of IALS the
-    artifact lacks what makes a user's vector, and says so.
+    """Vectors of EASE have a number for each item, those of IALS solve equations that the artifact
+    has, and an item of Pop has one score: the artifact has their terms too. Of UserKNN it lacks
+    what makes a list, and says so.
     """
     monkeypatch.setattr(export, "check_apart", check_here)
     data: dict[str, Any] = {"data.name": "planted", "data.planted.users": 61}
     data |= {"data.planted.items": 47, "data.planted.interactions": 1000}
     quiet = {"run.progress": False, "run.tensorboard": False, "run.log_level": "warning"}
-    for model in ("EASE", "IALS"):
+    for model in ("EASE", "IALS", "Pop", "UserKNN"):
         folder = tmp_path / model
         shoal.run(model=model, config_dict={**data, **quiet, "run.output": str(folder)})
         shoal.export(folder, tmp_path / f"{model}-artifact")
-    ease, run = shoal.load(tmp_path / "EASE-artifact"), Trained(tmp_path / "EASE")
-    item = run.recommend("9", topk=1)[0][0]  # type: ignore[index]
-    assert dict(ease.explain("9", item)) == pytest.approx(dict(run.explain("9", item)), abs=1e-5)
+    for model in ("EASE", "IALS", "Pop"):
+        artifact, run = shoal.load(tmp_path / f"{model}-artifact"), Trained(tmp_path / model)
+        item = run.recommend("9", topk=1)[0][0]  # type: ignore[index]
+        mine, theirs = artifact.explain("9", item), run.explain("9", item)
+        assert dict(mine) == pytest.approx(dict(theirs), abs=1e-5)
+        assert (mine.rest, mine.rest_is) == (theirs.rest, theirs.rest_is)
+        assert mine.score == pytest.approx(artifact.score("9", [item])[0], rel=1e-4)
     with pytest.raises(ValueError, match="ask the run"):
-        shoal.load(tmp_path / "IALS-artifact").explain("9", item)
+        shoal.load(tmp_path / "UserKNN-artifact").explain("9", item)
+    for change in ({"equations": {"alpha": 9.0}}, {"equations": {**IALS, "alpha": 9.0}}):
+        folder = shutil.copytree(tmp_path / "IALS-artifact", tmp_path / f"{len(str(change))}")
+        rewrite(folder, files.SIGNATURE, lambda d, change=change: d.update(change))
+        with pytest.raises(ArtifactError, match="damaged"):
+            shoal.load(folder).explain("9", item)
 
 
 def test_what_is_not_known_is_refused() -> None:
@@ -230,7 +246,13 @@ def test_captions_of_a_stranger_are_checked(tmp_path: Path) -> None:
 
 
 def test_an_artifact_of_a_stranger_cannot_claim_terms(tmp_path: Path) -> None:
-    for model, way in (("BPR", "terms"), ("SASRec", "terms"), ("BPR", "what"), ("BPR", [1])):
+    for model, way in (
+        ("BPR", "solved"),
+        ("BPR", "terms"),
+        ("SASRec", "terms"),
+        ("BPR", "what"),
+        ("BPR", [1]),
+    ):
         folder = shutil.copytree(exported()[model], tmp_path / f"{model}-{way}")
         rewrite(folder, files.SIGNATURE, lambda d, way=way: d.update(explained_by=way))
         with pytest.raises(ValueError, match=r"damaged|ask the run"):

@@ -73,18 +73,36 @@ class IALS(Retrieval):
         return self.items[ids]
 
     def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
-        """<item, x> with x = (all pairs + reg + Y^T Y)^-1 Y^T 1, a sum over the rows of Y."""
-        options, items = self.options, self.items.double()
-        rows, weights = items[taken], items.new_ones(len(items))
-        own = self.taken.lists(user.view(1))
+        options = self.options
+        weights, own = self.items.new_ones(len(self.items)), self.taken.lists(user.view(1))
         if own.weights is not None:
-            weights[own.values] = own.weights.double()
-        weights = weights[taken]
-        reg = options.reg_weight * (len(taken) + options.alpha * len(items)) ** options.nu
-        square = options.alpha * (items.T @ items)
-        square += (rows * _beyond(options, weights).unsqueeze(1)).T @ rows
-        square.diagonal().add_(reg)
-        return weights * (rows @ torch.linalg.solve(square, items[item]))
+            weights[own.values] = own.weights
+        weights = weights[taken].double()
+        how = options.alpha, options.reg_weight, options.nu
+        return solved_terms(self.items, taken, item, *how, weights, _beyond(options, weights))
+
+
+def solved_terms(
+    items: Tensor,
+    taken: Tensor,
+    item: Tensor,
+    alpha: float,
+    reg_weight: float,
+    nu: float,
+    weights: Tensor | None = None,
+    beyond: Tensor | None = None,
+) -> Tensor:
+    """<item, x> with x = (all pairs + reg + Y^T Y)^-1 Y^T 1 as a sum over the rows of Y: [taken].
+
+    items: vectors [n, d]. weights, and what they have `beyond` that of all pairs: [taken], of ones.
+    """
+    items = items.double()
+    rows = items[taken]
+    inner = rows if beyond is None else rows * beyond.unsqueeze(1)
+    square = alpha * (items.T @ items) + inner.T @ rows
+    square.diagonal().add_(reg_weight * (len(taken) + alpha * len(items)) ** nu)
+    made = rows @ torch.linalg.solve(square, items[item])
+    return made if weights is None else weights * made
 
 
 class ListsByLength:

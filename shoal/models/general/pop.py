@@ -10,6 +10,7 @@ class Pop(Model):
     """An item's score is the number of its training interactions, the same for every user."""
 
     trainable = False
+    rest_is = "how often everybody took the item, the same for all users"
     counts: Tensor
 
     class Options(Model.Options):
@@ -22,3 +23,7 @@ class Pop(Model):
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         return self.counts[items].expand(batch.size, items.shape[-1]).contiguous()
+
+    def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
+        """What this user took counts for nothing."""
+        return torch.zeros(len(taken))

@@ -25,9 +25,11 @@ class StoredHistories:
             right = right and offsets[0] == 0 and offsets[-1] == len(items)
             right = right and bool((np.diff(offsets) >= 0).all())
             right = right and (not len(items) or 0 <= items.min() <= items.max() < num_items)
-            if not right or (times is not None and times.shape != items.shape):
+            learned = found["learned"].numpy() if "learned" in found else None
+            marks = [one for one in (times, learned) if one is not None]
+            if not right or any(one.shape != items.shape for one in marks):
                 raise ValueError("they are not of their shape")
-        self.items, self.offsets, self.times = items, offsets, times
+        self.items, self.offsets, self.times, self.learned = items, offsets, times, learned
 
     def of(self, user: int) -> History:
         """What one user took; asked now, which is as late as the last item."""
@@ -36,6 +38,13 @@ class StoredHistories:
         if self.times is None:
             return History(items)
         return History(items, asked_at(self.times[first:last], len(items)))
+
+    def learned_by(self, user: int) -> np.ndarray | None:
+        """The different items of a user that the model learned from; None: they are not marked."""
+        if self.learned is None:
+            return None
+        own = slice(self.offsets[user], self.offsets[user + 1])
+        return np.unique(self.items[own][self.learned[own] > 0]).astype(np.int64)
 
     def pairs(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What each of these users took, as pairs: place in `users` [m], item [m]."""

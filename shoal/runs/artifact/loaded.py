@@ -22,8 +22,9 @@ from shoal.data.clicks import Layout
 from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder
 from shoal.data.vocabulary import Words
 from shoal.kernels.topk import DotProducts, Fill, Pairs
+from shoal.models.general.pop import Pop
 from shoal.pages import look
-from shoal.runs.artifact import files
+from shoal.runs.artifact import files, why
 from shoal.runs.artifact.encoding import FILE as FEATURES
 from shoal.runs.artifact.encoding import read_encoder
 from shoal.runs.artifact.files import ArtifactError
@@ -31,7 +32,7 @@ from shoal.runs.artifact.graph import ExportedGraph, Running
 from shoal.runs.artifact.histories import HISTORIES, StoredHistories
 from shoal.runs.artifact.places import fetched, is_remote, push
 from shoal.runs.artifact.tables import RowTable
-from shoal.runs.explain import Breakdown, Explanation, of_vectors
+from shoal.runs.explain import Breakdown, Explanation, of_terms, of_vectors
 from shoal.runs.history_shares import of_history
 from shoal.runs.predictions import Predictor
 from shoal.runs.ranked import RankedItems
@@ -299,20 +300,28 @@ class Artifact:
         way = self.signature.get("explained_by")
         if way == "history":
             return of_history(self, user, history or self.history_of(user), item, self.max_len)
-        if way not in ("terms", "vectors"):
+        if way not in ("alike", "vectors", "terms", "solved"):
             raise ValueError(
-                f"this artifact of {self.model} cannot explain its scores; ask the run: "
-                "shoal recommend RUN --explain"
+                f"this artifact of {self.model} holds what was made of users, not how, so it "
+                "cannot explain its scores; ask the run that it was exported from: "
+                "shoal recommend RUN --user ID --explain"
             )
-        someone, vectors = np.array([user]), self.item_vectors
-        query = self.queries(self.of_users(someone))[0]
-        if way == "vectors":
-            return of_vectors(query, self.seen(someone)[1], vectors, item)
-        if len(query) != len(self.items):
-            raise ArtifactError(f"artifact {self.folder} is damaged: its vectors are not of items")
-        taken = query.nonzero()[:, 0]
-        terms = (query * vectors[item])[taken].double().numpy()
-        return Breakdown(taken.tolist(), terms, 0.0, "nothing, it is a plain sum")
+        someone = np.array([user])
+        if way == "alike":
+            score = self.recommender.scores(self.of_users(someone), 1, torch.tensor([item]))
+            return of_terms(NOBODY, np.zeros(0), float(score[0, 0]), Pop.rest_is)
+        vectors = self.item_vectors
+        with files.damaged(f"artifact {self.folder}: how it is explained"):
+            query = self.queries(self.of_users(someone))[0]
+            if way == "terms":
+                return why.terms(query, vectors, item)
+            if way == "vectors":
+                return of_vectors(query, self.seen(someone)[1], vectors, item)
+            self._need_stored()
+            taken = None if self._stored is None else self._stored.learned_by(user)
+            if taken is None:
+                raise ValueError("it does not say what users learned from")
+            return why.solved(query, vectors, item, taken, self.signature.get("equations"))
 
     @cached_property
     def captions(self) -> Mapping[str, Words]:

@@ -24,10 +24,13 @@ from shoal.data.clicks.encoder import FeatureEncoder
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
 from shoal.data.prepared.captions import captions_of
+from shoal.data.sampler import SeenPairs
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import ClickModel, Model, Retrieval
+from shoal.models.general.ials import IALS
 from shoal.models.general.item_weights import ItemWeights
+from shoal.models.general.pop import Pop
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import write_encoder
@@ -119,6 +122,8 @@ class Writer:
             }
             if told.times is not None:
                 taken["times"] = torch.from_numpy(told.times)
+            if isinstance(model, IALS):
+                taken["learned"] = torch.from_numpy(_learned(dataset, told))
             save_file(taken, self.folder / "histories.safetensors")
         # Users of the test split, or any, spread over all of them.
         users = np.unique(dataset.user_ids("test"))
@@ -146,12 +151,21 @@ class Writer:
     def _explained_by(self, evaluator: Evaluator) -> str | None:
         """How the artifact explains a score: as the run does, or not at all."""
         way = RunCatalogue(self.model, evaluator).explained_by
-        kept = {
-            "vectors": True,
-            "history": self.model.kind == "sequential",  # nothing is folded in
-            "terms": isinstance(self.model, ItemWeights),  # its vectors have a number for each item
-        }
+        if isinstance(self.model, Pop) or self.signature["query"] == "constant":
+            return "alike"
+        if way == "terms":  # vectors of ItemWeights have a number for each item
+            if isinstance(self.model, ItemWeights):
+                return "terms"
+            return self._solved() if isinstance(self.model, IALS) and self.histories else None
+        kept = {"vectors": True, "history": self.model.kind == "sequential"}  # nothing is folded in
         return way if way is not None and kept.get(way) else None
+
+    def _solved(self) -> str:
+        """The weights of the equations that vectors of users solve."""
+        options = self.model.options
+        names = ("alpha", "reg_weight", "nu")
+        self.signature["equations"] = {name: getattr(options, name) for name in names}
+        return "solved"
 
     def _score_graph(self, batch: Batch, evaluator: Evaluator) -> Traced | None:
         """Of a model that scores pairs: a list of items for every user. None where the user does
@@ -306,6 +320,14 @@ def write_graph(folder: Path, traced: Traced) -> None:
     dense = {name: one.contiguous().cpu().clone() for name, one in tensors.items()}
     save_file(dense, folder / "dense.safetensors")
     write_durably(folder / "graph.json", json.dumps(document, indent=1).encode())
+
+
+def _learned(dataset: Dataset, told: Histories) -> np.ndarray:
+    """Which items of all histories a model learned from: 0 or 1 [items]."""
+    pairs = dataset.user_ids("train"), dataset.item_ids("train")
+    seen = SeenPairs(*pairs, dataset.num_users, dataset.num_items)
+    owners = np.repeat(np.arange(dataset.num_users), np.diff(told.offsets))
+    return seen.contains(owners, told.items).astype(np.uint8)
 
 
 def _flat(features: ItemFeatures, ids: Tensor) -> Tensor:
