@@ -7,6 +7,7 @@ never repeated.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -34,14 +35,18 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
         begin_normal(self, 0.02)
 
+    @property
+    def _blocks(self) -> "list[Block]":
+        return cast("list[Block]", list(self.blocks))
+
     def remember(self, memory: Tensor, pads: Tensor) -> MemoryKeys:
         """What texts look at: memory [b, m, d], pads bool [b, m]: places to ignore."""
-        keys = [block.cross.keys(memory) for block in self.blocks]
+        keys = [block.cross.keys(memory) for block in self._blocks]
         return MemoryKeys(keys, pads[:, None, None, :].to(memory.dtype) * HIDDEN)
 
     def forward(self, x: Tensor, memory: MemoryKeys) -> Tensor:
         """States of w texts of t places for each of b memories: [b, w, t, d] -> the same."""
-        for block, keys in zip(self.blocks, memory.keys):
+        for block, keys in zip(self._blocks, memory.keys):
             x = block(x, keys, memory.hidden)
         return self.norm(x)
 
@@ -51,7 +56,7 @@ class Decoder(nn.Module):
         x [b, w, d], before [b, w, blocks, 2, t, d] -> [b, w, d], [b, w, blocks, 2, t + 1, d]
         """
         kept = []
-        for number, (block, keys) in enumerate(zip(self.blocks, memory.keys)):
+        for number, (block, keys) in enumerate(zip(self._blocks, memory.keys)):
             x, now = block.next(x, keys, memory.hidden, before[:, :, number])
             kept.append(now)
         return self.norm(x), torch.stack(kept, 2)
