@@ -159,12 +159,14 @@ def _print_lists(trained: "Trained") -> str:
     """Lists of some users with what they took before; one of the users."""
     import numpy as np
 
+    from shoal.runs.recommender import Wanted
+
     recommender = trained.recommender
     seen, names = recommender.catalogue.seen, recommender.items.values
     verb = "saw" if trained.model.kind == "clicks" else "took"
     users: list[Any] = recommender.users.values[1 : 1 + USERS].tolist()
     for number, user in enumerate(users, start=1):
-        found = trained.recommend(user, TOPK)
+        (found,) = recommender.answer([Wanted(user, topk=TOPK)])
         taken = names[seen(np.array([number]))[1][:TAKEN]].tolist()
         titles = recommender.titles([*taken, *(item for item, _ in found)])
         took = ", ".join(titles.get(one, str(one)) for one in taken)
