@@ -60,17 +60,17 @@ def figures(
         "xtick.color": SOFT,
         "ytick.color": SOFT,
     }
-    made, place = [], None
+    made: list[Html] = []
+    place = (0.0, 0.0, 1.0, 1.0)
     with matplotlib.rc_context(rules):
         for draw, label in plots:
-            laid_out = "constrained" if place is None else None
-            drawing = Figure(figsize=(width, height), layout=laid_out)
-            axes = drawing.add_subplot() if place is None else drawing.add_axes(place)
+            drawing = Figure(figsize=(width, height), layout=None if made else "constrained")
+            axes = drawing.add_axes(place) if made else drawing.add_subplot()
             draw(axes)
             written = io.StringIO()
             drawing.savefig(written, format="svg", transparent=True, metadata={"Date": None})
             made.append(_on_page(written.getvalue(), label))
-            place = axes.get_position()
+            place = axes.get_position().bounds
     return made
 
 

@@ -30,7 +30,7 @@ def terms(query: Tensor, vectors: Tensor, item: int) -> Breakdown:
 def solved(query: Tensor, vectors: Tensor, item: int, taken: np.ndarray, weights: Any) -> Breakdown:
     """Terms of a query that solves the equations of IALS for the items taken."""
     names = ("alpha", "reg_weight", "nu")
-    found = [weights.get(name) if isinstance(weights, dict) else None for name in names]
+    found: list[Any] = [weights.get(name) if isinstance(weights, dict) else None for name in names]
     if not all(isinstance(one, int | float) and math.isfinite(one) for one in found):
         raise ValueError("the weights of its equations")
     try:
