@@ -63,14 +63,17 @@ def figures(
     made, place = [], None
     with matplotlib.rc_context(rules):
         for draw, label in plots:
-            laid_out = "constrained" if place is None else None
-            drawing = Figure(figsize=(width, height), layout=laid_out)
-            axes = drawing.add_subplot() if place is None else drawing.add_axes(place)
+            if place is None:
+                drawing = Figure(figsize=(width, height), layout="constrained")
+                axes = drawing.add_subplot()
+            else:
+                drawing = Figure(figsize=(width, height))
+                axes = drawing.add_axes(place)
             draw(axes)
             written = io.StringIO()
             drawing.savefig(written, format="svg", transparent=True, metadata={"Date": None})
             made.append(_on_page(written.getvalue(), label))
-            place = axes.get_position()
+            place = axes.get_position().bounds
     return made
 
 

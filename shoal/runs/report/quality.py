@@ -84,7 +84,8 @@ def by_popularity(record: RunRecord, metric: str) -> list[PopularityGroup]:
     assert record.users is not None and record.items is not None
     lists = record.users.select("items", "hits", pl.int_ranges(1, pl.col("hits").list.len() + 1))
     places = lists.rename({"literal": "place"}).explode("items", "hits", "place")
-    gain = _gain(metric, int(places["place"].max() or 0))
+    lengths = record.users["hits"].list.len().to_numpy()
+    gain = _gain(metric, int(lengths.max(initial=0)))
     value = pl.lit(None, pl.Float64) if gain is None else pl.col("hits") * gain
     columns = {"n": pl.len(), "found": pl.col("hits").sum(), "value": value.sum()}
     sums = places.group_by("items").agg(**columns)
