@@ -275,7 +275,7 @@ def _tables(record: RunRecord) -> Html:
             counts = [_whole(one, key) for key in ("rows", "dim", "trained")]
             norms = [number(inner(one, "norm").get(key)) for key in ("mean", "min", "max")]
             own, mean = inner(hits, name), number(inner(hits, name).get("mean"))
-            seen = [None if mean is None else Numeral(f"{mean:,.1f}")]
+            seen: list[Any] = [None if mean is None else Numeral(f"{mean:,.1f}")]
             seen += [_whole(own, "max"), _whole(own, "none")]
             rows.append((short(name, 60), *counts, *norms, *seen)[: len(heads)])
     if not rows:
