@@ -28,9 +28,9 @@ def print_result(result: dict[str, Any], run: RunSection) -> None:
 
         return typer.echo(json_line("info", "result", result))
     if run.is_quiet:
-        values = ", ".join(f"{name} {value:.4f}" for name, value in result["test"].items())
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in result["test"].items())
         where = f"; {folder}" if folder else ""
-        return typer.echo(f"{result['model']} on {result['dataset']}: {values}{where}")
+        return typer.echo(f"{result['model']} on {result['dataset']}: {shown}{where}")
     from rich.console import Console
     from rich.table import Table
 

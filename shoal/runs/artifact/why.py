@@ -30,11 +30,13 @@ def terms(query: Tensor, vectors: Tensor, item: int) -> Breakdown:
 def solved(query: Tensor, vectors: Tensor, item: int, taken: np.ndarray, weights: Any) -> Breakdown:
     """Terms of a query that solves the equations of IALS for the items taken."""
     names = ("alpha", "reg_weight", "nu")
-    found: list[Any] = [weights.get(name) if isinstance(weights, dict) else None for name in names]
-    if not all(isinstance(one, int | float) and math.isfinite(one) for one in found):
+    given = [weights.get(name) if isinstance(weights, dict) else None for name in names]
+    found = [float(one) for one in given if isinstance(one, int | float) and math.isfinite(one)]
+    if len(found) < len(names):
         raise ValueError("the weights of its equations")
     try:
-        made = solved_terms(vectors, torch.from_numpy(taken), torch.tensor(item), *found)
+        asked = vectors, torch.from_numpy(taken), torch.tensor(item)
+        made = solved_terms(*asked, alpha=found[0], reg_weight=found[1], nu=found[2])
     except RuntimeError as error:
         raise ValueError(str(error)) from None
     score = float(query.double() @ vectors[item].double())

@@ -156,13 +156,15 @@ class Writer:
         if way == "terms":  # vectors of ItemWeights have a number for each item
             if isinstance(self.model, ItemWeights):
                 return "terms"
-            return self._solved() if isinstance(self.model, IALS) and self.histories else None
+            return self._solved(self.model) if isinstance(self.model, IALS) else None
         kept = {"vectors": True, "history": self.model.kind == "sequential"}  # nothing is folded in
         return way if way is not None and kept.get(way) else None
 
-    def _solved(self) -> str:
-        """The weights of the equations that vectors of users solve."""
-        options = self.model.options
+    def _solved(self, model: IALS) -> str | None:
+        """The weights of the equations that vectors of users solve; None: pairs have their own."""
+        options = model.options
+        if model.taken.weights is not None or options.alpha_of != "all" or not self.histories:
+            return None
         names = ("alpha", "reg_weight", "nu")
         self.signature["equations"] = {name: getattr(options, name) for name in names}
         return "solved"
