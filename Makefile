@@ -5,6 +5,7 @@
 # make wheels      what a release has, into dist/: wheels for Linux, and the source
 # make extras      the large extras (EXTRAS="ray onnx" for some of them)
 # make docs        the documentation as a site, in build/docs (its tutorials run)
+# make notebooks   the tutorials as executed Jupyter notebooks, in build/notebooks
 # make browser     Chromium of Debian, for the tests of pages
 # make fuzz        strange messages, files, configs and calls, 30 minutes (MINUTES=…, SEED=…)
 # make chaos       runs killed at random and resumed, 60 minutes (MINUTES=…, SEED=…, TRIAL=…)
@@ -26,7 +27,7 @@ $(error EXTRAS=$(EXTRAS): there are $(SMALL_EXTRAS) $(LARGE_EXTRAS))
 endif
 CORE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: train test test-all check docs wheels extras browser fuzz chaos setup clean
+.PHONY: train test test-all check docs notebooks wheels extras browser fuzz chaos setup clean
 
 train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
@@ -50,6 +51,9 @@ docs: setup
 	$(BIN)/python docs/generate.py
 	SHOAL_DOCS_RUN=1 PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 	@echo "docs: build/docs/index.html"
+
+notebooks: setup
+	$(BIN)/python docs/learn/notebooks.py build/notebooks
 
 # Installed in place (-e), as `make setup` does: a plain `pip install` would put a copy of Shoal beside
 # the clone, whose own `shoal/` then has no native core. TorchRec requires the FBGEMM of GPUs, which a
