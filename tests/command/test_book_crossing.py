@@ -23,6 +23,7 @@ run: {progress: false, tensorboard: false}
 """
 
 
+@pytest.mark.slow
 def test_from_a_first_look_to_a_service(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="`shoal serve` needs the extra `serve`")
     book_crossing.write(tmp_path)
@@ -35,7 +36,7 @@ def test_from_a_first_look_to_a_service(tmp_path: Path) -> None:
 
     ratings = ("BX-Book-Ratings.csv", "--data.encoding=latin-1", "--data.escape=\\")
     told = run("data", "describe", *ratings)
-    assert "data.fields.user=User-ID, data.fields.item=ISBN" in told and "inters: 20000" in told
+    assert "user = User-ID, item = ISBN" in told and "inters: 20000" in told
 
     told = run("train", *ratings, "--model=BPR", "--epochs=2", "--output=bpr")
     assert "recall@10" in told and "run: bpr" in told

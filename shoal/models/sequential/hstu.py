@@ -68,4 +68,4 @@ class HSTU(NextItem):
         for layer in self.layers:
             again = self.recompute and self.training
             x = recomputed(layer, x, *places) if again else layer(x, *places)
-        return spread(x, places[1], len(history))
+        return spread(x, places[1], history.shape[0])
