@@ -4,7 +4,7 @@
     python benchmarks/hstu_gpu.py --zipf      # lengths by Zipf (1.2), at most 4,096
     python benchmarks/hstu_gpu.py --small     # a shape for a look on a CPU
 
-A model of one's own, trained by the strategy that `shoal train` uses: tables of items and of users
+A model as users write them, trained by the strategy of `shoal train`: tables of items and of users
 (50M x 128 each, Adam; --tier-gb of GPU memory for rows, the rest in host memory), a product to the
 model's width, the layers of HSTU in bfloat16, one label at every place. NVIDIA's recsys-examples
 publish 187 ms, 701K tokens/s, 342 TFLOPS for each of sixteen H100. Operations are counted as there:

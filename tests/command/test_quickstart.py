@@ -117,6 +117,7 @@ def test_what_cannot_be_read_names_the_remedy(
     assert not list(Path().glob("*.yaml"))
 
 
+# CI has no GPU, so it runs there.
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there() -> None:
     assert "no usable GPU (`shoal doctor`)" in call("orders.csv", "--on", "gpu", status=1)

@@ -244,6 +244,7 @@ def test_quality_beside_implicit(name: str) -> None:
     """The same script with both imports: precision@10 of ml-100k."""
     pytest.importorskip("implicit", reason="implicit is not installed: pip install implicit")
     if "SHOAL_TEST_DATA" not in os.environ:
+        # A clone has no MovieLens of its own.
         pytest.skip("SHOAL_TEST_DATA names no folder with ml-100k")
     file = Path(os.environ["SHOAL_TEST_DATA"], "ml-100k", "ml-100k.inter")
     rows = np.loadtxt(file, skiprows=1, usecols=(0, 1, 2)).astype(int)

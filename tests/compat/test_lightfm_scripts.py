@@ -229,6 +229,7 @@ def test_quality_beside_lightfm() -> None:
     """The same script with both imports, on ml-100k."""
     pytest.importorskip("lightfm", reason="lightfm is not installed, and builds with care alone")
     if "SHOAL_TEST_DATA" not in os.environ:
+        # A clone has no MovieLens of its own.
         pytest.skip("SHOAL_TEST_DATA names no folder with ml-100k")
     file = Path(os.environ["SHOAL_TEST_DATA"], "ml-100k", "ml-100k.inter")
     users, items = np.loadtxt(file, skiprows=1, usecols=(0, 1)).astype(int).T - 1

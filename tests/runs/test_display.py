@@ -61,6 +61,7 @@ def test_recommendations_are_a_table_with_titles(fitted: Fitted) -> None:
     assert "title" in shown and "&lt;img src=x" in shown and "Film " in shown
     assert HOSTILE not in shown
     assert repr(found) == repr(list(found))
+    # Lists travel between a user's own processes so (joblib, Ray); no file is read by pickle.
     again = pickle.loads(pickle.dumps(found))
     assert (again, again.titles, again.by) == (found, found.titles, "model")
     assert isinstance(fitted.similar_items(4), RankedItems)

@@ -81,10 +81,12 @@ class FactorModel:
 
     def recalculate_user(self, userid: Any, user_items: Any) -> np.ndarray:
         """Vectors of users by other items than those of the matrix."""
+        # As implicit's BPR: only equations that can be solved anew (ALS) have such a vector.
         raise NotImplementedError(f"{type(self).__name__} learned its users: fit it once more")
 
     def recalculate_item(self, itemid: Any, item_users: Any) -> np.ndarray:
         """Vectors of items by other users than those of the matrix."""
+        # Likewise: AlternatingLeastSquares alone solves it.
         raise NotImplementedError(f"{type(self).__name__} learned its items: fit it once more")
 
     def save(self, file: Any) -> None:

@@ -104,6 +104,7 @@ class NeighbourModel:
 
     def similar_users(self, userid: Any, N: int = 10, **more: Any) -> Lists:
         """Not here, as in implicit: the model knows items alone."""
+        # implicit raises it too, and scripts may catch it.
         raise NotImplementedError("neighbours of items have no users; take AlternatingLeastSquares")
 
     def save(self, file: Any) -> None:

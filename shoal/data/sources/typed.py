@@ -263,7 +263,7 @@ def seconds_of_dates(text: pl.Series) -> pl.Series:
     for form in (None, *DATES):
         if best.count() == text.count():
             break
-        with suppress(pl.exceptions.PolarsError):  # which way it is cannot be told
+        with suppress(pl.exceptions.PolarsError):  # nothing says which way it is
             found = text.str.to_datetime(form, strict=False, time_unit="us").cast(pl.Int64) / 1e6
             best = found if found.count() > best.count() else best
     return best
