@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from small import first_batches, small_config
 from torch import Tensor
 
 from shoal.models.nn import transformer
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
 from shoal.models.nn.packing import Packed, pack, spread
 from shoal.models.nn.transformer import Transformer
+from shoal.runs.build import build
+from shoal.world.world import World
 
 LENGTHS = [5, 1, 0, 9, 3, 9, 2, 4] * 5  # of 40 sequences: groups of several lengths, one empty
 
@@ -107,6 +110,30 @@ def test_where_it_is_done() -> None:
     assert transformer.packs(x, pads_of([0] * 40, 11)) is None
     assert transformer.packs(x, pads_of(LENGTHS, 11).flip(1)) is None  # pads before items
     assert transformer.packs(x[:0], pads_of(LENGTHS, 11)[:0]) is None
+
+
+@pytest.mark.parametrize("model", ["SASRec", "BERT4Rec"])
+def test_models_learn_the_same(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses of training steps, with dropout, of histories that are padded to twice their mean."""
+    rates = {"model__hidden_dropout_prob": 0.3, "model__attn_dropout_prob": 0.3}
+    sgd = {"train__optimizer__name": "sgd", "train__optimizer__lr": 1.0}
+    config = small_config(model, data__max_len=60, train__batch_size=40, **rates, **sgd)
+
+    def curve() -> list[float]:
+        parts, losses = build(config, World()), []
+        parts.model.train()
+        for step, batch in enumerate(first_batches(parts.reader, World(), 8)):
+            begin_step(1, step, torch.device("cpu"))
+            losses.append(float(parts.strategy.train_step(batch)))
+        return losses
+
+    made: list[Packed | None] = []
+    packs = transformer.packs
+    monkeypatch.setattr(transformer, "packs", lambda *given: made.append(packs(*given)) or made[-1])
+    packed = curve()
+    assert len(made) == 8 and all(made)
+    monkeypatch.setattr(transformer, "packs", lambda *_: None)
+    assert packed == pytest.approx(curve(), rel=1e-5)
 
 
 def test_packing_and_back() -> None:

@@ -29,7 +29,7 @@ def spread(x: Tensor, tokens: Tensor, size: int, length: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Group:
+class LengthGroup:
     """Sequences of like length."""
 
     samples: Tensor  # int64 [g]: their numbers in the batch
@@ -42,7 +42,7 @@ class Packed:
 
     length: int  # places of a sequence, pads included
     tokens: Tensor  # int64 [n]: which of all places are real
-    groups: list[Group]
+    groups: list[LengthGroup]
     places: Tensor  # int64 [sum of g * m]: the packed row at each place of the groups; at pads any
     back: Tensor  # int64 [n]: the place of each packed row there
 
@@ -62,7 +62,7 @@ class Packed:
             if longest == 0:
                 continue
             own = lengths[samples].unsqueeze(1)
-            groups.append(Group(samples, column[:longest] >= own))
+            groups.append(LengthGroup(samples, column[:longest] >= own))
             inside = torch.minimum(column[:longest], (own - 1).clamp(min=0))
             places.append((starts[samples].unsqueeze(1) + inside).view(-1))
             backs[samples] = done + longest * torch.arange(len(samples), device=pads.device)

@@ -16,7 +16,7 @@ from shoal.kernels.transformer import add_and_norm, attend, takes_attention, tak
 from shoal.models.nn.dropout import Dropout, draw_key, recomputed
 from shoal.models.nn.dropout import dropout as drop_out
 from shoal.models.nn.mlp import begin_normal
-from shoal.models.nn.packing import Group, Packed, pack, spread
+from shoal.models.nn.packing import LengthGroup, Packed, pack, spread
 
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -127,12 +127,12 @@ class Transformer(nn.Module):
 def packs(x: Tensor, pads: Tensor | None) -> Packed | None:
     """How layers read x [b, l, width] without its pads, bool [b, l]; None: they read all of it.
 
-    On a CPU, from a tenth of pads on: with fewer, to sort and gather costs what they do. A GPU has
+    On a CPU, from a quarter of pads on: with fewer, gathering costs about what they do. A GPU has
     kernels that read whole batches, and records steps of one shape.
     """
     if pads is None or not x.is_cpu or torch.compiler.is_compiling():
         return None
-    return Packed.of(pads) if int(pads.sum()) * 10 > pads.numel() else None
+    return Packed.of(pads) if 4 * int(pads.sum()) > pads.numel() else None
 
 
 def _layer(
@@ -225,14 +225,12 @@ class Attention(nn.Module):
         return self.out(mixed if wanted is None else mixed.flatten(0, 1).index_select(0, wanted))
 
     def _attend_packed(self, made: Tensor, packed: Packed, rate: float) -> Tensor:
-        """Group by group: [n, 3 * width] -> [n, width]."""
+        """LengthGroup by group: [n, 3 * width] -> [n, width]."""
         width = made.shape[1] // 3
         masks = draw_key(made.device, self.heads * packed.length) if rate else None
-        parts = made.index_select(0, packed.places).split(
-            [one.pads.numel() for one in packed.groups]
-        )
+        sizes = [group.pads.numel() for group in packed.groups]
         mixed = []
-        for group, part in zip(packed.groups, parts):
+        for group, part in zip(packed.groups, made.index_select(0, packed.places).split(sizes)):
             split = part.view(*group.pads.shape, 3, self.heads, width // self.heads)
             dropped = None
             if masks is not None:
@@ -242,7 +240,7 @@ class Attention(nn.Module):
         return torch.cat(mixed).index_select(0, packed.back)
 
     def _drop(
-        self, group: Group, length: int, rate: float, masks: tuple[Any, int], weights: Tensor
+        self, group: LengthGroup, length: int, rate: float, masks: tuple[Any, int], weights: Tensor
     ) -> Tensor:
         """Dropout of a group's weights [g, heads, m, m], as among [b, heads, length, length]."""
         if rate == 1.0:
