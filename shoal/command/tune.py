@@ -29,7 +29,7 @@ def tune(
     jobs: Annotated[int, typer.Option(min=1, help="Trials at once, also on one GPU.")] = 1,
     sampler: Annotated[str | None, typer.Option(help="tpe, random or grid.")] = None,
     prune: Annotated[
-        str | None, typer.Option(help="Stop hopeless trials: median, halving or none.")
+        str | None, typer.Option(help="Stop hopeless trials: pace, halving or none.")
     ] = None,
     finalists: Annotated[
         int, typer.Option(min=1, help="With --seeds: so many of the best trials.")
