@@ -302,8 +302,26 @@ void gather(const Layout& layout, const char* base, const int64_t* ids, size_t n
   }
 }
 
-// V registers of columns of one bag: they stay there over all its rows, added one after the other.
 typedef float Floats __attribute__((vector_size(kRegister), aligned(4)));
+typedef uint16_t Halves __attribute__((vector_size(kRegister / 2), aligned(2)));
+typedef uint32_t Bits __attribute__((vector_size(kRegister)));
+
+// A register of a record's values, from a column on.
+template <bool half>
+inline Floats load_values(const char* record, size_t column) {
+  if constexpr (half) {
+    const auto* from = reinterpret_cast<const uint16_t*>(record) + column;
+    return (Floats)(__builtin_convertvector(*reinterpret_cast<const Halves*>(from), Bits) << 16);
+  } else {
+    return *reinterpret_cast<const Floats*>(reinterpret_cast<const float*>(record) + column);
+  }
+}
+
+template <bool half>
+inline float load_value(const char* record, size_t column) {
+  if constexpr (half) return widen(reinterpret_cast<const uint16_t*>(record)[column]);
+  else return reinterpret_cast<const float*>(record)[column];
+}
 
 struct BagRows {
   const char* base;
@@ -315,7 +333,8 @@ struct BagRows {
   const char* record(size_t place) const { return base + static_cast<size_t>(ids[place]) * stride; }
 };
 
-template <int V, bool weighted>
+// V registers of columns of one bag: they stay there over all its rows, added one after the other.
+template <int V, bool weighted, bool half>
 void sum_bag(const BagRows& bag, size_t column, float* out) {
   constexpr size_t ahead = 16;
   Floats sum[V] = {};
@@ -324,60 +343,66 @@ void sum_bag(const BagRows& bag, size_t column, float* out) {
       const char* coming = bag.record(p + ahead);
       for (size_t b = 0; b < bag.bytes; b += 64) prefetch_read(coming + b);
     }
-    const auto* from = reinterpret_cast<const Floats*>(
-        reinterpret_cast<const float*>(bag.record(p)) + column);
-    for (int v = 0; v < V; ++v) sum[v] += weighted ? bag.weights[p] * from[v] : from[v];
+    const char* const record = bag.record(p);
+    for (int v = 0; v < V; ++v) {
+      const Floats values = load_values<half>(record, column + static_cast<size_t>(v) * kWords);
+      sum[v] += weighted ? bag.weights[p] * values : values;
+    }
   }
   std::memcpy(out + column, sum, sizeof sum);
 }
 
-template <bool weighted>
+template <bool weighted, bool half>
 void sum_rows(const BagRows& bag, size_t dim, float* out) {
   size_t c = 0;
-  for (; c + 8 * kWords <= dim; c += 8 * kWords) sum_bag<8, weighted>(bag, c, out);
-  for (; c + 4 * kWords <= dim; c += 4 * kWords) sum_bag<4, weighted>(bag, c, out);
-  for (; c + kWords <= dim; c += kWords) sum_bag<1, weighted>(bag, c, out);
+  for (; c + 8 * kWords <= dim; c += 8 * kWords) sum_bag<8, weighted, half>(bag, c, out);
+  for (; c + 4 * kWords <= dim; c += 4 * kWords) sum_bag<4, weighted, half>(bag, c, out);
+  for (; c + kWords <= dim; c += kWords) sum_bag<1, weighted, half>(bag, c, out);
   for (; c < dim; ++c) {
     float sum = 0;
     for (size_t p = bag.begin; p < bag.end; ++p) {
-      const float value = reinterpret_cast<const float*>(bag.record(p))[c];
+      const float value = load_value<half>(bag.record(p), c);
       sum += weighted ? bag.weights[p] * value : value;
     }
     out[c] = sum;
   }
 }
 
-void add_values(const Layout& layout, const char* record, const float* weight, float* out) {
-  const float factor = weight == nullptr ? 1.0f : *weight;  // 1 * x is x
-  if (layout.half) {
-    const auto* values = reinterpret_cast<const uint16_t*>(record);
-    for (int c = 0; c < layout.dim; ++c) out[c] += factor * widen(values[c]);
-  } else {
-    const auto* values = reinterpret_cast<const float*>(record);
-    for (int c = 0; c < layout.dim; ++c) out[c] += factor * values[c];
+template <bool weighted, bool half>
+void gather_bags_of(const Layout& layout, const char* base, const int64_t* ids, size_t n,
+                    const IdBags& bags, size_t first, size_t last, float* out) {
+  const size_t dim = static_cast<size_t>(layout.dim);
+  const size_t bytes = (half ? sizeof(uint16_t) : sizeof(float)) * dim;
+  for (size_t k = first; k < last; ++k) {
+    const auto begin = static_cast<size_t>(bags.starts[k]);
+    const auto end = static_cast<size_t>(bags.starts[k + 1]);
+    sum_rows<weighted, half>({base, layout.stride, bytes, ids, bags.weights, begin, end, n}, dim,
+                             out + k * dim);
   }
 }
 
 void gather_bags(const Layout& layout, const char* base, const int64_t* ids, size_t n,
                  const IdBags& bags, size_t first, size_t last, float* out) {
-  const size_t dim = static_cast<size_t>(layout.dim);
-  const size_t bytes = (layout.half ? sizeof(uint16_t) : sizeof(float)) * dim;
-  for (size_t k = first; k < last; ++k) {
-    float* const to = out + k * dim;
-    const BagRows bag{base, layout.stride, bytes, ids, bags.weights,
-                      static_cast<size_t>(bags.starts[k]), static_cast<size_t>(bags.starts[k + 1]),
-                      n};
-    if (layout.half) {
-      std::memset(to, 0, sizeof(float) * dim);
-      for (size_t p = bag.begin; p < bag.end; ++p) {
-        if (p + 16 < n)
-          for (size_t b = 0; b < bytes; b += 64) prefetch_read(bag.record(p + 16) + b);
-        add_values(layout, bag.record(p), bags.weights == nullptr ? nullptr : bags.weights + p, to);
-      }
-    } else {
-      bags.weights == nullptr ? sum_rows<false>(bag, dim, to) : sum_rows<true>(bag, dim, to);
-    }
+  const bool weighted = bags.weights != nullptr;
+  const auto call = layout.half ? (weighted ? gather_bags_of<true, true> : gather_bags_of<false, true>)
+                                : (weighted ? gather_bags_of<true, false> : gather_bags_of<false, false>);
+  call(layout, base, ids, n, bags, first, last, out);
+}
+
+template <bool half>
+void add_values_of(const char* record, float factor, size_t dim, float* out) {
+  size_t c = 0;
+  for (; c + kWords <= dim; c += kWords) {
+    auto* to = reinterpret_cast<Floats*>(out + c);
+    *to = *to + factor * load_values<half>(record, c);
   }
+  for (; c < dim; ++c) out[c] += factor * load_value<half>(record, c);
+}
+
+void add_values(const Layout& layout, const char* record, const float* weight, float* out) {
+  const float factor = weight == nullptr ? 1.0f : *weight;  // 1 * x is x
+  (layout.half ? add_values_of<true> : add_values_of<false>)(
+      record, factor, static_cast<size_t>(layout.dim), out);
 }
 
 // By hand: GCC needs three times as long for the loop.
