@@ -1,7 +1,7 @@
 """MLPerf's DLRM-DCNv2 at full size on one GPU: bags of ids, row by row and as a whole model.
 
     python benchmarks/dlrm_dcnv2_gpu.py                        # all parts
-    python benchmarks/dlrm_dcnv2_gpu.py --parts rows compiled    # of: copy rows compiled bfloat16 plain
+    python benchmarks/dlrm_dcnv2_gpu.py --parts copy rows      # some of them, as below
     python benchmarks/dlrm_dcnv2_gpu.py --device cpu --rows-scale 0.001 --batch 64 --steps 2
 
 26 features in 26 tables of width 128, 204.2M rows in sum (the counts of the Criteo set, at most 40M
@@ -10,8 +10,8 @@ layers 512-256-128, 3 crosses of rank 512, top layers 1024-1024-512-256-1. Rows 
 Adagrad, dense parameters by Adagrad. Ids are drawn on the GPU, with a zipf popularity, and spread.
 
 copy      bytes a second of a large copy: what the memory gives
-rows      lookup and update of all bags alone, beside the bytes that they must move; then whole steps
-          of the model: samples a second, and milliseconds of the GPU by kernels' names
+rows      lookup and update of all bags alone, beside the bytes that they must move; then steps of
+          the whole model: samples a second, and milliseconds of the GPU by kernels' names
 compiled  whole steps, the dense part by torch.compile
 bfloat16  as rows, with rows of bfloat16
 plain     nn.EmbeddingBag(sparse=True) + torch.optim.Adagrad at the largest size that fits
