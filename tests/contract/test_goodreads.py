@@ -155,8 +155,3 @@ def test_what_the_toml_may_not_say(tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text(text.replace(line, wrong))
         with pytest.raises(ConfigError, match=said):
             resolve([tmp_path / "config.toml"])
-
-
-def test_the_page_lists_every_key() -> None:
-    page = ROOT / "docs" / "from" / "tdfo.md"
-    assert tdfo.Tdfo.table_text("key") in page.read_text()
