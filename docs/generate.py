@@ -293,8 +293,8 @@ def dialect_page() -> str:
     lines = [
         "# Every key of other tools",
         "",
-        "For those who bring a config: each key of another tool that Shoal knows, and what it becomes "
-        "here. `shoal config show CONFIG` prints the same for your own file.",
+        "For those who bring a config: each key of another tool that Shoal knows, and what it "
+        "becomes here. `shoal config show CONFIG` prints the same for your own file.",
     ]
     for dialect, page, head in DIALECTS:
         title = page.partition(".")[0]
