@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from ranks import run_ranks
 
-from shoal.compat.dialects import tdfo
 from shoal.config.errors import ConfigError
 from shoal.data.batch import Batch
 from shoal.data.prepared.folder import PrepareJob
