@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -206,7 +207,7 @@ def docstring(text: str) -> Iterator[str]:
         elif part.startswith("import "):
             yield from ["", "```python", part.replace("\n", "\n\n", 1), "```"]
         elif re.search(r"^ |\S {2,}\S", part, re.MULTILINE):
-            yield from ["", "```text", part, "```"]
+            yield from ["", "```text", textwrap.dedent(part), "```"]
         else:
             yield from ["", re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", prose(part))]
 
@@ -269,7 +270,8 @@ def describe_model(name: str) -> Iterator[str]:
     """The lines about one model."""
     model = find_model(name)
     text = (sys.modules[model.__module__].__doc__ or "").strip()
-    yield from docstring(text.removeprefix(f"{name}: "))
+    text = text.removeprefix(f"{name}: ")
+    yield from docstring(text[:1].upper() + text[1:])
     meaning = meanings(model.Options)
     rows = []
     for key, one in options_of(model.Options).items():
