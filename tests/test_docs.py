@@ -193,5 +193,6 @@ def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         exec(block, names)
     liked = [int(item[1:]) in range(40, 80) for item, _ in names["fitted"].recommend("u1", topk=5)]
     assert sum(liked) >= 4
+    assert names["fitted"].metrics["recall@10"] == pytest.approx(1 / 3, abs=0.06)
     assert (names["fitted"].folder / "report.html").is_file()
     assert len(shoal.load("model").recommend("u1", topk=5)) == 5
