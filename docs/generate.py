@@ -34,6 +34,7 @@ from shoal.models import find as find_model
 from shoal.models.options import meanings
 
 DOCS = Path(__file__).parent
+OPTION = re.compile(r"(?<![\w-])(--[a-z](?:[\w.-]*\w)?(?:=[^\s'`,;)]+)?)")
 # In this order they run in one folder, where ratings.csv, day_0.csv and day_1.csv are.
 EXAMPLES = {
     "quickstart": "shoal quickstart ratings.csv",
@@ -247,7 +248,7 @@ def annotation(given: Any) -> str:
 def prose(text: str) -> str:
     """A paragraph in one line; options in it are code."""
     line = " ".join(text.split())
-    return line if "`" in line else re.sub(r"(?<![\w-])(--[a-z][\w-]*)", r"`\1`", line)
+    return line if "`" in line else OPTION.sub(r"`\1`", line)
 
 
 def model_page() -> str:
