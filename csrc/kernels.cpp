@@ -115,7 +115,7 @@ void sum_block(const Apply& a, uint32_t begin, uint32_t end, int dim, int column
           reinterpret_cast<const char*>(gradient_of(a, a.order[k + kGradsAhead], dim) + column);
       for (size_t b = 0; b < sizeof sum; b += 64) prefetch_read(coming + b);
     }
-    const auto* from = reinterpret_cast<const Wide*>(gradient_of(a, a.order[k], dim) + column);
+    const Wide* from = reinterpret_cast<const Wide*>(gradient_of(a, a.order[k], dim) + column);
     for (int v = 0; v < V; ++v) sum[v] += weighted ? a.weights[k] * from[v] : from[v];
   }
   std::memcpy(out + column, sum, sizeof sum);
@@ -409,7 +409,7 @@ template <bool half>
 void add_values_of(const char* record, float factor, size_t dim, float* out) {
   size_t c = 0;
   for (; c + kWords <= dim; c += kWords) {
-    auto* to = reinterpret_cast<Wide*>(out + c);
+    Wide* to = reinterpret_cast<Wide*>(out + c);  // auto would forget how it is aligned
     *to = *to + factor * load_values<half>(record, c);
   }
   for (; c < dim; ++c) out[c] += factor * load_value<half>(record, c);
