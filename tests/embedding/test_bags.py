@@ -61,6 +61,8 @@ ENGINES: dict[str, Callable[[RowOptimizer], Any]] = {
     "reference, counted": lambda o: Reference(growing(), o, 3, Admission(threshold=0.0)),
     "device": lambda o: make_local(fixed(), o, 3, backend="device"),
     "tiered": lambda o: Tiered(fixed(), o, 3, ROWS, None),
+    "tiered, few slots": lambda o: Tiered(fixed(), o, 3, 27, None),
+    "tiered, growing": lambda o: Tiered(growing(), o, 3, 29, None),
     "gpu": lambda o: gpu(fixed(), o),
     "gpu, growing": lambda o: gpu(growing(), o),
     "gpu, bfloat16": lambda o: gpu(fixed(dtype="bfloat16"), o),
