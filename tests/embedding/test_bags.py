@@ -233,6 +233,32 @@ def test_a_table_of_several_fields() -> None:
     torch.testing.assert_close(grads.double(), before.grad[ids], rtol=1e-5, atol=1e-6)
 
 
+def test_a_group_of_gpu_tables() -> None:
+    """Lists and single ids of tables of one width are one launch, sorted while rows are read."""
+    engines = import_kernels("shoal.embedding.engines.gpu_engine")
+    tables = [Table(f"t{k}", 6, ROWS + k, Init("uniform", 0.5), padding=0) for k in range(3)]
+    optimizer, how = RowOptimizer("adagrad"), {"a": "mean", "b": "sum", "c": "sum"}
+    gpus = engines.make_gpu_engines(tables, optimizer, 3, DEVICE)
+    hosts = [Native(table, optimizer, 3) for table in tables]
+    assert len({engine.group for engine in gpus}) == 1
+    for kind, device in ((gpus, DEVICE), (hosts, "cpu")):
+        embed = Embeddings(dict(zip("abc", tables)))
+        service = LocalRows({one.table.name: one for one in kind}, device=device)
+        embed.attach(service)
+        for step in range(3):
+            ids = draw(step, False), torch.arange(8) % 5 + step, draw(step + 9, True)
+            batch = Batch(8, dict(zip("abc", ids))).to(device)
+            found = embed.each_pooled(batch, how)  # type: ignore[arg-type]
+            torch.stack([torch.sin(one).sum() for one in found.values()]).sum().backward()
+            gradients = service.collect().rows
+            assert all(one.pulled == (step > 0) for one in gradients.values())
+            service.apply(gradients, 0.1)
+    for ours, theirs in zip(gpus, hosts, strict=True):
+        for mine, other in zip(ours.export(), theirs.export(), strict=True):
+            torch.testing.assert_close(mine.values, other.values)
+            torch.testing.assert_close(mine.state, other.state)
+
+
 def test_bags_are_joined_and_cut() -> None:
     bags = Bags(torch.tensor([0, 2, 2, 3]), torch.tensor([1.0, 2.0, 3.0]))
     joined = join_bags([(3, bags), (2, None), (1, Bags(torch.tensor([0, 1])))])
