@@ -343,7 +343,8 @@ def measure_plain(args: argparse.Namespace) -> None:
             rate = args.batch / ms * 1e3
             say(
                 f"plain PyTorch, {sum(table_rows(scale)):,} rows: {ms:.2f} ms a step, "
-                f"{rate:,.0f} samples/s; shoal's, of all float32 rows, is {args.best / rate:.1f} x{memory(args)}"
+                f"{rate:,.0f} samples/s; shoal's, of all float32 rows, is {args.best / rate:.1f} x"
+                f"{memory(args)}"
             )
             return
         except torch.OutOfMemoryError:
