@@ -64,6 +64,7 @@ class RowGradients:
     # Whether other ranks apply other rows of the same table:
     partial: bool = field(default=False, kw_only=True)
     bags: Bags | None = field(default=None, kw_only=True)
+    padding: int | None = field(default=None, kw_only=True)  # an id whose gradient counts nothing
 
     def scaled(self, scale: float) -> RowGradients:
         """The same, multiplied in place."""
@@ -77,6 +78,8 @@ class RowGradients:
         ids, places = distinct(self.ids, rows)
         bags = (None, None) if self.bags is None else (self.bags.offsets, self.bags.weights)
         grads = add_rows(None, places, self.grads, len(ids), True, *bags)
+        if self.padding is not None:
+            grads.masked_fill_((ids == self.padding)[:, None], 0.0)
         counts = self.counts
         if counts is not None:
             counts = add_rows(None, places.cpu(), counts, len(ids))

@@ -61,6 +61,8 @@ ENGINES: dict[str, Callable[[RowOptimizer], Any]] = {
     "reference, counted": lambda o: Reference(growing(), o, 3, Admission(threshold=0.0)),
     "device": lambda o: make_local(fixed(), o, 3, backend="device"),
     "tiered": lambda o: Tiered(fixed(), o, 3, ROWS, None),
+    "tiered, few slots": lambda o: Tiered(fixed(), o, 3, 27, None),
+    "tiered, growing": lambda o: Tiered(growing(), o, 3, 29, None),
     "gpu": lambda o: gpu(fixed(), o),
     "gpu, growing": lambda o: gpu(growing(), o),
     "gpu, bfloat16": lambda o: gpu(fixed(dtype="bfloat16"), o),
@@ -229,6 +231,32 @@ def test_a_table_of_several_fields() -> None:
     ids, grads = pair(collected["t"].summed(ROWS))
     assert before.grad is not None
     torch.testing.assert_close(grads.double(), before.grad[ids], rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_of_gpu_tables() -> None:
+    """Lists and single ids of tables of one width are one launch, sorted while rows are read."""
+    engines = import_kernels("shoal.embedding.engines.gpu_engine")
+    tables = [Table(f"t{k}", 6, ROWS + k, Init("uniform", 0.5), padding=0) for k in range(3)]
+    optimizer, how = RowOptimizer("adagrad"), {"a": "mean", "b": "sum", "c": "sum"}
+    gpus = engines.make_gpu_engines(tables, optimizer, 3, DEVICE)
+    hosts = [Native(table, optimizer, 3) for table in tables]
+    assert len({engine.group for engine in gpus}) == 1
+    for kind, device in ((gpus, DEVICE), (hosts, "cpu")):
+        embed = Embeddings(dict(zip("abc", tables)))
+        service = LocalRows({one.table.name: one for one in kind}, device=device)
+        embed.attach(service)
+        for step in range(3):
+            ids = draw(step, False), torch.arange(8) % 5 + step, draw(step + 9, True)
+            batch = Batch(8, dict(zip("abc", ids))).to(device)
+            found = embed.each_pooled(batch, how)  # type: ignore[arg-type]
+            torch.stack([torch.sin(one).sum() for one in found.values()]).sum().backward()
+            gradients = service.collect().rows
+            assert all(one.pulled == (step > 0) for one in gradients.values())
+            service.apply(gradients, 0.1)
+    for ours, theirs in zip(gpus, hosts, strict=True):
+        for mine, other in zip(ours.export(), theirs.export(), strict=True):
+            torch.testing.assert_close(mine.values, other.values)
+            torch.testing.assert_close(mine.state, other.state)
 
 
 def test_bags_are_joined_and_cut() -> None:

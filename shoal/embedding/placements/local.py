@@ -114,7 +114,7 @@ class LocalRows(RowService):
             joined = join(from_outputs + pulled, engine.table.dim, name in self.counted)
             if expected and not from_outputs and len(pulled) == count:
                 joined = replace(joined, pulled=True)
-            gradients[name] = joined
+            gradients[name] = replace(joined, padding=engine.table.padding)
         return Collected(join_flat(dense, self.device), gradients)
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:

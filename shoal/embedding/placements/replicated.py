@@ -83,7 +83,12 @@ class ReplicatedRows(LocalRows):
         else:
             flat = travelling.wait()
         came = iter(joined)
-        return flat, {name: RowGradients(*islice(came, len(mine[name]))) for name in mine}
+        return flat, {
+            name: RowGradients(
+                *islice(came, len(mine[name])), padding=self.engines[name].table.padding
+            )
+            for name in mine
+        }
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         for name, stripe in self._stripes.items():
