@@ -36,7 +36,7 @@ from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.evaluation import Evaluator
 from shoal.world.world import World
 
-QUICK = ["UserKNN", "DIN"]
+QUICK = ["UserKNN", "DIN", "HSTURanker"]
 FITTING = {  # of one width, for models that add or multiply vectors
     name: {key: value for key, value in said.items() if key != "dim"}
     for name, said in FEATURES.items()

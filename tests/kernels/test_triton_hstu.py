@@ -12,6 +12,7 @@ from zoo_models import zoo_config
 from shoal.kernels.common.sequences import (
     BUCKETS,
     Sequences,
+    asked_and_taken,
     bucket_of,
     bucket_steps,
     cell_of,
@@ -192,7 +193,7 @@ def test_times_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     history = (torch.arange(30) < lengths.unsqueeze(1)).long()
     times = torch.exp(torch.rand(4, 31) * 17).long() + 1_700_000_000  # in no order
     times[2, 8:] = 0  # pads
-    found = sequences_of(history.to(DEVICE), times.to(DEVICE))
+    found = sequences_of(history.to(DEVICE), *asked_and_taken(times.to(DEVICE)))
     assert found.sizes == (30, 1, 7, 1) and found.lengths.tolist() == [30, 1, 7, 1]
     assert found.asked is not None and found.taken is not None
     assert found.asked.dtype == torch.int32 and min(found.asked.min(), found.taken.min()) >= 0
@@ -207,7 +208,7 @@ def test_times_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
         ours = buckets[cells + (gaps >= steps[cells])].long()
         assert torch.equal(ours, theirs[sample, :length, :length])
     times[0, 3] = 2**40
-    assert sequences_of(history.to(DEVICE), times.to(DEVICE)).asked.dtype == torch.int64
+    assert sequences_of(history.to(DEVICE), *asked_and_taken(times.to(DEVICE))).asked.dtype == torch.int64
 
 
 def test_cells_find_the_bucket() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout, recomputed
-from shoal.models.nn.hstu import HSTULayer, pack, places_of, spread
+from shoal.models.nn.hstu import HSTULayer, HSTUOptions, pack, places_of, spread
 from shoal.models.sequential.base import NextItem, num_places
 
 
@@ -31,17 +31,8 @@ class HSTU(NextItem):
     reads_times = True
     recompute = False  # whether backward computes layers again instead of keeping what they made
 
-    class Options(NextItem.Options):
-        n_layers: int = 2
-        n_heads: int = 1
-        hidden_size: int = 64
-        attention_size: int | None = None  # of a head's queries and keys; null: width / heads
-        linear_size: int | None = None  # of a head's values; null: width / heads
-        hidden_dropout_prob: float = 0.2  # of inputs
-        linear_dropout_prob: float = 0.2  # of gated values
-        use_positions: bool = True  # False: no bias of how far an item is back
-        use_times: bool = True  # False: no bias of how long ago an item was taken
-        layer_norm_eps: float = 1e-6
+    class Options(HSTUOptions, NextItem.Options):
+        pass
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
