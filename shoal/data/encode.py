@@ -83,9 +83,7 @@ class Encoding:
         return ids
 
 
-def encode(
-    dataset: Dataset, features: tuple[Feature, ...], every: bool = False
-) -> FeatureTable:
+def encode(dataset: Dataset, features: tuple[Feature, ...], every: bool = False) -> FeatureTable:
     """Every feature's values by user id, item id or number of interaction; rows are counted.
 
     every: histories hold all that the user did, not what was positive alone.
@@ -98,8 +96,7 @@ def encode(
         if not feature.cross
     ]
     crossed = [FeatureColumn(feature, _crossed) for feature in features if feature.cross]
-    every = tuple(columns + crossed)
-    return FeatureTable(every, dataset.user_field, dataset.item_field, encoding)
+    return FeatureTable(columns + crossed, dataset.user_field, dataset.item_field, encoding)
 
 
 def _crossed(rows: np.ndarray) -> Taken:

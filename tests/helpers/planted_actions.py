@@ -17,8 +17,8 @@ LABELS = ("click", "like")
 
 
 def write_actions(folder: Path, users: int, events: int, seed: int = 1) -> dict[str, np.ndarray]:
-    """folder/acts/acts.inter, users one after the other; the columns, and `best_LABEL`: the log odds
-    that are known before each interaction."""
+    """folder/acts/acts.inter, users one after the other; the columns, and `best_LABEL`: the log
+    odds that are known before each interaction."""
     random = np.random.default_rng(seed)
     shape = users, events
     item = random.integers(0, GROUPS * EACH, shape)
@@ -57,7 +57,12 @@ def acts_config(folder: Path | str, model: str = "HSTURanker", **more: Any) -> d
         "data.cache": False,
         "data.labels": {"click": {}, "like": {}},
         "data.fields.label": "click",
-        "data.split": {"by": "ratio", "ratio": [0.8, 0.0, 0.2], "order": "time", "group_by": "none"},
+        "data.split": {
+            "by": "ratio",
+            "ratio": [0.8, 0.0, 0.2],
+            "order": "time",
+            "group_by": "none",
+        },
         "data.max_len": 12,
         # Not the user: whom the test is about was never seen, and rows of users remember.
         "data.features": {

@@ -208,7 +208,10 @@ def test_times_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
         ours = buckets[cells + (gaps >= steps[cells])].long()
         assert torch.equal(ours, theirs[sample, :length, :length])
     times[0, 3] = 2**40
-    assert sequences_of(history.to(DEVICE), *asked_and_taken(times.to(DEVICE))).asked.dtype == torch.int64
+    assert (
+        sequences_of(history.to(DEVICE), *asked_and_taken(times.to(DEVICE))).asked.dtype
+        == torch.int64
+    )
 
 
 def test_cells_find_the_bucket() -> None:

@@ -121,7 +121,9 @@ def test_what_cannot_be_is_refused() -> None:
     facts = facts_of("HSTURanker")
     seen = next(one for one in facts.features if one.name == "seen")
     two = replace(facts, features=(*facts.features, replace(seen, name="more")))
-    with pytest.raises(ValueError, match=r"one history, and data.features has seen, more; keep one"):
+    with pytest.raises(
+        ValueError, match=r"one history, and data.features has seen, more; keep one"
+    ):
         make_model("HSTURanker", two)
     wide = tuple(replace(f, dim=7) if f.table == "item_id" else f for f in facts.features)
     with pytest.raises(ValueError, match=r"set model.hidden_size=7"):

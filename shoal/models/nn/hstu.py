@@ -55,7 +55,12 @@ def places_between(
     """The same where times asked and taken, [b, l] each, do not follow each other."""
     if takes_hstu(x, widest):
         return None, sequences_of(history, asked, taken)
-    return None if asked is None or taken is None else buckets_between(asked, taken), None
+    return buckets_of(asked, taken), None
+
+
+def buckets_of(asked: Tensor | None, taken: Tensor | None) -> Tensor | None:
+    """Buckets of the times between: [b, q], [b, l] -> [b, q, l]."""
+    return None if asked is None or taken is None else buckets_between(asked, taken)
 
 
 def pack(x: Tensor, sequences: Sequences | None) -> Tensor:
@@ -129,22 +134,24 @@ class HSTULayer(nn.Module):
         mixed = plain_hstu_attention(query, key, value, *self._biases, buckets, self.max_len)
         return self._gated(x, mixed, gate)
 
-    def candidates(
-        self, x: Tensor, past: Past, lengths: Tensor, buckets: Tensor | None
-    ) -> Tensor:
+    def candidates(self, x: Tensor, past: Past, lengths: Tensor, buckets: Tensor | None) -> Tensor:
         """What candidates x [b, c, width] become: each sees the past, of which the first lengths
         [b] places are there, and itself; buckets [b, 1 or c, l]."""
         gate, *rest = self.parts(x)
         value, query, key = (split_heads(part, self.heads) for part in rest)
         biases = (*self._biases, buckets, self.max_len)
-        return self._gated(x, plain_hstu_candidates(query, key, value, past, lengths, *biases), gate)
+        return self._gated(
+            x, plain_hstu_candidates(query, key, value, past, lengths, *biases), gate
+        )
 
     def past(self, parts: Parts, sequences: Sequences | None = None) -> Past:
         """Keys and values, side by side again."""
         _, value, _, key = parts
         if sequences is not None:
             size, shape = sequences.lengths.shape[0], (-1, sequences.longest)
-            key, value = (spread(x, sequences, size).reshape(*shape, x.shape[-1]) for x in (key, value))
+            key, value = (
+                spread(x, sequences, size).reshape(*shape, x.shape[-1]) for x in (key, value)
+            )
         return split_heads(key, self.heads), split_heads(value, self.heads)
 
     @property

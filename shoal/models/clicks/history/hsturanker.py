@@ -24,11 +24,10 @@ from torch import Tensor, nn
 
 from shoal.data.features import action_of, time_of
 from shoal.data.joined import candidates
-from shoal.kernels.common.sequences import bucket_of
 from shoal.models.base import Batch, ClickModel, Embeddings, Facts, Feature, Init, Jagged, Table
 from shoal.models.clicks.history.base import LENGTH, history_pairs
 from shoal.models.nn.dropout import Dropout, recomputed
-from shoal.models.nn.hstu import HSTULayer, HSTUOptions, pack, places_between
+from shoal.models.nn.hstu import HSTULayer, HSTUOptions, buckets_of, pack, places_between
 from shoal.models.nn.mlp import Tower
 
 PAIRS = 1 << 23  # of places that see each other, of samples that are predicted together
@@ -138,20 +137,20 @@ class HSTURanker(ClickModel):
         sequence, x = self.dropout(sequence) * there.unsqueeze(-1), self.dropout(x)
         lengths = (there * (torch.arange(self.places, device=x.device) + 1)).amax(1)
         taken, asked = self._times(batch)
-        buckets = None
-        if taken is not None and asked is not None:
-            buckets = bucket_of(asked - taken).unsqueeze(1)  # [b, 1, l]
+        buckets = buckets_of(asked, taken)  # [b, 1, l]
         own, sequences = places_between(sequence, there, taken, taken, self.widest)
         sequence = pack(sequence, sequences)
 
-        def onward(layer: HSTULayer, sequence: Tensor, x: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+        def onward(
+            layer: HSTULayer, sequence: Tensor, x: Tensor, last: bool
+        ) -> tuple[Tensor, Tensor]:
             parts = layer.parts(sequence, sequences)
             x = layer.candidates(x, layer.past(parts, sequences), lengths, buckets)
             # After the last layer nobody looks at the sequence.
             return sequence if last else layer.attended(sequence, parts, own, sequences), x
 
         for number, layer in enumerate(self.layers, 1):
-            given = (layer, sequence, x, number == len(self.layers))
+            given: Any = (layer, sequence, x, number == len(self.layers))
             again = self.recompute and self.training
             sequence, x = recomputed(onward, *given) if again else onward(*given)
         return x
