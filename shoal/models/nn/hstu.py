@@ -93,6 +93,7 @@ class HSTULayer(nn.Module):
         self.heads, self.max_len, self.eps = heads, max_len, options.layer_norm_eps
         self.widest = max(attention, linear) // heads  # of a head
         self.sizes = [linear, linear, attention, attention]
+        self.state_width = attention + linear
         self.project = nn.Parameter(torch.randn(width, sum(self.sizes)) * 0.02)
         self.position_bias = self.time_bias = None
         if options.use_positions:  # by how far an item is back
@@ -152,6 +153,15 @@ class HSTULayer(nn.Module):
             key, value = (
                 spread(x, sequences, size).reshape(*shape, x.shape[-1]) for x in (key, value)
             )
+        return split_heads(key, self.heads), split_heads(value, self.heads)
+
+    def state(self, parts: Parts) -> Tensor:
+        """Keys and values of places as one row for each: [b, l, state_width]."""
+        return torch.cat([parts[3], parts[1]], -1)
+
+    def past_of(self, state: Tensor) -> Past:
+        """The reverse of `state`: [b, heads, l, d] each."""
+        key, value = state.split([self.sizes[3], self.sizes[1]], -1)
         return split_heads(key, self.heads), split_heads(value, self.heads)
 
     @property

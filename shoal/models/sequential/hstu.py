@@ -21,11 +21,19 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout, recomputed
-from shoal.models.nn.hstu import HSTULayer, HSTUOptions, pack, places_of, spread
+from shoal.models.nn.hstu import (
+    HSTULayer,
+    HSTUOptions,
+    buckets_of,
+    pack,
+    places_of,
+    spread,
+)
 from shoal.models.sequential.base import NextItem, num_places
+from shoal.models.sequential.extending import Extending
 
 
-class HSTU(NextItem):
+class HSTU(Extending):
     """Pointwise attention with biases of relative position and time."""
 
     reads_times = True
@@ -46,6 +54,7 @@ class HSTU(NextItem):
         layers = [HSTULayer(options, facts.max_len) for _ in range(options.n_layers)]
         self.layers = nn.ModuleList(layers)
         self.widest = max((layer.widest for layer in layers), default=0)  # head
+        self.state_width = sum(layer.state_width for layer in layers)
 
     def states(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")
@@ -60,3 +69,21 @@ class HSTU(NextItem):
             again = self.recompute and self.training
             x = recomputed(layer, x, *places) if again else layer(x, *places)
         return spread(x, places[1], history.shape[0])
+
+    def extended(self, batch: Batch) -> Tensor:
+        kept, new = batch.dense["kept"], batch.tensor("new")
+        place = torch.arange(kept.shape[0], kept.shape[0] + new.shape[0], device=kept.device)
+        vectors = self.embed.rows("history", new) * math.sqrt(self.options.hidden_size)
+        x = (vectors + self.positions[place]).unsqueeze(0)
+        buckets = None
+        if self.options.use_times:
+            asked, taken = batch.tensor("asked"), batch.tensor("taken")
+            taken = torch.cat([batch.tensor("kept_taken"), taken])
+            buckets = buckets_of(asked.unsqueeze(0), taken.unsqueeze(0))
+        rows = []
+        pasts = kept.unsqueeze(0).split([layer.state_width for layer in self.layers], -1)
+        for layer, past in zip(self.layers, pasts):
+            parts = layer.parts(x)
+            rows.append(layer.state(parts))
+            x = layer.attended(x, parts, buckets, past=layer.past_of(past))
+        return torch.cat([*rows, self.asked(x)], -1).squeeze(0)
