@@ -12,16 +12,18 @@ from zoo_models import zoo_config
 
 from shoal.runs.artifact.kept_histories import KeptHistories
 from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.serving.questions import Recommend
+from shoal.runs.serving.service import Service
 
 MANY = 1 << 26
 MAX_LEN = 12
 
 
-@pytest.fixture(scope="module", params=["times", "no times"])
+@pytest.fixture(scope="module", params=["times", pytest.param("no times", marks=pytest.mark.slow)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("kept") / "artifact"
     more = {"model__use_times": request.param == "times", "model__n_heads": 2}
-    config = zoo_config("HSTU", data__max_len=MAX_LEN, model__n_layers=3, **more)
+    config = zoo_config("HSTU", data__max_len=MAX_LEN, model__n_layers=2, **more)
     export_here(trained(config), config, place)
     return place
 
@@ -131,6 +133,24 @@ def test_parts_that_are_too_large_are_smaller(folder: Path) -> None:
     person = Person(plain, 1)
     person.goes_on(9)
     same(person.asks(artifact), person.asks(plain))
+
+
+@pytest.mark.slow
+def test_in_service(folder: Path) -> None:
+    service = Service(folder, MANY)
+    person = Person(service.model, 2)
+    person.goes_on(4)
+    for _ in range(3):
+        times = [*person.times[1:], person.times[-1]]
+        asked = Recommend(history=person.items, times=times, topk=8)
+        (answer,) = service.answer("recommend", [asked])
+        found = [(one["item"], one["score"]) for one in answer["items"]]
+        same(found, person.asks(Artifact(folder), later=0))
+        person.goes_on()
+    figures = service.kept()
+    assert figures["state_requests_total"] == 3 and figures["state_hits_total"] == 2
+    assert figures["states"] == 1 and figures["state_bytes"] > 0
+    assert Service(folder).kept() == {}
 
 
 def test_an_export_proves_it(folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ skip pads (shoal/kernels/hstu.py); elsewhere by torch, with scores [b, heads, l,
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,9 +81,9 @@ class HSTU(Extending):
             asked, taken = batch.tensor("asked"), batch.tensor("taken")
             taken = torch.cat([batch.tensor("kept_taken"), taken])
             buckets = buckets_of(asked.unsqueeze(0), taken.unsqueeze(0))
-        rows = []
-        pasts = kept.unsqueeze(0).split([layer.state_width for layer in self.layers], -1)
-        for layer, past in zip(self.layers, pasts):
+        rows, layers = [], list[Any](self.layers)
+        pasts = kept.unsqueeze(0).split([layer.state_width for layer in layers], -1)
+        for layer, past in zip(layers, pasts):
             parts = layer.parts(x)
             rows.append(layer.state(parts))
             x = layer.attended(x, parts, buckets, past=layer.past_of(past))

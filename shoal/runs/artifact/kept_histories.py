@@ -52,6 +52,15 @@ class KeptHistories:
         self._kept: OrderedDict[int, Kept] = OrderedDict()
         self._lock = threading.Lock()
 
+    def queries(self, history: Tensor, times: Tensor | None) -> Tensor:
+        """Query vectors [b, dim] of histories [b, l], left-aligned, 0 pads; times [b, l + 1]."""
+        found = []
+        for row, items in enumerate(history.numpy()):
+            count = int(np.count_nonzero(items))
+            when = None if times is None else times[row, : count + 1].numpy()
+            found.append(self.query(items[:count], when))
+        return torch.stack(found)
+
     def query(self, items: np.ndarray, times: np.ndarray | None) -> Tensor:
         """The query vector of a history of one item or more: items [l], times [l + 1] -> [dim]."""
         times = np.zeros(len(items) + 1, np.int64) if times is None else times

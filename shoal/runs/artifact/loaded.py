@@ -376,7 +376,7 @@ class Artifact:
         """Query vectors [b, dim] of a model that has such."""
         users = query[self.user_field]
         if self.kept_histories is not None and bool((query["history"][:, 0] > 0).all()):
-            found = torch.stack([self._extended(query, row) for row in range(len(users))])
+            found = self.kept_histories.queries(query["history"], query.get("history_time"))
         elif self.graph is not None:
             found = self.running.samples(query)
         elif self.signature["query"] == "constant":
@@ -384,15 +384,6 @@ class Artifact:
         else:
             found = self.tables["query_vectors"].rows(users)
         return self._checked(found, (len(users), self.tables["item_vectors"].dim))
-
-    def _extended(self, query: Fields, row: int) -> Tensor:
-        """The query vector of one history, by what is kept of it."""
-        assert self.kept_histories is not None
-        items = query["history"][row].numpy()
-        items = items[: np.count_nonzero(items)]
-        times = query["history_time"][row].numpy() if "history_time" in query else None
-        times = None if times is None else times[: len(items) + 1]
-        return self.kept_histories.query(items, times)
 
     def _checked(self, found: Tensor, shape: tuple[int, int]) -> Tensor:
         """What a graph gave, if it is of the shape that is asked for."""
