@@ -50,12 +50,12 @@ def exported(folder: Path, max_len: int) -> Path:
     """An artifact of a model that reads so many items."""
     values = {
         "data.name": "random",
-        "data.random": {"users": 50, "items": ITEMS, "interactions": 5_000},
+        "data.random": {"users": 4, "items": ITEMS, "interactions": 8_000},
         "data.max_len": max_len,
         "model.n_layers": 8,
         "model.n_heads": 2,
         "train.epochs": 1,
-        "train.batch_size": 50,
+        "train.batch_size": 1,
         "train.eval_every": 0,
         "run.output": str(folder / "run"),
         "run.log_level": "error",

@@ -3,11 +3,13 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from exported import export_here, trained
 from planted_actions import acts_config, write_actions
 from torch import Tensor
 from zoo_clicks import batch_of, facts_of, make_model
@@ -182,3 +184,44 @@ def test_ranking_a_catalogue_reads_each_history_once(folder: Path) -> None:
         alone = model.logits(Batch(12, *table.join(None, *pairs)))[:, 0]
     torch.testing.assert_close(scores.flatten(), alone, rtol=1e-5, atol=1e-6)
     assert len(np.unique(scores.numpy())) > 8
+
+
+def test_rows_that_bring_their_history(folder: Path, tmp_path: Path) -> None:
+    """Of a run and of its artifact: as the data has it, or as a row says; labels are no matter."""
+    given = acts_config(folder, data__max_len=4, model__hidden_size=8, model__layers=[6])
+    config = resolve(values=given).config
+    parts = trained(config)
+    artifact = export_here(parts, config, tmp_path / "artifact")
+    lines = (folder / "acts" / "acts.inter").read_text().splitlines()[1:]
+    done = [line.split("\t") for line in lines if line.startswith("u3\t")]
+    own = {
+        "history": [line[1] for line in done],
+        "history_time": [int(line[2]) for line in done],
+        "history_click": [int(line[3]) for line in done],
+        "history_like": [int(line[4]) for line in done],
+    }
+    asked = [{"user_id": "u3", "item_id": f"i{k}"} for k in range(5)]
+    ours = parts.encoder(config)
+    for encoder in (ours, artifact.encoder):
+
+        def of(rows: list[dict[str, object]], encoder: Any = encoder) -> np.ndarray:
+            batch = encoder.batch(encoder.frame(rows))
+            return artifact.predict({**batch.ids, **batch.dense})
+
+        known = of(asked)
+        assert known.shape == (5, 2) and len(np.unique(known)) == 10
+        labelled = [{**one, "click": 1.0, "like": 0.0} for one in asked]
+        assert np.array_equal(of(labelled), known)
+        stranger = [{**one, **own, "user_id": "nobody"} for one in asked]
+        np.testing.assert_allclose(of(stranger), known, rtol=1e-6)
+        # One row says, the other does not; then one more event, asked an hour later.
+        assert np.array_equal(of([asked[0], stranger[1]]), of([stranger[0], asked[1]]))
+        more = {name: [*values, 1] for name, values in own.items()}
+        more["history"][-1], last = "i7", own["history_time"][-1]
+        more["history_time"][-1:] = [last + 60, last + 3660]
+        grown = of([{**asked[0], **more}])
+        assert np.isfinite(grown).all() and (grown != known[:1]).all()
+        with pytest.raises(ValueError, match=r"'history_click' has 1 values, and 'history' 9"):
+            of([{**stranger[0], "history_click": [1]}])
+        with pytest.raises(ValueError, match=r"no column 'history_like'"):
+            of([{name: one for name, one in stranger[0].items() if name != "history_like"}])

@@ -29,7 +29,7 @@ Extend = Callable[[dict[str, Tensor]], Tensor]
 
 
 @dataclass
-class Kept:
+class KeptHistory:
     """The first n places of a history: events [n, 3] (item, its time, the next one's), rows of
     n places or more."""
 
@@ -49,7 +49,7 @@ class KeptHistories:
         self.bytes = self.found = self.asked = 0
         self.places = 0  # that were computed
         self._step = 256  # places that are computed at a time
-        self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._kept: OrderedDict[int, KeptHistory] = OrderedDict()
         self._lock = threading.Lock()
 
     def queries(self, history: Tensor, times: Tensor | None) -> Tensor:
@@ -86,10 +86,10 @@ class KeptHistories:
             self.places += stop - done
             done = stop
         if 1 < len(events) < self.max_len:
-            self._put(int(keys[-2]), Kept(events[:-1], rows))
+            self._put(int(keys[-2]), KeptHistory(events[:-1], rows))
         return made[-1, self.width :]
 
-    def _take(self, events: np.ndarray, keys: np.ndarray) -> Kept:
+    def _take(self, events: np.ndarray, keys: np.ndarray) -> KeptHistory:
         """The longest beginning that is kept. It is taken out: nobody else extends it meanwhile."""
         with self._lock:
             self.asked += 1
@@ -100,9 +100,9 @@ class KeptHistories:
                     self.bytes -= one.bytes
                     self.found += 1
                     return one
-        return Kept(events[:0], torch.empty(0, self.width))
+        return KeptHistory(events[:0], torch.empty(0, self.width))
 
-    def _put(self, key: int, one: Kept) -> None:
+    def _put(self, key: int, one: KeptHistory) -> None:
         with self._lock:
             before = self._kept.pop(key, None)  # of another thread, or of an equal key
             self.bytes += one.bytes - (0 if before is None else before.bytes)
