@@ -210,6 +210,9 @@ def serve(
     ] = False,
     batch: Annotated[int, typer.Option(help="Requests answered together, at most.")] = 64,
     body_bytes: Annotated[int, typer.Option(help="Bytes of a request, at most.")] = 1 << 20,
+    state_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes to keep of histories between requests; 0: none.")
+    ] = 1 << 28,
     seconds: Annotated[
         float, typer.Option(help="Seconds to send a request; to be answered.")
     ] = 10.0,
@@ -238,7 +241,9 @@ def serve(
     torch.set_num_threads(1)  # batches side by side, see Api
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
     cores = threads or os.cpu_count() or 1
-    limits = Limits(body_bytes, seconds, seconds, batch=batch, threads=cores)
+    limits = Limits(
+        body_bytes, seconds, seconds, batch=batch, threads=cores, state_bytes=state_bytes
+    )
     token = read_token(token_file)
     secured = (token, tls_cert, tls_key, plain)
     listen(artifact, host, port, limits, *secured, refresh, announce, drain)

@@ -22,7 +22,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.doubts import doubts
 from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
-from shoal.data.features import Feature, features_of, labels_of
+from shoal.data.features import Feature, features_of, labels_of, with_actions
 from shoal.data.history import Histories
 from shoal.data.ids import Ids
 from shoal.data.item_codes import fitted, read_codes
@@ -210,7 +210,8 @@ def _build_joined(
     config: Config, world: World, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
     """The parts for a click model and labelled interactions, with the features of both sides."""
-    dataset, table = _load(config, world, True, model_class.reads_history)
+    reads = model_class.reads_history, model_class.reads_actions
+    dataset, table = _load(config, world, True, *reads)
     assert table is not None
     features, labels = table.features, labels_of(dataset, config.data)
     facts = _facts(
@@ -327,9 +328,13 @@ def set_up(
 
 
 def _load(
-    config: Config, world: World, features: bool = False, history: bool = False
+    config: Config,
+    world: World,
+    features: bool = False,
+    history: bool = False,
+    actions: bool = False,
 ) -> tuple[Dataset, FeatureTable | None]:
-    """The data set, and its features where they are read.
+    """The data set, and its features where they are read; with histories, and what was done there.
 
     Rank 0 prepares first, so that the others find the prepared columns.
     """
@@ -340,7 +345,12 @@ def _load(
     else:
         world.barrier()
         dataset = load_dataset(data, config.run.seed)
-    return dataset, encode(dataset, features_of(dataset, data, history)) if features else None
+    if not features:
+        return dataset, None
+    found = features_of(dataset, data, history)
+    if actions:
+        found = with_actions(dataset, found, labels_of(dataset, data))
+    return dataset, encode(dataset, found, every=actions)
 
 
 def fingerprint(
