@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from shoal.config.keys import KEYS, SECTIONS
 from shoal.models import MODELS
 from shoal.models import find as find_model
 from shoal.models.options import meanings
+from shoal.runs.run import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "docs"))
@@ -62,6 +64,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = page.parent / name if name else page
         assert target.exists(), link
         assert not place or place in places(target), link
+
+
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("docs/*/*.md")), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_a_page_says_who_it_is_for(page: Path) -> None:
+    text = re.sub(r"\A---.*?^---\n", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    title, reader = text.strip().split("\n\n")[:2]
+    assert title.startswith("# ") and reader.startswith("For ")
 
 
 @of_a_page
@@ -130,6 +141,45 @@ def test_commands_and_their_options_are_there(page: Path) -> None:
             known = key in KEYS or key in SECTIONS or key in WORDS or key.startswith(FREE)
             if word.startswith("--") and not known and not key.startswith("model."):
                 assert word.partition("=")[0] in {*options, "--help", "--"}, line
+
+
+TAKE_A_CONFIG = (
+    *("train", "tune", "plan", "sweep", "backtest", "launch"),
+    *("prepare", "data", "config", "codes"),
+)
+RECIPES = [*ROOT.glob("recipes/*.yaml")]
+OF_PADDLEREC = ROOT / "examples" / "pages" / "001" / "models" / "rank" / "wide_deep" / "config.yaml"
+
+
+def overrides_of(words: list[str]) -> Iterator[str]:
+    """The keys of a config in a command, each in one word."""
+    for word, after in pairwise([*words, ""]):
+        key, equals, _ = word.removeprefix("--").partition("=")
+        key = key.replace("-", "_")
+        known = key in {*KEYS, *SECTIONS, *WORDS} - {"ips", "gpus", "config_files"}
+        if not known and not key.startswith((*FREE, "model.")):
+            continue
+        if equals:
+            yield word
+        elif word.startswith("--"):
+            yield f"{word}={after or 'true'}"
+
+
+@of_a_page
+def test_values_in_commands_are_allowed(page: Path) -> None:
+    """Of commands that take a config; tutorials, and examples of the reference, are run."""
+    if page.parent.name == "learn" or page.name == "CHANGELOG.md":
+        return
+    for line in commands_of(page.read_text()):
+        command, *words = shlex.split(line, comments=True)[1:]
+        if command not in TAKE_A_CONFIG:
+            continue
+        if "…" in line or re.search(r"\w\.py\b", line):  # code of your own
+            continue
+        files = [file for file in RECIPES if str(file.relative_to(ROOT)) in words]
+        files += [OF_PADDLEREC] * (page.name == "paddlerec.md")
+        overrides = [*overrides_of(words), *["--strategy.name=ps"] * (command == "launch")]
+        resolve(files, overrides)
 
 
 @of_a_page
