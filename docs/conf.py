@@ -29,11 +29,14 @@ SIDE_BAR = {
         "index own_data features clicks sequences own_model own_loop many_processes servers gpu "
         "tiers serving daily",
     ),
-    "Come from": ("from", "recbole paddlerec torchrec deeprec implicit lightfm tdfo commands"),
+    "Come from": (
+        "from",
+        "recbole paddlerec torchrec deeprec implicit lightfm tdfo commands every_key",
+    ),
     "Reference": (
         "reference",
-        "config keys commands api models bert4rec data frames features clicks prepare metrics "
-        "report board tune own_models collective servers elastic clusters gpu export serving "
+        "config keys commands api models every_model bert4rec codes data frames features clicks "
+        "prepare metrics report board tune own_models collective servers elastic clusters gpu export serving "
         "explain daily errors",
     ),
     "Understand": (

@@ -3,13 +3,17 @@
 reference/keys.md      every key of a config, as `shoal config keys` prints it
 reference/commands.md  every command: its options, as `--help` has them, and an example
 reference/api.md       every public name: its signature and its docstring, which has an example
+reference/every_model.md  every model: its docstring and its options
+from/every_key.md      every key of other tools that is understood, and what it becomes
 
 The tests compare the pages with the code and run the examples.
 """
 
 import inspect
+import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -19,9 +23,18 @@ from typer.main import get_command
 
 import shoal
 from shoal.command.cli import app
+from shoal.compat.dialects.paddlerec import PaddleRec
+from shoal.compat.dialects.recbole import RecBole
+from shoal.compat.dialects.tdfo import Tdfo
+from shoal.compat.dialects.torchrec import TorchRec
 from shoal.config import key_page
+from shoal.config.keys import MISSING, options_of
+from shoal.models import MODELS
+from shoal.models import find as find_model
+from shoal.models.options import meanings
 
-REFERENCE = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
+OPTION = re.compile(r"(?<![\w-])(--[a-z](?:[\w.-]*\w)?(?:=[^\s'`,;)]+)?)")
 # In this order they run in one folder, where ratings.csv, day_0.csv and day_1.csv are.
 EXAMPLES = {
     "quickstart": "shoal quickstart ratings.csv",
@@ -95,7 +108,7 @@ METHODS = {
 
 def main() -> None:
     for name, page in PAGES.items():
-        (REFERENCE / name).write_text(page())
+        (DOCS / name).write_text(page())
 
 
 def command_page() -> str:
@@ -176,15 +189,7 @@ def describe(name: str) -> Iterator[str]:
     found = find(name)
     if callable(found) and not is_protocol(found):
         yield from ["", "```python", signature(name, found), "```"]
-    for part in (inspect.getdoc(found) or "").split("\n\n"):
-        if part.startswith(">>> "):
-            yield from ["", "```pycon", part, "```"]
-        elif part.startswith("import "):
-            yield from ["", "```python", part.replace("\n", "\n\n", 1), "```"]
-        elif re.search(r"^ |\S {2,}\S", part, re.MULTILINE):
-            yield from ["", "```text", part, "```"]
-        else:
-            yield from ["", re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", prose(part))]
+    yield from docstring(inspect.getdoc(found) or "")
     if name not in METHODS:
         return
     place, methods = METHODS[name]
@@ -193,6 +198,19 @@ def describe(name: str) -> Iterator[str]:
         what = getattr(find(place or name), method)
         line = prose((inspect.getdoc(what) or "").partition("\n\n")[0]).replace("|", "\\|")
         yield f"| `{signature(method, what, brief=True)}` | {line} |"
+
+
+def docstring(text: str) -> Iterator[str]:
+    """A docstring as lines of Markdown: prose, examples, drawings."""
+    for part in text.split("\n\n"):
+        if part.startswith(">>> "):
+            yield from ["", "```pycon", part, "```"]
+        elif part.startswith("import "):
+            yield from ["", "```python", part.replace("\n", "\n\n", 1), "```"]
+        elif re.search(r"^ |\S {2,}\S", part, re.MULTILINE):
+            yield from ["", "```text", textwrap.dedent(part), "```"]
+        else:
+            yield from ["", re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", prose(part))]
 
 
 def is_protocol(found: Any) -> bool:
@@ -230,13 +248,87 @@ def annotation(given: Any) -> str:
 def prose(text: str) -> str:
     """A paragraph in one line; options in it are code."""
     line = " ".join(text.split())
-    return line if "`" in line else re.sub(r"(?<![\w-])(--[a-z][\w-]*)", r"`\1`", line)
+    return line if "`" in line else OPTION.sub(r"`\1`", line)
 
 
+def model_page() -> str:
+    """Every model with its paper, what it does and its options."""
+    lines = [
+        "# Every model and its options",
+        "",
+        "For those who tune a model: what `shoal models NAME` prints. An option is written "
+        "`model.OPTION`. [Models](models.md) helps to choose one.",
+    ]
+    for folder, title in FAMILIES.items():
+        lines += ["", f"## {title}"]
+        for name, module in MODELS.items():
+            if module == f"shoal.models.{folder}.{name.lower()}":
+                lines += ["", f"### {name}", *describe_model(name)]
+    return "\n".join(lines) + "\n"
+
+
+def describe_model(name: str) -> Iterator[str]:
+    """The lines about one model."""
+    model = find_model(name)
+    text = (sys.modules[model.__module__].__doc__ or "").strip()
+    text = text.removeprefix(f"{name}: ")
+    yield from docstring(text[:1].upper() + text[1:])
+    meaning = meanings(model.Options)
+    rows = []
+    for key, one in options_of(model.Options).items():
+        option = key.removeprefix("model.")
+        default = "must be given" if one.default is MISSING else f"`{plain(one.default)}`"
+        rows.append(f"| `{option}` | {default} | {prose(meaning[option])} |")
+    if rows:
+        yield from ["", "| option | default | meaning |", "| --- | --- | --- |", *rows]
+    if changed := getattr(model.Options, "DEFAULTS", {}):
+        keys = ", ".join(f"`{key}: {plain(value)}`" for key, value in changed.items())
+        yield from ["", f"Defaults of a run that it changes: {keys}."]
+
+
+def plain(value: Any) -> str:
+    """A value as a config has it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def dialect_page() -> str:
+    """The tables of the dialects."""
+    lines = [
+        "# Every key of other tools",
+        "",
+        "For those who bring a config: each key of another tool that Shoal knows, and what it "
+        "becomes here. `shoal config show CONFIG` prints the same for your own file.",
+    ]
+    for dialect, page, head in DIALECTS:
+        title = page.partition(".")[0]
+        lines += ["", f"## {dialect.tool}", "", f"More about it: [{title}]({page}).", ""]
+        lines += [dialect.table_text(head).strip()]
+    return "\n".join(lines) + "\n"
+
+
+# Folders of shoal/models, in the order of the page.
+FAMILIES = {
+    "general": "Models of users and items",
+    "knowledge": "With a knowledge graph",
+    "sequential": "Models of sequences",
+    "retrieval": "Retrieval",
+    "clicks": "Models of clicks",
+    "clicks.history": "Clicks, with a history",
+    "clicks.labels": "Clicks, with several labels",
+}
+# Each with its page, and the heading of its first column.
+DIALECTS: list[tuple[Any, str, str]] = [
+    (RecBole, "recbole.md", "RecBole key"),
+    (PaddleRec, "paddlerec.md", "PaddleRec key"),
+    (TorchRec, "torchrec.md", "flag"),
+    (Tdfo, "tdfo.md", "key"),
+]
 PAGES: dict[str, Callable[[], str]] = {
-    "keys.md": key_page,
-    "commands.md": command_page,
-    "api.md": name_page,
+    "reference/keys.md": key_page,
+    "reference/commands.md": command_page,
+    "reference/api.md": name_page,
+    "reference/every_model.md": model_page,
+    "from/every_key.md": dialect_page,
 }
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typer.main import get_command
 
 import shoal
 from shoal.command.cli import app
+from shoal.compat.dialects.paddlerec import PaddleRec
 from shoal.compat.dialects.recbole import RecBole
 from shoal.compat.dialects.torchrec import TorchRec
 from shoal.config.keys import KEYS, SECTIONS
@@ -97,9 +98,9 @@ def test_keys_are_those_of_the_config(page: Path) -> None:
 COMMANDS = {name: one for name, one in generate.list_commands(get_command(app), hidden=True)}
 FREE = tuple(f"{key}." for key, leaf in KEYS.items() if isinstance(leaf.default, dict | None))
 WORDS = {  # keys without a section: of other tools, of models
-    *(row.key for dialect in (RecBole, TorchRec) for row in dialect.table),
+    *(row.key for dialect in (PaddleRec, RecBole, TorchRec) for row in dialect.table),
     *(option for model in MODELS for option in meanings(find_model(model).Options)),
-    *("runner.epochs", "runner.train_batch_size", "ips", "gpus"),  # of PaddleRec
+    *("ips", "gpus"),  # of PaddleRec's launcher
     "n_epochs",  # of the dialect that a page registers
 }
 
@@ -156,7 +157,7 @@ def find(name: str) -> Any:
 @pytest.mark.parametrize("name", generate.PAGES)
 def test_generated_pages_are_those_of_the_code(name: str) -> None:
     """Else: `python docs/generate.py`."""
-    assert (ROOT / "docs" / "reference" / name).read_text() == generate.PAGES[name]()
+    assert (ROOT / "docs" / name).read_text() == generate.PAGES[name]()
 
 
 def test_every_command_and_name_has_an_example() -> None:
@@ -192,5 +193,6 @@ def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         exec(block, names)
     liked = [int(item[1:]) in range(40, 80) for item, _ in names["fitted"].recommend("u1", topk=5)]
     assert sum(liked) >= 4
+    assert names["fitted"].metrics["recall@10"] == pytest.approx(1 / 3, abs=0.06)
     assert (names["fitted"].folder / "report.html").is_file()
     assert len(shoal.load("model").recommend("u1", topk=5)) == 5

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from shoal import how_to_install
 from shoal.command.arguments import ONE_PROCESS, TRUST, split_arguments
 from shoal.command.exit import print_result
 from shoal.command.startup import importing
@@ -228,7 +229,7 @@ def serve(
             from shoal.runs.serving.listening import Limits
             from shoal.runs.serving.listening import serve as listen
     except ImportError as error:
-        raise ValueError(f"{error}; run `make extras EXTRAS=serve` in the clone") from error
+        raise ValueError(f"{error}: {how_to_install('serve')}") from error
     import torch
 
     from shoal.training.run_folder import start_logging

@@ -59,7 +59,7 @@ def key_page() -> str:
         "",
         "For those who set something. [Configs](config.md) describes how a key is given, in a file "
         "or on the command line; `shoal config keys` prints this page. Options of a model "
-        "(`model.KEY`) are in [models](models.md#options), and `shoal models NAME` prints them.",
+        "(`model.KEY`) are in [every model](every_model.md), and `shoal models NAME` prints them.",
     ]
     section = ""
     for key, one in _documented():

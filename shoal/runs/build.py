@@ -31,10 +31,11 @@ from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepared.named import named_data
 from shoal.data.prepared.prepare import load_dataset, with_side_files
-from shoal.data.reader import Interactions, Reader, Windows
+from shoal.data.reader import Interactions, Reader
 from shoal.data.sampler import log_weights
 from shoal.data.samples import ByUser, Prefixes, Users
 from shoal.data.statistics import describe
+from shoal.data.windows import LengthReader, Windows
 from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
 from shoal.models.base import Facts, Model
@@ -196,6 +197,10 @@ def _reader(
             reader = Prefixes(dataset, histories, *how, bucket)
         else:
             reader = Windows(dataset, histories, *how, bucket)
+    if isinstance(reader, LengthReader):
+        reader.balance = config.train.balance
+        if config.train.batch_tokens is not None:
+            reader.cut_by_tokens(config.train.batch_tokens)
     # A disk may have to be waited for; a GPU must not wait for the host.
     reader.prefetch = bool(dataset.kept) or world.device.type == "cuda"
     return reader
@@ -355,6 +360,7 @@ def _training(config: Config) -> dict[str, Any]:
         "optimizer": config.train.optimizer.name,
         "row_optimizers": row_optimizer_names_of(config.train.optimizer),
         "batch_size": config.train.batch_size,
+        "batch_tokens": config.train.batch_tokens,
         "seed": config.run.seed,
     }
 
@@ -390,6 +396,13 @@ def warn(parts: Parts, evaluated: bool = True) -> None:
             log.warning("%s", doubt)
 
 
+def _batch_words(config: Config, reader: Reader) -> str:
+    """How large a batch is, for the log."""
+    most = config.train.batch_tokens
+    size = str(config.train.batch_size)
+    return size if most is None else f"{most} items at most, about {reader.batch_size} samples"
+
+
 def announce(config: Config, parts: Parts) -> None:
     """The block of facts at the head of a log."""
     log.info("%s", describe_data(parts.dataset))
@@ -404,8 +417,8 @@ def announce(config: Config, parts: Parts) -> None:
         section = config.train.negatives
         negatives = {section.distribution: section.num} if section else None
         log.info(
-            "[Training]: train_batch_size = [%d] negative sampling: [%s]",
-            config.train.batch_size,
+            "[Training]: train_batch_size = [%s] negative sampling: [%s]",
+            _batch_words(config, parts.reader),
             negatives,
         )
         split = config.data.split

@@ -277,7 +277,7 @@ def test_every_option_of_a_model_has_a_meaning(name: str) -> None:
 
 
 def test_the_page_of_models_leaves_no_option_without_a_meaning() -> None:
-    page = (ROOT / "docs" / "reference" / "models.md").read_text().splitlines()
+    page = (ROOT / "docs" / "reference" / "every_model.md").read_text().splitlines()
     rows = [line.split(" | ") for line in page if re.match(r"\| [^|]*\| `\w", line)]
     assert len(rows) > 300 and [row for row in rows if not row[-1].strip(" |")] == []
 

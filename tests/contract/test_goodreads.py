@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from ranks import run_ranks
 
-from shoal.compat.dialects import tdfo
 from shoal.config.errors import ConfigError
 from shoal.data.batch import Batch
 from shoal.data.prepared.folder import PrepareJob
@@ -155,8 +154,3 @@ def test_what_the_toml_may_not_say(tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text(text.replace(line, wrong))
         with pytest.raises(ConfigError, match=said):
             resolve([tmp_path / "config.toml"])
-
-
-def test_the_page_lists_every_key() -> None:
-    page = ROOT / "docs" / "from" / "tdfo.md"
-    assert tdfo.Tdfo.table_text("key") in page.read_text()

@@ -329,7 +329,8 @@ def dropout(core: Any, rng: random.Random) -> None:
     width = rng.choice((1, 3))
     rows, wide = numbers(rng, len(mask), 50), floats(rng, len(mask), width)
     core.dropout_rows(
-        *(7, rate, first, at(rng, rows), len(rows), width, at(rng, wide), threads(rng))
+        *(7, rate, first, at(rng, rows), len(rows), width, rng.choice((0, width, 9))),
+        *(at(rng, wide), threads(rng)),
     )
     core.use_instruction_set(rng.choice((*core.instruction_sets(), core.instruction_set(), "sse9")))
 

@@ -137,7 +137,7 @@ class PaddleRec(Dialect):
             or beside.get(nearest(tail, beside, 0.7) or "")
             or ends.get(nearest(last, ends, 0.7) or "")
         )
-        return f"; did you mean {found}?" if found else "; docs/from/paddlerec.md lists them"
+        return f"; did you mean {found}?" if found else "; docs/from/every_key.md lists them"
 
     def words(self) -> dict[str, str]:
         """In a config of PaddleRec also the last parts of keys; in any the dotted ones."""
