@@ -3,6 +3,7 @@
 # make test-all    the long matrices too, the large extras, and kernels of GPUs by Triton's interpreter
 # make check       ruff and mypy
 # make wheels      what a release has, into dist/: wheels for Linux, and the source
+# make matrix      those wheels in empty environments: each Python here with each torch (PYTHONS=…, TORCHES=…)
 # make extras      the large extras (EXTRAS="ray onnx" for some of them)
 # make docs        the documentation as a site, in build/docs (its tutorials run)
 # make notebooks   the tutorials as executed Jupyter notebooks, in build/notebooks
@@ -13,7 +14,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Python compiles what it imports: a minute less for the thousands of files that nothing does.
+# Of thousands of files, only those that training imports are compiled (see below): a minute less.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q --no-compile
 TORCH := torch==2.13.0
 TRITON := triton==3.9.0
@@ -27,7 +28,7 @@ $(error EXTRAS=$(EXTRAS): there are $(SMALL_EXTRAS) $(LARGE_EXTRAS))
 endif
 CORE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: train test test-all check docs notebooks wheels extras browser fuzz chaos setup clean
+.PHONY: train test test-all check docs notebooks wheels matrix extras browser fuzz chaos setup clean
 
 train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
@@ -72,6 +73,9 @@ endif
 wheels:
 	$(PYTHON) .ci/wheels.py
 
+matrix:
+	$(PYTHON) .ci/matrix.py $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(TORCHES),--torch $(TORCHES))
+
 browser:
 	command -v chromium >/dev/null || apt-get install -y -q --no-install-recommends chromium
 
@@ -91,14 +95,17 @@ chaos: setup
 
 setup: $(VENV)/.ready
 
-# Everything but torch is taken only with the hashes in constraints.txt. torch has builds for CPUs and
-# for many GPUs, from indexes of its own or from the host; it is pinned, and its hash is not.
-$(VENV)/.ready: constraints.txt pyproject.toml $(CORE)
+# Everything but torch is taken only with the hashes of the locks. torch has builds for CPUs and for
+# many GPUs, from indexes of its own or from the host; it is pinned, and its hash is not. The core is
+# built while pip, which uses one processor, installs the rest. At last what training imports is
+# compiled, by importing it, so that the first run starts as fast as the second.
+$(VENV)/.ready: constraints.txt .ci/build.txt pyproject.toml $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --require-hashes --no-deps -r constraints.txt
-	$(PIP) $(TORCH)
-	$(PIP) --no-build-isolation --no-deps -e .
-	$(BIN)/python -m compileall -q shoal
+	$(PIP) --require-hashes --no-deps -r .ci/build.txt
+	$(PIP) --no-build-isolation --no-deps -e . & core=$$!; \
+	  $(PIP) --require-hashes --no-deps -r constraints.txt && $(PIP) $(TORCH) && wait $$core
+	$(BIN)/python -m compileall -q -j 0 shoal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import polars, shoal, torch.utils.tensorboard, typer; shoal.run"
 	touch $@
 
 clean:

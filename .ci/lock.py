@@ -12,7 +12,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
-LOCKS = (Path(__file__).parents[1] / "constraints.txt", Path(__file__).parent / "wheels.txt")
+HERE = Path(__file__).parent
+LOCKS = (HERE.parent / "constraints.txt", HERE / "build.txt", HERE / "wheels.txt")
 INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
 PYTHONS = ("311", "312", "313", "314")
 PLATFORM = re.compile(r"any|(manylinux|macosx)\S*_(x86_64|aarch64|arm64|universal2)")
@@ -45,7 +46,7 @@ def list_hashes(package: str, version: str) -> list[str]:
 
 def lock(file: Path) -> None:
     text = file.read_text()
-    head = [line for line in text.splitlines() if line.startswith("#")]
+    head = [line for line in text.splitlines() if line.startswith(("#", "-r "))]
     pins = sorted(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE), key=lambda p: p[0].lower())
     lines = head
     for package, version in pins:

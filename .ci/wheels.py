@@ -2,19 +2,22 @@
 
 cp311 and cp312-abi3 (Python 3.12 and later) for x86_64 and aarch64 Linux with glibc 2.28 or later,
 and the source, which every other machine builds: without its core where there is no C++ compiler.
-Both Pythons must be on the PATH, with their headers. Zig compiles, also for the other processor.
+Both Pythons must be there, with their headers. Zig compiles, also for the other processor.
 
-    python .ci/wheels.py [--pythons python3.11 ...] [--targets x86_64 ...] [--to FOLDER]
+    python .ci/wheels.py [--pythons 3.11 ...] [--targets x86_64 ...] [--to FOLDER]
 """
 
 import argparse
 import os
 import subprocess
+import sys
 from pathlib import Path
+
+from pythons import find_python
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "wheels"
-PYTHONS = ("python3.11", "python3.12")
+PYTHONS = ("3.11", "3.12")
 TARGETS = ("x86_64", "aarch64")
 HOOK = "import sys; from scikit_build_core import build; getattr(build, sys.argv[1])"
 BUILD = f"{HOOK}(sys.argv[2], dict(word.split('=') for word in sys.argv[3:]))"
@@ -24,15 +27,12 @@ def call(*words: str | Path, **env: str) -> None:
     subprocess.run(words, cwd=ROOT, env=os.environ | env, check=True)
 
 
-def version_of(python: str) -> str:
-    """311 for Python 3.11."""
-    code = "import sys; print(*sys.version_info[:2], sep='')"
-    return subprocess.check_output([python, "-c", code], text=True).strip()
-
-
-def prepare(python: str) -> Path:
+def prepare(version: str) -> Path:
     """The folder of programs of a virtual environment for this Python, with the locked tools."""
-    folder = WORK / f"python{version_of(python)}"
+    python = find_python(version)
+    if python is None:
+        sys.exit(f"python{version} is not there, on the PATH or of pyenv: install it, with headers")
+    folder = WORK / f"python{version}"
     if not (folder / ".ready").exists():
         call(python, "-m", "venv", folder)
         words = ("-q", "--disable-pip-version-check", "--require-hashes", "--no-deps")
@@ -56,7 +56,7 @@ def build_wheel(programs: Path, version: str, target: str, zig: Path, to: Path) 
         SHOAL_ZIG=str(zig),
         # What CPython would be called there.
         _PYTHON_HOST_PLATFORM=f"linux-{target}",
-        SETUPTOOLS_EXT_SUFFIX=f".cpython-{version}-{target}-linux-gnu.so",
+        SETUPTOOLS_EXT_SUFFIX=f".cpython-{version.replace('.', '')}-{target}-linux-gnu.so",
     )
     (made,) = raw.glob("*.whl")
     call(programs / "auditwheel", "repair", "-w", to, made, PATH=path)
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     parser.add_argument("--to", type=Path, default=ROOT / "dist")
     asked = parser.parse_args()
-    prepared = {version_of(python): prepare(python) for python in asked.pythons}
+    prepared = {version: prepare(version) for version in asked.pythons}
     programs = next(iter(prepared.values()))
     # One Zig for all: each compiles its C++ library once, and keeps it.
     (zig,) = programs.parent.glob("lib/python*/site-packages/ziglang/zig")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import Native
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.pooling import pool_rows
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 
@@ -59,9 +59,17 @@ def report(title: str, times: dict[str, float]) -> None:
 
 
 def fbgemm_step(
-    rows: list[int], dim: int, ids: list[Tensor], grads: Tensor, rowwise: bool = False
+    rows: list[int],
+    dim: int,
+    ids: list[Tensor],
+    grads: Tensor,
+    rowwise: bool = False,
+    offsets: Tensor | None = None,
 ) -> Step | None:
-    """fbgemm's table-batched embeddings over the same ids, or None where it is not installed."""
+    """fbgemm's table-batched embeddings over the same ids, or None where it is not installed.
+
+    offsets: of bags that are summed; None: each id is one.
+    """
     try:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
@@ -80,10 +88,10 @@ def fbgemm_step(
     )
     module.init_embedding_weights_uniform(-0.1, 0.1)
     flat = torch.cat(ids)
-    offsets = torch.arange(flat.numel() + 1)
+    bags = torch.arange(flat.numel() + 1) if offsets is None else offsets
 
     def step() -> None:
-        module(flat, offsets).backward(grads)
+        module(flat, bags).backward(grads)
 
     return step
 
@@ -182,26 +190,33 @@ def pooled(threads: int, generator: torch.Generator) -> None:
     ids = zipf(bags * length, rows, generator)
     offsets = torch.arange(0, bags * length + 1, length)
     grads = torch.randn(bags, dim, generator=generator)
-    store = Native(Table("z", dim, rows), RowOptimizer("adagrad"), 0, threads=threads)
+    over = Bags(offsets)
+    steps: dict[str, Step] = {}
+    for name, dtype in (("rowwise_adagrad", "float32"), ("adagrad", "float32"),
+                        ("rowwise_adagrad", "bfloat16")):  # fmt: skip
+        table = Table("z", dim, rows, dtype=dtype)
+        store = Native(table, RowOptimizer(name), 0, threads=threads)
+        steps[f"shoal native, {name}, {dtype}"] = lambda store=store: (  # type: ignore[misc]
+            store.pull_bags(ids, over),
+            store.push_bags(ids, grads, over, LR),
+        )
+    for rowwise in (True, False):
+        peer = fbgemm_step([rows], dim, [ids], grads, rowwise, offsets)
+        if peer:
+            steps[f"fbgemm TBE, {'rowwise_' if rowwise else ''}adagrad"] = peer
     module = nn.EmbeddingBag(rows, dim, mode="sum", sparse=True)
     optimizer = torch.optim.Adagrad(module.parameters(), lr=LR)
-
-    def ours() -> None:
-        rows = store.pull(ids).requires_grad_()
-        pool_rows(rows, ids, offsets).backward(grads)
-        assert rows.grad is not None
-        store.push(ids, rows.grad, LR)
 
     def theirs() -> None:
         optimizer.zero_grad()
         module(ids, offsets[:-1]).backward(grads)
         optimizer.step()
 
-    steps = {"shoal native, adagrad": ours, "nn.EmbeddingBag(sparse) + optim.Adagrad": theirs}
+    steps["nn.EmbeddingBag(sparse) + optim.Adagrad"] = theirs
     report(
-        f"1 table × {rows:,} × {dim}, {bags} bags of {length} zipf ids, summed, "
-        f"{threads} thread(s)",
-        measure(steps, 7),
+        f"1 table × {rows:,} × {dim}, {bags} bags of {length} zipf ids ({len(ids.unique()):,} "
+        f"distinct), summed, {threads} thread(s)",
+        measure(steps, 11),
     )
 
 

@@ -353,7 +353,9 @@ def step() -> None:
             gaps = torch.randint(0, 600, (size, longest + 1))
             times = (gaps.cumsum(1) + 1_700_000_000).to(DEVICE) if bias else None
             x = torch.randn(size, longest, 1024, device=DEVICE).bfloat16()
-            sequences = None if plain else hstu.sequences_of(history, times)
+            sequences = (
+                None if plain else hstu.sequences_of(history, *common.asked_and_taken(times))
+            )
             x = pack(x, sequences)
             buckets = common.time_buckets(times) if plain else None
             x.requires_grad_()

@@ -25,6 +25,7 @@ struct Scratch {
   size_t occurrences = 0, distinct = 0;
   std::vector<uint32_t> counts, starts, order;
   std::vector<float> sums, clicks;
+  std::vector<float> weights, order_weights;  // of the occurrences, and as `order` has them
   std::vector<double> shows;  // whole numbers: exact
   std::vector<char*> records;
   std::vector<float> floats;
@@ -40,21 +41,39 @@ inline void at_least(std::vector<T>& v, size_t n) {
   if (v.size() < n) v.resize(std::max(n, v.size() * 2));
 }
 
+// From here on `position` says whose gradient an occurrence has: its bag's.
+inline void put_bags(Scratch& s, const IdBags& bags) {
+  if (bags.weights != nullptr) {
+    at_least(s.weights, s.occurrences);
+    for (size_t k = 0; k < s.occurrences; ++k) s.weights[k] = bags.weights[s.position[k]];
+  }
+  uint32_t bag = 0;
+  for (size_t k = 0; k < s.occurrences; ++k) {
+    while (bags.starts[bag + 1] <= static_cast<int64_t>(s.position[k])) ++bag;
+    s.position[k] = bag;
+  }
+}
+
 // Fills starts and order from position, distinct_of and counts: a stable counting sort.
-inline void list_occurrences(Scratch& s) {
+inline void list_occurrences(Scratch& s, bool weighted) {
   const size_t occurrences = s.occurrences, distinct = s.distinct;
   at_least(s.starts, distinct + 2);
   at_least(s.order, occurrences);
+  if (weighted) at_least(s.order_weights, occurrences);
   if (distinct == occurrences) {
     for (size_t u = 0; u <= distinct; ++u) s.starts[u] = static_cast<uint32_t>(u);
     std::copy_n(s.position.begin(), occurrences, s.order.begin());
+    if (weighted) std::copy_n(s.weights.begin(), occurrences, s.order_weights.begin());
     return;
   }
   // starts is written one place to the right, so that filling moves it to where it belongs
   s.starts[0] = s.starts[1] = 0;
   for (size_t u = 0; u + 1 < distinct; ++u) s.starts[u + 2] = s.starts[u + 1] + s.counts[u];
-  for (size_t k = 0; k < occurrences; ++k)
-    s.order[s.starts[s.distinct_of[k] + 1]++] = s.position[k];
+  for (size_t k = 0; k < occurrences; ++k) {
+    const uint32_t place = s.starts[s.distinct_of[k] + 1]++;
+    s.order[place] = s.position[k];
+    if (weighted) s.order_weights[place] = s.weights[k];
+  }
 }
 
 // One occurrence for each distinct id: its summed gradient.

@@ -46,12 +46,12 @@ void dropout_mask(const Dropout& how, uint64_t first, size_t n, float* out) {
 }
 
 void dropout_rows(const Dropout& how, uint64_t first, const int64_t* rows, size_t count,
-                  size_t width, float* out) {
+                  size_t width, size_t stride, float* out) {
   const Mask mask = mask_of(how);
   in_parts(count, width, how.threads, [&](size_t begin, size_t end) {
     for (size_t r = begin; r < end; ++r) {
       const uint64_t row = first + static_cast<uint64_t>(rows[r]);
-      write_from(mask, row * width, width, out + r * width);
+      write_from(mask, row * stride, width, out + r * width);
     }
   });
 }

@@ -17,8 +17,8 @@ struct Dropout {
 // out[i] is position first + i.
 void dropout_mask(const Dropout& how, uint64_t first, size_t n, float* out);
 
-// out[r, c] is position (first + rows[r]) * width + c.
+// out[r, c] is position (first + rows[r]) * stride + c, c below width.
 void dropout_rows(const Dropout& how, uint64_t first, const int64_t* rows, size_t count,
-                  size_t width, float* out);
+                  size_t width, size_t stride, float* out);
 
 }  // namespace shoal

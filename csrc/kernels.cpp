@@ -87,41 +87,63 @@ inline void step_row(float* __restrict w, float* __restrict s, float* __restrict
   }
 }
 
+// A vector register of this instruction set.
+#if defined(__AVX512F__)
+constexpr size_t kRegister = 64;
+#elif defined(__AVX2__)
+constexpr size_t kRegister = 32;
+#else
+constexpr size_t kRegister = 16;
+#endif
+constexpr size_t kWords = kRegister / 4;
+
 typedef float Four __attribute__((vector_size(16), aligned(4)));
-constexpr int kBlock = 32;  // columns summed at once: they stay in registers over all occurrences
+typedef float Wide __attribute__((vector_size(kRegister), aligned(4)));
 
 inline const float* gradient_of(const Apply& a, uint32_t i, int dim) {
   return a.grads + static_cast<size_t>(i) * static_cast<size_t>(dim);
 }
 
+// V registers of columns: they stay there over all occurrences.
+template <int V, bool weighted>
 void sum_block(const Apply& a, uint32_t begin, uint32_t end, int dim, int column, float* out) {
   const uint32_t last = a.starts[a.count];
-  Four sum[kBlock / 4] = {};
+  Wide sum[V] = {};
   for (uint32_t k = begin; k < end; ++k) {
     if (k + kGradsAhead < last) {
-      const float* coming = gradient_of(a, a.order[k + kGradsAhead], dim) + column;
-      prefetch_read(coming);
-      prefetch_read(coming + 16);
+      const auto* coming =
+          reinterpret_cast<const char*>(gradient_of(a, a.order[k + kGradsAhead], dim) + column);
+      for (size_t b = 0; b < sizeof sum; b += 64) prefetch_read(coming + b);
     }
-    const Four* from = reinterpret_cast<const Four*>(gradient_of(a, a.order[k], dim) + column);
-    for (int v = 0; v < kBlock / 4; ++v) sum[v] += from[v];
+    const Wide* from = reinterpret_cast<const Wide*>(gradient_of(a, a.order[k], dim) + column);
+    for (int v = 0; v < V; ++v) sum[v] += weighted ? a.weights[k] * from[v] : from[v];
   }
-  std::memcpy(out, sum, sizeof sum);
+  std::memcpy(out + column, sum, sizeof sum);
+}
+
+template <bool weighted>
+void sum_columns(const Apply& a, uint32_t begin, uint32_t end, int dim, float* out) {
+  constexpr int words = static_cast<int>(kWords);
+  int c = 0;
+  for (; c + 8 * words <= dim; c += 8 * words) sum_block<8, weighted>(a, begin, end, dim, c, out);
+  for (; c + 4 * words <= dim; c += 4 * words) sum_block<4, weighted>(a, begin, end, dim, c, out);
+  for (; c + words <= dim; c += words) sum_block<1, weighted>(a, begin, end, dim, c, out);
+  for (int left = c; left < dim; ++left) out[left] = 0.0f;
+  for (uint32_t k = begin; c < dim && k < end; ++k) {
+    const float* __restrict g = gradient_of(a, a.order[k], dim);
+    for (int left = c; left < dim; ++left) out[left] += weighted ? a.weights[k] * g[left] : g[left];
+  }
 }
 
 // The sum of a row's gradients in order of arrival: [dim], in place where there is only one.
 inline const float* sum_gradients(const Apply& a, size_t u, int dim, float* buffer) {
   const uint32_t begin = a.starts[u], end = a.starts[u + 1];
-  if (end - begin == 1) return gradient_of(a, a.order[begin], dim);
-  int column = 0;
-  for (; column + kBlock <= dim; column += kBlock)
-    sum_block(a, begin, end, dim, column, buffer + column);
-  for (int c = column; c < dim; ++c) buffer[c] = 0.0f;
-  for (uint32_t k = begin; column < dim && k < end; ++k) {
-    const float* __restrict g = gradient_of(a, a.order[k], dim);
-    float* __restrict out = buffer;
-    for (int c = column; c < dim; ++c) out[c] += g[c];
+  if (a.weights != nullptr) {
+    sum_columns<true>(a, begin, end, dim, buffer);
+    return buffer;
   }
+  if (end - begin == 1) return gradient_of(a, a.order[begin], dim);
+  sum_columns<false>(a, begin, end, dim, buffer);
   return buffer;
 }
 
@@ -146,7 +168,12 @@ void scatter(const Scatter& s) {
   for (size_t k = 0; k < s.occurrences; ++k) {
     const uint32_t u = s.distinct_of[k];
     const float* g = s.grads + s.position[k] * width;
-    if (u == seen) {
+    if (s.weights != nullptr) {
+      float* __restrict out = s.sums + u * width;
+      const float weight = s.weights[k];
+      for (int c = 0; c < dim; ++c) out[c] = (u == seen ? 0.0f : out[c]) + weight * g[c];
+      seen += u == seen ? 1 : 0;
+    } else if (u == seen) {
       ++seen;
       accumulate<true>(s.sums + u * width, g, dim);
     } else {
@@ -157,11 +184,18 @@ void scatter(const Scatter& s) {
 
 // Stochastic rounding: 16 bits of noise per value, a pure function of (key, id, column).
 inline void store_half(uint16_t* out, const float* w, int dim, uint64_t row_key) {
-  uint64_t word = 0;
-  for (int c = 0; c < dim; ++c) {
-    if (c % 4 == 0) word = mix(row_key + static_cast<uint64_t>(c / 4 + 1) * kIncrement);
-    out[c] = narrow(w[c], static_cast<uint32_t>(word & 0xFFFF));
-    word >>= 16;
+  constexpr int some = 64;  // values whose noise is made at once, in registers
+  for (int first = 0; first < dim; first += some) {
+    uint64_t words[some / 4];
+    for (int k = 0; k < some / 4; ++k)
+      words[k] = mix(row_key + static_cast<uint64_t>(first / 4 + k + 1) * kIncrement);
+    uint16_t noise[some];
+    static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the low bits of a word come first");
+    std::memcpy(noise, words, sizeof noise);
+    const int count = dim - first < some ? dim - first : some;
+    const float* __restrict from = w + first;
+    uint16_t* __restrict to = out + first;
+    for (int c = 0; c < count; ++c) to[c] = narrow(from[c], noise[c]);
   }
 }
 
@@ -284,15 +318,110 @@ void gather(const Layout& layout, const char* base, const int64_t* ids, size_t n
   }
 }
 
-// A vector register of this instruction set. By hand: GCC needs three times as long for the loop.
-#if defined(__AVX512F__)
-constexpr size_t kRegister = 64;
-#elif defined(__AVX2__)
-constexpr size_t kRegister = 32;
-#else
-constexpr size_t kRegister = 16;
-#endif
-constexpr size_t kWords = kRegister / 4;
+typedef uint16_t Halves __attribute__((vector_size(kRegister / 2), aligned(2)));
+typedef uint32_t Bits __attribute__((vector_size(kRegister)));
+
+// A register of a record's values, from a column on.
+template <bool half>
+inline Wide load_values(const char* record, size_t column) {
+  if constexpr (half) {
+    const auto* from = reinterpret_cast<const uint16_t*>(record) + column;
+    return (Wide)(__builtin_convertvector(*reinterpret_cast<const Halves*>(from), Bits) << 16);
+  } else {
+    return *reinterpret_cast<const Wide*>(reinterpret_cast<const float*>(record) + column);
+  }
+}
+
+template <bool half>
+inline float load_value(const char* record, size_t column) {
+  if constexpr (half) return widen(reinterpret_cast<const uint16_t*>(record)[column]);
+  else return reinterpret_cast<const float*>(record)[column];
+}
+
+struct BagRows {
+  const char* base;
+  size_t stride, bytes;  // of a record, and of its values
+  const int64_t* ids;
+  const float* weights;
+  size_t begin, end, n;
+
+  const char* record(size_t place) const { return base + static_cast<size_t>(ids[place]) * stride; }
+};
+
+// V registers of columns of one bag: they stay there over all its rows, added one after the other.
+template <int V, bool weighted, bool half>
+void sum_bag(const BagRows& bag, size_t column, float* out) {
+  constexpr size_t ahead = 16;
+  Wide sum[V] = {};
+  for (size_t p = bag.begin; p < bag.end; ++p) {
+    if (column == 0 && p + ahead < bag.n) {
+      const char* coming = bag.record(p + ahead);
+      for (size_t b = 0; b < bag.bytes; b += 64) prefetch_read(coming + b);
+      prefetch_read(coming + bag.bytes - 1);  // few records begin with a line
+    }
+    const char* const record = bag.record(p);
+    for (int v = 0; v < V; ++v) {
+      const Wide values = load_values<half>(record, column + static_cast<size_t>(v) * kWords);
+      sum[v] += weighted ? bag.weights[p] * values : values;
+    }
+  }
+  std::memcpy(out + column, sum, sizeof sum);
+}
+
+template <bool weighted, bool half>
+void sum_rows(const BagRows& bag, size_t dim, float* out) {
+  size_t c = 0;
+  for (; c + 8 * kWords <= dim; c += 8 * kWords) sum_bag<8, weighted, half>(bag, c, out);
+  for (; c + 4 * kWords <= dim; c += 4 * kWords) sum_bag<4, weighted, half>(bag, c, out);
+  for (; c + kWords <= dim; c += kWords) sum_bag<1, weighted, half>(bag, c, out);
+  for (; c < dim; ++c) {
+    float sum = 0;
+    for (size_t p = bag.begin; p < bag.end; ++p) {
+      const float value = load_value<half>(bag.record(p), c);
+      sum += weighted ? bag.weights[p] * value : value;
+    }
+    out[c] = sum;
+  }
+}
+
+template <bool weighted, bool half>
+void gather_bags_of(const Layout& layout, const char* base, const int64_t* ids, size_t n,
+                    const IdBags& bags, size_t first, size_t last, float* out) {
+  const size_t dim = static_cast<size_t>(layout.dim);
+  const size_t bytes = (half ? sizeof(uint16_t) : sizeof(float)) * dim;
+  for (size_t k = first; k < last; ++k) {
+    const auto begin = static_cast<size_t>(bags.starts[k]);
+    const auto end = static_cast<size_t>(bags.starts[k + 1]);
+    sum_rows<weighted, half>({base, layout.stride, bytes, ids, bags.weights, begin, end, n}, dim,
+                             out + k * dim);
+  }
+}
+
+void gather_bags(const Layout& layout, const char* base, const int64_t* ids, size_t n,
+                 const IdBags& bags, size_t first, size_t last, float* out) {
+  const bool weighted = bags.weights != nullptr;
+  const auto call = layout.half ? (weighted ? gather_bags_of<true, true> : gather_bags_of<false, true>)
+                                : (weighted ? gather_bags_of<true, false> : gather_bags_of<false, false>);
+  call(layout, base, ids, n, bags, first, last, out);
+}
+
+template <bool half>
+void add_values_of(const char* record, float factor, size_t dim, float* out) {
+  size_t c = 0;
+  for (; c + kWords <= dim; c += kWords) {
+    Wide* to = reinterpret_cast<Wide*>(out + c);  // auto would forget how it is aligned
+    *to = *to + factor * load_values<half>(record, c);
+  }
+  for (; c < dim; ++c) out[c] += factor * load_value<half>(record, c);
+}
+
+void add_values(const Layout& layout, const char* record, const float* weight, float* out) {
+  const float factor = weight == nullptr ? 1.0f : *weight;  // 1 * x is x
+  (layout.half ? add_values_of<true> : add_values_of<false>)(
+      record, factor, static_cast<size_t>(layout.dim), out);
+}
+
+// By hand: GCC needs three times as long for the loop.
 typedef uint32_t Words __attribute__((vector_size(kRegister)));
 
 // The finaliser of lowbias32 (Wellons), with the key between its rounds. Its last shift is left
@@ -324,7 +453,8 @@ void write_mask(Mask mask, size_t n, float* out) {
 }  // namespace
 
 extern const Kernels table;
-const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, write_mask};
+const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter,     apply,     gather,
+                       read_values,           gather_bags, add_values, write_mask};
 
 }  // namespace SHOAL_ISA
 }  // namespace shoal

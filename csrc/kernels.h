@@ -39,6 +39,14 @@ struct Layout {
   size_t stride = 0;    // of the whole record
 };
 
+// Bags of neighbouring ids: bag k is those from starts[k] to starts[k + 1], and reads as the sum of
+// weights * row over them.
+struct IdBags {
+  const int64_t* starts = nullptr;  // [count + 1]; null: no bags
+  size_t count = 0;
+  const float* weights = nullptr;  // one for each id; null: 1
+};
+
 // Gradients of many rows to be summed and applied. Row u's occurrences are
 // order[starts[u]] ... order[starts[u + 1] - 1], in order of arrival.
 struct Apply {
@@ -49,7 +57,8 @@ struct Apply {
   char* const* records = nullptr;
   const uint32_t* starts = nullptr;
   const uint32_t* order = nullptr;
-  const float* grads = nullptr;  // of every occurrence [n, dim]
+  const float* weights = nullptr;  // of every occurrence, as `order` has them; null: 1
+  const float* grads = nullptr;    // [n, dim]; order says which of them
   float* scratch = nullptr;      // [2, dim]
   const int64_t* ids = nullptr;  // of the rows; for the noise of bfloat16 rounding
   uint64_t noise_key = 0;
@@ -62,6 +71,7 @@ struct Scatter {
   size_t occurrences = 0;
   const uint32_t* position = nullptr;
   const uint32_t* distinct_of = nullptr;
+  const float* weights = nullptr;  // of each occurrence; null: 1
   const float* grads = nullptr;
   float* sums = nullptr;
 };
@@ -105,6 +115,11 @@ struct Kernels {
   // out[i] = values of the record base + ids[i] * stride
   void (*gather)(const Layout&, const char* base, const int64_t* ids, size_t n, float* out);
   void (*read_values)(const Layout&, const char* record, float* out);
+  // out[k] = the sum of bag k for k from first to last - 1; n: of all ids
+  void (*gather_bags)(const Layout&, const char* base, const int64_t* ids, size_t n,
+                      const IdBags& bags, size_t first, size_t last, float* out);
+  // out += weight * values of the record
+  void (*add_values)(const Layout&, const char* record, const float* weight, float* out);
   void (*write_mask)(Mask mask, size_t n, float* out);
 };
 

@@ -35,12 +35,12 @@ void bind_layers(nb::module_& m) {
   m.def(
       "dropout_rows",
       [](uint64_t key, double p, uint64_t first, Address rows, size_t count, size_t width,
-         Address out, int threads) {
+         size_t stride, Address out, int threads) {
         need(p >= 0 && p < 1, "dropout: a probability from 0 to below 1");
         need_array(rows, count, sizeof(int64_t), "rows: no array");
         need_array(out, times(count, width), sizeof(float), "mask: no array");
         dropout_rows({key, p, std::max(threads, 1)}, first, at<const int64_t>(rows), count, width,
-                     at<float>(out));
+                     stride, at<float>(out));
       },
       nb::call_guard<nb::gil_scoped_release>());
   // x [n, dim], out [count, dim]; ids and weights [places], address 0: none.

@@ -22,7 +22,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/kernels/core.py.
-constexpr int kInterface = 17;
+constexpr int kInterface = 18;
 
 // What `shoal --version` prints of this build.
 #if defined(Py_LIMITED_API)
@@ -299,13 +299,20 @@ NB_MODULE(_core, m) {
     return distinct_codes(at<int64_t>(codes), n, limit, at<int64_t>(unique), at<int64_t>(inverse));
   }, release());
   m.def("add_rows", [](Address total, size_t rows, size_t dim, Address places, Address grads, size_t n,
-                       bool begun, int threads) {
+                       bool begun, Address starts, size_t bags, Address weights, int threads) {
     need_array(total, times(rows, dim), sizeof(float), "sums: no array");
-    need_array(grads, times(n, dim), sizeof(float), "gradients: no array");
+    need_array(grads, times(starts == 0 ? n : bags, dim), sizeof(float), "gradients: no array");
     need_array(places, n, sizeof(int64_t), "places: no array");
     need(all_below(at<int64_t>(places), n, rows), "places: beyond the rows");
     threads = std::max(threads, 1);
-    add_rows(at<float>(total), rows, dim, at<int64_t>(places), at<float>(grads), n, begun, threads);
+    if (starts != 0) {
+      need_array(starts, times(bags, 2), sizeof(int64_t), "bags: no array");
+      const auto* found = at<const int64_t>(starts);
+      need(ascend(found, bags, n) && found[0] == 0 && static_cast<size_t>(found[bags]) == n,
+           "bags: they ascend from 0 to the number of places");
+    }
+    add_rows(at<float>(total), rows, dim, at<int64_t>(places), at<float>(grads), n, begun,
+             {at<const int64_t>(starts), bags, at<const float>(weights)}, threads);
   }, release());
   nb::class_<SlotKeys>(m, "SlotKeys")
       .def(nb::init<const std::vector<std::string>&, const std::vector<std::string>&,

@@ -68,10 +68,10 @@ inline float widen(uint16_t half) {
 // Adds `noise` (16 bits) below the last bit kept; 0x7FFF plus the last bit rounds to nearest even.
 inline uint16_t narrow(float x, uint32_t noise) {
   const uint32_t bits = float_bits(x);
-  if ((bits & 0x7F800000u) == 0x7F800000u) {  // infinities and NaNs must not carry over
-    return static_cast<uint16_t>(bits >> 16 | ((bits & 0x7FFFFFu) != 0 ? 0x40u : 0u));
-  }
-  return static_cast<uint16_t>((bits + noise) >> 16);
+  // Infinities and NaNs must not carry over. A choice, not a branch: loops over values have vectors.
+  const uint32_t kept = bits >> 16 | ((bits & 0x7FFFFFu) != 0 ? 0x40u : 0u);
+  const uint32_t rounded = (bits + noise) >> 16;
+  return static_cast<uint16_t>((bits & 0x7F800000u) == 0x7F800000u ? kept : rounded);
 }
 
 inline uint16_t nearest(float x) { return narrow(x, 0x7FFFu + (float_bits(x) >> 16 & 1u)); }

@@ -60,7 +60,7 @@ size_t distinct_codes(const int64_t* codes, size_t n, int64_t limit, int64_t* un
 }
 
 void add_rows(float* total, size_t rows, size_t dim, const int64_t* places, const float* grads,
-              size_t n, bool begun, int threads) {
+              size_t n, bool begun, const IdBags& bags, int threads) {
   // Few parts for little work; each part has its own rows, so sums keep the order of arrival.
   const size_t most = n * dim / (size_t{1} << 16) + 1;
   const int parts = static_cast<int>(std::min<size_t>(most, static_cast<size_t>(threads)));
@@ -69,16 +69,24 @@ void add_rows(float* total, size_t rows, size_t dim, const int64_t* places, cons
     const auto low = static_cast<int64_t>(rows * static_cast<size_t>(part) / static_cast<size_t>(parts));
     const auto high = static_cast<int64_t>(rows * static_cast<size_t>(part + 1) / static_cast<size_t>(parts));
     std::vector<uint8_t> seen(static_cast<size_t>(high - low), begun ? 1 : 0);
+    size_t bag = 0;
     for (size_t i = 0; i < n; ++i) {
       if (i + ahead < n) {
         const char* next = reinterpret_cast<const char*>(total + static_cast<size_t>(places[i + ahead]) * dim);
         for (size_t b = 0; b < dim * sizeof(float) && b < 512; b += 64) prefetch_write(next + b);
       }
+      if (bags.starts != nullptr)
+        while (bags.starts[bag + 1] <= static_cast<int64_t>(i)) ++bag;
       const int64_t row = places[i];
       if (row < low || row >= high) continue;
       float* to = total + static_cast<size_t>(row) * dim;
-      const float* from = grads + i * dim;
-      if (seen[static_cast<size_t>(row - low)]) {
+      const float* from = grads + (bags.starts == nullptr ? i : bag) * dim;
+      if (bags.weights != nullptr) {
+        const float weight = bags.weights[i];
+        const bool first = !seen[static_cast<size_t>(row - low)];
+        seen[static_cast<size_t>(row - low)] = 1;
+        for (size_t c = 0; c < dim; ++c) to[c] = (first ? 0.0f : to[c]) + weight * from[c];
+      } else if (seen[static_cast<size_t>(row - low)]) {
         for (size_t c = 0; c < dim; ++c) to[c] += from[c];
       } else {
         seen[static_cast<size_t>(row - low)] = 1;

@@ -136,15 +136,10 @@ void Table::find(const int64_t* ids, size_t n, const char** records, uint32_t* r
   prefetch_all(records, n);
 }
 
-void Table::pull(const int64_t* ids, size_t n, float* out) const {
-  if (!grows()) {
-    kernels().gather(layout_, pages_.data(), ids, n, out);
-    return;
-  }
+template <typename Take>
+void Table::each_record(const int64_t* ids, size_t n, Take take) const {
   // Three ids are at work at a time, kApart from each other: the bucket of one is on its way, of the
   // next the row that its bucket names, and the third is copied. So memory never rests.
-  const size_t dim = static_cast<size_t>(spec_.dim);
-  const auto read_values = kernels().read_values;
   constexpr size_t kRing = 2 * kApart;
   struct {
     const Shard* shard;
@@ -154,16 +149,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
   PullCache::Stretch* recalled = pull_cache_.begin(ids, n);
   for (size_t i = 0; i < n + 2 * kApart; ++i) {
     auto& third = ring[i % kRing];
-    if (i >= 2 * kApart) {
-      const size_t at = i - 2 * kApart;
-      float* to = out + at * dim;
-      if (third.record == nullptr)
-        initial_values(ids[at], to);
-      else if (spec_.half)
-        read_values(layout_, third.record, to);
-      else
-        std::memcpy(to, third.record, dim * sizeof(float));
-    }
+    if (i >= 2 * kApart) take(i - 2 * kApart, third.record);
     if (i >= kApart && i - kApart < n) {
       const size_t at = i - kApart;
       auto& second = ring[at % kRing];
@@ -180,6 +166,53 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
     }
   }
   if (recalled != nullptr) pull_cache_.end(recalled, n);
+}
+
+void Table::pull(const int64_t* ids, size_t n, float* out) const {
+  if (!grows()) {
+    kernels().gather(layout_, pages_.data(), ids, n, out);
+    return;
+  }
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  const auto read_values = kernels().read_values;
+  each_record(ids, n, [&](size_t i, const char* record) {
+    float* to = out + i * dim;
+    if (record == nullptr)
+      initial_values(ids[i], to);
+    else if (spec_.half)
+      read_values(layout_, record, to);
+    else
+      std::memcpy(to, record, dim * sizeof(float));
+  });
+}
+
+void Table::pull_bags(const int64_t* ids, size_t n, const IdBags& bags, size_t first, size_t last,
+                      float* out) const {
+  if (!grows()) {
+    kernels().gather_bags(layout_, pages_.data(), ids, n, bags, first, last, out);
+    return;
+  }
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  const auto begin = static_cast<size_t>(bags.starts[first]);
+  const size_t count = static_cast<size_t>(bags.starts[last]) - begin;
+  const auto add_values = kernels().add_values;
+  Layout fresh = layout_;
+  fresh.half = false;
+  std::vector<float>& values = scratch().floats;
+  at_least(values, 2 * dim);
+  std::fill_n(out + first * dim, (last - first) * dim, 0.0f);
+  size_t bag = first;
+  each_record(ids + begin, count, [&](size_t i, const char* record) {
+    const size_t place = begin + i;
+    while (static_cast<size_t>(bags.starts[bag + 1]) <= place) ++bag;
+    const float* weight = bags.weights == nullptr ? nullptr : bags.weights + place;
+    if (record == nullptr) {
+      initial_values(ids[place], values.data());
+      add_values(fresh, reinterpret_cast<const char*>(values.data()), weight, out + bag * dim);
+    } else {
+      add_values(layout_, record, weight, out + bag * dim);
+    }
+  });
 }
 
 uint32_t Table::insert(Shard& shard, int64_t id, uint64_t hash) {
@@ -273,22 +306,25 @@ void Table::push(const Push& push, int part, int parts) {
     for (size_t u = 0; u < s.distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
     for (size_t u = 0; u < s.distinct; ++u) note_change(changed_, static_cast<size_t>(s.ids[u]));
   }
+  if (push.bags.starts != nullptr) put_bags(s, push.bags);
+  const bool weighted = push.bags.weights != nullptr;
   // Sums that stay in the cache: read the gradients once, in order. Otherwise go row by row.
   const size_t dim = static_cast<size_t>(spec_.dim);
   if (s.distinct < s.occurrences && s.distinct * dim * sizeof(float) <= kCachedSums) {
     at_least(s.sums, s.distinct * dim);
     list_sums(s);
     kernels().scatter({spec_.dim, s.occurrences, s.position.data(), s.distinct_of.data(),
-                       push.grads, s.sums.data()});
-    apply(s, s.sums.data(), push.now, push.step);
+                       weighted ? s.weights.data() : nullptr, push.grads, s.sums.data()});
+    apply(s, s.sums.data(), nullptr, push.now, push.step);
   } else {
-    list_occurrences(s);
-    apply(s, push.grads, push.now, push.step);
+    list_occurrences(s, weighted);
+    apply(s, push.grads, weighted ? s.order_weights.data() : nullptr, push.now, push.step);
   }
 }
 
 // One step of the rows whose records `s` has, by the gradients that it lists.
-void Table::apply(Scratch& s, const float* grads, const StepNumbers& now, uint64_t step) {
+void Table::apply(Scratch& s, const float* grads, const float* weights, const StepNumbers& now,
+                  uint64_t step) {
   at_least(s.floats, 2 * static_cast<size_t>(spec_.dim));
   Apply a;
   a.layout = layout_;
@@ -297,6 +333,7 @@ void Table::apply(Scratch& s, const float* grads, const StepNumbers& now, uint64
   a.count = s.distinct;
   a.records = s.records.data();
   a.grads = grads;
+  a.weights = weights;
   a.starts = s.starts.data();
   a.order = s.order.data();
   a.scratch = s.floats.data();

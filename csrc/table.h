@@ -86,7 +86,8 @@ struct Shard {
 struct Push {
   const int64_t* ids = nullptr;
   size_t n = 0;
-  const float* grads = nullptr;
+  const float* grads = nullptr;   // [n, dim]; of bags [bags, dim]
+  IdBags bags;                    // no bags: each id has its own gradient
   const float* clicks = nullptr;  // [n]; null: none
   const float* shows = nullptr;   // [n]: how often each was shown; null: once
   StepNumbers now;
@@ -110,6 +111,9 @@ class Table {
 
   // All below: the caller holds the guard (shared to read, alone to write).
   void pull(const int64_t* ids, size_t n, float* out) const;
+  // Sums of bags first to last - 1, into out [bags, dim].
+  void pull_bags(const int64_t* ids, size_t n, const IdBags& bags, size_t first, size_t last,
+                 float* out) const;
   // Part `part` of `parts` of a push; parts touch different rows and may run at once.
   void push(const Push& push, int part, int parts);
   // Ids held, ascending; those changed after a mark; those not admitted yet; those dropped.
@@ -164,7 +168,11 @@ class Table {
     for (size_t b = 0; b < bytes; b += 64) prefetch_read(record + b);
   }
   void find_or_insert(const Push& push, Scratch& s);
-  void apply(Scratch& s, const float* grads, const StepNumbers& now, uint64_t step);
+  // take(i, record) for each of ids [n] of a growing table, in order; null: it has no row.
+  template <typename Take>
+  void each_record(const int64_t* ids, size_t n, Take take) const;
+  void apply(Scratch& s, const float* grads, const float* weights, const StepNumbers& now,
+             uint64_t step);
   uint32_t insert(Shard& shard, int64_t id, uint64_t hash);
   char* admitted_record(Shard& shard, uint32_t row, const Push& push, int64_t id, uint64_t hash,
                         float shows, float clicks);

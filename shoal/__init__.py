@@ -65,6 +65,14 @@ class Interrupted(BaseException):
         self.number = number
 
 
+def how_to_install(extra: str) -> str:
+    """What to type for an extra that is missing. pip keeps the package that is installed."""
+    above = os.path.dirname(os.path.dirname(__file__))
+    if os.path.exists(os.path.join(above, "Makefile")):
+        return f"make extras EXTRAS={extra} (in the clone)"
+    return f'pip install "shoal-rec[{extra}]"'
+
+
 if "SHOAL_LAUNCHER" in os.environ and threading.current_thread() is threading.main_thread():
     # A rank or a server: its launcher tells of Ctrl-C. Here, because what follows takes a while.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))

@@ -14,16 +14,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import shoal
+from shoal.runs.machine_check import EXTRAS as MACHINE_EXTRAS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 LARGE = {"mlflow", "onnx", "ray", "torchrec", "torchx", "wandb"}
-PINS = re.findall(
-    r"^([\w.-]+)==(\S+)(.*)$",
-    (ROOT / "constraints.txt").read_text().replace("\\\n", " "),
-    re.MULTILINE,
-)
+LOCKS = [(ROOT / name).read_text() for name in ("constraints.txt", ".ci/build.txt")]
+PINS = re.findall(r"^([\w.-]+)==(\S+)(.*)$", "\n".join(LOCKS).replace("\\\n", " "), re.MULTILINE)
 TEXTS = [
     *(ROOT / "Makefile", ROOT / ".ci" / "run"),
     *(path for kind in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(kind)),
@@ -53,9 +51,10 @@ def test_setup_fetches_from_the_index_of_pip_alone() -> None:
         text = (ROOT / file).read_text()
         assert not re.search(r"https?://|git\+|FetchContent|ExternalProject", text), file
     lines = [line for line in dry_run("-B", "setup").stdout.splitlines() if "pip install" in line]
-    assert len(lines) == 3
-    for line in lines:
-        assert re.search(r"--require-hashes|--no-build-isolation --no-deps| torch==", line), line
+    commands = [one for line in lines for one in re.split("&+", line) if "pip install" in one]
+    assert len(commands) == 4
+    for one in commands:
+        assert re.search(r"--require-hashes|--no-build-isolation --no-deps| torch==", one), one
 
 
 @pytest.mark.parametrize("extra", sorted({*EXTRAS, ""} - LARGE))
@@ -111,14 +110,24 @@ def test_no_text_recommends_to_replace_the_clone() -> None:
 
 
 def test_no_text_names_a_package_of_ours_that_an_index_might_have() -> None:
-    """Whoever claims the name there would be installed."""
+    """Whoever claims the name there would be installed. how_to_install is for those who have it."""
     texts = [path for path in TEXTS if path.is_file()]
     found = [
         path
         for path in texts
         if re.search(r"pip install\S*\s+\S*shoal", path.read_text(errors="ignore"))
     ]
-    assert found == []
+    assert found == [ROOT / "shoal" / "__init__.py"]
+
+
+def test_messages_leave_to_one_function_how_extras_are_installed() -> None:
+    """It depends on where Shoal is: in a clone, or installed."""
+    files = [path for path in ROOT.glob("shoal/**/*.py") if path.parent != ROOT / "shoal"]
+    named = re.compile(r"make extras|pip install (?!triton)")
+    assert [path for path in files if named.search(path.read_text())] == []
+    for extra in MACHINE_EXTRAS:
+        assert extra in EXTRAS
+        assert shoal.how_to_install(extra) == f"make extras EXTRAS={extra} (in the clone)"
 
 
 def test_docs_bring_no_secret_to_hosts_that_do_not_need_it() -> None:

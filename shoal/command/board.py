@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shoal import how_to_install
 from shoal.command.startup import importing
 
 
@@ -31,7 +32,7 @@ def board(
             from shoal.runs.board.listening import run_board
             from shoal.runs.http.listening import read_token
     except ImportError as error:
-        raise ValueError(f"{error}; run `make extras EXTRAS=serve` in the clone") from error
+        raise ValueError(f"{error}: {how_to_install('serve')}") from error
     from shoal.training.run_folder import start_logging
 
     start_logging("info")

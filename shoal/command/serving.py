@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from shoal import how_to_install
 from shoal.command.arguments import ONE_PROCESS, TRUST, split_arguments
 from shoal.command.exit import print_result
 from shoal.command.startup import importing
@@ -209,6 +210,9 @@ def serve(
     ] = False,
     batch: Annotated[int, typer.Option(help="Requests answered together, at most.")] = 64,
     body_bytes: Annotated[int, typer.Option(help="Bytes of a request, at most.")] = 1 << 20,
+    state_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes to keep of histories between requests; 0: none.")
+    ] = 1 << 28,
     seconds: Annotated[
         float, typer.Option(help="Seconds to send a request; to be answered.")
     ] = 10.0,
@@ -228,7 +232,7 @@ def serve(
             from shoal.runs.serving.listening import Limits
             from shoal.runs.serving.listening import serve as listen
     except ImportError as error:
-        raise ValueError(f"{error}; run `make extras EXTRAS=serve` in the clone") from error
+        raise ValueError(f"{error}: {how_to_install('serve')}") from error
     import torch
 
     from shoal.training.run_folder import start_logging
@@ -237,7 +241,9 @@ def serve(
     torch.set_num_threads(1)  # batches side by side, see Api
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
     cores = threads or os.cpu_count() or 1
-    limits = Limits(body_bytes, seconds, seconds, batch=batch, threads=cores)
+    limits = Limits(
+        body_bytes, seconds, seconds, batch=batch, threads=cores, state_bytes=state_bytes
+    )
     token = read_token(token_file)
     secured = (token, tls_cert, tls_key, plain)
     listen(artifact, host, port, limits, *secured, refresh, announce, drain)

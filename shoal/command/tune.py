@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.command.arguments import TRUST, resolve_words, split_arguments
+from shoal.command.arguments import QUIET, TRUST, resolve_words, split_arguments
 from shoal.command.startup import importing
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def tune(
     jobs: Annotated[int, typer.Option(min=1, help="Trials at once, also on one GPU.")] = 1,
     sampler: Annotated[str | None, typer.Option(help="tpe, random or grid.")] = None,
     prune: Annotated[
-        str | None, typer.Option(help="Stop hopeless trials: median, halving or none.")
+        str | None, typer.Option(help="Stop hopeless trials: pace, halving or none.")
     ] = None,
     finalists: Annotated[
         int, typer.Option(min=1, help="With --seeds: so many of the best trials.")
@@ -46,6 +46,7 @@ def tune(
         bool,
         typer.Option("--resume", help="Continue the search in --output (or the folder given)."),
     ] = False,
+    quiet: Annotated[bool, QUIET] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Search for the best hyper-parameters of a model, by validation alone.
@@ -74,8 +75,16 @@ def tune(
     else:
         resolved = resolve_words(context.args, trust=trust)
     limits = SearchLimits(trials, minutes, jobs, finalists, seeds, launch)
-    found = search(resolved, space, output, resume, sampler, prune, limits, typer.echo)
-    _print_found(found, resolved.config.run)
+    run = resolved.config.run
+    if quiet:  # of this command: trials, and the config that is written, keep their own
+        run = run.model_copy(update={"log_level": "warning"})
+    report = _nothing if run.is_quiet else typer.echo
+    found = search(resolved, space, output, resume, sampler, prune, limits, report)
+    _print_found(found, run)
+
+
+def _nothing(line: str) -> None:
+    """What a quiet command says of its progress."""
 
 
 def _print_found(found: dict[str, Any], run: "RunSection") -> None:
@@ -118,6 +127,7 @@ def sweep(
     output: Annotated[
         str | None, typer.Option(help="Folder of the sweep; finished runs there are not repeated.")
     ] = None,
+    quiet: Annotated[bool, QUIET] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Train models × data × seeds; means, intervals and paired tests.
@@ -136,6 +146,7 @@ def sweep(
     files, overrides = split_arguments(context.args)
     runs = cells(make_grid(**given), files, overrides)
     report = (lambda line: typer.echo(line, err=True)) if as_json else typer.echo
+    report = _nothing if quiet else report
     folder = output or RunFolder.new_name("sweeps", "sweep")
     found = Sweep(Path(folder), runs, report).run(jobs, minutes, launch)
     if as_json:

@@ -45,7 +45,7 @@ def canonical(values: dict[str, Any]) -> None:
 
 def problems(config: Config, origins: Mapping[str, str], clicks: bool = False) -> list[str]:
     """Every failed check as one line with its place. `clicks`: the model is a click model."""
-    checks = [metrics, valid_metric, processes, row_rules, elastic, replicas]
+    checks = [metrics, valid_metric, processes, row_rules, elastic, replicas, by_length]
     checks += [click_model] if clicks else []
     return [
         f"{origins.get(key, 'default')}: {key}: {text}"
@@ -160,6 +160,22 @@ def replicas(config: Config) -> Iterator[Problem]:
     if len(servers.addresses) % count:
         text = f"given {count}, and there are {len(servers.addresses)} servers: name {count} for"
         yield key, f"{text} each part of the rows, first one of each part, then the next of each"
+
+
+def by_length(config: Config) -> Iterator[Problem]:
+    """Batches and slices that are cut by length, where a worker's own number of samples counts."""
+    asked = {
+        "train.balance": config.train.balance,
+        "train.batch_tokens": config.train.batch_tokens is not None,
+    }
+    servers = config.strategy.ps
+    for key in (key for key, on in asked.items() if on and config.strategy.name == "ps"):
+        if servers.mode != "sync":
+            text = f"does not go with strategy.ps.mode={servers.mode}, where every worker updates "
+            yield key, f"{text}by its own samples: leave it out, or choose sync"
+        elif servers.elastic and key == "train.batch_tokens":
+            text = "does not go with strategy.ps.elastic, which lends batches of so many samples"
+            yield key, f"{text}: leave it out, or set that to false"
 
 
 def row_rules(config: Config) -> Iterator[Problem]:

@@ -98,10 +98,11 @@ def _batch_notes(config: Config) -> list[str]:
         return []
     if config.updates_apart:
         return [f"every worker makes its own updates, of {config.train.batch_size} samples each"]
-    return [
-        f"batch sizes are global: each batch of {config.train.batch_size} samples is split over "
-        f"{ranks} processes"
-    ]
+    section = config.train
+    size = f"{section.batch_size} samples"
+    if section.batch_tokens is not None:
+        size = f"{section.batch_tokens} items at most"
+    return [f"batch sizes are global: each batch of {size} is split over {ranks} processes"]
 
 
 def load(

@@ -87,6 +87,12 @@ class TrainSection(Section):
     batch_size: int = Field(
         2048, ge=1, description="samples per update, whatever the number of processes"
     )
+    batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="histories: most items per update, in place of batch_size; at least three of "
+        "the longest history",
+    )
     shuffle: bool = Field(True, description="a new order in every epoch")
     positives: Literal["each", "by_user"] = Field(
         "each",
@@ -120,6 +126,11 @@ class TrainSection(Section):
     )
     bucket: bool = Field(
         False, description="histories of like length share a batch, which is as long as the longest"
+    )
+    balance: bool = Field(
+        False,
+        description="histories: processes, and parts of accumulate, take slices of a batch that "
+        "cost about the same, by items and their pairs; else as many samples each",
     )
 
 

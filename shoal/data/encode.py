@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 import numpy as np
 
 from shoal.data.dataset import Column, Dataset, Ragged
 from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken, fold
-from shoal.data.features import LENGTH, Feature, is_history
+from shoal.data.features import LENGTH, Feature
 from shoal.data.history import Earlier
 from shoal.data.ids import Ids, Words
 from shoal.data.passes import chunks
@@ -22,6 +23,7 @@ from shoal.data.raw import gather
 
 Take = Callable[[np.ndarray], Taken]
 Change = Callable[[np.ndarray], np.ndarray]
+Lists = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # row numbers, and offsets
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,20 @@ class Encoding:
         return ids
 
 
-def encode(dataset: Dataset, features: tuple[Feature, ...]) -> FeatureTable:
-    """Every feature's values by user id, item id or number of interaction; rows are counted."""
+def encode(dataset: Dataset, features: tuple[Feature, ...], every: bool = False) -> FeatureTable:
+    """Every feature's values by user id, item id or number of interaction; rows are counted.
+
+    every: histories hold all that the user did, not what was positive alone.
+    """
     encoding = Encoding(_tables(dataset, features))
-    columns = [_of_dataset(dataset, feature, encoding) for feature in features if not feature.cross]
+    earlier = cache(partial(Earlier, dataset, every=every))  # one for all features beside a history
+    columns = [
+        _of_dataset(dataset, feature, encoding, earlier)
+        for feature in features
+        if not feature.cross
+    ]
     crossed = [FeatureColumn(feature, _crossed) for feature in features if feature.cross]
-    every = tuple(columns + crossed)
-    return FeatureTable(every, dataset.user_field, dataset.item_field, encoding)
+    return FeatureTable(columns + crossed, dataset.user_field, dataset.item_field, encoding)
 
 
 def _crossed(rows: np.ndarray) -> Taken:
@@ -122,32 +131,90 @@ def _tables(dataset: Dataset, features: tuple[Feature, ...]) -> dict[str, Ids]:
     return found
 
 
-def _of_dataset(dataset: Dataset, feature: Feature, encoding: Encoding) -> FeatureColumn:
+def _of_dataset(
+    dataset: Dataset, feature: Feature, encoding: Encoding, earlier: Callable[[int], Earlier]
+) -> FeatureColumn:
     """One feature of a data set; what is learned from it is left in `encoding`."""
     column = _column(dataset, feature.side, feature.column)
+    if feature.kind == "sequence" and isinstance(column, np.ndarray):
+        return _of_interactions(dataset, feature, encoding, earlier(feature.length or LENGTH))
     beside = {
         name: _column(dataset, feature.side, name)
         for name in (feature.time, feature.weights)
         if name is not None
     }
     if feature.is_sparse and feature.buckets is None:
-        table = encoding.words.get(feature.table)
-        if table is not None:
-            feature = replace(feature, rows=len(table))
-        words = dataset.vocab[feature.column]
+        feature = _counted(feature, encoding)
         if feature.kind == "text":
-            return FeatureColumn(feature, take_of(feature, column, texts=words.tolist()))
-        same = table is not None and table.words is words and feature.default is None
-        ids = None if same else encoding.ids(feature, words.tolist())
-        if is_history(feature, dataset):
-            earlier = Earlier(dataset, feature.length or LENGTH)
-            ahead = _of_items(earlier.of_users, ids)
-            return FeatureColumn(feature, _of_items(earlier.of_rows, ids), ahead)
+            texts = dataset.vocab[feature.column].tolist()
+            return FeatureColumn(feature, take_of(feature, column, texts=texts))
+        ids = _ids_of_words(dataset, feature, encoding)
         return FeatureColumn(feature, take_of(feature, column, ids, beside=beside))
     encoding.numbers[feature.name] = numbers = _learn(feature, column)
     if numbers.bounds is not None:
         feature = replace(feature, rows=len(numbers.bounds) + 2)
     return FeatureColumn(feature, take_of(feature, column, None, numbers))
+
+
+def _counted(feature: Feature, encoding: Encoding) -> Feature:
+    """With the rows of its table, where that has a vocabulary."""
+    table = encoding.words.get(feature.table)
+    return feature if table is None else replace(feature, rows=len(table))
+
+
+def _ids_of_words(dataset: Dataset, feature: Feature, encoding: Encoding) -> np.ndarray | None:
+    """The id of every word of a feature's column; None: a word's number is its id."""
+    table, words = encoding.words.get(feature.table), dataset.vocab[feature.column]
+    same = table is not None and table.words is words and feature.default is None
+    return None if same else encoding.ids(feature, words.tolist())
+
+
+def _of_interactions(
+    dataset: Dataset, feature: Feature, encoding: Encoding, earlier: Earlier
+) -> FeatureColumn:
+    """A column of the interactions that the user had before each: a list for each of them."""
+    column = dataset.flat(feature.column)
+    change: Change
+    if feature.column == dataset.time_field:
+        return FeatureColumn(feature, *_times(column, earlier))
+    if dataset.types[feature.column] == "float":
+        encoding.numbers[feature.name] = numbers = _learn(feature, column)
+        feature = replace(feature, rows=len(numbers.bounds or ()) + 2)
+        change = numbers.buckets
+    else:
+        feature = _counted(feature, encoding)
+        change = partial(_numbered, _ids_of_words(dataset, feature, encoding))
+
+    def of(lists: Lists) -> Take:
+        def take(keys: np.ndarray) -> Taken:
+            rows, offsets = lists(keys)
+            return change(column[rows]), offsets, None
+
+        return take
+
+    return FeatureColumn(feature, of(earlier.of_rows), of(earlier.of_users))
+
+
+def _times(column: np.ndarray, earlier: Earlier) -> tuple[Take, Take]:
+    """Times of histories in seconds, of interactions and of users: behind the last that of the
+    interaction itself; of one that has not happened now, which is as late as the last.
+    """
+
+    def of_rows(rows: np.ndarray) -> Taken:
+        return take(*earlier.of_rows(rows), column[rows])
+
+    def of_users(users: np.ndarray) -> Taken:
+        events, offsets = earlier.of_users(users)
+        there = np.diff(offsets) > 0
+        now = np.zeros(len(users))
+        now[there] = column[events[offsets[1:][there] - 1]]
+        return take(events, offsets, now)
+
+    def take(events: np.ndarray, offsets: np.ndarray, own: np.ndarray) -> Taken:
+        times = np.insert(column[events], offsets[1:], own).astype(np.int64)
+        return times, offsets + np.arange(len(offsets)), None
+
+    return of_rows, of_users
 
 
 def take_of(
@@ -192,18 +259,6 @@ def _column(dataset: Dataset, side: str, name: str) -> Column:
 def _numbered(ids: np.ndarray | None, codes: np.ndarray) -> np.ndarray:
     """Ids of words by their numbers, int64: on disk these are shorter."""
     return codes.astype(np.int64, copy=False) if ids is None else ids[codes]
-
-
-def _of_items(
-    lists: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], ids: np.ndarray | None
-) -> Take:
-    """Lists of items as lists of ids."""
-
-    def take(rows: np.ndarray) -> Taken:
-        items, offsets = lists(rows)
-        return _numbered(ids, items), offsets, None
-
-    return take
 
 
 def _single(feature: Feature, ids: np.ndarray | None, column: np.ndarray) -> Take:

@@ -117,15 +117,24 @@ class FeatureTable:
                 dense[name] = numbers.view(*keys.shape, *numbers.shape[1:])
         return replace(batch, ids=ids, dense=dense)
 
-    def join(self, rows: np.ndarray | None, users: np.ndarray, items: np.ndarray) -> Fields:
+    def join(
+        self,
+        rows: np.ndarray | None,
+        users: np.ndarray,
+        items: np.ndarray,
+        histories: bool = True,
+    ) -> Fields:
         """All features of some interactions: of their users, their items and their own.
 
-        rows None: they have not happened, so what would be their own is missing.
+        rows None: they have not happened, so what would be their own is missing, but for histories.
         """
         ids: dict[str, Tensor | Jagged] = {}
         dense: dict[str, Tensor] = {}
         for side, keys in (("user", users), ("item", items), ("context", rows)):
-            more_ids, more_dense = self._none(users) if keys is None else self.of(side, keys)
+            if keys is None:
+                more_ids, more_dense = self._none(users, histories)
+            else:
+                more_ids, more_dense = self.of(side, keys)
             ids |= more_ids
             dense |= more_dense
         self.cross(ids)
@@ -139,7 +148,7 @@ class FeatureTable:
                 hashes = hash64(*(one.numpy() for one in parts if isinstance(one, Tensor)))
                 ids[name] = torch.from_numpy(fold(hashes, column.feature.rows))
 
-    def _none(self, users: np.ndarray) -> Fields:
+    def _none(self, users: np.ndarray, histories: bool) -> Fields:
         """Context features of samples of users that have not happened: histories, else nothing."""
         size = len(users)
         found: dict[str, Tensor | Jagged] = {}
@@ -148,7 +157,8 @@ class FeatureTable:
             if feature.side != "context" or feature.cross:
                 continue
             if column.of_users is not None:
-                found[name] = column.ahead(users)
+                if histories:
+                    found[name] = column.ahead(users)
             elif feature.is_list:
                 none = torch.empty(0, dtype=torch.int64)
                 found[name] = Jagged(none, torch.zeros(size + 1, dtype=torch.int64))

@@ -8,6 +8,7 @@ columns' types; `shoal data describe` prints the guess.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from shoal.config.data_section import Kind, Loss, Side, Transform, Vocabulary
@@ -25,6 +26,7 @@ LISTS = ("ids", "sequence", "text")
 NUMBERS = ("number", "numbers")
 PACKED = "slots"  # the field of a batch with the ids of all features, for models with one table
 LENGTH = 50  # of a history whose feature does not say
+ACTION_BUCKETS = 16  # of a label that is any number, in a history
 HASHED_ROWS = 1 << 16  # of hashed features and crosses that do not say how many
 
 
@@ -113,6 +115,44 @@ def options(feature: Feature) -> dict[str, Any]:
 def is_history(feature: Feature, dataset: Dataset) -> bool:
     """Whether a feature is made of interactions: the items that the user took before each."""
     return feature.kind == "sequence" and feature.column == dataset.item_field
+
+
+def time_of(history: str) -> str:
+    """The feature with the times of a history's interactions."""
+    return f"{history}_time"
+
+
+def action_of(history: str, label: str) -> str:
+    """The feature with what a label was at a history's interactions."""
+    return f"{history}_{label}"
+
+
+def with_actions(
+    dataset: Dataset, features: tuple[Feature, ...], labels: tuple[Label, ...]
+) -> tuple[Feature, ...]:
+    """With what is known of the interactions of each history beside their items: when they were
+    (and, behind the last, when the row is), and their labels as ids: 1 or 2, or a bucket.
+    """
+    found = list(features)
+    for history in features:
+        if not is_history(history, dataset):
+            continue
+        like = partial(Feature, kind="sequence", length=history.length)
+        if dataset.time_field is not None and dataset.time_field in dataset.inter:
+            name = time_of(history.name)
+            found.append(like(name, column=dataset.time_field, vocabulary="growing"))
+        for one in labels:
+            limits: Any = (0.5,) if one.loss == "logistic" else ACTION_BUCKETS
+            name = action_of(history.name, one.name)
+            found.append(like(name, column=one.column, buckets=limits))
+    names = [feature.name for feature in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"data.features.{name}: a history has its labels and times under such names; give "
+                "the feature or the label another one"
+            )
+    return tuple(found)
 
 
 def features_of(

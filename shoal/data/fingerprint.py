@@ -12,6 +12,7 @@ KEYS = {
     "optimizer": "train.optimizer.name",
     "row_optimizers": "train.optimizer",
     "batch_size": "train.batch_size",
+    "batch_tokens": "train.batch_tokens",
     "seed": "run.seed",
     "shuffle": "train.shuffle",
     "planted": "data.clicks.planted",

@@ -112,30 +112,31 @@ class Histories:
 
 
 class Earlier:
-    """The items that a user took before each interaction: positive ones, of earlier times.
+    """The user's interactions before each interaction: positive ones, of earlier times.
 
     Without times, those of earlier rows. Neither the interaction itself is among them nor any of
-    the same time.
+    the same time. `every`: also those that are not positive.
 
     items of a user, in order    a  b  c  d      (b has label 0)
     history                      -  a  a  a c
+    every                        -  a  ab abc
     """
 
-    def __init__(self, dataset: Dataset, length: int):
+    def __init__(self, dataset: Dataset, length: int, every: bool = False):
         self.length = length
         users = np.asarray(dataset.inter[dataset.user_field])
         when = np.arange(len(users))
         if dataset.time_field is not None and dataset.time_field in dataset.inter:
             when = np.asarray(dataset.inter[dataset.time_field])
         order = np.lexsort((when, users))
-        positive = np.ones(len(users), dtype=bool)
-        if dataset.label_field is not None:
-            positive = np.asarray(dataset.inter[dataset.label_field])[order] > 0
-        self.items = np.asarray(dataset.inter[dataset.item_field])[order][positive]
-        counts = np.bincount(users[order][positive], minlength=dataset.num_users)
+        kept = np.ones(len(users), dtype=bool)
+        if dataset.label_field is not None and not every:
+            kept = np.asarray(dataset.inter[dataset.label_field])[order] > 0
+        self.events = order[kept]  # row numbers, user by user in order
+        counts = np.bincount(users[order][kept], minlength=dataset.num_users)
         self.offsets = np.concatenate([[0], np.cumsum(counts)])
-        # Positive rows before the first one of the same user and time.
-        before = np.cumsum(positive) - positive
+        # Kept rows before the first one of the same user and time.
+        before = np.cumsum(kept) - kept
         new = np.ones(len(users), dtype=bool)
         new[1:] = (np.diff(users[order]) != 0) | (np.diff(when[order]) != 0)
         self.stops = np.empty(len(users), dtype=np.int64)
@@ -143,18 +144,18 @@ class Earlier:
         self.users = users
 
     def of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Histories of interactions: their items one after the other, and offsets [rows + 1]."""
+        """Histories of interactions: row numbers one after the other, and offsets [rows + 1]."""
         return self._lists(self.users[rows], self.stops[rows])
 
     def of_users(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """All that users took, for interactions that have not happened."""
+        """All interactions of users, for one that has not happened."""
         return self._lists(users, self.offsets[users + 1])
 
     def _lists(self, users: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         lengths = np.minimum(stops - self.offsets[users], self.length)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         places = np.arange(offsets[-1]) + np.repeat(stops - lengths - offsets[:-1], lengths)
-        return self.items[places], offsets
+        return self.events[places], offsets
 
 
 def _first_times(dataset: Dataset, phase: Phase | None) -> np.ndarray:

@@ -74,10 +74,15 @@ class JoinedSamples:
 
 
 def candidates(
-    table: FeatureTable, users: Tensor, items: Tensor, packed: bool, device: torch.device
+    table: FeatureTable,
+    users: Tensor,
+    items: Tensor,
+    packed: bool,
+    device: torch.device,
+    histories: bool = True,
 ) -> Batch:
     """Samples of users with items that they have not taken, [n] each, for a click model."""
-    ids, dense = table.join(None, users.cpu().numpy(), items.cpu().numpy())
+    ids, dense = table.join(None, users.cpu().numpy(), items.cpu().numpy(), histories)
     if packed:
         ids, dense = pack(table.features, ids, dense, len(users))
     return Batch(len(users), ids, dense).to(device)

@@ -25,8 +25,9 @@ from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories, Numbered
 from shoal.data.random import below, hash64, uniform, uniform_below
-from shoal.data.reader import Reader, draws_per_sample, make_sampler
+from shoal.data.reader import draws_per_sample, make_sampler
 from shoal.data.sampler import log_weights
+from shoal.data.windows import LengthReader
 
 _MASKS, _ITEMS, _LAST, _ENDS = range(1, 5)  # streams of random numbers
 
@@ -54,7 +55,7 @@ class Masking:
     hide_last: bool = False
 
 
-class MaskedWindows(Reader):
+class MaskedWindows(LengthReader):
     """A sample is one copy of one window; ids are history [b, l] with masks and target [b, l].
 
     The mask token is num_items, one past the last item. ids masked is Jagged: which places of the
@@ -92,6 +93,12 @@ class MaskedWindows(Reader):
         if negatives is not None:
             popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
             self.logq = log_weights(popularity, negatives.distribution, negatives.alpha)
+
+    def lengths(self, samples: np.ndarray) -> np.ndarray:
+        users, starts, stops = self.windows.find(samples // self.masking.copies)
+        if self.masking.last_ratio and self.masking.from_start:  # such a one may begin earlier
+            starts = np.maximum(stops - self.histories.max_len, self.histories.offsets[users])
+        return stops - starts
 
     def finish(self, batch: Batch) -> Batch:
         asked = batch.tensor("target") > 0

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from shoal import how_to_install
 from shoal.world.durable import open_regular
 
 MAGIC = b"\x1f\x8b"  # no text begins with these
@@ -64,8 +65,8 @@ def _zstd(source: BinaryIO, path: Path) -> Iterator[BinaryIO]:
         import zstandard
     except ImportError as error:
         raise ValueError(
-            f"{path} is packed by zstd, and reading it needs a package: "
-            "run `make extras EXTRAS=zstd` in the clone, or unpack it (unzstd)"
+            f"{path} is packed by zstd, and reading it needs a package: {how_to_install('zstd')}; "
+            "or unpack it (unzstd)"
         ) from error
     most = longest_text(os.fstat(source.fileno()).st_size)
     try:

@@ -8,7 +8,6 @@ change of world size changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,9 +17,8 @@ from shoal.config.schema import NegativesSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
-from shoal.data.history import Histories
 from shoal.data.prefetch import ahead
-from shoal.data.random import Shuffle, Unshuffled, permutation
+from shoal.data.random import Shuffle, Unshuffled
 from shoal.data.sampler import NegativeSampler, SeenPairs
 
 
@@ -30,6 +28,8 @@ class Reader:
     num_samples: int
     chunk_samples = 1 << 16  # about so many samples are made at once
     prefetch = False  # a thread makes the next ones during the steps of these
+    balance = False  # whether ranks' slices of a batch cost about the same
+    batch_tokens: int | None = None  # most items of a global batch; None: it has batch_size samples
     _shuffled: tuple[int, Shuffle] | None = None  # the epoch whose order was made last
 
     def __init__(self, batch_size: int, seed: int, shuffle: bool = True):
@@ -39,7 +39,7 @@ class Reader:
 
     @property
     def num_batches(self) -> int | None:
-        """Global batches per epoch; the last one may be smaller. None: known only at the end."""
+        """Global batches of an epoch; the last one may be smaller. None: known only at its end."""
         return -(-self.num_samples // self.batch_size)
 
     def batches(
@@ -49,17 +49,24 @@ class Reader:
 
         skip: samples before the first batch, where others were given in batches of another size.
         """
-        order, step = self.order(epoch), self.global_size(size)
+        order, cuts, step = self.order(epoch), self.cuts(epoch), self.global_size(size)
         # Several batches are made at once: many small numpy calls would cost more than the work.
         together = max(1, self.chunk_samples * size // step)
-        last = -(-(self.num_samples - skip) // step)
+        last = -(-(self.num_samples - skip) // step) if cuts is None else len(cuts) - 1
         chunks = range(start, last, together)
 
         def make(chunk: int) -> list[Batch]:
             slices = []  # of each batch: its first place, how many there are, the first of them
             for number in range(chunk, min(chunk + together, last)):
-                begin = number * step + skip
-                first, stop = self.cut(min(step, self.num_samples - begin), rank, size)
+                if cuts is None:
+                    begin = number * step + skip
+                    end = min(begin + step, self.num_samples)
+                else:
+                    begin, end = cuts[number : number + 2].tolist()
+                if self.balance:
+                    first, stop = self.cut_by_cost(order[begin:end], rank, size)
+                else:
+                    first, stop = self.cut(end - begin, rank, size)
                 slices.append((begin + first, stop - first, first))
             if size == 1:  # they follow each other
                 begin, count, _ = slices[-1]
@@ -87,6 +94,17 @@ class Reader:
     def cut(self, count: int, rank: int, size: int) -> tuple[int, int]:
         """This rank's part of a global batch of `count` samples."""
         return count * rank // size, count * (rank + 1) // size
+
+    def cut_by_cost(self, samples: np.ndarray, rank: int, size: int) -> tuple[int, int]:
+        """This rank's part of a global batch, which costs about as much as those of others."""
+        raise NotImplementedError  # where samples differ in their cost
+
+    def cuts(self, epoch: int) -> np.ndarray | None:
+        """Where global batches begin in the order of an epoch, and where the last one ends.
+
+        None: every batch_size samples.
+        """
+        return None
 
     def order(self, epoch: int) -> Shuffle | Unshuffled | np.ndarray:
         """Sample numbers in the order of an epoch, by slices."""
@@ -152,109 +170,6 @@ class Interactions(Reader):
         labels = None if self.labels is None else torch.from_numpy(self.labels[samples])
         batch = Batch(len(samples), ids, labels=labels)
         return batch if self.table is None else self.table.onto(batch)
-
-
-class Windows(Reader):
-    """A sample is a window of one user's training sequence; each position predicts the next item.
-
-    With `bucket` samples of like length share a batch, and a batch is as long as its longest.
-
-    items    a b c d e          (max_len 3)
-    windows  history  b c d     target  c d e
-             history  a         target  b
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        histories: Histories,
-        negatives: NegativesSection | None,
-        batch_size: int,
-        seed: int,
-        shuffle: bool = True,
-        bucket: bool = False,
-    ):
-        super().__init__(batch_size, seed, shuffle)
-        self.bucket = bucket
-        self.user_field = dataset.user_field
-        self.histories = histories
-        self.windows = histories.windows()
-        self.chunk_samples //= histories.max_len
-        self.num_samples = len(self.windows)
-        if self.num_samples == 0:
-            raise ValueError(
-                f"data set {dataset.name!r} has no user with two training interactions, so a "
-                "sequential model has nothing to learn from; relax the filters or the split"
-            )
-        self.negatives = make_sampler(dataset, negatives, seed)
-        self.num_negatives = draws_per_sample(negatives)
-
-    def place(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of samples: their users [n], and where the item after their last target stands [n]."""
-        users, nth = self.windows.find(samples)
-        return users, self.histories.offsets[users + 1] - nth * self.histories.max_len
-
-    def lengths(self, samples: np.ndarray) -> np.ndarray:
-        """Items in the histories of samples: [n]."""
-        users, stops = self.place(samples)
-        return np.minimum(stops - 1 - self.histories.offsets[users], self.histories.max_len)
-
-    def order(self, epoch: int) -> Shuffle | Unshuffled | np.ndarray:
-        if not self.bucket:
-            return super().order(epoch)
-        order = super().order(epoch)[0 : self.num_samples]
-        span = 50 * self.batch_size  # samples that are sorted by length together
-        spans = [order[start : start + span] for start in range(0, len(order), span)]
-        order = np.concatenate([one[np.argsort(self.lengths(one), kind="stable")] for one in spans])
-        # Batches of all lengths in turn; the last one, which may be smaller, stays the last.
-        whole = len(order) // self.batch_size
-        turns = permutation(whole, self.seed ^ 1, epoch) if self.shuffle else np.arange(whole)
-        batches = order[: whole * self.batch_size].reshape(whole, -1)[turns]
-        return np.concatenate([batches.reshape(-1), order[whole * self.batch_size :]])
-
-    def batches(
-        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
-    ) -> Iterator[Batch]:
-        made = super().batches(epoch, rank, size, start, skip)
-        if not self.bucket:
-            yield from made
-            return
-        order = self.order(epoch)
-        for number, batch in enumerate(made, start):
-            begin = number * self.batch_size + skip
-            together = order[begin : begin + self.batch_size]
-            yield _cut(batch, int(self.lengths(together).max()))
-
-    def make(self, samples: np.ndarray, epoch: int) -> Batch:
-        users, stops = self.place(samples)
-        history, target = self.histories.gather(users, stops)
-        ids: dict[str, Tensor | Jagged] = {
-            self.user_field: torch.from_numpy(users),
-            "history": torch.from_numpy(history),
-            "target": torch.from_numpy(target),
-        }
-        if self.negatives is not None:
-            width = self.histories.max_len
-            # One draw per position, numbered by (window, position).
-            index = (samples[:, None] * width + np.arange(width)).reshape(-1)
-            drawn = self.negatives.draw(np.repeat(users, width), index, epoch, self.num_negatives)
-            shape = len(samples), width, self.num_negatives
-            ids["neg_item"] = torch.from_numpy(drawn).view(shape)
-        if self.histories.times is not None:
-            ids["history_time"] = torch.from_numpy(self.histories.window_times(users, stops))
-        return Batch(len(samples), ids)
-
-
-def _cut(batch: Batch, length: int) -> Batch:
-    """The batch with histories of so many places."""
-    ids = dict(batch.ids)
-    each_position = batch.tensor("target").dim() > 1
-    for name in ("history", "target", "neg_item") if each_position else ("history",):
-        if name in ids:
-            ids[name] = batch.tensor(name)[:, :length].contiguous()
-    if "history_time" in ids:
-        ids["history_time"] = batch.tensor("history_time")[:, : length + 1].contiguous()
-    return replace(batch, ids=ids)
 
 
 def draws_per_sample(negatives: NegativesSection | None) -> int:

@@ -15,8 +15,9 @@ from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Numbered
 from shoal.data.raw import gather
-from shoal.data.reader import Interactions, Reader, Windows, seen_in_training
+from shoal.data.reader import Interactions, Reader, seen_in_training
 from shoal.data.sampler import distinct
+from shoal.data.windows import Windows
 
 
 class Prefixes(Windows):

@@ -8,6 +8,7 @@ gradients where the service collects them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from torch.nn import functional
 
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.output_table import OutputTable
-from shoal.embedding.pooling import Pooling, pool_rows
+from shoal.embedding.pooling import Pooling, check_pooling, shares_of
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import EVERY, Ids
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup, RowService
@@ -106,13 +108,19 @@ class Embeddings(nn.Module):
 
     def each_pooled(self, batch: Batch, how: Mapping[str, Pooling]) -> dict[str, Tensor]:
         """`pooled` of several fields, by name, their rows looked up together."""
-        every = self._look_up([(field, batch.flat_ids(field)) for field in how], batch)
+        for way in how.values():
+            check_pooling(way)
+        bags = {
+            field: Bags(ids.offsets, ids.weights)
+            for field in how
+            if isinstance(ids := batch.ids[field], Jagged)
+        }
+        every = self._look_up([(field, batch.flat_ids(field)) for field in how], batch, bags)
         made = dict(zip(how, every))
-        for field, rows in made.items():
-            ids, table = batch.ids[field], self.fields[field]
-            if isinstance(ids, Jagged):
-                lists = (ids.values, ids.offsets, how[field], ids.weights, table.padding)
-                made[field] = pool_rows(rows, *lists)
+        for field, own in bags.items():
+            if how[field] == "mean":
+                ids, padding = batch.flat_ids(field), self.fields[field].padding
+                made[field] = made[field] * shares_of(ids, own.offsets, padding)
         return made
 
     def listed(self, field: str, batch: Batch, length: int) -> Tensor:
@@ -128,12 +136,22 @@ class Embeddings(nn.Module):
         places = ids.places(length) % (len(rows) + 1)
         return functional.embedding(places, torch.cat([rows, nothing]))
 
-    def _look_up(self, wanted: list[tuple[str, Ids]], batch: Batch | None = None) -> list[Tensor]:
+    def _look_up(
+        self,
+        wanted: list[tuple[str, Ids]],
+        batch: Batch | None = None,
+        bags: Mapping[str, Bags] = MappingProxyType({}),
+    ) -> list[Tensor]:
         service = self.service
         # The ids of a batch in training are known to the service by the number of their field.
         known = batch is not None and batch is service.batch
         lookups = [
-            Lookup(self.fields[field].name, ids, self._numbers[field] if known else None)
+            Lookup(
+                self.fields[field].name,
+                ids,
+                self._numbers[field] if known else None,
+                bags=bags.get(field),
+            )
             for field, ids in wanted
         ]
         return service.pull(lookups, self.learns)

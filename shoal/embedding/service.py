@@ -27,8 +27,10 @@ from torch import Tensor
 
 from shoal.config.row_rules import RowRules
 from shoal.embedding.output_table import Held, OutputTable
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import EVERY, Every, Ids, Store, flat_ids
 from shoal.embedding.rows.table import Table
+from shoal.kernels.codes import add_rows, distinct
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Lookup:
     ids: Ids
     field: int | None = None  # the number of the batch's field that they are; None: none of it
     clicks: Tensor | None = None  # labels of the ids' samples [n], where ids are counted
+    bags: Bags | None = None  # of ids [n]: their rows are wanted as sums
 
     @cached_property
     def flat(self) -> Ids:
@@ -50,7 +53,7 @@ class Lookup:
 class RowGradients:
     """Gradients of one table's rows: of ids [n], repeated ones not summed yet, [n, dim].
 
-    Both are contiguous.
+    Both are contiguous. With bags, gradients are those of the bags of ids: [bags, dim].
     """
 
     ids: Ids
@@ -60,12 +63,27 @@ class RowGradients:
     pulled: bool = field(default=False, kw_only=True)
     # Whether other ranks apply other rows of the same table:
     partial: bool = field(default=False, kw_only=True)
+    bags: Bags | None = field(default=None, kw_only=True)
+    padding: int | None = field(default=None, kw_only=True)  # an id whose gradient counts nothing
 
     def scaled(self, scale: float) -> RowGradients:
         """The same, multiplied in place."""
         if scale != 1.0:
             self.grads.mul_(scale)
         return self
+
+    def summed(self, rows: int | None = None) -> RowGradients:
+        """The same of distinct ids, ascending, summed; rows: all ids are below it."""
+        assert not isinstance(self.ids, Every)
+        ids, places = distinct(self.ids, rows)
+        bags = (None, None) if self.bags is None else (self.bags.offsets, self.bags.weights)
+        grads = add_rows(None, places, self.grads, len(ids), True, *bags)
+        if self.padding is not None:
+            grads.masked_fill_((ids == self.padding)[:, None], 0.0)
+        counts = self.counts
+        if counts is not None:
+            counts = add_rows(None, places.cpu(), counts, len(ids))
+        return RowGradients(ids, grads, counts, partial=self.partial)
 
 
 Gradients = dict[str, RowGradients]  # by table
@@ -113,7 +131,10 @@ class RowService(ABC):
 
     @abstractmethod
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
-        """Rows of each lookup: its ids' shape + [dim]; `learn`: `collect` has their gradients."""
+        """Rows of each lookup: its ids' shape + [dim]; of bags their sums: [bags, dim].
+
+        learn: `collect` has their gradients.
+        """
 
     def output_table(self, table: Table, bias: Table | None, alone: bool) -> OutputTable:
         """A fixed table as the output layer of a model; bias: a table of dim 1, added to logits.

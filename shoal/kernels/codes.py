@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.kernels.bags import sum_bags
 from shoal.kernels.core import load_core
 
 _core = load_core()
@@ -57,18 +58,28 @@ def _whole(numbers: Tensor) -> Tensor:
 
 
 def add_rows(
-    total: Tensor | None, places: Tensor, grads: Tensor, num_rows: int, begun: bool = True
+    total: Tensor | None,
+    places: Tensor,
+    grads: Tensor,
+    num_rows: int,
+    begun: bool = True,
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """total [num_rows, dim] (None: zeros) plus grads [n, dim] at their places [n].
 
-    begun: whether what `total` holds counts; it is written over where it does not.
+    begun: whether what `total` holds counts; it is written over where it does not. offsets
+    [bags + 1]: grads [bags, dim] are those of bags of places, each times its weight [n].
     """
     if _core is not None and grads.device.type == "cpu" and grads.dtype == torch.float32:
         begun = begun and total is not None
         if total is None:
             total = torch.empty(num_rows, grads.shape[1])
         grads, places = grads.contiguous(), _whole(places)
-        if total.shape != (num_rows, grads.shape[1]) or len(grads) != len(places):
+        offsets = None if offsets is None else _whole(offsets)
+        weights = None if weights is None else weights.contiguous()
+        given = len(places) if offsets is None else len(offsets) - 1
+        if total.shape != (num_rows, grads.shape[1]) or len(grads) != given:
             raise ValueError(
                 f"sums {list(total.shape)} of {num_rows} rows, gradients {list(grads.shape)} and "
                 f"{len(places)} places do not fit"
@@ -82,6 +93,9 @@ def add_rows(
             grads.data_ptr(),
             len(places),
             begun,
+            0 if offsets is None else offsets.data_ptr(),
+            len(grads),
+            0 if weights is None else weights.data_ptr(),
             torch.get_num_threads(),
         )
         return total
@@ -89,14 +103,19 @@ def add_rows(
         total.zero_()
     if len(places) == 0:
         return grads.new_zeros(num_rows, grads.shape[1]) if total is None else total
-    summed = torch.ops.aten.embedding_dense_backward(grads, places, num_rows, -1, False)
+    if offsets is None:
+        summed = torch.ops.aten.embedding_dense_backward(grads, places, num_rows, -1, False)
+    else:
+        summed = _sum_places(places, grads, num_rows, offsets, weights)
     return summed if total is None else total.add_(summed)
 
 
-def sum_duplicates(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Unique ids in ascending order [u] and the sums of their gradients [u, dim].
-
-    Gradients are added in the order of occurrence, so the result is deterministic.
-    """
-    unique, inverse = distinct(ids)
-    return unique, add_rows(None, inverse, grads, len(unique))
+def _sum_places(
+    places: Tensor, grads: Tensor, num_rows: int, offsets: Tensor, weights: Tensor | None
+) -> Tensor:
+    """Sums [num_rows, dim] of the gradients of bags at their places, in order of arrival."""
+    numbers = torch.arange(len(grads), device=places.device)
+    bag_of = numbers.repeat_interleave(offsets.diff(), output_size=len(places))
+    found, order = places.sort(stable=True)
+    starts = torch.searchsorted(found, torch.arange(num_rows + 1, device=places.device))
+    return sum_bags(grads, starts, bag_of[order], None if weights is None else weights[order])

@@ -26,26 +26,35 @@ def makes_masks(x: Tensor) -> bool:
     return takes_triton(x) and x.dtype in TYPES
 
 
-def drop(x: Tensor, p: float, key: int | Tensor, first: int, rows: Tensor | None = None) -> Tensor:
+def drop(
+    x: Tensor,
+    p: float,
+    key: int | Tensor,
+    first: int,
+    rows: Tensor | None = None,
+    stride: int = 0,
+) -> Tensor:
     """Zeros with probability p, other values divided by 1 - p; x [n, ...], 0 < p < 1.
 
     key: of the mask, 64 bits, or int64 [1] on x's device (see `takes_int_key`). Value i is at
-    position first + i of the mask; with `rows` [n], value c of row r at (first + rows[r]) * width
-    + c.
+    position first + i of the mask; with `rows` [n], value c of row r at (first + rows[r]) * stride
+    + c. stride 0: the values of a row; more where x is the beginning of longer rows.
     """
     if isinstance(key, int):
         # The mask is kept for backward. To make it again there takes a function in Python, and that
         # costs more than the mask.
-        mask = _mask_by_core(x.shape, p, key, first, rows)
+        mask = _mask_by_core(x.shape, p, key, first, rows, stride)
         return x * mask if x.dtype == torch.float32 else (x * (mask > 0)) * (1.0 / (1.0 - p))
-    if makes_masks(x):
+    if makes_masks(x) and not stride:
         from shoal.kernels.gpu.dropout import Masked
 
         return Masked.apply(x, p, key, first, rows)
-    return (x * kept(key, p, x.shape, first, rows)) * (1.0 / (1.0 - p))
+    return (x * kept(key, p, x.shape, first, rows, stride)) * (1.0 / (1.0 - p))
 
 
-def _mask_by_core(shape: torch.Size, p: float, key: int, first: int, rows: Tensor | None) -> Tensor:
+def _mask_by_core(
+    shape: torch.Size, p: float, key: int, first: int, rows: Tensor | None, stride: int
+) -> Tensor:
     """0 or 1 / (1 - p) for every value, float32 and contiguous."""
     mask = torch.empty(shape, dtype=torch.float32, device="cpu")
     threads = torch.get_num_threads()
@@ -54,5 +63,6 @@ def _mask_by_core(shape: torch.Size, p: float, key: int, first: int, rows: Tenso
     else:
         rows, count, width = rows.contiguous(), shape[0], mask.numel() // shape[0]
         assert rows.shape == (count,) and rows.dtype == torch.int64 and rows.is_cpu
-        _core.dropout_rows(key, p, first, rows.data_ptr(), count, width, mask.data_ptr(), threads)
+        given = (rows.data_ptr(), count, width, stride or width, mask.data_ptr(), threads)
+        _core.dropout_rows(key, p, first, *given)
     return mask

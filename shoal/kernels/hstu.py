@@ -17,32 +17,31 @@ WIDEST = 256  # of a head; wider tiles do not fit
 LARGE = 2**27  # pairs of places in a batch from which on waiting for its lengths pays off
 
 
-def sequences_of(history: Tensor, times: Tensor | None) -> Sequences:
-    """Of sequences side by side: history [b, l], 0 where a pad is; times [b, l + 1].
+def sequences_of(history: Tensor, asked: Tensor | None, taken: Tensor | None) -> Sequences:
+    """Of sequences side by side: history [b, l], 0 where a pad is; times asked and taken [b, l].
 
     For a LARGE batch the host waits once, unless its step is being recorded: it reads lengths, and
     whether int32 holds the times. Then pads are left out: tokens are those of `Sequences.tokens`.
     """
     size, length = history.shape
-    place = torch.arange(length + 1, device=history.device)
+    place = torch.arange(length, device=history.device)
     # A state is asked of an empty history as well: its first pad is a token.
-    lengths = ((history > 0) * place[1:]).amax(1).clamp(min=1)
+    lengths = ((history > 0) * (place + 1)).amax(1).clamp(min=1)
+    times = None if asked is None or taken is None else torch.stack([asked, taken])  # [2, b, l]
     sizes = None
     recorded = history.is_cuda and torch.cuda.is_current_stream_capturing()
     if size * length**2 > LARGE and not recorded:
         read = [lengths]
         if times is not None:  # seconds since the first of each sequence
-            within = place <= lengths.unsqueeze(1)
-            first = times.masked_fill(~within, 2**62).amin(1, keepdim=True)
+            within = place < lengths.unsqueeze(1)
+            first = times.masked_fill(~within, 2**62).amin((0, 2), keepdim=True)
             since = (times - first).masked_fill(~within, 0)
             read.append(since.amax().view(1))
         found = torch.cat(read).tolist()
         sizes = tuple(found[:size])
         if times is not None and found[-1] < 2**31:
             times = since.int()
-    asked = taken = None
-    if times is not None:
-        asked, taken = times[:, 1:].reshape(-1), times[:, :-1].reshape(-1)
+    asked, taken = (None, None) if times is None else times.flatten(1).unbind()
     starts = torch.arange(size, device=history.device) * length
     tokens = None
     if sizes is not None and sum(sizes) < size * length:
@@ -115,15 +114,45 @@ def plain_hstu_attention(
     buckets: Tensor | None,
     n: int,
 ) -> Tensor:
-    """By torch's functions, of sequences side by side: query, key, value [b, heads, l, d], buckets
-    [b, l, l] -> [b, heads, l, d].
+    """By torch's functions, of sequences side by side: query [b, heads, q, d] of the last q of l
+    places, key, value [b, heads, l, d], buckets [b, q, l] -> [b, heads, q, d].
     """
-    place = torch.arange(query.shape[2], device=query.device)
-    back = place.unsqueeze(1) - place  # [l, l]; below 0: a later item, which is not seen
+    place = torch.arange(key.shape[2], device=query.device)
+    back = place[place.shape[0] - query.shape[2] :].unsqueeze(1) - place
+    # [q, l]; below 0: a later item, which is not seen
     scores = query @ key.transpose(-1, -2)
     if position_bias is not None:
         scores = scores + position_bias[back.clamp(min=0)]
     if time_bias is not None and buckets is not None:
-        scores = scores + time_bias[buckets].unsqueeze(1)  # [b, 1, l, l]
+        scores = scores + time_bias[buckets].unsqueeze(1)  # [b, 1, q, l]
     weights = F.silu(scores) / n
     return weights.masked_fill(back < 0, 0.0) @ value
+
+
+def plain_hstu_candidates(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    position_bias: Tensor | None,
+    time_bias: Tensor | None,
+    buckets: Tensor | None,
+    n: int,
+) -> Tensor:
+    """Attention of candidates behind a sequence: each sees the sequence and itself, no other one.
+
+    query, key, value [b, heads, c, d]; past: keys and values [b, heads, l, d], of which the first
+    lengths [b] are there; buckets [b, 1 or c, l] -> [b, heads, c, d].
+    """
+    place = torch.arange(past[0].shape[2], device=query.device)
+    back = (lengths.unsqueeze(1) - place).view(-1, 1, 1, place.shape[0])  # 1 and above: there
+    scores, own = query @ past[0].transpose(-1, -2), (query * key).sum(-1)
+    if position_bias is not None:
+        scores = scores + position_bias[back.clamp(min=0)]
+        own = own + position_bias[0]
+    if time_bias is not None and buckets is not None:
+        scores = scores + time_bias[buckets].unsqueeze(1)
+        own = own + time_bias[0]
+    weights = F.silu(scores).masked_fill(back < 1, 0.0)
+    return (weights @ past[1] + F.silu(own).unsqueeze(-1) * value) / n

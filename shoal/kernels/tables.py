@@ -149,6 +149,28 @@ def pull(
     return _core.pull(cores, addresses(ids), counts, addresses(out), threads)
 
 
+def pull_bags(
+    tables: Sequence[CoreTable],
+    ids: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
+    out: Sequence[Tensor],
+    threads: int,
+) -> int:
+    """Sums of the rows of ids[k] [n_k] over bags, offsets[k] [bags_k + 1], times weights[k] [n_k],
+    into out[k] [bags_k, dim_k]; returns as `pull`."""
+    return _core.pull_bags(
+        [table.core for table in tables],
+        addresses(ids),
+        [part.numel() for part in ids],
+        addresses(offsets),
+        [len(part) for part in out],
+        addresses(weights),
+        addresses(out),
+        threads,
+    )
+
+
 def push(
     tables: Sequence[CoreTable],
     ids: Sequence[Tensor],
@@ -157,9 +179,12 @@ def push(
     threads: int,
     shows: Tensor | None = None,
     clicks: Tensor | None = None,
+    offsets: Sequence[Tensor | None] = (),
+    weights: Sequence[Tensor | None] = (),
 ) -> int:
     """One step of ids[k] [n_k] of tables[k] by grads[k] [n_k, dim_k]; returns as `pull`.
 
+    offsets[k] [bags_k + 1]: grads[k] [bags_k, dim_k] are those of bags, times weights[k] [n_k].
     steps: the rule's numbers, and which step it is, of each table; shows, clicks [n]: of the only
     table's ids.
     """
@@ -169,6 +194,8 @@ def push(
         [part.numel() for part in ids],
         addresses(grads),
         [len(part) for part in grads],
+        addresses(offsets or [None] * len(tables)),
+        addresses(weights or [None] * len(tables)),
         addresses([clicks] * len(tables)),
         addresses([shows] * len(tables)),
         *_numbers(steps),

@@ -31,7 +31,7 @@ _FOLDERS = {
         LR FM DNN WideDeep DeepFM DCNV2 DLRM FFM FwFM NFM AFM PNN DCN xDeepFM AutoInt
         FiBiNET MaskNet FinalMLP GDCN Wukong
     """,
-    "clicks.history": "DIN DIEN BST DSIN",
+    "clicks.history": "DIN DIEN BST DSIN HSTURanker",
     "clicks.labels": "SharedBottom MMoE PLE ESMM AITM",
 }
 MODELS: dict[str, str] = {

@@ -130,6 +130,8 @@ class Model(nn.Module):
     reads_codes: ClassVar[bool] = False  # True: facts have the codes that data.codes gives
     reads_weights: ClassVar[bool] = False  # True: of interactions, each of which counts so much
     reads_history: ClassVar[bool] = False  # True: of clicks, a feature is what the user took before
+    # True: that is all that the user did, with labels and times (data/features.py: with_actions)
+    reads_actions: ClassVar[bool] = False
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal import how_to_install
 from shoal.pages.look import Html, escape
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ def figures(
         from cycler import cycler
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError(
-            "plots need matplotlib: pip install matplotlib (in a clone: make extras EXTRAS=report)"
-        ) from error
+        raise ValueError(f"plots need matplotlib: {how_to_install('report')}") from error
     rules: Any = {
         "axes.edgecolor": LINE,
         "axes.grid": True,

@@ -22,7 +22,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.doubts import doubts
 from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
-from shoal.data.features import Feature, features_of, labels_of
+from shoal.data.features import Feature, features_of, labels_of, with_actions
 from shoal.data.history import Histories
 from shoal.data.ids import Ids
 from shoal.data.item_codes import fitted, read_codes
@@ -31,10 +31,11 @@ from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepared.named import named_data
 from shoal.data.prepared.prepare import load_dataset, with_side_files
-from shoal.data.reader import Interactions, Reader, Windows
+from shoal.data.reader import Interactions, Reader
 from shoal.data.sampler import log_weights
 from shoal.data.samples import ByUser, Prefixes, Users
 from shoal.data.statistics import describe
+from shoal.data.windows import LengthReader, Windows
 from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
 from shoal.models.base import Facts, Model
@@ -196,6 +197,10 @@ def _reader(
             reader = Prefixes(dataset, histories, *how, bucket)
         else:
             reader = Windows(dataset, histories, *how, bucket)
+    if isinstance(reader, LengthReader):
+        reader.balance = config.train.balance
+        if config.train.batch_tokens is not None:
+            reader.cut_by_tokens(config.train.batch_tokens)
     # A disk may have to be waited for; a GPU must not wait for the host.
     reader.prefetch = bool(dataset.kept) or world.device.type == "cuda"
     return reader
@@ -205,7 +210,8 @@ def _build_joined(
     config: Config, world: World, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
     """The parts for a click model and labelled interactions, with the features of both sides."""
-    dataset, table = _load(config, world, True, model_class.reads_history)
+    reads = model_class.reads_history, model_class.reads_actions
+    dataset, table = _load(config, world, True, *reads)
     assert table is not None
     features, labels = table.features, labels_of(dataset, config.data)
     facts = _facts(
@@ -322,9 +328,13 @@ def set_up(
 
 
 def _load(
-    config: Config, world: World, features: bool = False, history: bool = False
+    config: Config,
+    world: World,
+    features: bool = False,
+    history: bool = False,
+    actions: bool = False,
 ) -> tuple[Dataset, FeatureTable | None]:
-    """The data set, and its features where they are read.
+    """The data set, and its features where they are read; with histories, and what was done there.
 
     Rank 0 prepares first, so that the others find the prepared columns.
     """
@@ -335,7 +345,12 @@ def _load(
     else:
         world.barrier()
         dataset = load_dataset(data, config.run.seed)
-    return dataset, encode(dataset, features_of(dataset, data, history)) if features else None
+    if not features:
+        return dataset, None
+    found = features_of(dataset, data, history)
+    if actions:
+        found = with_actions(dataset, found, labels_of(dataset, data))
+    return dataset, encode(dataset, found, every=actions)
 
 
 def fingerprint(
@@ -355,6 +370,7 @@ def _training(config: Config) -> dict[str, Any]:
         "optimizer": config.train.optimizer.name,
         "row_optimizers": row_optimizer_names_of(config.train.optimizer),
         "batch_size": config.train.batch_size,
+        "batch_tokens": config.train.batch_tokens,
         "seed": config.run.seed,
     }
 
@@ -390,6 +406,13 @@ def warn(parts: Parts, evaluated: bool = True) -> None:
             log.warning("%s", doubt)
 
 
+def _batch_words(config: Config, reader: Reader) -> str:
+    """How large a batch is, for the log."""
+    most = config.train.batch_tokens
+    size = str(config.train.batch_size)
+    return size if most is None else f"{most} items at most, about {reader.batch_size} samples"
+
+
 def announce(config: Config, parts: Parts) -> None:
     """The block of facts at the head of a log."""
     log.info("%s", describe_data(parts.dataset))
@@ -404,8 +427,8 @@ def announce(config: Config, parts: Parts) -> None:
         section = config.train.negatives
         negatives = {section.distribution: section.num} if section else None
         log.info(
-            "[Training]: train_batch_size = [%d] negative sampling: [%s]",
-            config.train.batch_size,
+            "[Training]: train_batch_size = [%s] negative sampling: [%s]",
+            _batch_words(config, parts.reader),
             negatives,
         )
         split = config.data.split

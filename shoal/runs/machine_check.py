@@ -103,7 +103,10 @@ def _available() -> int | None:
 
 
 def _core() -> Iterator[Finding]:
-    build = "`make setup` in the clone builds it; it needs a C++ compiler (apt install g++)"
+    build = (
+        "it needs a C++ compiler (apt install g++): then `make setup` in the clone, or install "
+        "the package from its source again"
+    )
     try:
         found = core_vectors()
     except CoreError as error:
@@ -143,8 +146,8 @@ def _gpus() -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     for name, (package, use) in EXTRAS.items():
         if find_spec(package) is None:
-            advice = f"make extras EXTRAS={name} (in the clone)"
-            yield Finding(f"extra {name}", f"not installed ({use})", "missing", advice)
+            value, advice = f"not installed ({use})", shoal.how_to_install(name)
+            yield Finding(f"extra {name}", value, "missing", advice)
         else:
             yield Finding(f"extra {name}", f"{_version_of(package)} ({use})")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from shoal import how_to_install
 from shoal.config.yaml_io import inline as on_one_line
 from shoal.pages import look
 
@@ -92,7 +93,7 @@ def curve(curves: Mapping[str, Sequence[float | None]]) -> look.Html:
     if len(epochs) < 2 or not lines:
         return look.Html("")
     if find_spec("matplotlib") is None:
-        return _soft("pip install matplotlib shows the curve of training here")
+        return _soft(f"a curve of training needs matplotlib: {how_to_install('report')}")
     from shoal.pages.plots import SERIES, SOFT, figure
 
     def draw(axes: Any) -> None:

@@ -28,6 +28,8 @@ class Cursor:
 
     def position(self, reader: Reader) -> tuple[int, int]:
         """Where to continue in the epoch: whole global batches, and samples besides."""
+        if reader.batch_tokens is not None:  # which have any number of samples
+            return self.batch, 0
         done = self.batch * reader.batch_size if self.samples is None else self.samples
         return divmod(done, reader.batch_size)
 
@@ -44,6 +46,8 @@ class Cursor:
         """A step with a global batch was done, or several."""
         batches, more = self.position(reader)
         self.samples = (batches + steps) * reader.batch_size + more
+        if reader.batch_tokens is not None:
+            self.samples = None
         self.step += steps
         self.batch += steps
 

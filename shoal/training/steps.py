@@ -27,6 +27,16 @@ def check_reader(reader: Reader, config: Config) -> None:
             "train.accumulate cuts batches whose samples every process can count; with "
             "data.clicks.split_files, or a reader that does not know its length, set it to 1"
         )
+    asked = {
+        "train.balance": (config.train.balance, reader.balance, "false"),
+        "train.batch_tokens": (config.train.batch_tokens, reader.batch_tokens, "null"),
+    }
+    for key, (given, taken, default) in asked.items():
+        if given != taken:
+            raise ValueError(
+                f"{key} counts the items of histories, and {config.model.title} learns from "
+                f"samples without any; set {key}={default}, or choose a sequential model"
+            )
     schedule = config.train.optimizer.schedule
     if reader.num_batches is None and schedule != "constant":
         raise ValueError(

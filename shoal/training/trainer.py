@@ -89,8 +89,7 @@ class Trainer:
         self.trackers = Trackers(config.run.trackers if self.world.is_main else [])
         self.begun: float | None = None  # when the first step began
         self.stopping = Agreement(self.world)
-        samples = config.samples_per_step(self.world.size)
-        samples = min(samples, getattr(reader, "num_samples", samples))
+        samples = min(reader.batch_size, getattr(reader, "num_samples", reader.batch_size))
         self.progress = ProgressFile(folder.path, strategy, self.stopping, samples)
         self.losses = Losses(strategy, config.train.batch_size)
         self.interval = LogInterval(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from shoal import how_to_install
+
 
 def open_ray(address: str | None) -> ModuleType:
     """Ray, connected to a cluster: that of an address, the one this process uses, or a new one."""
@@ -11,8 +13,7 @@ def open_ray(address: str | None) -> ModuleType:
         import ray
     except ImportError as error:
         raise ValueError(
-            f"Ray is not installed ({error}): run `make extras EXTRAS=ray` in the clone, on every "
-            "node"
+            f"Ray is not installed ({error}): {how_to_install('ray')}, on every node"
         ) from None
     if not ray.is_initialized():
         try:

@@ -93,6 +93,10 @@ def test_a_search_from_its_space_to_its_best_config(folder: Path, call: Callable
     again = call("tune", "--resume", place.name, "--trials", "4", "--seeds", "2")
     assert "to train" not in again and (place / "study.db").read_bytes() == before
     assert study(place) == found
+    # Quiet: one more trial and nothing said of it, but what was found.
+    quiet = call("tune", "--resume", place.name, "--trials", "5", "--quiet")
+    assert quiet.startswith("BPR on planted: ") and quiet.count("\n") == 4
+    assert len(study(place)["trials"]) == 5 and resolve([place / "best.yaml"]).config.run.progress
     # What differs from how it began is named, and it does not begin anew.
     how = {"model": "BPR", "dataset": "planted", "output": place, "resume": True}
     with pytest.raises(ValueError, match=r"was begun with data\.planted\.users 60, now it is 90"):

@@ -201,8 +201,8 @@ def test_a_wrong_entry_of_a_mapping_is_named(write, text: str, expected: str) ->
 def test_wrong_sections_and_objects(write) -> None:
     assert file_errors(write("train: 5\n")) == [
         "recipe.yaml:1: train: given 5 (whole number); it is a section of epochs, batch_size, "
-        "shuffle, positives, negatives, optimizer, clip_grad_norm, eval_every, patience, "
-        "print_every, precision, accumulate, compile, ema, recompute, bucket"
+        "batch_tokens, shuffle, positives, negatives, optimizer, clip_grad_norm, eval_every, "
+        "patience, print_every, precision, accumulate, compile, ema, recompute, bucket, balance"
     ]
     assert (
         "given an object of Python type object; allowed: text"

@@ -32,7 +32,7 @@ from shoal.world.world import World
 
 STEPS = 4
 SLOW = pytest.mark.slow
-QUICK = ["FFM", "FiBiNET", "Wukong", "PLE", "DIEN"]
+QUICK = ["FFM", "FiBiNET", "Wukong", "PLE", "DIEN", "HSTURanker"]
 EACH = [name if name in QUICK else pytest.param(name, marks=SLOW) for name in CLICKS]
 CPU = torch.device("cpu")
 

@@ -41,6 +41,11 @@ CURVES: dict[str, tuple[int, dict[str, Any]]] = {
     "SASRec sharded": (50, {**SASREC, **SHARDED}),
     "BERT4Rec": (20, BERT4REC),
     "BERT4Rec sharded": (20, {**BERT4REC, **SHARDED}),
+    "SASRec balanced, by items": (
+        20,
+        {**SASREC, "train__balance": True, "train__batch_tokens": 300},
+    ),
+    "BERT4Rec balanced": (10, {**BERT4REC, **SHARDED, "train__balance": True}),
     "NeuMF": (20, {"model": "NeuMF", "model__dropout_prob": 0.5, "train__negatives__num": 3}),
 }
 

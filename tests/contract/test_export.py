@@ -8,14 +8,13 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from click_batches import MODELS as FIRST
 from exported import CLICKS as PLANTED
-from exported import check_here
+from exported import export_here, trained
 from feature_data import FEATURES, config, write
 from ranks import run_ranks
 from safetensors.torch import load_file, save_file
@@ -27,16 +26,15 @@ from shoal.models import MODELS as NAMES
 from shoal.models import find
 from shoal.ps.server.server import Server
 from shoal.runs.artifact import check
-from shoal.runs.artifact.export import CHECK
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.writer import Writer, fields_of
+from shoal.runs.artifact.writer import fields_of
 from shoal.runs.build import Parts, build
 from shoal.runs.run import resolve
 from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.evaluation import Evaluator
 from shoal.world.world import World
 
-QUICK = ["UserKNN", "DIN"]
+QUICK = ["UserKNN", "DIN", "HSTURanker"]
 FITTING = {  # of one width, for models that add or multiply vectors
     name: {key: value for key, value in said.items() if key != "dim"}
     for name, said in FEATURES.items()
@@ -45,31 +43,6 @@ FITTING = {  # of one width, for models that add or multiply vectors
 
 def each(names: Any) -> list[Any]:
     return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
-
-
-def trained(config: Config, world: World | None = None, steps: int = 3) -> Parts:
-    """A model after a few steps."""
-    world = world or World()
-    parts = build(config, world)
-    if parts.model.trainable:
-        batches = parts.reader.batches(0, world.rank, world.size)
-        for _, batch in zip(range(steps), batches):
-            parts.strategy.train_step(batch)
-        parts.strategy.synchronize()
-    parts.model.eval()
-    return parts
-
-
-def export_here(parts: Parts, config: Config, folder: Path) -> Artifact:
-    """Export and check, all in this process."""
-    folder.mkdir()
-    state = {"step": 3, "best_epoch": 0}
-    given = {"model": parts.model, "config": config, "parts": parts, "state": state}
-    run: Any = SimpleNamespace(**given, world=World(), types=(str, str))
-    save_file(Writer(run, folder, "float32", None, True).write(), folder / CHECK)
-    found = check_here(folder, None)
-    assert found["largest_difference"] <= found["allowed"]
-    return Artifact(folder)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "LightFM": {"data__features": SIDED, "train__optimizer__lr": 0.01, "eval__topk": [5]},
 }
+CASES["HSTURanker"] = {
+    **CASES["DNN"],
+    "data__features": {
+        **{name: said for name, said in FEATURES.items() if name != "liked"},
+        "item_id": {"kind": "id"},
+        "history": {"kind": "sequence", "column": "item_id", "table": "item_id", "length": 6},
+    },
+    **{"model__hidden_size": 8, "model__n_heads": 2, "model__layers": [8]},
+}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"strategy__name": "ddp"},
     "row": {"strategy__name": "sharded", "strategy__place": "row"},
@@ -72,11 +81,14 @@ def test_one_process_of_every_strategy_equals_single(model: str, data: str) -> N
 
 
 @pytest.mark.slow
-def test_two_processes_of_every_strategy_equal_single(data: str, tmp_path: Path) -> None:
-    for model in CASES:
-        with serving(2) as servers:
-            two = run_ranks(every, 2, tmp_path / model, data, [model], servers.addresses)
-        compare(two, [model], data)
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("model", CASES)
+def test_processes_of_every_strategy_equal_single(
+    model: str, size: int, data: str, tmp_path: Path
+) -> None:
+    with serving(2) as servers:
+        ranks = run_ranks(every, size, tmp_path / "ranks", data, [model], servers.addresses)
+    compare(ranks, [model], data)
 
 
 def compare(ranks: list[dict[str, Any]], models: list[str], data: str) -> None:

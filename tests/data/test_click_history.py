@@ -92,3 +92,50 @@ def test_a_history_can_be_described(folder: Path) -> None:
     given = encoder.batch(encoder.frame(rows_)).ids["taken"]
     assert isinstance(given, Jagged) and given.lengths.tolist() == [2, 0]
     assert given.values.tolist() == ahead.values.tolist()
+
+
+def did(data: Dataset, row: int, length: int) -> list[tuple[int, int, int]]:
+    """By the definition: item, time and label of all that the user did at an earlier time."""
+    columns = [np.asarray(data.inter[n]) for n in ("user_id", "timestamp", "item_id", "label")]
+    before = sorted(
+        (float(when), number, int(item), int(label))
+        for number, (whose, when, item, label) in enumerate(zip(*columns))
+        if whose == columns[0][row] and when < columns[1][row]
+    )
+    return [(item, int(when), label) for when, _, item, label in before][-length:]
+
+
+def test_a_history_with_its_actions(folder: Path) -> None:
+    """All that was done, positive or not, with labels and times; behind the last the row's own."""
+    config = resolve(values={**CONFIG, "data.path": str(folder), "model.name": "HSTURanker"}).config
+    parts = build(config, World(torch.device("cpu")))
+    data, table = parts.dataset, parts.model.facts.table
+    assert isinstance(data, Dataset) and table is not None
+    rows = np.arange(120)
+    fields = table.of("context", rows)[0]
+    lists = [fields[name] for name in ("history", "history_time", "history_label")]
+    for row in rows:
+        items, times, labels = (
+            one.lists(row, row + 1).values.tolist() for one in lists if isinstance(one, Jagged)
+        )
+        done = did(data, row, LENGTH)
+        assert items == [item for item, _, _ in done]
+        assert labels == [1 + label for _, _, label in done]
+        assert times == [when for _, when, _ in done] + [int(data.flat("timestamp")[row])]
+    # Of what has not happened: now, which is as late as the last.
+    ids = table.join(None, np.array([0, 3]), np.array([1, 1]))[0]
+    ahead = ids["history_time"]
+    assert isinstance(ahead, Jagged) and ahead.lengths.tolist() == [1, LENGTH + 1]
+    assert ahead.values[0] == 0 and ahead.values[-1] == ahead.values[-2] > 0
+    assert "history" not in table.join(None, np.array([3]), np.array([1]), histories=False)[0]
+
+
+def test_names_beside_a_history_are_taken(folder: Path) -> None:
+    features = {
+        "item_id": {"kind": "id"},
+        "past": {"kind": "sequence", "column": "item_id", "table": "item_id"},
+        "past_time": {"kind": "number", "column": "timestamp"},
+    }
+    given = {**CONFIG, "data.path": str(folder), "model.name": "HSTURanker"}
+    with pytest.raises(ValueError, match=r"data\.features\.past_time: a history has its labels"):
+        build(resolve(values={**given, "data.features": features}).config, World())

@@ -28,7 +28,8 @@ from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.prepared.preparing import prepare
-from shoal.data.reader import Interactions, Reader, Windows
+from shoal.data.reader import Interactions, Reader
+from shoal.data.windows import Windows
 
 BATCH = 23
 # (processes, batches that are done, those of them that a save covers); then a kill

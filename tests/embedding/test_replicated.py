@@ -17,7 +17,6 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.replicated import ReplicatedRows
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
-from shoal.kernels.codes import sum_duplicates
 from shoal.world.peer_errors import PeerLost
 from shoal.world.shm_group import RING, can_share_memory
 from shoal.world.variables import set_rank
@@ -47,8 +46,8 @@ def steps(world: World, size: int) -> list[object]:
         collected = rows.collect([torch.full((size,), loss.detach().round()), torch.ones(2)])
         for name, one in collected.rows.items():
             assert isinstance(one.ids, Tensor)
-            ids, grads = sum_duplicates(one.ids, one.grads)
-            found.append([name, ids.tolist(), grads.tolist()])
+            summed = one.summed()
+            found.append([name, summed.ids.tolist(), summed.grads.tolist()])
         found += [collected.dense[:3].tolist(), collected.dense[-2:].tolist()]
         rows.apply(collected.rows, 0.1, 0.3)
     ids = torch.arange(9)

@@ -109,6 +109,16 @@ def some_ids(rng: random.Random, rows: int) -> np.ndarray:
     return numbers(rng, rng.choice((0, 1, 3, 70)), rows if rows >= 0 else 50)
 
 
+def bags_of(rng: random.Random, places: int) -> tuple[np.ndarray, np.ndarray]:
+    """Starts of bags of so many places, mostly right, and a weight for each place."""
+    count = rng.choice((0, 1, 4)) if places else 0
+    cuts = sorted(rng.randrange(places + 1) for _ in range(max(count - 1, 0)))
+    starts = np.array([0, *cuts, *([places] if count else [])], np.int64)
+    if rng.random() < 0.2:
+        starts[rng.randrange(len(starts))] = rng.choice((places + 1, -1, *EDGES[:-1]))
+    return starts, floats(rng, places)
+
+
 PIECES = (0, 1, 1, 1, 2, 2, 2, 1)
 PER_VALUE = (1, 1, 1, 0, 1, 1, 1, 1)
 
@@ -135,13 +145,25 @@ def rows_of_tables(core: Any, rng: random.Random) -> None:
         out = [floats(rng, len(i), dim) for i, (_, dim, *_) in zip(ids, made)]
         tables, counts = [one for one, *_ in made], [len(i) for i in ids]
         where = uneven(rng, [at(rng, i) for i in ids])
+        bags = [bags_of(rng, len(i)) for i in ids]
+        starts, weights = [at(rng, s) for s, _ in bags], [at(rng, w) for _, w in bags]
+        lists = [len(s) - 1 for s, _ in bags]
+        sums = [floats(rng, n, dim) for n, (_, dim, *_) in zip(lists, made)]
+        if rng.random() < 0.3:
+            core.pull_bags(
+                *(tables, where, counts, uneven(rng, starts), uneven(rng, lists), weights),
+                *(uneven(rng, [at(rng, s) for s in sums]), threads(rng)),
+            )
+            continue
         if rng.random() < 0.4:
             core.pull(tables, where, uneven(rng, counts), [at(rng, o) for o in out], threads(rng))
             continue
+        pooled, none = rng.random() < 0.5, [0] * len(made)
+        given = (sums, lists) if pooled else (out, counts)
         core.push(
-            *(tables, where, counts, [at(rng, o) for o in out], uneven(rng, counts)),
-            [0] * len(made),
-            [0] * len(made),
+            *(tables, where, counts, [at(rng, o) for o in given[0]], uneven(rng, given[1])),
+            *((uneven(rng, starts), weights) if pooled else (none, none)),
+            *(none, none),
             uneven(rng, [core.StepNumbers(size=0.1, eps=1e-8, lr=0.1, keep=1.0)] * len(made)),
             uneven(rng, [1] * len(made)),
             threads(rng),
@@ -255,9 +277,14 @@ def codes(core: Any, rng: random.Random) -> None:
 def add_rows(core: Any, rng: random.Random) -> None:
     rows, dim, n = rng.choice((0, 1, 5)), rng.choice((1, 8)), rng.choice((0, 1, 20))
     total, grads, places = floats(rng, rows, dim), floats(rng, n, dim), numbers(rng, n, rows)
-    begun = rng.random() < 0.5
+    begun, (starts, weights) = rng.random() < 0.5, bags_of(rng, n)
+    bags = (0, 0, 0)
+    if rng.random() < 0.5:
+        grads = floats(rng, len(starts) - 1, dim)
+        bags = (at(rng, starts), len(starts) - 1, at(rng, weights))
     core.add_rows(
-        *(at(rng, total), rows, dim, at(rng, places), at(rng, grads), n, begun, threads(rng))
+        *(at(rng, total), rows, dim, at(rng, places), at(rng, grads), n, begun, *bags),
+        threads(rng),
     )
 
 
@@ -302,7 +329,8 @@ def dropout(core: Any, rng: random.Random) -> None:
     width = rng.choice((1, 3))
     rows, wide = numbers(rng, len(mask), 50), floats(rng, len(mask), width)
     core.dropout_rows(
-        *(7, rate, first, at(rng, rows), len(rows), width, at(rng, wide), threads(rng))
+        *(7, rate, first, at(rng, rows), len(rows), width, rng.choice((0, width, 9))),
+        *(at(rng, wide), threads(rng)),
     )
     core.use_instruction_set(rng.choice((*core.instruction_sets(), core.instruction_set(), "sse9")))
 

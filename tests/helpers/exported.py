@@ -7,15 +7,20 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small import DATA, NO_DROPOUT
 
 import shoal
+from shoal.config.schema import Config
 from shoal.runs.artifact import check, export, files
 from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.writer import Writer
+from shoal.runs.build import Parts, build
+from shoal.world.world import World
 
 CLICKS = {
     "data.name": "planted",
@@ -68,3 +73,28 @@ def rewrite(folder: Path, name: str, change: Callable[[Any], object]) -> None:
     change(document)
     (folder / name).write_text(json.dumps(document))
     files.write_manifest(folder)
+
+
+def trained(config: Config, world: World | None = None, steps: int = 3) -> Parts:
+    """A model after a few steps."""
+    world = world or World()
+    parts = build(config, world)
+    if parts.model.trainable:
+        batches = parts.reader.batches(0, world.rank, world.size)
+        for _, batch in zip(range(steps), batches):
+            parts.strategy.train_step(batch)
+        parts.strategy.synchronize()
+    parts.model.eval()
+    return parts
+
+
+def export_here(parts: Parts, config: Config, folder: Path) -> Artifact:
+    """Export and check, all in this process."""
+    folder.mkdir()
+    state = {"step": 3, "best_epoch": 0}
+    given = {"model": parts.model, "config": config, "parts": parts, "state": state}
+    run: Any = SimpleNamespace(**given, world=World(), types=(str, str))
+    save_file(Writer(run, folder, "float32", None, True).write(), folder / export.CHECK)
+    found = check_here(folder, None)
+    assert found["largest_difference"] <= found["allowed"]
+    return Artifact(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from shoal.embedding.rows.placement import Sharding
 from shoal.embedding.rows.store import Every, Ids
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService
+from shoal.kernels.bags import sum_bags
 from shoal.world.world import World
 
 
@@ -49,8 +50,12 @@ class Weights:
         return self.weight.clone() if isinstance(ids, Every) else self.weight[ids]
 
     @staticmethod
-    def pull_many(stores: list[Weights], ids: list[Ids], learn: bool = False) -> list[Tensor]:
-        return [store.pull(part) for store, part in zip(stores, ids)]
+    def pull_many(
+        stores: list[Weights], ids: list[Ids], learn: bool = False, bags: Sequence[Any] = ()
+    ) -> list[Tensor]:
+        found = [store.pull(part) for store, part in zip(stores, ids)]
+        over = zip(found, bags or [None] * len(ids))
+        return [x if b is None else sum_bags(x, b.offsets, weights=b.weights) for x, b in over]
 
 
 def taken(service: RowService) -> dict[str, tuple[Tensor, Tensor]]:

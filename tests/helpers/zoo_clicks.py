@@ -43,11 +43,17 @@ LABELS: dict[str, dict[str, Any]] = {
     "ESMM": TOWERS,
     "AITM": TOWERS,
 }
+RANKER = {
+    **{"hidden_size": 4, "n_heads": 2, "layers": [8], "initial_range": 0.1, "dropout": 0.2},
+    **{"hidden_dropout_prob": 0.2, "linear_dropout_prob": 0.2},
+}
 HISTORIES: dict[str, dict[str, Any]] = {
     "DIN": {**SMALL, "attention_layers": [5]},
     "DIEN": SMALL,
     "BST": SMALL,
     "DSIN": {**SMALL, "sessions": 2},
+    "HSTURanker": RANKER,
+    "HSTURanker interleaved": {**RANKER, "actions": "interleaved"},
 }
 CLICKS |= LABELS | HISTORIES
 LENGTH = 5
@@ -56,6 +62,13 @@ SEEN = (  # what models with histories read
     Feature("seen", "sequence", "user", rows=ROWS, table="item_id", length=LENGTH),
     Feature("genre", "ids", "item", rows=ROWS, dim=3, pooling="mean"),
     Feature("age", "number", "user"),
+)
+ACTED = (  # and those that read what was done as well
+    Feature("user_id", "id", "user", rows=ROWS),
+    *SEEN,
+    Feature("seen_time", "sequence", vocabulary="growing", length=LENGTH),
+    Feature("seen_click", "sequence", rows=3, buckets=(0.5,), length=LENGTH),
+    Feature("seen_purchase", "sequence", rows=3, buckets=(0.5,), length=LENGTH),
 )
 ANY_WIDTH = [
     "DCN",
@@ -75,22 +88,26 @@ def make_model(name: str, facts: Facts | None = None, **options: Any) -> ClickMo
 
 def facts_of(name: str) -> Facts:
     """What the model of a line is told of its data."""
+    two = Label("click"), Label("purchase", weight=0.5)
+    if name.startswith("HSTURanker"):
+        return Facts(features=ACTED, per_feature=True, num_slots=7, num_dense=1, labels=two)
     if name in HISTORIES:
         return Facts(features=SEEN, per_feature=True, num_slots=3, num_dense=1)
-    labels = (Label("click"), Label("purchase", weight=0.5)) if name in LABELS else ()
+    labels = two if name in LABELS else ()
     return Facts(num_slots=SLOTS, num_dense=DENSE, rows=ROWS, labels=labels)
 
 
 def batch_of(name: str, step: int) -> Batch:
     """A global batch for the model of a line: lists of ids in every other step."""
     batch = global_batch(step, "lists" if step % 2 else "one", "fixed")
-    if name in HISTORIES:
-        return with_history(batch, step)
-    if name in LABELS:  # who buys has clicked
+    acted = name.startswith("HSTURanker")
+    if name in LABELS or acted:  # who buys has clicked
         assert batch.labels is not None
         bought = batch.labels * (batch.dense["dense"][:, 0] > 0)
         batch = replace(batch, labels=torch.stack([batch.labels, bought], 1))
-    return batch
+    if name in HISTORIES:
+        batch = with_history(batch, step)
+    return with_actions(batch, step) if acted else batch
 
 
 def with_history(batch: Batch, step: int) -> Batch:
@@ -105,3 +122,25 @@ def with_history(batch: Batch, step: int) -> Batch:
     items = torch.randint(1, ROWS, (batch.size,), generator=random)
     ids = {"item_id": items, "seen": lists(7), "genre": lists(2)}
     return Batch(batch.size, ids, {"age": batch.dense["dense"][:, 0]}, batch.labels)
+
+
+def with_actions(batch: Batch, step: int) -> Batch:
+    """The same with users, and with times and labels of what is in their histories."""
+    random = torch.Generator().manual_seed(400 + step)
+    seen = batch.ids["seen"]
+    assert isinstance(seen, Jagged)
+    number, ends = len(seen.values), seen.offsets + torch.arange(len(seen.offsets))
+    times = [
+        torch.randint(1, 10**6, (int(count) + 1,), generator=random).sort().values
+        for count in seen.lengths
+    ]
+    flat = torch.cat([torch.zeros(0, dtype=torch.int64), *times])
+    ids = {
+        "user_id": torch.randint(1, ROWS, (batch.size,), generator=random),
+        "seen_time": Jagged(flat, ends),
+        **{
+            name: Jagged(torch.randint(1, 3, (number,), generator=random), seen.offsets)
+            for name in ("seen_click", "seen_purchase")
+        },
+    }
+    return replace(batch, ids={**batch.ids, **ids})

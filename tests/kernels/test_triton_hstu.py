@@ -7,11 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
+from zoo_clicks import batch_of, make_model
 from zoo_models import zoo_config
 
+from shoal.config.schema import OptimizerSection
 from shoal.kernels.common.sequences import (
     BUCKETS,
     Sequences,
+    asked_and_taken,
     bucket_of,
     bucket_steps,
     cell_of,
@@ -21,6 +24,7 @@ from shoal.kernels.hstu import hstu_attention, plain_hstu_attention, sequences_o
 from shoal.models.base import Batch
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
 from shoal.runs.build import build
+from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
 kernels = import_kernels("shoal.kernels.gpu.hstu")
@@ -192,7 +196,7 @@ def test_times_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     history = (torch.arange(30) < lengths.unsqueeze(1)).long()
     times = torch.exp(torch.rand(4, 31) * 17).long() + 1_700_000_000  # in no order
     times[2, 8:] = 0  # pads
-    found = sequences_of(history.to(DEVICE), times.to(DEVICE))
+    found = sequences_of(history.to(DEVICE), *asked_and_taken(times.to(DEVICE)))
     assert found.sizes == (30, 1, 7, 1) and found.lengths.tolist() == [30, 1, 7, 1]
     assert found.asked is not None and found.taken is not None
     assert found.asked.dtype == torch.int32 and min(found.asked.min(), found.taken.min()) >= 0
@@ -207,7 +211,10 @@ def test_times_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
         ours = buckets[cells + (gaps >= steps[cells])].long()
         assert torch.equal(ours, theirs[sample, :length, :length])
     times[0, 3] = 2**40
-    assert sequences_of(history.to(DEVICE), times.to(DEVICE)).asked.dtype == torch.int64
+    assert (
+        sequences_of(history.to(DEVICE), *asked_and_taken(times.to(DEVICE))).asked.dtype
+        == torch.int64
+    )
 
 
 def test_cells_find_the_bucket() -> None:
@@ -223,3 +230,27 @@ def test_cells_find_the_bucket() -> None:
     assert small.dtype == torch.int32 and torch.equal(
         small.long().cpu(), steps.clamp(max=2**31 - 1)
     )
+
+
+@pytest.mark.parametrize("large", [0, 2**40])
+@pytest.mark.parametrize("name", ["HSTURanker", "HSTURanker interleaved"])
+def test_the_ranker_by_kernels(monkeypatch: pytest.MonkeyPatch, name: str, large: int) -> None:
+    """Logits and gradients as by torch: sequences by kernels, packed or not, candidates behind."""
+    small_tiles(monkeypatch)
+    monkeypatch.setattr("shoal.kernels.hstu.LARGE", large)
+    model = make_model(name)
+    Single(World(DEVICE)).setup(model, OptimizerSection(name="sgd", lr=0.1), seed=1)
+    model.train().to(DEVICE)
+    batch = batch_of(name, 1).rows(0, 9).to(DEVICE)
+    weights = [one for one in model.parameters() if one.requires_grad]
+    found = []
+    for kernel in (False, True):
+        monkeypatch.setattr("shoal.models.nn.hstu.takes_hstu", lambda *_, k=kernel: k)
+        begin_step(7, 3, DEVICE)
+        begin_slice(20)
+        logits = model.logits(batch)
+        grads = torch.autograd.grad(logits.square().sum(), weights, allow_unused=True)
+        found.append([logits, *(one for one in grads if one is not None)])
+    for plain, fused in zip(*found, strict=True):
+        assert plain.abs().max() > 0
+        torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-6)

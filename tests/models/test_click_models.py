@@ -26,6 +26,10 @@ CASES: dict[str, dict] = {
     "DCNV2": {"dim": 3, "layers": [7, 5], "cross_layers": 3},
     "DCNV2 stacked": {"dim": 3, "layers": [7, 5], "structure": "stacked"},
     "DCNV2 low rank": {"dim": 3, "layers": [7, 5], "low_rank": 2},
+    "DCNV2 stacked low rank, as MLPerf has it": {
+        **{"dim": 3, "bottom_layers": [6, 3], "layers": [7, 5], "cross_layers": 3},
+        **{"low_rank": 2, "structure": "stacked"},
+    },
     "DLRM": {"dim": 3, "bottom_layers": [6], "top_layers": [7, 5]},
 }
 EVERY = pytest.mark.parametrize("case", CASES)
@@ -107,6 +111,8 @@ def by_hand(case: str, model: ClickModel, ids: list[list[int]], dense: np.ndarra
     if name == "WideDeep":
         return linear + named["dense_weights"] @ dense + tower("deep", x)
     if name == "DCNV2":
+        if "MLPerf" in case and len(dense):
+            x = np.concatenate([*rows, relu_layers(named, "bottom", dense)])
         crossed = x
         for k in range(model.options.cross_layers):
             if "low rank" in case:

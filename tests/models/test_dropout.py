@@ -12,8 +12,16 @@ import torch
 from drops import needs_core, score
 from torch import Tensor, nn
 
+from shoal.kernels.dropout import drop
 from shoal.models.nn import dropout as room
-from shoal.models.nn.dropout import Dropout, begin_slice, begin_step, dropout, end_steps
+from shoal.models.nn.dropout import (
+    Dropout,
+    begin_slice,
+    begin_step,
+    draw_key,
+    dropout,
+    end_steps,
+)
 from shoal.models.nn.mlp import MLP
 from shoal.models.nn.transformer import Transformer
 
@@ -109,6 +117,15 @@ def test_slices_are_dropped_as_the_whole_is(shape: tuple[int, ...]) -> None:
     for cuts in ([0, 15, 30], [0, 10, 20, 30], [0, 0, 1, 29, 30]):
         parts = [in_step(x[a:b], 0.5, a, layer=2) for a, b in pairwise(cuts)]
         assert torch.equal(torch.cat(parts), whole)
+
+
+def test_beginnings_of_rows_are_dropped_as_among_whole_rows() -> None:
+    """By the core, where there is one, and by the definition in torch's integers."""
+    x, rows = torch.ones(24, 10), torch.tensor([3, 17, 5])
+    for key in (draw_key(x.device, 1)[0], torch.tensor([41])):
+        whole = drop(x, 0.4, key, 500)
+        made = drop(x[:3, :7].contiguous(), 0.4, key, 50, rows, stride=10)
+        assert torch.equal(made, whole[rows, :7])
 
 
 def test_rows_are_dropped_as_among_all() -> None:

@@ -31,21 +31,45 @@ def curve_of(values: dict[str, Any]) -> list[float]:
     ]
 
 
-def test_a_trial_that_still_improves_is_not_stopped(tmp_path: Path) -> None:
-    """A small rate learns slowly: low at first, and often best in the end."""
-    study = opened(tmp_path, "random", "median")
-    for _ in range(8):
-        study.conclude(number := study.propose({}), write(study, number), "")
+@pytest.mark.parametrize(
+    "pace, stops_after",
+    [
+        (0.02, None),  # slow and steady: it would be beyond the best in twenty evaluations
+        (0.001, 6),  # at this pace it would not
+    ],
+)
+def test_a_trial_goes_on_while_its_pace_would_bring_it_to_the_best(
+    tmp_path: Path, pace: float, stops_after: int | None
+) -> None:
+    """A small rate learns slowly, and often best."""
+    study = opened(tmp_path, "random", "pace")
+    study.conclude(study.propose({}), {"best_valid": {"mrr@10": 0.4}}, "")
     number = study.propose({})
     folder = study.path(number)
-    folder.mkdir(parents=True, exist_ok=True)
-    curve = [*range(EPOCHS - 5), 0, 0, 0, 0, 0]
+    folder.mkdir(parents=True)
+    stopped = None
     with open(folder / "metrics.jsonl", "a") as file:
-        for epoch, value in enumerate(curve):
-            assert not study.is_hopeless(number)
-            file.write(json.dumps({"epoch": epoch, "valid": {"mrr@10": 0.001 * value}}) + "\n")
+        for epoch in range(12):
+            line = {"epoch": epoch, "valid": {"mrr@10": 0.01 + pace * epoch}}
+            file.write(json.dumps(line) + "\n")
             file.flush()
-    assert study.is_hopeless(number)
+            if stopped is None and study.is_hopeless(number):
+                stopped = epoch + 1
+    assert stopped == stops_after
+
+
+def test_a_trial_that_levels_off_below_the_best_stops(tmp_path: Path) -> None:
+    study = opened(tmp_path, "random", "pace")
+    study.conclude(study.propose({}), {"best_valid": {"mrr@10": 0.4}}, "")
+    number = study.propose({})
+    folder = study.path(number)
+    folder.mkdir(parents=True)
+    curve = [0.02 * min(epoch, 6) for epoch in range(12)]  # level from 0.12, at evaluation 7
+    lines = [{"epoch": epoch, "valid": {"mrr@10": v}} for epoch, v in enumerate(curve)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trial = study.conclude(number, {"best_valid": {"mrr@10": max(curve)}}, "")
+    # of the last five gains three are left: 0.12 + 20 * 0.06 / 5 < 0.4, four would be enough
+    assert trial.state == TrialState.PRUNED and trial.user_attrs["evaluations"] == 9
 
 
 def write(study: Study, number: int, epochs: int = EPOCHS) -> dict[str, Any]:
@@ -67,7 +91,7 @@ def facts(study: Study) -> list[Any]:
     return [(one.number, one.params, one.state, one.value) for one in study.trials]
 
 
-@pytest.mark.parametrize("sampler, prune", [("tpe", "median"), ("random", "halving")])
+@pytest.mark.parametrize("sampler, prune", [("tpe", "pace"), ("random", "halving")])
 def test_opened_again_it_continues_as_it_would_have(
     tmp_path: Path, sampler: str, prune: str
 ) -> None:
@@ -110,7 +134,7 @@ def test_a_hopeless_trial_stops_at_the_same_epoch_however_late_that_is_noticed(
     found = []
     for name in ("early", "late"):
         (tmp_path / name).mkdir()
-        study = opened(tmp_path / name, "random", "median")
+        study = opened(tmp_path / name, "random", "pace")
         for _ in range(12):
             number = study.propose({})
             if name == "early":
@@ -134,7 +158,7 @@ def test_a_hopeless_trial_stops_at_the_same_epoch_however_late_that_is_noticed(
 
 
 def test_a_trial_without_a_result_failed(tmp_path: Path) -> None:
-    study = opened(tmp_path, "tpe", "median")
+    study = opened(tmp_path, "tpe", "pace")
     trial = study.conclude(study.propose({}), {}, "the loss became NaN")
     assert trial.state == TrialState.FAIL and trial.user_attrs["problem"] == "the loss became NaN"
     assert study.best is None and study.unfinished == [] and study.importance() == {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.clicks.decode import decode
+from shoal.data.clicks.given_history import given_history
 from shoal.data.clicks.lines import BadLine
 from shoal.data.clicks.per_feature import per_feature
 from shoal.data.clicks.samples import Layout
@@ -106,12 +107,19 @@ class FeatureEncoder:
         self.config, self.packed, self.labels = config, packed, labels
         self.fields = {"user": table.user_field, "item": table.item_field}
         features = [one for one in table.features if not one.cross]
-        self.columns = list(dict.fromkeys([*ids, *types]))
+        # Histories that are made of interactions: a row may give its own, under their names.
+        self.histories = {
+            one.name: cast(FieldType, f"{types[one.column]}_seq")
+            for one in features
+            if one.kind == "sequence" and not types[one.column].endswith("_seq")
+        }
+        self.columns = list(dict.fromkeys([*ids, *types, *self.histories]))
         self.width = sum(one.width for one in features)
         # A column that has a name in common with one of another side is not theirs to give.
         self._given = {
             f.name: f.column
             for f in features
+            if f.name not in self.histories
             if f.side == "context"
             or f.column == self.fields[f.side]
             or all(one.side == f.side for one in features if one.column == f.column)
@@ -129,7 +137,8 @@ class FeatureEncoder:
         columns: dict[str, list[Any]] = {}
         for name in check_names(rows, self.columns):
             values = [row.get(name) for row in rows]
-            if self.types.get(name, "token").startswith("token"):
+            kind = self.histories.get(name) or self.types.get(name, "token")
+            if kind.startswith("token"):
                 values = [_words(one) for one in values]
             columns[name] = values
         try:
@@ -222,11 +231,8 @@ class FeatureEncoder:
         """One feature of all rows: as they give it, else as their user or item has it."""
         feature = column.feature
         known = None
-        if column.of_users is not None:  # a history: what the user took
-            users = numbers["user"]
-            if users is None:
-                raise _absent(self.fields["user"], frame)
-            return column.ahead(users)
+        if feature.name in self.histories:  # what the user took, where a row does not say
+            return self._history(column, reader, frame, numbers["user"])
         if feature.side in SIDES:
             rows = numbers[feature.side]
             known = None if rows is None else column.take(rows)
@@ -247,6 +253,30 @@ class FeatureEncoder:
         if known is None or feature.column == self.fields[feature.side] or not empty.any():
             return given
         return _chosen(given, known, empty)
+
+    def _history(
+        self, column: FeatureColumn, reader: Columns, frame: pl.DataFrame, users: np.ndarray | None
+    ) -> Tensor | Jagged:
+        """Histories of rows: as they give them, else as their users have them."""
+        feature, stored = column.feature, None
+        if users is not None:
+            stored = column.take(users) if column.of_users is None else column.ahead(users)
+        # Times and labels stand beside items, under names that begin with theirs.
+        own = {f.name for f in self.table.features if f.column == self.fields["item"]}
+        items = next(
+            n for n in self.histories if n in own and f"{feature.name}_".startswith(f"{n}_")
+        )
+        if items not in frame.columns:
+            if stored is None or feature.name in frame.columns:
+                raise _absent(self.fields["user"] if stored is None else items, frame)
+            return stored
+        if feature.name not in frame.columns:
+            raise _absent(feature.name, frame)
+        raw = reader.column(feature.name, self.histories[feature.name])[1]
+        lengths = frame[items].list.len().fill_null(0).to_numpy().astype(np.int64)
+        given = given_history(feature, items, raw, lengths, self.encoding)
+        empty = frame[items].is_null().to_numpy()
+        return given if stored is None or not empty.any() else _chosen(given, stored, empty)
 
     def _encoded(self, feature: Feature, reader: Columns, frame: pl.DataFrame) -> Tensor | Jagged:
         raw = reader.column(feature.column, self.types[feature.column])[1]

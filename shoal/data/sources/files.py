@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from shoal import how_to_install
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DATASETS
 
@@ -99,8 +100,8 @@ def file_system(url: str, key: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise ValueError(
-            f"{key}: {url} is remote: `make extras EXTRAS=remote` in the clone installs fsspec, "
-            "which reads it (and its scheme may need more, such as s3fs)"
+            f"{key}: {url} is remote, and fsspec reads it: {how_to_install('remote')}; its scheme "
+            "may need more, such as s3fs"
         ) from error
     return url_to_fs(url)
 

@@ -26,8 +26,10 @@ from torch import Tensor
 from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.engines.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Table
+from shoal.kernels.bags import sum_bags
 from shoal.kernels.gpu import lookup as gpu_lookup
 from shoal.kernels.gpu import segments as gpu_segments
 from shoal.kernels.gpu import staging as gpu_staging
@@ -134,16 +136,26 @@ class CachedGpuTables(GpuTables):
         slots = gpu_staging.find(segments.keys, self.slots, self.wrong, self.padding)
         return replace(segments, keys=slots)
 
-    def pull(self, lookup: TableLookup, learn: bool = False) -> Tensor:
-        """Rows of all ids: [n, dim] float32."""
+    def pull(self, lookup: TableLookup, learn: bool = False, bags: Bags | None = None) -> Tensor:
+        """Rows of all ids: [n, dim] float32; of bags their sums: [bags, dim]."""
         ids = lookup.ids
         if not len(ids):
-            return super().pull(lookup)
+            return super().pull(lookup, bags=bags)
         staged = False
         if len(ids) <= READ_ALONE * self.number_of_slots:
             staged = self._ensure(ids)
+        elif bags is not None:  # by distinct rows, where they are
+            some, places = ids.unique(return_inverse=True)
+            rows = self.pull(self.look_up(some, [len(some)]))
+            return sum_bags(rows, bags.offsets, places, bags.weights)
         elif not self._is_recorded():
             self._wait_for_prefetched()
+        if bags is not None:
+            slots = gpu_staging.find(ids, self.slots, self.wrong, self.padding)
+            found = self._gather(lookup, slots, bags)
+            if staged:
+                self._go_ahead()
+            return found
         found = gpu_staging.peek(ids, self.slots, self.hot[0], self.memory, self.padding)
         if staged:
             self._go_ahead()

@@ -19,6 +19,7 @@ from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.engines.row_engine import AdamRows, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Shrink
+from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.store import Every, Ids, Rows
 from shoal.embedding.rows.table import Table
 from shoal.kernels.gpu.lookup import TableLookup
@@ -105,8 +106,13 @@ class GpuEngine(RowEngine):
 
     @classmethod
     def pull_many(
-        cls, engines: Sequence[GpuEngine], ids: Sequence[Ids], learn: bool = False
+        cls,
+        engines: Sequence[GpuEngine],
+        ids: Sequence[Ids],
+        learn: bool = False,
+        bags: Sequence[Bags | None] = (),
     ) -> list[Tensor]:
+        bags = bags or [None] * len(engines)
         result: dict[int, Tensor] = {}
         for group, members in _by_group(engines).items():
             alike = not any(isinstance(ids[k], Every) for k in members)  # pushed in one launch, too
@@ -120,8 +126,10 @@ class GpuEngine(RowEngine):
             counts = [0] * len(group.tables)
             for k, part in zip(members, flat):
                 counts[engines[k].number] += len(part)
-            rows = group.pull(group.look_up(_cat(flat), counts), learn and alike)
-            result.update(zip(members, rows.split([len(part) for part in flat])))
+            over = _flat_bags([engines[k] for k in members], flat, [bags[k] for k in members])
+            rows = group.pull(group.look_up(_cat(flat), counts), learn and alike, join_bags(over))
+            sizes = [n if own is None else len(own) for n, own in over]
+            result.update(zip(members, rows.split(sizes)))
         return [result[k] for k in range(len(engines))]
 
     @classmethod
@@ -132,15 +140,19 @@ class GpuEngine(RowEngine):
         grads: Sequence[Tensor],
         lr: float,
         pulled: bool = False,
+        bags: Sequence[Bags | None] = (),
     ) -> None:
+        bags = bags or [None] * len(engines)
         for group, members in _by_group(engines).items():
             whole = any(isinstance(ids[k], Every) for k in members)
             if whole or len({engines[k].step for k in members}) > 1:  # each has its own numbers
                 for k in members:
-                    engines[k].push(ids[k], grads[k], lr)
+                    engines[k]._push_alone(ids[k], grads[k], lr, bags[k])
                 continue
             flat = [engines[k].ids_inside(ids[k]) for k in members]
-            parts = [engines[k].flat_grads(grads[k], len(part)) for k, part in zip(members, flat)]
+            over = _flat_bags([engines[k] for k in members], flat, [bags[k] for k in members])
+            sizes = [n if own is None else len(own) for n, own in over]
+            parts = [engines[k].flat_grads(grads[k], size) for k, size in zip(members, sizes)]
             counts = [0] * len(group.tables)
             for k, part in zip(members, flat):
                 counts[engines[k].number] = len(part)
@@ -149,7 +161,8 @@ class GpuEngine(RowEngine):
                 first._begin_unless_recorded(lr)
                 group.apply(ahead.segments, _cat(parts))
             else:
-                first._push(group.look_up(_cat(flat), counts), _cat(parts), lr)
+                lookup = group.look_up(_cat(flat), counts)
+                first._push(lookup, _cat(parts), lr, join_bags(over))
             for k in members:
                 engines[k].step = engines[members[0]].step
 
@@ -167,9 +180,23 @@ class GpuEngine(RowEngine):
                 engine.step = together[0].step
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
+        self.flat_counts(counts, len(grads))  # none: its ids are not counted
+        self._push_alone(ids, grads, lr)
+
+    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
+        return self.pull_many([self], [ids], bags=[bags])[0]
+
+    def push_bags(
+        self, ids: Tensor, grads: Tensor, bags: Bags, lr: float, counts: Tensor | None = None
+    ) -> None:
+        self.flat_counts(counts, ids.numel())  # none: its ids are not counted
+        self._push_alone(ids, grads, lr, bags)
+
+    def _push_alone(self, ids: Ids, grads: Tensor, lr: float, bags: Bags | None = None) -> None:
         self.group.forget_sorted()
         flat = self.ids_inside(ids)
-        grads = self.flat_grads(grads, len(flat))
+        bags = None if bags is None else self.flat_bags(bags, len(flat))
+        grads = self.flat_grads(grads, len(flat) if bags is None else len(bags))
         if isinstance(ids, Every):
             self._begin_unless_recorded(lr, self._look_up(flat))
             if not isinstance(self.group, CachedGpuTables):
@@ -178,8 +205,7 @@ class GpuEngine(RowEngine):
             for some, part in zip(flat.split(at_once := self.group.at_once), grads.split(at_once)):
                 self.group.apply(self.group.sort(self._look_up(some)), part)
             return
-        self.flat_counts(counts, len(flat))  # none: its ids are not counted
-        self._push(self._look_up(flat), grads, lr)
+        self._push(self._look_up(flat), grads, lr, bags)
 
     def begin(self, lr: float, lookup: TableLookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
@@ -187,10 +213,9 @@ class GpuEngine(RowEngine):
         self.group.begin(lr, lookup)
         self._step = self.group.step
 
-    def _push(self, lookup: TableLookup, grads: Tensor, lr: float) -> None:
+    def _push(self, lookup: TableLookup, grads: Tensor, lr: float, bags: Bags | None) -> None:
         self._begin_unless_recorded(lr, lookup)
-        if len(lookup.ids):
-            self.group.apply(self.group.sort(lookup), grads)
+        self.group.sort_and_apply(lookup, grads, bags)
 
     def _begin_unless_recorded(self, lr: float, lookup: TableLookup | None = None) -> None:
         if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
@@ -238,6 +263,14 @@ def _by_group(engines: Sequence[GpuEngine]) -> dict[GpuTables, list[int]]:
     for members in groups.values():
         members.sort(key=lambda k: engines[k].number)
     return groups
+
+
+def _flat_bags(
+    engines: Sequence[GpuEngine], ids: Sequence[Tensor], bags: Sequence[Bags | None]
+) -> list[tuple[int, Bags | None]]:
+    """How many ids each engine has, and their bags on its device."""
+    given = zip(engines, ids, bags)
+    return [(len(i), None if own is None else one.flat_bags(own, len(i))) for one, i, own in given]
 
 
 def _cat(parts: list[Tensor]) -> Tensor:

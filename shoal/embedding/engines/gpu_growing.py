@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Table
 from shoal.kernels.gpu import index as gpu_index
@@ -70,13 +71,13 @@ class GrowingGpuTables(GpuTables):
             self._ask()
             self.make_room(lookup.counts)
 
-    def pull(self, lookup: TableLookup, learn: bool = False) -> Tensor:
+    def pull(self, lookup: TableLookup, learn: bool = False, bags: Bags | None = None) -> Tensor:
         """As GpuTables.pull. Ids are entered as they are sorted, so they need room before."""
         recorded = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if learn and not recorded:  # else whoever replays it calls `begin`
             self._ask()
             self.make_room(lookup.counts)
-        return super().pull(lookup, learn)
+        return super().pull(lookup, learn, bags)
 
     def sort(self, lookup: TableLookup, rows: Tensor | None = None) -> Segments:
         """Enter the ids, and list their occurrences by place."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shoal.embedding.engines.init import recipe
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Table
 from shoal.kernels.gpu import lookup as gpu_lookup
@@ -36,7 +37,8 @@ class Sorted:
     """What an update needs to know of the ids of a lookup, made on a stream beside."""
 
     lookup: TableLookup
-    rows: Tensor  # that stream may read both until `join`
+    rows: Tensor  # that stream may read these until `join`
+    bags: Bags | None
     segments: Segments
 
 
@@ -120,12 +122,21 @@ class GpuTables:
         arena = self.arena
         return gpu_lookup.locate(lookup, arena.bases, self.paddings, self.wrong, self.key_type)
 
-    def pull(self, lookup: TableLookup, learn: bool = False) -> Tensor:
-        """Rows of all ids: [n, dim] float32; `learn`: a push of the same ids may come next."""
+    def pull(self, lookup: TableLookup, learn: bool = False, bags: Bags | None = None) -> Tensor:
+        """Rows of all ids: [n, dim] float32; of bags their sums: [bags, dim].
+
+        learn: a push of the same ids may come next.
+        """
         rows = self.locate(lookup)
         if learn and len(rows) and not self.cached:  # else they may be on their way to their slots
-            self._sort_beside(lookup, rows)
-        return gpu_lookup.gather(self.arena.values, rows, lookup, self.recipes, self.grows)
+            self._sort_beside(lookup, rows, bags)
+        return self._gather(lookup, rows, bags)
+
+    def _gather(self, lookup: TableLookup, rows: Tensor, bags: Bags | None) -> Tensor:
+        read = self.arena.values, rows, lookup, self.recipes, self.grows
+        if bags is None:
+            return gpu_lookup.gather(*read)
+        return gpu_lookup.gather_bags(*read, bags.offsets, bags.weights)
 
     def begin(self, lr: float, lookup: TableLookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before with ids as many."""
@@ -137,7 +148,11 @@ class GpuTables:
         """Occurrences by row: all that `apply` needs to know of the ids, before gradients come."""
         return gpu_segments.find_segments(self.locate(lookup) if rows is None else rows)
 
-    def _sort_beside(self, lookup: TableLookup, rows: Tensor) -> None:
+    def _sort_bags(self, lookup: TableLookup, rows: Tensor | None, bags: Bags | None) -> Segments:
+        segments = self.sort(lookup, rows)
+        return segments if bags is None else segments.of_bags(bags.offsets, bags.weights)
+
+    def _sort_beside(self, lookup: TableLookup, rows: Tensor, bags: Bags | None) -> None:
         """Sort while rows are read and the model computes, after all that was queued here.
 
         `apply` waits for it. So memory that the stream beside leaves behind is taken again by
@@ -145,11 +160,11 @@ class GpuTables:
         """
         self.join()
         if self._beside is None:
-            self._sorted = Sorted(lookup, rows, self.sort(lookup, rows))
+            self._sorted = Sorted(lookup, rows, bags, self._sort_bags(lookup, rows, bags))
             return
         self._beside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._beside):
-            self._sorted = Sorted(lookup, rows, self.sort(lookup, rows))
+            self._sorted = Sorted(lookup, rows, bags, self._sort_bags(lookup, rows, bags))
         self._sorting = self._sorted
 
     def take_sorted(self, counts: Sequence[int]) -> Sorted | None:
@@ -171,15 +186,19 @@ class GpuTables:
             self._sorting = None
 
     def apply(self, segments: Segments, grads: Tensor) -> None:
-        """Update every row once by the sum of its gradients [n, dim]."""
+        """Update every row once by the sum of its gradients [n, dim], or of bags [bags, dim]."""
         gpu_update.update(segments, grads, self.arena, self.optimizer, beside=self._beside)
 
-    def push(self, lookup: TableLookup, grads: Tensor, lr: float) -> None:
-        """One optimizer step by gradients [n, dim] of ids."""
+    def push(self, lookup: TableLookup, grads: Tensor, lr: float, bags: Bags | None = None) -> None:
+        """One optimizer step by gradients [n, dim] of ids, or of bags [bags, dim]."""
         self.begin(lr, lookup)
         self.forget_sorted()
+        self.sort_and_apply(lookup, grads.contiguous(), bags)
+
+    def sort_and_apply(self, lookup: TableLookup, grads: Tensor, bags: Bags | None = None) -> None:
+        """The step itself, after `begin`."""
         if len(lookup.ids):
-            self.apply(self.sort(lookup), grads.contiguous())
+            self.apply(self._sort_bags(lookup, None, bags), grads)
 
     def _watch(self) -> None:
         """Refuse ids that a table cannot have; on a GPU those of steps whose news has come."""

@@ -20,7 +20,8 @@ from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Admission
-from shoal.embedding.rows.store import Ids
+from shoal.embedding.rows.bags import Bags
+from shoal.embedding.rows.store import Every, Ids
 from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core
 from shoal.kernels.machine import has_triton
@@ -214,14 +215,21 @@ def _by_kind(stores: Sequence[RowEngine]) -> dict[Any, list[int]]:
     return kinds
 
 
-def pull_all(stores: Sequence[RowEngine], ids: Sequence[Ids], learn: bool = False) -> list[Tensor]:
+def pull_all(
+    stores: Sequence[RowEngine],
+    ids: Sequence[Ids],
+    learn: bool = False,
+    bags: Sequence[Bags | None] = (),
+) -> list[Tensor]:
     """Rows of several stores, those of a kind in one call: ids[k] [n_k] -> [n_k, dim_k].
 
-    learn: a hint, the next `push_all` may be of these ids.
+    learn: a hint, the next `push_all` may be of these ids. bags[k]: rows are summed over them.
     """
+    bags = bags or [None] * len(stores)
     rows: dict[int, Tensor] = {}
     for kind, members in _by_kind(stores).items():
-        pulled = kind.pull_many([stores[k] for k in members], [ids[k] for k in members], learn)
+        some = [[given[k] for k in members] for given in (stores, ids, bags)]
+        pulled = kind.pull_many(some[0], some[1], learn, some[2])
         rows.update(zip(members, pulled))
     return [rows[k] for k in range(len(stores))]
 
@@ -238,12 +246,15 @@ def push_all(
     lr: float,
     counts: Sequence[Tensor | None] = (),
     pulled: Sequence[bool] = (),
+    bags: Sequence[Bags | None] = (),
 ) -> None:
     """One step of several stores, those of a kind in one call; parts[k]: ids, grads of stores[k].
 
     counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
     pulled[k]: the ids are those that the last pull that learns had of it, in that order.
+    bags[k]: gradients are those of its bags.
     """
+    bags = bags or [None] * len(stores)
     counts, pulled = counts or [None] * len(stores), pulled or [False] * len(stores)
     uncounted = [k for k in range(len(stores)) if counts[k] is None]
     for kind, members in _by_kind([stores[k] for k in uncounted]).items():
@@ -254,16 +265,26 @@ def push_all(
             [parts[k][1] for k in some],
             lr,
             all(pulled[k] for k in some),
+            [bags[k] for k in some],
         )
-    for store, (ids, grads), counted in zip(stores, parts, counts):
+    for store, (ids, grads), counted, own in zip(stores, parts, counts, bags):
         if counted is not None:
-            push_counted(store, ids, grads, lr, counted)
+            push_counted(store, ids, grads, lr, counted, own)
 
 
 def push_counted(
-    store: RowEngine, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None
+    store: RowEngine,
+    ids: Ids,
+    grads: Tensor,
+    lr: float,
+    counts: Tensor | None = None,
+    bags: Bags | None = None,
 ) -> None:
     """A step of a store; counts [n, 2], where it has counters: shows and clicks of each id."""
+    if bags is not None:
+        assert not isinstance(ids, Every)
+        store.push_bags(ids, grads, bags, lr, counts)
+        return
     if counts is not None and not bool((counts[:, 0] > 0).all()):
         shown = counts[:, 0] > 0  # rows that got no gradient are not updated
         flat = store.flat_ids(ids)

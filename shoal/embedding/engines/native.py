@@ -13,6 +13,7 @@ from shoal.embedding.engines.init import recipe
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import ALONE, Admission, Filter, Pending, Shrink
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Ids, Rows
 from shoal.embedding.rows.table import Table
 from shoal.kernels import tables
@@ -69,14 +70,38 @@ class Native(RowEngine):
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         self.push_many([self], [ids], [grads], lr, counts=self.flat_counts(counts, len(grads)))
 
+    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
+        return self.pull_many([self], [ids], bags=[bags])[0]
+
+    def push_bags(
+        self, ids: Tensor, grads: Tensor, bags: Bags, lr: float, counts: Tensor | None = None
+    ) -> None:
+        counts = self.flat_counts(counts, ids.numel())
+        self.push_many([self], [ids], [grads], lr, bags=[bags], counts=counts)
+
     @classmethod
     def pull_many(
-        cls, engines: Sequence[Native], ids: Sequence[Ids], learn: bool = False
+        cls,
+        engines: Sequence[Native],
+        ids: Sequence[Ids],
+        learn: bool = False,
+        bags: Sequence[Bags | None] = (),
     ) -> list[Tensor]:
         flat = [engine.flat_ids(part) for engine, part in zip(engines, ids, strict=True)]
-        out = [torch.empty(part.numel(), engine.table.dim) for engine, part in zip(engines, flat)]
-        wrong = tables.pull([engine.core for engine in engines], flat, out, _parts(engines))
-        _refuse(engines, flat, wrong)
+        over = _flat_bags(engines, flat, bags)
+        sizes = [len(i) if one is None else len(one) for i, one in zip(flat, over, strict=True)]
+        out = [torch.empty(size, engine.table.dim) for engine, size in zip(engines, sizes)]
+        plain = [k for k, one in enumerate(over) if one is None]
+        pooled = [(k, one) for k, one in enumerate(over) if one is not None]
+        if plain:
+            some, own = [engines[k] for k in plain], [flat[k] for k in plain]
+            cores, rows = [engine.core for engine in some], [out[k] for k in plain]
+            _refuse(some, own, tables.pull(cores, own, rows, _parts(engines)))
+        if pooled:
+            some, own = [engines[k] for k, _ in pooled], [flat[k] for k, _ in pooled]
+            cores, rows = [engine.core for engine in some], [out[k] for k, _ in pooled]
+            lists = [one.offsets for _, one in pooled], [one.weights for _, one in pooled]
+            _refuse(some, own, tables.pull_bags(cores, own, *lists, rows, _parts(engines)))
         return out
 
     @classmethod
@@ -87,14 +112,20 @@ class Native(RowEngine):
         grads: Sequence[Tensor],
         lr: float,
         pulled: bool = False,
+        bags: Sequence[Bags | None] = (),
         counts: Tensor | None = None,
     ) -> None:
         """As RowEngine.push_many; counts: of the ids of the only engine."""
         flat = [engine.flat_ids(part) for engine, part in zip(engines, ids, strict=True)]
-        grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(engines, flat, grads, strict=True)]
+        over = _flat_bags(engines, flat, bags)
+        sizes = [len(i) if one is None else len(one) for i, one in zip(flat, over, strict=True)]
+        grads = [s.flat_grads(g, size) for s, size, g in zip(engines, sizes, grads, strict=True)]
+        offsets = [None if one is None else one.offsets for one in over]
+        weights = [None if one is None else one.weights for one in over]
         cores, steps = [engine.core for engine in engines], _next_steps(engines, lr)
         shows, clicks = (None, None) if counts is None else map(Tensor.contiguous, counts.unbind(1))
-        wrong = tables.push(cores, flat, grads, steps, _parts(engines), shows, clicks)
+        counted = shows, clicks
+        wrong = tables.push(cores, flat, grads, steps, _parts(engines), *counted, offsets, weights)
         _refuse(engines, flat, wrong)
         for engine in engines:
             engine._step += 1
@@ -195,6 +226,14 @@ def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
 def _next_steps(engines: Sequence[Native], lr: float) -> list[tuple[Any, int]]:
     """The numbers of each engine's next step, and which one that is."""
     return [(one.optimizer.numbers(lr, one._step + 1), one._step + 1) for one in engines]
+
+
+def _flat_bags(
+    engines: Sequence[Native], ids: Sequence[Tensor], bags: Sequence[Bags | None]
+) -> Sequence[Bags | None]:
+    """Bags of each engine's ids as the core takes them."""
+    given = zip(engines, ids, bags or [None] * len(engines))
+    return [None if own is None else engine.flat_bags(own, len(i)) for engine, i, own in given]
 
 
 def _parts(engines: Sequence[Native]) -> int:

@@ -15,8 +15,11 @@ from torch import Tensor
 from shoal.embedding.engines.budgets import row_bytes
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Admission, Filter, Pending, Shrink
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Every, Ids, Rows, Store, flat_ids
 from shoal.embedding.rows.table import Table
+from shoal.kernels.bags import sum_bags
+from shoal.kernels.codes import add_rows, distinct
 
 COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
 
@@ -122,17 +125,48 @@ class RowEngine(ABC):
         ids was shown, a whole number, and clicked; None: shown once, never clicked.
         """
 
+    # Rows of bags of ids, see rows/bags.py. The plain form: by distinct rows.
+
+    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
+        """Sums of the rows of ids [n] over their bags: [bags, dim] float32, a new tensor."""
+        flat = self.ids_inside(ids)
+        bags = self.flat_bags(bags, len(flat))
+        some, places = distinct(flat, self.table.rows)
+        return sum_bags(self.pull(some).to(flat.device), bags.offsets, places, bags.weights)
+
+    def push_bags(
+        self, ids: Tensor, grads: Tensor, bags: Bags, lr: float, counts: Tensor | None = None
+    ) -> None:
+        """`push` of gradients [bags, dim] of bags: each id has its bag's, times its weight."""
+        flat = self.ids_inside(ids)
+        bags, counts = self.flat_bags(bags, len(flat)), self.flat_counts(counts, len(flat))
+        grads = self.flat_grads(grads, len(bags))
+        some, places = distinct(flat, self.table.rows)
+        if counts is None and self.admission is not None:
+            counts = torch.tensor([[1.0, 0.0]]).repeat(len(flat), 1)
+        if counts is not None:
+            counts = add_rows(None, places, counts, len(some))
+        sums = add_rows(None, places, grads, len(some), offsets=bags.offsets, weights=bags.weights)
+        self.push(some, sums, lr, counts)
+
     # Engines of one kind together, which some kinds do in one call. Any: a kind's own class.
 
     @classmethod
     def pull_many(
-        cls, engines: Sequence[Any], ids: Sequence[Ids], learn: bool = False
+        cls,
+        engines: Sequence[Any],
+        ids: Sequence[Ids],
+        learn: bool = False,
+        bags: Sequence[Bags | None] = (),
     ) -> list[Tensor]:
         """Rows of several engines: ids[k] [n_k] -> [n_k, dim_k]; an engine may come twice.
 
-        learn: a hint, the next push may be of these ids.
+        learn: a hint, the next push may be of these ids. bags[k]: rows are summed over them.
         """
-        return [engine.pull(part) for engine, part in zip(engines, ids)]
+        return [
+            engine.pull(part) if own is None else engine.pull_bags(part, own)
+            for engine, part, own in zip(engines, ids, bags or [None] * len(ids))
+        ]
 
     @classmethod
     def push_many(
@@ -142,13 +176,18 @@ class RowEngine(ABC):
         grads: Sequence[Tensor],
         lr: float,
         pulled: bool = False,
+        bags: Sequence[Bags | None] = (),
     ) -> None:
         """One step of several engines, each given once.
 
         pulled: ids are those of the last pull that learns, of all engines and in its order.
+        bags[k]: gradients are those of its bags.
         """
-        for engine, part, grad in zip(engines, ids, grads):
-            engine.push(part, grad, lr)
+        for engine, part, grad, own in zip(engines, ids, grads, bags or [None] * len(ids)):
+            if own is None:
+                engine.push(part, grad, lr)
+            else:
+                engine.push_bags(part, grad, own, lr)
 
     @classmethod
     def begin_many(cls, engines: Sequence[Any], lr: float) -> None:
@@ -194,6 +233,11 @@ class RowEngine(ABC):
         if grads.device == self.device and grads.is_contiguous():
             return grads
         return grads.detach().to(self.device).contiguous()
+
+    def flat_bags(self, bags: Bags, n: int) -> Bags:
+        """Bags of n ids as the engines take them: contiguous, on their device."""
+        bags.check(self.table.name, n)
+        return bags.to(self.device)
 
     def check_rows(self, rows: Rows) -> None:
         """Refuse a chunk that does not fit, before anything is changed."""

@@ -26,6 +26,7 @@ from shoal.embedding.engines.row_records import RowRecords, distinct
 from shoal.embedding.engines.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Shrink
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Ids, Rows
 from shoal.embedding.rows.table import Init, Table
 
@@ -101,12 +102,27 @@ class Tiered(RowEngine):
             self._ahead = self._pool.submit(self._read_ahead, flat)
 
     def pull(self, ids: Ids) -> Tensor:
-        flat = self.ids_inside(ids)
-        codes = self._codes(flat)
-        if len(flat) > self.slots and len(distinct(flat)[0]) > self.slots // 2:
-            # More than a step: to be read alone, and slots stay whose they are.
+        codes = self._staged(flat := self.ids_inside(ids))
+        if codes is None:  # more than a step: to be read alone, and slots stay whose they are
             parts = [self._peek(some).values for some in flat.split(AT_ONCE)]
             return torch.cat(parts).to(self.hot.device)
+        if bool(codes.all()):
+            return self.hot.pull(codes - 1)
+        rows = self._begin.pull(flat).to(self.hot.device)
+        here = codes.nonzero().squeeze(1)
+        return rows.index_copy_(0, here.to(rows.device), self.hot.pull(codes[here] - 1))
+
+    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
+        codes = self._staged(self.ids_inside(ids))
+        if codes is None or not bool(codes.all()):  # some have no slot
+            return super().pull_bags(ids, bags).to(self.hot.device)
+        return self.hot.pull_bags(codes - 1, bags)
+
+    def _staged(self, flat: Tensor) -> Tensor | None:
+        """Codes of ids [n], cold rows put into slots; None: they are too many for that."""
+        codes = self._codes(flat)
+        if len(flat) > self.slots and len(distinct(flat)[0]) > self.slots // 2:
+            return None
         before = self.traffic.cold
         if bool((codes > self.slots).any()):
             codes = self._stage(flat, codes)
@@ -114,20 +130,29 @@ class Tiered(RowEngine):
             self._note(codes)
         self.traffic.hot += len(flat) - (self.traffic.cold - before)
         self._pulled = flat, codes
-        if bool(codes.all()):
-            return self.hot.pull(codes - 1)
-        rows = self._begin.pull(flat).to(self.hot.device)
-        here = codes.nonzero().squeeze(1)
-        return rows.index_copy_(0, here.to(rows.device), self.hot.pull(codes[here] - 1))
+        return codes
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         self.flat_counts(counts, len(grads))  # none: its ids are not counted
+        self._push(self.ids_inside(ids), grads, lr, None)
+
+    def push_bags(
+        self, ids: Tensor, grads: Tensor, bags: Bags, lr: float, counts: Tensor | None = None
+    ) -> None:
+        self.flat_counts(counts, ids.numel())  # none: its ids are not counted
         flat = self.ids_inside(ids)
-        grads = self.hot.flat_grads(grads, len(flat))
+        self._push(flat, grads, lr, self.flat_bags(bags, len(flat)))
+
+    def _push(self, flat: Tensor, grads: Tensor, lr: float, bags: Bags | None) -> None:
+        grads = self.hot.flat_grads(grads, len(flat) if bags is None else len(bags))
         if self.table.padding is not None and len(flat):
             real = flat != self.table.padding
             if not bool(real.all()):
-                flat, grads = flat[real], grads[real.to(grads.device)]
+                flat = flat[real]
+                if bags is None:
+                    grads = grads[real.to(grads.device)]
+                else:
+                    bags = bags.kept(real)
         if self._pulled is not None and self._pulled[0] is flat:  # they are where they were
             codes = self._pulled[1]
         else:
@@ -137,7 +162,10 @@ class Tiered(RowEngine):
         else:
             self._note(codes)
         self.hot.step = self._step
-        self.hot.push(codes - 1, grads, lr)
+        if bags is None:
+            self.hot.push(codes - 1, grads, lr)
+        else:
+            self.hot.push_bags(codes - 1, grads, bags, lr)
         self._step += 1
 
     def _codes(self, ids: Tensor) -> Tensor:

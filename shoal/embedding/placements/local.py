@@ -14,6 +14,7 @@ from shoal.embedding.engines.local import pull_all, push_all
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.output_table import Held
 from shoal.embedding.rows.admission import tend
+from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.store import Every, Ids, Store, flat_grads
 from shoal.embedding.service import (
     Collected,
@@ -32,15 +33,16 @@ class Pulled:
     ids: Ids  # flat
     rows: Tensor
     clicks: Tensor | None = None  # labels of the ids' samples, where they are known
+    bags: Bags | None = None  # rows are sums over these
 
     def gradients(self, counted: bool) -> RowGradients:
         """What backward left; where ids are counted, with how often each was shown and clicked."""
         grads, counts = flat_grads(self.rows), None
         if counted:
-            shown = torch.ones(len(grads))
+            shown = torch.ones(len(grads) if isinstance(self.ids, Every) else len(self.ids))
             clicks = torch.zeros_like(shown) if self.clicks is None else self.clicks
             counts = torch.stack([shown, clicks], 1)
-        return RowGradients(self.ids, grads, counts)
+        return RowGradients(self.ids, grads, counts, bags=self.bags)
 
 
 class LocalRows(RowService):
@@ -82,16 +84,19 @@ class LocalRows(RowService):
         if learn:
             self._expects_push = self._once and self._pulls == 0
             self._pulls += 1
-        found = pull_all(engines, [one.flat for one in lookups], learn and self._expects_push)
+        ids, bags = [one.flat for one in lookups], [one.bags for one in lookups]
+        found = pull_all(engines, ids, learn and self._expects_push, bags)
         for lookup, rows in zip(lookups, found):
             if rows.device != self.device:
                 rows = rows.to(self.device)
-            if not isinstance(lookup.ids, Every) and lookup.flat is not lookup.ids:
+            shaped = lookup.bags is None and lookup.flat is not lookup.ids
+            if shaped and not isinstance(lookup.ids, Every):
                 rows = rows.view(*lookup.ids.shape, rows.shape[1])
             if learn:
                 rows.requires_grad_()
                 clicks = None if lookup.field is None else self._clicks.get(lookup.field)
-                self._pulled[lookup.table].append(Pulled(lookup.flat, rows, clicks))
+                pulled = Pulled(lookup.flat, rows, clicks, lookup.bags)
+                self._pulled[lookup.table].append(pulled)
             result.append(rows)
         return result
 
@@ -109,7 +114,7 @@ class LocalRows(RowService):
             joined = join(from_outputs + pulled, engine.table.dim, name in self.counted)
             if expected and not from_outputs and len(pulled) == count:
                 joined = replace(joined, pulled=True)
-            gradients[name] = joined
+            gradients[name] = replace(joined, padding=engine.table.padding)
         return Collected(join_flat(dense, self.device), gradients)
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
@@ -119,6 +124,7 @@ class LocalRows(RowService):
             lr,
             [one.counts for one in gradients.values()],
             [one.pulled for one in gradients.values()],
+            [one.bags for one in gradients.values()],
         )
         for name, rules in self.rules.items():
             tend(self.engines[name], rules)
@@ -148,7 +154,9 @@ def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:
             if isinstance(one.ids, Every):
                 total = total if one is whole[0] else total.add_(one.grads)
             else:
-                total.index_add_(0, one.ids.to(total.device), one.grads)
+                some = one if one.bags is None else one.summed(len(total))
+                assert not isinstance(some.ids, Every)
+                total.index_add_(0, some.ids.to(total.device), some.grads)
         return whole[0]
     if not parts:
         counts = torch.empty(0, 2) if counted else None
@@ -157,7 +165,9 @@ def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:
         return parts[0]
     ids = [one.ids for one in parts if not isinstance(one.ids, Every)]
     counts = torch.cat([one.counts for one in parts if one.counts is not None]) if counted else None
-    return RowGradients(torch.cat(ids), _end_to_end([one.grads for one in parts]), counts)
+    bags = join_bags([(len(some), one.bags) for some, one in zip(ids, parts)])
+    grads = _end_to_end([one.grads for one in parts])
+    return RowGradients(torch.cat(ids), grads, counts, bags=bags)
 
 
 def _end_to_end(parts: list[Tensor]) -> Tensor:

@@ -22,7 +22,6 @@ from shoal.embedding.rows.store import EVERY, Every, Store
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
 from shoal.embedding.softmax.fused_cpu import fusable_on_cpu
-from shoal.kernels.codes import add_rows, distinct
 from shoal.world.world import World
 
 # Bytes of all ranks' dense gradients that may travel with the rows, to be added up by each:
@@ -57,26 +56,20 @@ class ReplicatedRows(LocalRows):
         alone = self.world.size == 1  # else gradients of other ranks are added to all of them
         outputs = self._take_outputs(self._touched() if alone else self.engines.keys(), whole)
         every: Gradients = {}
-        mine: dict[str, list[Tensor]] = {}
+        mine: dict[str, list[Tensor]] = {}  # distinct ids, sums of gradients and of counts
         for name, engine in self.engines.items():
             parts = outputs.get(name, []) + self._take_pulled(name)
             joined = join(parts, engine.table.dim, name in self.counted)
             if isinstance(joined.ids, Every):
                 every[name] = RowGradients(EVERY, self.world.all_reduce(joined.grads))
             else:
-                mine[name] = self._sum(engine.table, joined)
+                one = joined.summed(engine.table.rows)
+                assert not isinstance(one.ids, Every)
+                counts = [] if one.counts is None else [one.counts]
+                mine[name] = [one.ids, one.grads, *counts]
         flat, gathered = self._gather(join_flat(dense, self.device), mine)
         gradients = every | gathered
         return Collected(flat, gradients | self._of_stripes(gradients))
-
-    def _sum(self, table: Table, one: RowGradients) -> list[Tensor]:
-        """Distinct ids [u], the sums of their gradients [u, dim] and of their counts [u, 2]."""
-        assert not isinstance(one.ids, Every)
-        ids, places = distinct(one.ids, table.rows)
-        sums = add_rows(None, places, one.grads, len(ids))
-        if one.counts is None:
-            return [ids, sums]
-        return [ids, sums, add_rows(None, places.cpu(), one.counts, len(ids))]
 
     def _gather(self, flat: Tensor, mine: dict[str, list[Tensor]]) -> tuple[Tensor, Gradients]:
         """The sum of everybody's `flat`, and the rows' gradients of all ranks."""
@@ -90,7 +83,12 @@ class ReplicatedRows(LocalRows):
         else:
             flat = travelling.wait()
         came = iter(joined)
-        return flat, {name: RowGradients(*islice(came, len(mine[name]))) for name in mine}
+        return flat, {
+            name: RowGradients(
+                *islice(came, len(mine[name])), padding=self.engines[name].table.padding
+            )
+            for name in mine
+        }
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         for name, stripe in self._stripes.items():

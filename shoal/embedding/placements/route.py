@@ -18,10 +18,12 @@ from torch import Tensor
 
 from shoal.embedding.engines.row_engine import every_id
 from shoal.embedding.placements.sharded_table import ShardedTable
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.placement import Sharding
 from shoal.embedding.rows.store import Every, Ids
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
+from shoal.kernels.bags import sum_bags
 from shoal.kernels.codes import add_rows, code_map, distinct
 from shoal.world.world import Arriving, World
 
@@ -138,17 +140,27 @@ class TableTrip:
         """The rows of the keys [keys, dim]; the padding id's row of zeros stands after them."""
         self.rows = F.pad(rows, (0, 0, 0, 1)) if self.distinct.padded else rows
 
-    def expand(self, number: int | None, inverse: Tensor, ids: Ids, learn: bool) -> Tensor:
-        """Rows of ids that stand at `inverse`: their shape + [dim]; `number`: of which lookup."""
-        assert self.rows is not None
-        shape = inverse.shape if isinstance(ids, Every) else ids.shape
-        if learn:
-            return _Expand.apply(self.rows.requires_grad_(), (self, number, inverse, shape))
-        return F.embedding(inverse.view(shape), self.rows)
+    def expand(self, number: int | None, inverse: Tensor, lookup: Lookup, learn: bool) -> Tensor:
+        """Rows of a lookup whose ids stand at `inverse`; `number`: of which one.
 
-    def add(self, number: int | None, inverse: Tensor, grads: Tensor) -> None:
-        """Gradients of one lookup: inverse [n], grads [n, dim]."""
-        self.grads = add_rows(self.grads, inverse, grads, self.num_rows)
+        [..., dim] with the ids' shape before; of bags their sums [bags, dim].
+        """
+        assert self.rows is not None
+        shape = inverse.shape if isinstance(lookup.ids, Every) else lookup.ids.shape
+        bags = lookup.bags
+        if bags is not None:
+            bags.check(lookup.table, len(inverse))
+            bags = bags.to(inverse.device)
+        if learn:
+            return _Expand.apply(self.rows.requires_grad_(), (self, number, inverse, shape, bags))
+        return _read(self.rows, inverse, shape, bags)
+
+    def add(
+        self, number: int | None, inverse: Tensor, grads: Tensor, bags: Bags | None = None
+    ) -> None:
+        """Gradients of one lookup: inverse [n], grads [n, dim]; of bags [bags, dim]."""
+        by = (None, None) if bags is None else (bags.offsets, bags.weights)
+        self.grads = add_rows(self.grads, inverse, grads, self.num_rows, True, *by)
         self.taken.append((number, inverse))
 
     def unused(self) -> Tensor | None:
@@ -179,19 +191,24 @@ def _each(ids: Ids, table: Table, device: torch.device) -> Tensor:
     return every_id(table).to(device) if isinstance(ids, Every) else ids
 
 
+def _read(rows: Tensor, inverse: Tensor, shape: torch.Size, bags: Bags | None) -> Tensor:
+    if bags is None:
+        return F.embedding(inverse.view(shape), rows)
+    return sum_bags(rows, bags.offsets, inverse, bags.weights)
+
+
 class _Expand(torch.autograd.Function):
     """rows[inverse]; backward sums into the part's gradients, in the order they will be sent."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, lookup: tuple) -> Tensor:
         ctx.lookup = lookup
-        _, _, inverse, shape = lookup
-        return F.embedding(inverse.view(shape), rows)
+        return _read(rows, *lookup[2:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
-        part, number, inverse, _ = ctx.lookup
-        part.add(number, inverse, grads[0].reshape(len(inverse), grads[0].shape[-1]))
+        part, number, inverse, _, bags = ctx.lookup
+        part.add(number, inverse, grads[0].reshape(-1, grads[0].shape[-1]), bags)
         return None, None
 
 

@@ -113,7 +113,7 @@ class RoutedRows(RowService, Generic[T]):
         result = []
         for (name, number), lookup in zip(trip.order, lookups):
             part = trip.parts[name]
-            result.append(part.expand(number, part.inverse[number], lookup.ids, learn))
+            result.append(part.expand(number, part.inverse[number], lookup, learn))
         return result
 
     def _find_staged(self, trip: T, lookups: Sequence[Lookup]) -> list[Tensor] | None:
@@ -136,7 +136,7 @@ class RoutedRows(RowService, Generic[T]):
             return None
         self._found |= {lookup.table for lookup in lookups}
         return [
-            part.expand(number, inverse, lookup.ids, learn=True)
+            part.expand(number, inverse, lookup, learn=True)
             for (part, number, inverse), lookup in zip(chosen, lookups)
         ]
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
+from shoal.embedding.engines.local import pull_all
 from shoal.embedding.output_table import Held
 from shoal.embedding.placements.route import Route, TableTrip, exchange
 from shoal.embedding.placements.routed import RoutedRows, T
@@ -59,9 +60,10 @@ class SpreadRows(RoutedRows[T]):
             table = self.sharded[lookup.table]
             if table.sharding.replicated:
                 assert table.engine is not None
-                flat = table.engine.pull(lookup.flat).to(self.device)
-                shape = flat.shape[:1] if isinstance(lookup.ids, Every) else lookup.ids.shape
-                rows.append(flat.view(*shape, flat.shape[1]))
+                flat = pull_all([table.engine], [lookup.flat], bags=[lookup.bags])[0]
+                rowwise = lookup.bags is not None or isinstance(lookup.ids, Every)
+                shape = flat.shape[:1] if rowwise else lookup.ids.shape  # type: ignore[union-attr]
+                rows.append(flat.to(self.device).view(*shape, flat.shape[1]))
             else:
                 rows.append(next(fetched))
         return rows

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal import how_to_install
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.route import Trip
@@ -39,9 +40,9 @@ try:
     from torchrec.distributed.types import ShardingEnv
 except (ImportError, OSError) as error:  # OSError: an FBGEMM that was built for another torch
     raise ValueError(
-        f"strategy.backend is torchrec, and that needs TorchRec and FBGEMM ({error}). Install them "
-        "with `make extras EXTRAS=torchrec` in the clone (FBGEMM 1.X belongs to torch 2.(X+5)), or "
-        "set strategy.backend=native"
+        f"strategy.backend is torchrec, and that needs TorchRec and FBGEMM ({error}): "
+        f"{how_to_install('torchrec')}; FBGEMM 1.X belongs to torch 2.(X+5); or set "
+        "strategy.backend=native"
     ) from error
 
 OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGRAD}

@@ -20,23 +20,27 @@ STEP = 0x9E3779B9
 WORD = 0xFFFFFFFF
 
 
-def kept(key: Tensor, p: float, shape: torch.Size, first: int, rows: Tensor | None) -> Tensor:
+def kept(
+    key: Tensor, p: float, shape: torch.Size, first: int, rows: Tensor | None, stride: int = 0
+) -> Tensor:
     """Which values of a tensor are kept, bool of its shape; key int64 [1], 0 < p < 1."""
-    return words(key, shape, first, rows) >= threshold(p)
+    return words(key, shape, first, rows, stride) >= threshold(p)
 
 
-def words(key: Tensor, shape: torch.Size, first: int, rows: Tensor | None) -> Tensor:
+def words(
+    key: Tensor, shape: torch.Size, first: int, rows: Tensor | None, stride: int = 0
+) -> Tensor:
     """32 random bits for every value of a tensor, int64 of its shape; key int64 [1].
 
-    Value i is at position first + i; with `rows` [n], value c of row r at (first + rows[r]) * width
-    + c, where a row has width values.
+    Value i is at position first + i; with `rows` [n], value c of row r at (first + rows[r]) *
+    stride + c. stride 0: the values of a row.
     """
     width = shape[1:].numel()
     if rows is None:
         rows = torch.arange(shape[0], device=key.device)
         position = first + rows[:, None] * width
     else:
-        position = (first + rows[:, None]) * width
+        position = (first + rows[:, None]) * (stride or width)
     position = position + torch.arange(width, device=key.device)  # [n, width]
     mixed = mix(key + signed(INCREMENT))
     # A 32-bit factor as the signed number of least size: no product leaves 63 bits.

@@ -41,9 +41,20 @@ class Sequences:
         return (self.longest,) * len(self.lengths) if self.sizes is None else self.sizes
 
 
+def asked_and_taken(times: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """When the item after each is asked for, and when each was taken, [b, l]: of times [b, l + 1],
+    of items and of what is asked."""
+    return (None, None) if times is None else (times[:, 1:], times[:, :-1])
+
+
+def buckets_between(asked: Tensor, taken: Tensor) -> Tensor:
+    """Buckets of asked_i - taken_j: [b, q], [b, l] -> [b, q, l]."""
+    return bucket_of(asked.unsqueeze(2) - taken.unsqueeze(1))
+
+
 def time_buckets(times: Tensor) -> Tensor:
     """Buckets of t_i+1 - t_j: times [b, l + 1], of items and of what is asked -> [b, l, l]."""
-    return bucket_of(times[:, 1:].unsqueeze(2) - times[:, :-1].unsqueeze(1))
+    return buckets_between(times[:, 1:], times[:, :-1])
 
 
 def bucket_of(between: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ table after table:
     ids      3 8 8 | 5 | 2 9 4        starts 0 3 4 7: where each table's begin
     rows     the row of each in the arena; ABSENT for padding, UNKNOWN for an id without a row
 
-`locate` finds the rows of fixed tables (gpu_index.find those of growing ones), `gather` reads them.
+`locate` finds the rows of fixed tables (gpu_index.find those of growing ones), `gather` reads them,
+and `gather_bags` their sums over bags of ids (embedding/rows/bags.py), each in order of its ids.
 Nothing waits for the device: an id outside its table is noted there and reads as zeros.
 """
 
@@ -22,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.kernels.gpu.optim import EXACT
 from shoal.kernels.gpu.random import Recipes, initial, nearest, widen
 
 ABSENT, UNKNOWN = tl.constexpr(-1), tl.constexpr(-2)
@@ -122,6 +124,35 @@ def _gather(values, rows, ids, starts, tables, count, recipe_keys, factors, kind
         place, row = following, next_row
 
 
+@triton.jit
+def _gather_bags(values, rows, ids, starts, tables, count, recipe_keys, factors, kinds, offsets,
+                 weights, out, DIM: tl.constexpr, HALF: tl.constexpr, GROWS: tl.constexpr,
+                 EVERY: tl.constexpr, WEIGHTED: tl.constexpr, WIDTH: tl.constexpr,
+                 BLOCK: tl.constexpr, AHEAD: tl.constexpr):
+    column = tl.arange(0, WIDTH)
+    for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+        bag = block * BLOCK + tl.arange(0, BLOCK)
+        here = bag < count
+        begin = tl.load(offsets + bag, mask=here, other=0)
+        end = tl.load(offsets + bag + 1, mask=here, other=0)
+        final = tl.maximum(end - 1, 0)
+        sums = tl.zeros([BLOCK, WIDTH], tl.float32)
+        longest = tl.max(end - begin, 0)
+        for k in range(0, longest, AHEAD):  # added one after the other, read AHEAD at once
+            for more in tl.static_range(AHEAD):
+                place = begin + k + more
+                inside = place < end
+                place = tl.minimum(place, final)
+                row = tl.where(inside, tl.load(rows + place), ABSENT)
+                value = _read(values, row, ids, starts, tables, place, inside, column, recipe_keys,
+                              factors, kinds, DIM, HALF, GROWS, EVERY)
+                if WEIGHTED:
+                    value = value * tl.load(weights + place)[:, None]
+                sums += value
+        stored = here[:, None] & (column < DIM)[None, :]
+        tl.store(out + bag.to(tl.int64)[:, None] * DIM + column[None, :], sums, mask=stored)
+
+
 # fmt: on
 
 
@@ -164,6 +195,41 @@ def gather(
             **shape,
         )
     return out
+
+
+def gather_bags(
+    values: Tensor,
+    rows: Tensor,
+    lookup: TableLookup,
+    recipes: Recipes,
+    grows: bool,
+    offsets: Tensor,
+    weights: Tensor | None,
+    shape: dict[str, int] | None = None,
+) -> Tensor:
+    """Sums of rows over bags, offsets [bags + 1], times weights [n]: [bags, dim] float32."""
+    count = len(offsets) - 1
+    if not len(rows) or not count:
+        return torch.zeros(count, values.shape[1], device=rows.device)
+    out = torch.empty(count, values.shape[1], device=rows.device)
+    shape = shape or bag_shape(values.shape[1])
+    programs = min(READERS, triton.cdiv(count, shape["BLOCK"]))
+    _gather_bags[(programs,)](
+        *_reading(values, rows, lookup, count, recipes),
+        offsets,
+        rows if weights is None else weights,
+        out,
+        WEIGHTED=weights is not None,
+        **_constants(values, recipes, grows),
+        **shape,
+        **EXACT,
+    )
+    return out
+
+
+def bag_shape(dim: int) -> dict[str, int]:
+    """How many bags a program sums at a time, how many rows of each it reads at once."""
+    return {**read_shape(dim), "AHEAD": 4}
 
 
 def read_shape(dim: int) -> dict[str, int]:

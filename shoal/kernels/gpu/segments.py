@@ -13,7 +13,7 @@ listed here, where there is time while rows are read, so that nobody looks for t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -30,12 +30,20 @@ class Segments:
     """Occurrences of equal keys; a negative key is nobody's."""
 
     keys: Tensor  # [n] sorted
-    order: Tensor  # [n] int64: which occurrence stands here
+    order: Tensor  # [n] int64: which occurrence stands here; of bags int32: whose
     starts: Tensor  # [n + 1] int32; segment s is starts[s] to starts[s + 1]
     count: Tensor  # [1] int32: how many there are
     pieces: Tensor  # [2 windows, 2] int32: begin and end of each part of a long one in a window
     long: Tensor  # [windows] int32: segments longer than a window
     totals: Tensor  # [2] int32: how many pieces and long ones there are
+    weights: Tensor | None = None  # [n] of the occurrences that stand here; None: 1 each
+
+    def of_bags(self, offsets: Tensor, weights: Tensor | None) -> Segments:
+        """The same, where the gradient of an occurrence is that of its bag, times its weight."""
+        numbers = torch.arange(len(offsets) - 1, dtype=torch.int32, device=offsets.device)
+        bag_of = numbers.repeat_interleave(offsets.diff(), output_size=len(self.keys))
+        own = None if weights is None else weights[self.order]
+        return replace(self, order=bag_of[self.order], weights=own)
 
 
 # fmt: off

@@ -46,25 +46,30 @@ class Arena:
 
 # fmt: off
 @triton.jit
-def _load_grads(grads, order, place, here, column, DIM: tl.constexpr):
+def _load_grads(grads, order, weights, place, here, column, DIM: tl.constexpr,
+                WEIGHTED: tl.constexpr):
     """Gradients [n, width] of the occurrences at places of the sorted order; zeros if not here.
 
     Every place must be one: with masks Triton 3.6 fails to compile tiles of many narrow rows.
     """
-    row = tl.load(order + place)
+    row = tl.load(order + place).to(tl.int64)
     inside = here[:, None] & (column < DIM)[None, :]
-    return tl.load(grads + row[:, None] * DIM + column[None, :], mask=inside, other=0.0)
+    grad = tl.load(grads + row[:, None] * DIM + column[None, :], mask=inside, other=0.0)
+    if WEIGHTED:
+        grad = grad * tl.load(weights + place)[:, None]
+    return grad
 
 
 @triton.jit
-def _sum_pieces(order, pieces, totals, grads, parts, DIM: tl.constexpr, WIDTH: tl.constexpr,
-                WINDOW: tl.constexpr):
+def _sum_pieces(order, weights, pieces, totals, grads, parts, DIM: tl.constexpr,
+                WIDTH: tl.constexpr, WINDOW: tl.constexpr, WEIGHTED: tl.constexpr):
     column = tl.arange(0, WIDTH)
     for piece in range(tl.program_id(0), tl.load(totals), tl.num_programs(0)):
         begin = tl.load(pieces + 2 * piece)
         end = tl.load(pieces + 2 * piece + 1)
         place = begin + tl.arange(0, WINDOW)
-        grad = _load_grads(grads, order, tl.minimum(place, end - 1), place < end, column, DIM)
+        grad = _load_grads(grads, order, weights, tl.minimum(place, end - 1), place < end, column,
+                           DIM, WEIGHTED)
         part = 2 * (begin // WINDOW) + (begin % WINDOW != 0).to(tl.int32)
         tl.store(parts + part.to(tl.int64) * DIM + column, tl.sum(grad, 0), mask=column < DIM)
 
@@ -137,9 +142,9 @@ def _close_rows(values, state_1, state_2, numbers, steps, bases, tables, index_i
 
 
 @triton.jit
-def _update_long(keys, order, starts, total, long, totals, grads, parts, values, state_1, state_2,
-                 numbers, steps, bases, tables, index_ids, found, recipe_keys, factors, kinds,
-                 WIDTH: tl.constexpr, WINDOW: tl.constexpr, PARTS: tl.constexpr,
+def _update_long(keys, order, weights, starts, total, long, totals, grads, parts, values, state_1,
+                 state_2, numbers, steps, bases, tables, index_ids, found, recipe_keys, factors,
+                 kinds, WIDTH: tl.constexpr, WINDOW: tl.constexpr, PARTS: tl.constexpr,
                  BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr,
                  HALF: tl.constexpr, EVERY: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr,
                  REST_1: tl.constexpr, REST_2: tl.constexpr, MOMENTUM: tl.constexpr,
@@ -172,10 +177,10 @@ def _update_long(keys, order, starts, total, long, totals, grads, parts, values,
 
 
 @triton.jit
-def _update(keys, order, starts, total, long, totals, grads, parts, values, state_1, state_2,
-            numbers, steps, bases, tables, index_ids, found, recipe_keys, factors, kinds,
-            WIDTH: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
-            BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr,
+def _update(keys, order, weights, starts, total, long, totals, grads, parts, values, state_1,
+            state_2, numbers, steps, bases, tables, index_ids, found, recipe_keys, factors, kinds,
+            WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+            AHEAD: tl.constexpr, BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr,
             HALF: tl.constexpr, EVERY: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr,
             REST_1: tl.constexpr, REST_2: tl.constexpr, MOMENTUM: tl.constexpr,
             L1: tl.constexpr, L2: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr,
@@ -190,7 +195,7 @@ def _update(keys, order, starts, total, long, totals, grads, parts, values, stat
         key = tl.load(keys + begin, mask=here, other=-1)
         here = here & (end - begin <= WINDOW) & (key >= 0)
         final = tl.where(here, end - 1, begin)  # of others nothing is stored
-        grad = _load_grads(grads, order, begin, here, column, DIM)
+        grad = _load_grads(grads, order, weights, begin, here, column, DIM, WEIGHTED)
         row, fresh, here, value, first, second = _open_rows(
             values, state_1, state_2, found, segment, key, here, column, BEGIN, STATES, GROWS,
             HALF, KIND, DIM)
@@ -198,8 +203,8 @@ def _update(keys, order, starts, total, long, totals, grads, parts, values, stat
         for k in range(1, longest, AHEAD):  # added one after the other, read AHEAD at once
             for more in tl.static_range(AHEAD):
                 place = begin + k + more
-                grad += _load_grads(grads, order, tl.minimum(place, final), place <= final,
-                                    column, DIM)
+                grad += _load_grads(grads, order, weights, tl.minimum(place, final),
+                                    place <= final, column, DIM, WEIGHTED)
         _close_rows(values, state_1, state_2, numbers, steps, bases, tables, index_ids, key, row,
                     fresh, here, value, first, second, grad, column, recipe_keys, factors, kinds,
                     STATES, GROWS, HALF, EVERY, KIND, DIM, REST_1, REST_2, MOMENTUM, L1, L2, BETA,
@@ -216,7 +221,7 @@ def update(
     found: Tensor | None = None,
     beside: torch.cuda.Stream | None = None,
 ) -> None:
-    """One step of the rows of all segments by grads [n, dim].
+    """One step of the rows of all segments by grads [n, dim], or those of bags [bags, dim].
 
     beside: where long segments are taken, whose rows are no others'.
 
@@ -232,6 +237,7 @@ def update(
     gradients = [
         segments.keys,
         segments.order,
+        none if segments.weights is None else segments.weights,
         segments.starts,
         segments.count,
         segments.long,
@@ -255,6 +261,7 @@ def update(
         recipes.kinds,
     ]
     summing = {"WIDTH": width, "WINDOW": WINDOW.value}
+    weighted = {"WEIGHTED": segments.weights is not None}
     learning: dict[str, Any] = {
         "BEGIN": next(iter(optimizer.initial_state().values()), 0.0),
         "STATES": len(arena.state),
@@ -268,19 +275,21 @@ def update(
         beside.wait_stream(torch.cuda.current_stream())
     with nullcontext() if beside is None else torch.cuda.stream(beside):
         _sum_pieces[(min(2 * windows, SUMMERS),)](
-            segments.order,
+            *gradients[1:3],
             segments.pieces,
             segments.totals,
-            *gradients[6:],
+            grads,
+            parts,
             DIM=dim,
             **summing,
+            **weighted,
             **EXACT,
         )
         _update_long[(min(windows, SUMMERS),)](
             *gradients, *rows, PARTS=PARTS, **summing, **learning, **EXACT
         )
     _update[(min(triton.cdiv(n, shape["BLOCK"]), programs),)](
-        *gradients, *rows, **summing, **learning, **shape, **EXACT
+        *gradients, *rows, **weighted, **summing, **learning, **shape, **EXACT
     )
     if beside is not None:
         torch.cuda.current_stream().wait_stream(beside)

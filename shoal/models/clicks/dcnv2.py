@@ -5,6 +5,9 @@ Cross layers make products of features, of one degree more each; a perceptron do
     x_0 = [v_1, v_2, ..., dense]        x_(l+1) = x_0 * (W_l x_l + b_l) + x_l
     parallel   logit = <w, [x_L, relu layers of x_0]>
     stacked    logit = <w, relu layers of x_L>
+
+The DLRM-DCNv2 of MLPerf is stacked, has crosses of low rank, and relu layers that make the dense
+values as wide as a feature's vector (`bottom_layers`) before they join x_0.
 """
 
 from dataclasses import field
@@ -24,6 +27,8 @@ class DCNV2(Flat):
     gated: ClassVar[bool] = False
 
     class Options(Flat.Options):
+        # relu layers that dense values pass before they join x_0; none: they join as they are
+        bottom_layers: list[int] = field(default_factory=list)
         cross_layers: int = 2
         low_rank: int | None = None  # None: W is whole; a number: of this rank
         # the perceptron beside the cross layers, or upon them
@@ -35,11 +40,24 @@ class DCNV2(Flat):
         super().__init__(options, facts)
         width = self.flat_width
         sizes = [width, *options.layers]
+        if facts.num_dense and options.bottom_layers:
+            self.bottom = MLP([facts.num_dense, *options.bottom_layers], options.dropout)
+            begin_normal(self.bottom)
         self.cross = Cross(width, options.cross_layers, options.low_rank, self.gated)
         self.deep = MLP(sizes, options.dropout)
         self.out = nn.Linear(sizes[-1] + width * (options.structure == "parallel"), 1)
         begin_normal(self.deep)
         begin_normal(self.out)
+
+    @property
+    def flat_width(self) -> int:
+        dense = self.options.bottom_layers[-1:] or [self.facts.num_dense]
+        return self.width(self.options.dim) + (dense[0] if self.facts.num_dense else 0)
+
+    def features(self, batch: Batch) -> Tensor:
+        if not (self.facts.num_dense and self.options.bottom_layers):
+            return super().features(batch)
+        return torch.cat([self.flat(self.embed, batch), self.bottom(self.dense(batch))], 1)
 
     def logits(self, batch: Batch) -> Tensor:
         first = self.features(batch)

@@ -1,22 +1,43 @@
 """A layer of HSTU; its formula stands in shoal/models/sequential/hstu.py."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.kernels.common.sequences import BUCKETS, Sequences, time_buckets
+from shoal.kernels.common.sequences import BUCKETS, Sequences, asked_and_taken, buckets_between
 from shoal.kernels.hstu import (
     hstu_attention,
     normed,
     normed_and_gated,
     plain_hstu_attention,
+    plain_hstu_candidates,
     sequences_of,
     takes_hstu,
 )
 from shoal.models.nn.dropout import Dropout, draw_key
 from shoal.models.nn.transformer import split_heads
+
+Past = tuple[Tensor, Tensor]  # keys and values of a layer, [b, heads, l, d] each
+Parts = tuple[Tensor, ...]  # gate, values, queries and keys, heads side by side
+
+
+@dataclass
+class HSTUOptions:
+    """Options of models with HSTU's layers."""
+
+    n_layers: int = 2
+    n_heads: int = 1
+    hidden_size: int = 64
+    attention_size: int | None = None  # of a head's queries and keys; null: width / heads
+    linear_size: int | None = None  # of a head's values; null: width / heads
+    hidden_dropout_prob: float = 0.2  # of inputs
+    linear_dropout_prob: float = 0.2  # of gated values
+    use_positions: bool = True  # False: no bias of how far an item is back
+    use_times: bool = True  # False: no bias of how long ago an item was taken
+    layer_norm_eps: float = 1e-6
 
 
 def places_of(
@@ -25,9 +46,21 @@ def places_of(
     """What layers over x [b, l, width], with heads no wider than `widest`, read of history [b, l],
     where 0 is a pad, and times [b, l + 1]: buckets, or sequences where there are kernels.
     """
+    return places_between(x, history, *asked_and_taken(times), widest)
+
+
+def places_between(
+    x: Tensor, history: Tensor, asked: Tensor | None, taken: Tensor | None, widest: int
+) -> tuple[Tensor | None, Sequences | None]:
+    """The same where times asked and taken, [b, l] each, do not follow each other."""
     if takes_hstu(x, widest):
-        return None, sequences_of(history, times)
-    return None if times is None else time_buckets(times), None
+        return None, sequences_of(history, asked, taken)
+    return buckets_of(asked, taken), None
+
+
+def buckets_of(asked: Tensor | None, taken: Tensor | None) -> Tensor | None:
+    """Buckets of the times between: [b, q], [b, l] -> [b, q, l]."""
+    return None if asked is None or taken is None else buckets_between(asked, taken)
 
 
 def pack(x: Tensor, sequences: Sequences | None) -> Tensor:
@@ -46,7 +79,7 @@ def spread(x: Tensor, sequences: Sequences | None, size: int) -> Tensor:
 
 
 class HSTULayer(nn.Module):
-    """One block: [b, l, width] -> [b, l, width], with the options of HSTU.
+    """One block: [b, l, width] -> [b, l, width], with HSTUOptions.
 
     Attention reads what `places_of` makes: buckets of times, [b, l, l] or None, or `sequences`, and
     then x is what `pack` leaves.
@@ -60,6 +93,7 @@ class HSTULayer(nn.Module):
         self.heads, self.max_len, self.eps = heads, max_len, options.layer_norm_eps
         self.widest = max(attention, linear) // heads  # of a head
         self.sizes = [linear, linear, attention, attention]
+        self.state_width = attention + linear
         self.project = nn.Parameter(torch.randn(width, sum(self.sizes)) * 0.02)
         self.position_bias = self.time_bias = None
         if options.use_positions:  # by how far an item is back
@@ -73,28 +107,80 @@ class HSTULayer(nn.Module):
     def forward(
         self, x: Tensor, buckets: Tensor | None, sequences: Sequences | None = None
     ) -> Tensor:
+        return self.attended(x, self.parts(x, sequences), buckets, sequences)
+
+    def parts(self, x: Tensor, sequences: Sequences | None = None) -> Parts:
+        """What attention is made of: [b, l, ...] each, or [tokens, ...] of `sequences`."""
         if sequences is not None:
-            made = self._by_kernels(x.reshape(-1, x.shape[-1]), sequences)
-            return x + self.out(made).view_as(x)
-        size, length, width = x.shape
-        projected = F.silu(F.layer_norm(x, [width], eps=self.eps) @ self.project)
-        gate, value, query, key = projected.split(self.sizes, -1)
+            x = normed(x.reshape(-1, x.shape[-1]), self.eps)
+        else:
+            x = F.layer_norm(x, [x.shape[-1]], eps=self.eps)
+        return F.silu(x @ self.project).split(self.sizes, -1)
+
+    def attended(
+        self,
+        x: Tensor,
+        parts: Parts,
+        buckets: Tensor | None,
+        sequences: Sequences | None = None,
+        past: Past | None = None,
+    ) -> Tensor:
+        """What x becomes; past: of places before it, which x sees too (without `sequences`)."""
+        if sequences is not None:
+            return x + self.out(self._by_kernels(parts, sequences)).view_as(x)
+        gate, value, query, key = parts
         value, query, key = (split_heads(part, self.heads) for part in (value, query, key))
-        biases = self.position_bias, self.time_bias
-        mixed = plain_hstu_attention(query, key, value, *biases, buckets, self.max_len)
-        mixed = mixed.transpose(1, 2).reshape(size, length, self.sizes[1])
+        if past is not None:
+            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+        mixed = plain_hstu_attention(query, key, value, *self._biases, buckets, self.max_len)
+        return self._gated(x, mixed, gate)
+
+    def candidates(self, x: Tensor, past: Past, lengths: Tensor, buckets: Tensor | None) -> Tensor:
+        """What candidates x [b, c, width] become: each sees the past, of which the first lengths
+        [b] places are there, and itself; buckets [b, 1 or c, l]."""
+        gate, *rest = self.parts(x)
+        value, query, key = (split_heads(part, self.heads) for part in rest)
+        biases = (*self._biases, buckets, self.max_len)
+        return self._gated(
+            x, plain_hstu_candidates(query, key, value, past, lengths, *biases), gate
+        )
+
+    def past(self, parts: Parts, sequences: Sequences | None = None) -> Past:
+        """Keys and values, side by side again."""
+        _, value, _, key = parts
+        if sequences is not None:
+            size, shape = sequences.lengths.shape[0], (-1, sequences.longest)
+            key, value = (
+                spread(x, sequences, size).reshape(*shape, x.shape[-1]) for x in (key, value)
+            )
+        return split_heads(key, self.heads), split_heads(value, self.heads)
+
+    def state(self, parts: Parts) -> Tensor:
+        """Keys and values of places as one row for each: [b, l, state_width]."""
+        return torch.cat([parts[3], parts[1]], -1)
+
+    def past_of(self, state: Tensor) -> Past:
+        """The reverse of `state`: [b, heads, l, d] each."""
+        key, value = state.split([self.sizes[3], self.sizes[1]], -1)
+        return split_heads(key, self.heads), split_heads(value, self.heads)
+
+    @property
+    def _biases(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.position_bias, self.time_bias
+
+    def _gated(self, x: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
+        """x with mixed [b, heads, l, d] added to it."""
+        mixed = mixed.transpose(1, 2).reshape(*x.shape[:2], self.sizes[1])
         mixed = F.layer_norm(mixed, [mixed.shape[-1]], eps=self.eps)
         return x + self.out(self.dropout(mixed * gate))
 
-    def _by_kernels(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """What the last product reads: [tokens, width] -> [tokens, linear]."""
-        projected = F.silu(normed(x, self.eps) @ self.project)
-        gate, *parts = projected.split(self.sizes, -1)
-        value, query, key = (part.view(len(x), self.heads, -1) for part in parts)
-        biases = self.position_bias, self.time_bias
-        mixed = hstu_attention(query, key, value, sequences, *biases, self.max_len)
+    def _by_kernels(self, parts: Parts, sequences: Sequences) -> Tensor:
+        """What the last product reads: [tokens, linear]."""
+        gate, *rest = parts
+        value, query, key = (part.view(len(gate), self.heads, -1) for part in rest)
+        mixed = hstu_attention(query, key, value, sequences, *self._biases, self.max_len)
         rows, mask = sequences.tokens, (None, 0)
         if self.training:
             each = sequences.longest if rows is not None else sequences.longest * self.sizes[1]
-            mask = draw_key(x.device, each)
+            mask = draw_key(gate.device, each)
         return normed_and_gated(mixed.flatten(1), gate, self.eps, self.dropout.p, *mask, rows)

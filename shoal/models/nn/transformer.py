@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
@@ -9,10 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.kernels.dropout import drop
 from shoal.kernels.products import products_of
 from shoal.kernels.transformer import add_and_norm, attend, takes_attention, takes_norm
-from shoal.models.nn.dropout import Dropout, draw_key, dropout, recomputed
+from shoal.models.nn.dropout import Dropout, draw_key, recomputed
+from shoal.models.nn.dropout import dropout as drop_out
 from shoal.models.nn.mlp import begin_normal
+from shoal.models.nn.packing import LengthGroup, Packed, pack, spread
 
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -23,6 +27,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 assert tuple(ACTIVATIONS) == get_args(Activation)
+Dropped = Callable[[Tensor], Tensor]  # what dropout makes of weights
 HIDDEN = -1e9  # not -inf: a row of pads alone has no position to see, and must not become NaN
 
 
@@ -95,22 +100,39 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """States of all positions, or of the `wanted` ones ([n], counted in [b * l]): [n, width].
 
-        pads, bool [b, l]: positions that no other may see; needed where pads come before items, or
-        where a position sees later ones.
+        pads, bool [b, l]: positions after the items of a sequence, which no item sees. Their states
+        mean nothing: where leaving them out is faster, nothing is computed for them (`packs`).
         """
         blocks, normed = cast("list[Residual]", list(self.blocks)), None
+        shape, packed = x.shape[:2], packs(x, pads) if self.training else None
+        if packed is not None:
+            x = pack(x, packed.tokens)
         for number in range(0, len(blocks), 2):
             attention, feed_forward = blocks[number : number + 2]
             last = number + 2 == len(blocks)
             after = self.norm if last else blocks[number + 2].norm
             # After the last attention positions are independent: only those asked for continue.
-            rows = wanted if last else None
-            layer = partial(_layer, attention, feed_forward, after, pads, rows)
+            asked = wanted if last else None
+            layer = partial(_layer, attention, feed_forward, after, pads, packed, asked)
             if self.recompute and self.training:  # of what lies between layers x alone is kept
                 x, normed = recomputed(layer, x, None)
             else:
                 x, normed = layer(x, normed)
-        return self.norm(x) if normed is None else normed
+        states = self.norm(x) if normed is None else normed
+        if packed is None or (wanted is not None and blocks):
+            return states
+        return spread(states, packed.tokens, *shape)
+
+
+def packs(x: Tensor, pads: Tensor | None) -> Packed | None:
+    """How layers read x [b, l, width] without its pads, bool [b, l]; None: they read all of it.
+
+    On a CPU, from a quarter of pads on: with fewer, gathering costs about what they do. A GPU has
+    kernels that read whole batches, and records steps of one shape.
+    """
+    if pads is None or not x.is_cpu or torch.compiler.is_compiling():
+        return None
+    return Packed.of(pads) if 4 * int(pads.sum()) > pads.numel() else None
 
 
 def _layer(
@@ -118,18 +140,26 @@ def _layer(
     feed_forward: Residual,
     after: nn.LayerNorm,
     pads: Tensor | None,
-    rows: Tensor | None,
+    packed: Packed | None,
+    wanted: Tensor | None,
     x: Tensor,
     normed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """x after both, and its norm for what comes after.
+    """x after both, and its norm for what comes after; x is [b, l, width], or [n, width] if packed.
 
-    With `rows` [n], counted in [b * l], only those leave attention, [n, width]. Their dropout is
-    what it would be among all.
+    With `wanted` [n], counted in [b * l], only those leave attention, [n, width]. The dropout of
+    rows is what it would be among all.
     """
-    length = x.shape[1]
-    change = attention.layer(attention.norm(x) if normed is None else normed, pads, rows)
-    x = x if rows is None else x.flatten(0, 1).index_select(0, rows)
+    length = x.shape[1] if packed is None else packed.length
+    if attention.layer.causal:
+        pads = None  # they come after the items, and nobody sees later ones
+    change = attention.layer(attention.norm(x) if normed is None else normed, pads, wanted, packed)
+    rows = wanted
+    if packed is not None:
+        x = x if wanted is None else x.index_select(0, packed.rows_of(wanted))
+        rows = packed.tokens if wanted is None else wanted
+    elif wanted is not None:
+        x = x.flatten(0, 1).index_select(0, wanted)
     x, normed = _join(x, change, attention.dropout, feed_forward.norm, rows, length)
     return _join(x, feed_forward.layer(normed), feed_forward.dropout, after, rows, length)
 
@@ -161,7 +191,8 @@ class Residual(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention; causal: to itself and those before. [b, l, width] -> same.
 
-    With `wanted` ([n], counted in [b * l]) only those places look at others: [n, width].
+    With `wanted` ([n], counted in [b * l]) only those places look at others: [n, width]. Where x is
+    packed, [n, width] -> the same.
     """
 
     def __init__(self, heads: int, width: int, dropout: float, *, causal: bool):
@@ -173,24 +204,59 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(
-        self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
+        self,
+        x: Tensor,
+        pads: Tensor | None = None,
+        wanted: Tensor | None = None,
+        packed: Packed | None = None,
     ) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if packed is not None:
+            mixed = self._attend_packed(self.query_key_value(x), packed, dropout)
+            return self.out(mixed if wanted is None else mixed[packed.rows_of(wanted)])
         size, length, width = x.shape
         split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
-        dropout = self.dropout if self.training else 0.0
         if takes_attention(split, dropout):
             masks = draw_key(x.device, self.heads * length * length)
             mixed = attend(split, pads, dropout, *masks, self.causal, HIDDEN)
         else:
-            mixed = self._attend(split, pads, dropout).transpose(1, 2).reshape(size, length, width)
+            dropped = partial(drop_out, p=dropout) if dropout else None
+            mixed = self._attend(split, pads, dropped).transpose(1, 2).reshape(size, length, width)
         return self.out(mixed if wanted is None else mixed.flatten(0, 1).index_select(0, wanted))
 
-    def _attend(self, split: Tensor, pads: Tensor | None, dropout: float) -> Tensor:
+    def _attend_packed(self, made: Tensor, packed: Packed, rate: float) -> Tensor:
+        """LengthGroup by group: [n, 3 * width] -> [n, width]."""
+        width = made.shape[1] // 3
+        masks = draw_key(made.device, self.heads * packed.length) if rate else None
+        sizes = [group.pads.numel() for group in packed.groups]
+        mixed = []
+        for group, part in zip(packed.groups, made.index_select(0, packed.places).split(sizes)):
+            split = part.view(*group.pads.shape, 3, self.heads, width // self.heads)
+            dropped = None
+            if masks is not None:
+                dropped = partial(self._drop, group, packed.length, rate, masks)
+            pads = None if self.causal else group.pads
+            mixed.append(self._attend(split, pads, dropped).transpose(1, 2).reshape(-1, width))
+        return torch.cat(mixed).index_select(0, packed.back)
+
+    def _drop(
+        self, group: LengthGroup, length: int, rate: float, masks: tuple[Any, int], weights: Tensor
+    ) -> Tensor:
+        """Dropout of a group's weights [g, heads, m, m], as among [b, heads, length, length]."""
+        if rate == 1.0:
+            return weights * 0.0
+        count = weights.shape[2]
+        pair = group.samples.unsqueeze(1) * self.heads + torch.arange(self.heads)
+        rows = (pair.unsqueeze(2) * length + torch.arange(count)).view(-1)
+        made = drop(weights.view(-1, count), rate, masks[0], masks[1], rows, length)
+        return made.view(weights.shape)
+
+    def _attend(self, split: Tensor, pads: Tensor | None, dropped: Dropped | None) -> Tensor:
         """By torch's functions: [b, l, 3, heads, d] -> [b, heads, l, d]."""
         query, key, value = split.permute(2, 0, 3, 1, 4)
-        if dropout:
+        if dropped is not None:
             hidden = self._hidden(pads, split.shape[1], split)
-            return _attend_with_dropout(query, key, value, dropout, hidden)
+            return _attend_with_dropout(query, key, value, dropped, hidden)
         if self.causal and pads is None:  # known to the fused one without a mask
             return F.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = self._hidden(pads, split.shape[1], split)
@@ -209,7 +275,7 @@ class Attention(nn.Module):
 
 
 def _attend_with_dropout(
-    query: Tensor, key: Tensor, value: Tensor, rate: float, hidden: Tensor | None
+    query: Tensor, key: Tensor, value: Tensor, dropped: Dropped, hidden: Tensor | None
 ) -> Tensor:
     """Attention, written out: torch's fused one draws other masks, which no slice agrees on.
 
@@ -220,7 +286,7 @@ def _attend_with_dropout(
     scores = product(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
     if hidden is not None:
         scores = scores + hidden
-    return product(dropout(scores.softmax(-1), rate), value)
+    return product(dropped(scores.softmax(-1)), value)
 
 
 class _Product(torch.autograd.Function):

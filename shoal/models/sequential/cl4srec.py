@@ -70,7 +70,7 @@ class CL4SRec(SASRec):
         masked = (kind == 1) & (keys < self.options.mask) & (changed > 0)
         vectors = self.embed.rows("history", changed.masked_fill(masked, 0))
         vectors = torch.where(masked.unsqueeze(-1), self.mask, vectors)
-        return F.normalize(at_last(self.encode(vectors), changed), dim=-1)
+        return F.normalize(at_last(self.encode(vectors, changed == 0), changed), dim=-1)
 
 
 def alike(one: Tensor, other: Tensor, first: int, gather: Gather, temperature: float) -> Tensor:

@@ -32,8 +32,9 @@ class FDSA(SASRec):
 
     def states(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")
-        items = self.encode(self.embed.field("history", batch))
+        pads = history == 0
+        items = self.encode(self.embed.field("history", batch), pads)
         every = self.features(history)  # [b, l, features, d]
         features = (self.weigh(every).softmax(2) * every).sum(2)
         features = self.dropout(features + self.feature_positions[: history.shape[1]])
-        return self.join(torch.cat([items, self.feature_transformer(features)], 2))
+        return self.join(torch.cat([items, self.feature_transformer(features, pads)], 2))

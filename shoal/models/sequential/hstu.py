@@ -15,33 +15,33 @@ skip pads (shoal/kernels/hstu.py); elsewhere by torch, with scores [b, heads, l,
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout, recomputed
-from shoal.models.nn.hstu import HSTULayer, pack, places_of, spread
+from shoal.models.nn.hstu import (
+    HSTULayer,
+    HSTUOptions,
+    buckets_of,
+    pack,
+    places_of,
+    spread,
+)
 from shoal.models.sequential.base import NextItem, num_places
+from shoal.models.sequential.extending import Extending
 
 
-class HSTU(NextItem):
+class HSTU(Extending):
     """Pointwise attention with biases of relative position and time."""
 
     reads_times = True
     recompute = False  # whether backward computes layers again instead of keeping what they made
 
-    class Options(NextItem.Options):
-        n_layers: int = 2
-        n_heads: int = 1
-        hidden_size: int = 64
-        attention_size: int | None = None  # of a head's queries and keys; null: width / heads
-        linear_size: int | None = None  # of a head's values; null: width / heads
-        hidden_dropout_prob: float = 0.2  # of inputs
-        linear_dropout_prob: float = 0.2  # of gated values
-        use_positions: bool = True  # False: no bias of how far an item is back
-        use_times: bool = True  # False: no bias of how long ago an item was taken
-        layer_norm_eps: float = 1e-6
+    class Options(HSTUOptions, NextItem.Options):
+        pass
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -55,6 +55,7 @@ class HSTU(NextItem):
         layers = [HSTULayer(options, facts.max_len) for _ in range(options.n_layers)]
         self.layers = nn.ModuleList(layers)
         self.widest = max((layer.widest for layer in layers), default=0)  # head
+        self.state_width = sum(layer.state_width for layer in layers)
 
     def states(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")
@@ -69,3 +70,21 @@ class HSTU(NextItem):
             again = self.recompute and self.training
             x = recomputed(layer, x, *places) if again else layer(x, *places)
         return spread(x, places[1], history.shape[0])
+
+    def extended(self, batch: Batch) -> Tensor:
+        kept, new = batch.dense["kept"], batch.tensor("new")
+        place = torch.arange(kept.shape[0], kept.shape[0] + new.shape[0], device=kept.device)
+        vectors = self.embed.rows("history", new) * math.sqrt(self.options.hidden_size)
+        x = (vectors + self.positions[place]).unsqueeze(0)
+        buckets = None
+        if self.options.use_times:
+            asked, taken = batch.tensor("asked"), batch.tensor("taken")
+            taken = torch.cat([batch.tensor("kept_taken"), taken])
+            buckets = buckets_of(asked.unsqueeze(0), taken.unsqueeze(0))
+        rows, layers = [], list[Any](self.layers)
+        pasts = kept.unsqueeze(0).split([layer.state_width for layer in layers], -1)
+        for layer, past in zip(layers, pasts):
+            parts = layer.parts(x)
+            rows.append(layer.state(parts))
+            x = layer.attended(x, parts, buckets, past=layer.past_of(past))
+        return torch.cat([*rows, self.asked(x)], -1).squeeze(0)

@@ -36,13 +36,10 @@ class SASRec(NextItem):
         self.dropout = Dropout(options.hidden_dropout_prob)
         self.transformer = Transformer.of(options, width, std, causal=True)
 
-    def encode(self, vectors: Tensor) -> Tensor:
-        """States of every position: item vectors [b, l, d] -> [b, l, d].
-
-        Pads come after the items, and no position sees a later one: so pads need no mask.
-        """
+    def encode(self, vectors: Tensor, pads: Tensor | None = None) -> Tensor:
+        """States of every position: item vectors [b, l, d] -> [b, l, d]; pads bool [b, l]."""
         places = num_places(vectors, self.facts)
-        return self.transformer(self.dropout(vectors + self.positions[:places]))
+        return self.transformer(self.dropout(vectors + self.positions[:places]), pads)
 
     def states(self, batch: Batch) -> Tensor:
-        return self.encode(self.embed.field("history", batch))
+        return self.encode(self.embed.field("history", batch), batch.tensor("history") == 0)

@@ -32,6 +32,6 @@ class SASRecF(SASRec):
         nn.init.zeros_(self.join.bias)
 
     def states(self, batch: Batch) -> Tensor:
-        items = self.embed.field("history", batch)
-        features = self.features(batch.tensor("history")).flatten(2)
-        return self.encode(self.join(torch.cat([items, features], 2)))
+        history, items = batch.tensor("history"), self.embed.field("history", batch)
+        features = self.features(history).flatten(2)
+        return self.encode(self.join(torch.cat([items, features], 2)), history == 0)

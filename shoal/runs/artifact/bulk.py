@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal import how_to_install
 from shoal.config.schema import DataSection
 from shoal.data.clicks import ClickLog
 from shoal.data.clicks.encoder import LogEncoder
@@ -235,7 +236,7 @@ class Approximate:
         try:
             from usearch.index import Index
         except ImportError as error:
-            raise ValueError(f"{error}; run `make extras EXTRAS=index` in the clone") from error
+            raise ValueError(f"{error}: {how_to_install('index')}") from error
         self.artifact = artifact
         vectors = artifact.item_vectors.numpy()
         self._index: Any = Index(ndim=vectors.shape[1], metric="ip", dtype="f32")

@@ -4,6 +4,7 @@
     signature.json             what the model is asked and what it answers
     README.md                  the model card
     graph.json                 the dense graph (graph.py)
+    extend.json                that which extends a history (kept_histories.py)
     dense.safetensors          the tensors that it reads
     rows-TABLE.safetensors     rows, a table each; ids-TABLE, scale-TABLE where it has them
     words-FIELD.safetensors    the ids of users and items as the data has them

@@ -226,6 +226,11 @@ class Running:
         count = self._count(fields)
         return self._in_parts(count, 1, 0, lambda a, b: _part(fields, count, a, b))
 
+    def once(self, fields: Fields) -> Tensor:
+        """The answer for all of these at once; TooLarge where that is too much."""
+        with torch.inference_mode():
+            return self.graph(fields, self._look_up)
+
     def pairs(self, query: Fields, size: int, items: Tensor) -> Tensor:
         """The answer for every query and items [n]: [size, n]."""
         return self._in_parts(len(items), size, 1, lambda a, b: {**query, "items": items[a:b]})

@@ -30,6 +30,7 @@ from shoal.runs.artifact.encoding import read_encoder
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import ExportedGraph, Running
 from shoal.runs.artifact.histories import HISTORIES, StoredHistories
+from shoal.runs.artifact.kept_histories import KeptHistories
 from shoal.runs.artifact.places import fetched, is_remote, push
 from shoal.runs.artifact.tables import RowTable
 from shoal.runs.explain import Breakdown, Explanation, of_terms, of_vectors
@@ -61,6 +62,7 @@ class Artifact:
 
     def _open(self, check: bool) -> None:
         signature = self.signature
+        self.kept_histories: KeptHistories | None = None
         self.model, self.kind = str(signature["model"]), signature["kind"]
         if self.kind not in ("retrieval", "scorer", *GRAPHS):
             raise ArtifactError(f"artifact {self.folder} is damaged: kind {self.kind!r}")
@@ -73,9 +75,15 @@ class Artifact:
             document = files.read_json(self.folder, "graph.json", self.manifest)
             dims = {name: table.dim for name, table in self.tables.items()}
             self.graph = ExportedGraph(document, dense, dims, f"{self.folder}/graph.json")
-            if check:
-                self.graph.check()
             self.running = Running(self.graph, self.tables)
+            self.extending: Running | None = None
+            if "extend" in signature:
+                document = files.read_json(self.folder, "extend.json", self.manifest)
+                graph = ExportedGraph(document, dense, dims, f"{self.folder}/extend.json")
+                self.extending = Running(graph, self.tables)
+            for one in (self.running, self.extending) if check else ():
+                if one is not None:
+                    one.graph.check()
         queries = signature["query"] == "constant" or "query_vectors" in self.tables
         if self.graph is None and not (self.kind == "retrieval" and queries):
             raise ArtifactError(f"artifact {self.folder} is damaged: it has no graph")
@@ -349,10 +357,27 @@ class Artifact:
 
         return fill
 
+    def keep_histories(self, most_bytes: int) -> KeptHistories | None:
+        """From now on keep what was made of histories, in so many bytes; None where it cannot."""
+        if self.kind != "retrieval" or self.extending is None or most_bytes < 1:
+            return None
+        width = int(self.signature["extend"]["width"])
+        if not 0 < width <= 1 << 24:
+            raise ArtifactError(f"artifact {self.folder} is damaged: states of {width} numbers")
+        run, dim = self.extending.once, self.tables["item_vectors"].dim
+
+        def extend(fields: dict[str, Tensor]) -> Tensor:
+            return self._checked(run(fields), (len(fields["new"]), width + dim))
+
+        self.kept_histories = KeptHistories(extend, width, self.max_len, most_bytes)
+        return self.kept_histories
+
     def queries(self, query: Fields) -> Tensor:
         """Query vectors [b, dim] of a model that has such."""
         users = query[self.user_field]
-        if self.graph is not None:
+        if self.kept_histories is not None and bool((query["history"][:, 0] > 0).all()):
+            found = self.kept_histories.queries(query["history"], query.get("history_time"))
+        elif self.graph is not None:
             found = self.running.samples(query)
         elif self.signature["query"] == "constant":
             found = torch.ones(len(users), 1)

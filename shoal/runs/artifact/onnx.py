@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal import how_to_install
 from shoal.data.batch import Jagged
 from shoal.runs.artifact.loaded import Artifact
 
@@ -56,7 +57,7 @@ def write_onnx(folder: Path, artifact: Artifact, asked: dict[str, Tensor]) -> di
         import onnxruntime
         import onnxscript  # noqa: F401 (torch.onnx needs it)
     except ImportError as error:
-        raise ValueError(f"--onnx: {error}; run `make extras EXTRAS=onnx` in the clone") from error
+        raise ValueError(f"--onnx: {error}: {how_to_install('onnx')}") from error
     names = _tables(artifact)
     fields = _fields(artifact, asked)
     module, path = _Whole(artifact, names).eval(), folder / FILE

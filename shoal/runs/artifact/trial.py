@@ -94,6 +94,8 @@ def _ask(artifact: Artifact, size: int, rng: np.random.Generator) -> None:
     query = artifact._query(users, [History(*one) for one in zip(taken, times)])
     items = torch.from_numpy(rng.integers(0, count, min(count, 256)))
     artifact.recommender.scores(query, size, items)
+    if artifact.keep_histories(1 << 20) is not None:
+        artifact.recommender.scores(query, size, items)
 
 
 def _samples(

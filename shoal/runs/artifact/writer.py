@@ -32,6 +32,7 @@ from shoal.models.general.ials import IALS
 from shoal.models.general.item_weights import ItemWeights
 from shoal.models.general.pop import Pop
 from shoal.models.nn.item_features import ItemFeatures
+from shoal.models.sequential.extending import Extending
 from shoal.runs.artifact import files
 from shoal.runs.artifact.encoding import write_encoder
 from shoal.runs.artifact.loaded import POPULARITY, Artifact
@@ -55,6 +56,7 @@ class Writer:
         self.config, self.parts = trained.config, trained.parts
         self.histories = histories
         self.tables: dict[str, Any] = {}
+        self.extending: Traced | None = None  # the graph that extends a history
         self.signature: dict[str, Any] = {
             "shoal": shoal.__version__,
             "model": self.config.model.title,
@@ -81,7 +83,7 @@ class Writer:
             else:
                 traced, asked = self._catalogue()
             if traced is not None:
-                write_graph(self.folder, traced)
+                write_graph(self.folder, traced, self.extending)
                 stores, made = self.parts.strategy.stores, item_features(self.model)
                 for name in traced[0]["tables"]:
                     if name in made:
@@ -136,6 +138,8 @@ class Writer:
             if sequential:
                 traced = self._trace(evaluator.query(users, read), model.encode_query)
                 self.signature["query"] = "graph"
+                if isinstance(model, Extending):
+                    self.extending = self._extending(model)
             else:
                 self.signature["query"] = "user"
                 self._write_vectors(
@@ -193,6 +197,17 @@ class Writer:
             "item_vectors", count, lambda ids: self.model.score(anyone, ids)[0, :, None]
         )
         return None
+
+    def _extending(self, model: Extending) -> Traced:
+        """The graph that computes new places of one history behind kept ones."""
+        sizes = {"new": 3, "taken": 3, "asked": 3, "kept_taken": 5}  # traced as any
+        device = self.trained.world.device
+        with torch.inference_mode(False):
+            ids = {name: torch.ones(one, dtype=torch.int64) for name, one in sizes.items()}
+            batch = Batch(3, {**ids}, {"kept": torch.zeros(5, model.state_width)})
+            traced = trace(model, batch.to(device), model.extended)
+        self.signature["extend"] = {"graph": "extend.json", "width": model.state_width}
+        return traced
 
     def _trace(
         self,
@@ -316,10 +331,18 @@ class Writer:
             self.tables[other] = {**others, "same_as": name}
 
 
-def write_graph(folder: Path, traced: Traced) -> None:
-    """Write the graph of a model, and the tensors that it reads."""
+def write_graph(folder: Path, traced: Traced, extending: Traced | None = None) -> None:
+    """Write the graph of a model, that which extends a history, and the tensors that they read."""
     document, tensors = traced
     dense = {name: one.contiguous().cpu().clone() for name, one in tensors.items()}
+    if extending is not None:
+        other, more = extending
+        for place, name in other["dense"].items():
+            one = more[name].contiguous().cpu().clone()
+            if name in dense and not torch.equal(dense[name], one):
+                other["dense"][place] = name = f"extend.{name}"
+            dense[name] = one
+        write_durably(folder / "extend.json", json.dumps(other, indent=1).encode())
     save_file(dense, folder / "dense.safetensors")
     write_durably(folder / "graph.json", json.dumps(document, indent=1).encode())
 

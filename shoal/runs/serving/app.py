@@ -43,6 +43,7 @@ class Limits:
     waiting: int = 1024  # requests that wait for a batch
     batch: int = 64  # requests answered together
     threads: int = 1  # batches computed at a time, one core each
+    state_bytes: int = 1 << 28  # of what is kept of histories between requests
 
 
 class Api(Guard):
@@ -149,6 +150,7 @@ class Api(Guard):
             "reloads_total": self.service.reloads,
             "reload_failures_total": self.service.failures,
             "artifact_since_seconds": self.service.since,
+            **self.service.kept(),
         }
         info = {"artifact": model.folder.name, "model": model.model, "shoal": shoal.__version__}
         return PlainTextResponse(self.figures.text(more, info))

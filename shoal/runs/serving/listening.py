@@ -29,7 +29,7 @@ class HttpServer(BoundedServer):
         key: str | None = None,
     ) -> HttpServer:
         """Ready to run."""
-        api = Api(Service(artifact), limits, token, local)
+        api = Api(Service(artifact, limits.state_bytes), limits, token, local)
         server = cls.around(api.app(), api, limits.seconds, certificate, key)
         server.api = api
         return server

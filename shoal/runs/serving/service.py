@@ -45,8 +45,9 @@ class RefusedArtifact:
 class Service:
     """A model in service."""
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    def __init__(self, path: str | Path, state_bytes: int = 0):
+        """state_bytes: so much is kept of histories between requests."""
+        self.path, self.state_bytes = Path(path), state_bytes
         self.reloads = self.failures = 0
         self.refused: dict[Path, RefusedArtifact] = {}
         model = self._newest(None)
@@ -80,7 +81,9 @@ class Service:
                     stated = files.read_manifest(folder)["sha256"]
                     if served is not None and served.manifest["sha256"] == stated:
                         return None
-                    return load(folder, state)
+                    model = load(folder, state)
+                    model.keep_histories(self.state_bytes)
+                    return model
                 except Exception as error:
                     self._refuse(folder, state, error)
             if served is not None and served.folder == folder:
@@ -113,6 +116,18 @@ class Service:
                 self.failures += 1
                 served = self.model.folder
                 log.warning("%s; serving %s; it is tried again when it changes", one.why, served)
+
+    def kept(self) -> dict[str, int]:
+        """Figures of what is kept of histories."""
+        kept = self.model.kept_histories
+        if kept is None:
+            return {}
+        return {
+            "state_bytes": kept.bytes,
+            "states": len(kept),
+            "state_requests_total": kept.asked,
+            "state_hits_total": kept.found,
+        }
 
     def watch(self, seconds: float, stop: threading.Event) -> None:
         """Look for a newer artifact every so often, until `stop`."""

@@ -17,7 +17,6 @@ and continued finds what it would have found.
 import hashlib
 import math
 import sqlite3
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,26 +28,20 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.exceptions import ExperimentalWarning
-from optuna.pruners import (
-    BasePruner,
-    MedianPruner,
-    NopPruner,
-    PatientPruner,
-    SuccessiveHalvingPruner,
-)
+from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from shoal.config.yaml_io import inline
 from shoal.runs.tuning.files import Curve, read_curve
+from shoal.runs.tuning.pace import PacePruner
 from shoal.runs.tuning.space import Parameter, grid
 from shoal.training.metrics import higher_is_better
 
 SAMPLERS = ("tpe", "random", "grid")
-PRUNERS = ("median", "halving", "none")
-UNPRUNED = 5  # trials that train to their end before any is compared, and evaluations of each
+PRUNERS = ("pace", "halving", "none")
+UNHALVED = 5  # evaluations of a trial before successive halving compares it
 ENOUGH = 10  # trials, to say which key matters
 ATTEMPTS = 20  # to propose what was not tried before
 
@@ -284,15 +277,10 @@ def _copy(trial: FrozenTrial, curve: dict[int, float]) -> FrozenTrial:
 
 def _pruner(name: str, every: int) -> BasePruner:
     """every: epochs between evaluations."""
-    if name == "median":
-        below = MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=UNPRUNED * every)
-        with warnings.catch_warnings():  # Optuna may change how it is made
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            return PatientPruner(below, patience=4)  # a small rate learns slowly, and often best
+    if name == "pace":
+        return PacePruner()
     return (
-        SuccessiveHalvingPruner(min_resource=UNPRUNED * every)
-        if name == "halving"
-        else (NopPruner())
+        SuccessiveHalvingPruner(min_resource=UNHALVED * every) if name == "halving" else NopPruner()
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal import how_to_install
 from shoal.config.plugins import refuse_while_running
 from shoal.runs.results import StudyResult
 from shoal.runs.run import resolve
@@ -58,6 +59,4 @@ def need_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        raise ValueError(
-            "a search needs Optuna: pip install optuna (in a clone: make extras EXTRAS=tune)"
-        ) from None
+        raise ValueError(f"a search needs Optuna: {how_to_install('tune')}") from None

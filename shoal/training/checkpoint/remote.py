@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from shoal import how_to_install
 from shoal.config.errors import did_you_mean
 from shoal.data.sources.files import SCHEMES
 from shoal.training.checkpoint.reading import MANIFEST, MANIFEST_BYTES, manifest_value
@@ -47,8 +48,8 @@ class Copies:
             self._system, root = url_to_fs(url)
         except (ImportError, OSError, ValueError) as error:
             raise ValueError(
-                f"{KEY}: {url}: {error}; `make extras EXTRAS=remote` in the clone installs fsspec; "
-                "its scheme may need more (s3fs, gcsfs, ...)"
+                f"{KEY}: {url}: {error}; this needs fsspec ({how_to_install('remote')}), and its "
+                "scheme may need more (s3fs, gcsfs, ...)"
             ) from error
         self._root = root.rstrip("/")
 

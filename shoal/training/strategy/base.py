@@ -33,8 +33,7 @@ from shoal.embedding.optim.dense import make_optimizer, restore_state, state_ten
 from shoal.embedding.rows.admission import admission_of
 from shoal.embedding.rows.store import Every, Store
 from shoal.embedding.rows.table import Table
-from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService, sum_squares
-from shoal.kernels.codes import sum_duplicates
+from shoal.embedding.service import Gradients, Lookup, RowService, sum_squares
 from shoal.models.base import Model, Output
 from shoal.models.nn.dropout import begin_slice
 from shoal.world.compiled import keep_compiled
@@ -239,9 +238,7 @@ class Strategy(ABC):
             if isinstance(one.ids, Every):
                 summed[name] = one
                 continue
-            ids, grads = sum_duplicates(one.ids, one.grads)
-            counts = None if one.counts is None else sum_duplicates(one.ids.cpu(), one.counts)[1]
-            summed[name] = RowGradients(ids, grads, counts, partial=one.partial)
+            summed[name] = one.summed()
         dense = [p.grad for p in self.dense if p.grad is not None]
         norm = torch.sqrt(sum_squares(dense) + scale**2 * self._row_squares(summed))
         factor = float((self.clip_grad_norm / (norm + 1e-6)).clamp(max=1.0))

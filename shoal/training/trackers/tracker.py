@@ -16,16 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
+from shoal import how_to_install
 from shoal.config.plugins import load_code
 from shoal.world.liveness import BEAT
 
 log = logging.getLogger("shoal")
-# Name: module and class of the tracker, the package that it needs, and what installs that.
-INCLUDED = {
-    "tensorboard": ("tensorboard:TensorBoard", "tensorboard", "tensorboard"),
-    "mlflow": ("mlflow:MLflow", "mlflow", "mlflow"),
-    "wandb": ("wandb:WeightsAndBiases", "wandb", "wandb"),
-}
+# Name, which is that of the package and of the extra that brings it: class of the tracker.
+INCLUDED = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WeightsAndBiases"}
 
 
 class Tracker(Protocol):
@@ -75,7 +72,7 @@ class Trackers:
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
         for name in self._absent:
-            log.info("no curves: %s is not installed (pip install %s)", name, INCLUDED[name][2])
+            log.info("no curves: %s is not installed: %s", name, how_to_install(name))
         for name, tracker in self._classes.items():
             with self._tried(name):
                 self._begun[name] = tracker()
@@ -116,14 +113,13 @@ def find_tracker(name: str) -> type[Tracker] | None:
     None for TensorBoard where it is not installed: nobody may have asked for it.
     """
     if name in INCLUDED:
-        place, package, install = INCLUDED[name]
-        if find_spec(package) is None:
+        if find_spec(name) is None:
             if name == "tensorboard":
                 return None
             raise ValueError(
-                f"run.trackers: {name} is not installed: pip install {install}; or leave it out"
+                f"run.trackers: {name} is not installed: {how_to_install(name)}; or leave it out"
             )
-        module, wanted = import_module(f"shoal.training.trackers.{place.partition(':')[0]}"), place
+        module, wanted = import_module(f"shoal.training.trackers.{name}"), INCLUDED[name]
     else:
         place, wanted = name.rpartition(":")[0], name
         module = load_code(place, f"run.trackers {name}", "FILE.py:Class or package.module:Class")

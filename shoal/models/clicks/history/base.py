@@ -41,7 +41,7 @@ class HistoryModel(ClickModel):
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
-        self.pairs = list(_pairs(type(self).__name__, facts))
+        self.pairs = history_pairs(type(self).__name__, facts)
         histories = {history.name for history, _ in self.pairs}
         self.others = tuple(one for one in facts.sparse if one.name not in histories)
         self.embed = self.embeddings(options.dim, Init("uniform", options.initial_range))
@@ -74,7 +74,7 @@ class HistoryModel(ClickModel):
         return ids.padded(length) != 0
 
 
-def _pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
+def history_pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
     """Every history with the feature of the candidate."""
     found = []
     for history in facts.sparse if facts.per_feature else ():
