@@ -230,6 +230,7 @@ def test_a_table_of_several_fields() -> None:
     assert len(collected["t"].grads) == 24
     ids, grads = pair(collected["t"].summed(ROWS))
     assert before.grad is not None
+    before.grad[0] = 0.0  # padding
     torch.testing.assert_close(grads.double(), before.grad[ids], rtol=1e-5, atol=1e-6)
 
 
