@@ -44,7 +44,9 @@ class Failed(Exception):
 
 
 def call(*words: str | Path) -> str:
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    """What a command prints; it runs outside the clone, whose own shoal/ Python would import."""
+    command = [str(word) for word in words]
+    done = subprocess.run(command, cwd=WORK, capture_output=True, text=True)
     if done.returncode:
         raise Failed(done.stdout + done.stderr)
     return done.stdout
