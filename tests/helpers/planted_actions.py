@@ -75,12 +75,3 @@ def acts_config(folder: Path | str, model: str = "HSTURanker", **more: Any) -> d
         "run.tensorboard": False,
         **given,
     }
-
-
-def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """How often a positive has the higher score; equal ones count half."""
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    positives = labels.sum()
-    above = ranks[labels > 0].sum() - positives * (positives + 1) / 2
-    return float(above / (positives * (len(labels) - positives)))
