@@ -225,7 +225,7 @@ class Attention(nn.Module):
         return self.out(mixed if wanted is None else mixed.flatten(0, 1).index_select(0, wanted))
 
     def _attend_packed(self, made: Tensor, packed: Packed, rate: float) -> Tensor:
-        """LengthGroup by group: [n, 3 * width] -> [n, width]."""
+        """Group by group: [n, 3 * width] -> [n, width]."""
         width = made.shape[1] // 3
         masks = draw_key(made.device, self.heads * packed.length) if rate else None
         sizes = [group.pads.numel() for group in packed.groups]
