@@ -31,7 +31,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
-from shoal.models.nn.hstu import HSTULayer, pack, places_of, spread
+from shoal.models.nn.hstu import HSTULayer, places_of, with_pads, without_pads
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
@@ -64,10 +64,10 @@ class Ranking(Model):
         x = self.project(vectors["item"] + vectors["user"].unsqueeze(1))
         x = x * (history > 0).unsqueeze(-1)
         places = places_of(x, history, None, self.layers[0].widest)
-        x = pack(x, places[1])
+        x = without_pads(x, places[1])
         for layer in self.layers:
             x = layer(x, *places)
-        logits = spread(self.head(x).float(), places[1], len(history)).squeeze(-1)
+        logits = with_pads(self.head(x).float(), places[1], len(history)).squeeze(-1)
         real = (history > 0).float()
         assert batch.labels is not None
         loss = F.binary_cross_entropy_with_logits(logits, batch.labels, real, reduction="sum")

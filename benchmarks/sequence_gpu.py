@@ -41,7 +41,7 @@ from shoal.kernels import hstu  # noqa: E402
 from shoal.kernels.common import sequences as common  # noqa: E402
 from shoal.kernels.gpu import hstu as kernels  # noqa: E402
 from shoal.kernels.gpu import hstu_tiles  # noqa: E402
-from shoal.models.nn.hstu import HSTULayer, pack  # noqa: E402
+from shoal.models.nn.hstu import HSTULayer, without_pads  # noqa: E402
 
 DEVICE = torch.device("cuda")
 DAY = 86_400
@@ -356,7 +356,7 @@ def step() -> None:
             sequences = (
                 None if plain else hstu.sequences_of(history, *common.asked_and_taken(times))
             )
-            x = pack(x, sequences)
+            x = without_pads(x, sequences)
             buckets = common.time_buckets(times) if plain else None
             x.requires_grad_()
             grad = torch.randn_like(x)

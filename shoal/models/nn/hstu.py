@@ -18,6 +18,7 @@ from shoal.kernels.hstu import (
     takes_hstu,
 )
 from shoal.models.nn.dropout import Dropout, draw_key
+from shoal.models.nn.packing import pack, spread
 from shoal.models.nn.transformer import split_heads
 
 Past = tuple[Tensor, Tensor]  # keys and values of a layer, [b, heads, l, d] each
@@ -63,26 +64,25 @@ def buckets_of(asked: Tensor | None, taken: Tensor | None) -> Tensor | None:
     return None if asked is None or taken is None else buckets_between(asked, taken)
 
 
-def pack(x: Tensor, sequences: Sequences | None) -> Tensor:
-    """Without the pads that `sequences` leaves out: [b, l, width] -> [tokens, width], or x."""
+def without_pads(x: Tensor, sequences: Sequences | None) -> Tensor:
+    """Without those that `sequences` leaves out: [b, l, width] -> [tokens, width], or x."""
     if sequences is None or sequences.tokens is None:
         return x
-    return x.flatten(0, 1).index_select(0, sequences.tokens)
+    return pack(x, sequences.tokens)
 
 
-def spread(x: Tensor, sequences: Sequences | None, size: int) -> Tensor:
-    """With zeros at pads again, of so many sequences: the reverse of `pack`."""
+def with_pads(x: Tensor, sequences: Sequences | None, size: int) -> Tensor:
+    """The reverse of `without_pads`, of so many sequences: zeros at pads."""
     if sequences is None or sequences.tokens is None:
         return x
-    whole = x.new_zeros(size * sequences.longest, x.shape[-1])
-    return whole.index_copy(0, sequences.tokens, x).view(size, sequences.longest, -1)
+    return spread(x, sequences.tokens, size, sequences.longest)
 
 
 class HSTULayer(nn.Module):
     """One block: [b, l, width] -> [b, l, width], with HSTUOptions.
 
     Attention reads what `places_of` makes: buckets of times, [b, l, l] or None, or `sequences`, and
-    then x is what `pack` leaves.
+    then x is what `without_pads` leaves.
     """
 
     def __init__(self, options: Any, max_len: int):
@@ -151,7 +151,7 @@ class HSTULayer(nn.Module):
         if sequences is not None:
             size, shape = sequences.lengths.shape[0], (-1, sequences.longest)
             key, value = (
-                spread(x, sequences, size).reshape(*shape, x.shape[-1]) for x in (key, value)
+                with_pads(x, sequences, size).reshape(*shape, x.shape[-1]) for x in (key, value)
             )
         return split_heads(key, self.heads), split_heads(value, self.heads)
 

@@ -26,9 +26,9 @@ from shoal.models.nn.hstu import (
     HSTULayer,
     HSTUOptions,
     buckets_of,
-    pack,
     places_of,
-    spread,
+    with_pads,
+    without_pads,
 )
 from shoal.models.sequential.base import NextItem, num_places
 from shoal.models.sequential.extending import Extending
@@ -65,11 +65,11 @@ class HSTU(Extending):
         x = x * (history > 0).unsqueeze(-1)
         times = batch.tensor("history_time")[:, : length + 1] if self.options.use_times else None
         places = places_of(x, history, times, self.widest)
-        x = pack(x, places[1])
+        x = without_pads(x, places[1])
         for layer in self.layers:
             again = self.recompute and self.training
             x = recomputed(layer, x, *places) if again else layer(x, *places)
-        return spread(x, places[1], history.shape[0])
+        return with_pads(x, places[1], history.shape[0])
 
     def extended(self, batch: Batch) -> Tensor:
         kept, new = batch.dense["kept"], batch.tensor("new")

@@ -27,7 +27,7 @@ from shoal.data.joined import candidates
 from shoal.models.base import Batch, ClickModel, Embeddings, Facts, Feature, Init, Jagged, Table
 from shoal.models.clicks.history.base import LENGTH, history_pairs
 from shoal.models.nn.dropout import Dropout, recomputed
-from shoal.models.nn.hstu import HSTULayer, HSTUOptions, buckets_of, pack, places_between
+from shoal.models.nn.hstu import HSTULayer, HSTUOptions, buckets_of, places_between, without_pads
 from shoal.models.nn.mlp import Tower
 
 PAIRS = 1 << 23  # of places that see each other, of samples that are predicted together
@@ -139,7 +139,7 @@ class HSTURanker(ClickModel):
         taken, asked = self._times(batch)
         buckets = buckets_of(asked, taken)  # [b, 1, l]
         own, sequences = places_between(sequence, there, taken, taken, self.widest)
-        sequence = pack(sequence, sequences)
+        sequence = without_pads(sequence, sequences)
 
         def onward(
             layer: HSTULayer, sequence: Tensor, x: Tensor, last: bool
