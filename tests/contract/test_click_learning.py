@@ -240,7 +240,7 @@ def acts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, floa
     return folder, best
 
 
-def tested(folder: Path, model: str, **more: Any) -> dict[str, float]:
+def aucs_of(folder: Path, model: str, **more: Any) -> dict[str, float]:
     given = acts_config(folder, model, train__optimizer={"name": "adam", "lr": 0.005}, **more)
     parts = build(resolve(values=given).config, World(torch.device("cpu")))
     epochs = 5
@@ -258,12 +258,12 @@ def test_actions_tell_what_comes_next(acts: tuple[Path, dict[str, float]]) -> No
     """Measured: 0.815 and 0.808 of 0.815 and 0.814."""
     folder, best = acts
     plain = {"model__hidden_dropout_prob": 0.0, "model__linear_dropout_prob": 0.0}
-    found = tested(folder, "HSTURanker", model__hidden_size=16, model__layers=[32], **plain)
+    found = aucs_of(folder, "HSTURanker", model__hidden_size=16, model__layers=[32], **plain)
     for label, most in best.items():
         assert most - 0.02 < found[f"auc_{label}"] < most + 0.01
 
 
 def test_nothing_else_tells_it(acts: tuple[Path, dict[str, float]]) -> None:
     features = {"item_id": {"kind": "id", "side": "item"}}
-    found = tested(acts[0], "DNN", data__features=features, model__layers=[32])
+    found = aucs_of(acts[0], "DNN", data__features=features, model__layers=[32])
     assert all(abs(found[f"auc_{label}"] - 0.5) < 0.04 for label in ACTED)

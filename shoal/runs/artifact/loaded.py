@@ -70,13 +70,13 @@ class Artifact:
             raise ArtifactError(f"artifact {self.folder} is of an older version; export it anew")
         self.tables = self._tables(check)
         self.graph: ExportedGraph | None = None
+        self.extending: Running | None = None  # by new events, where histories can be kept
         if signature["graph"] is not None:
             dense = files.read_tensors(self.folder, "dense.safetensors", self.manifest)
             document = files.read_json(self.folder, "graph.json", self.manifest)
             dims = {name: table.dim for name, table in self.tables.items()}
             self.graph = ExportedGraph(document, dense, dims, f"{self.folder}/graph.json")
             self.running = Running(self.graph, self.tables)
-            self.extending: Running | None = None
             if "extend" in signature:
                 document = files.read_json(self.folder, "extend.json", self.manifest)
                 graph = ExportedGraph(document, dense, dims, f"{self.folder}/extend.json")
