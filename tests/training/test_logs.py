@@ -75,6 +75,7 @@ class Terminal:
         monkeypatch.setattr(sys, "stderr", os.fdopen(theirs, "w"))
         for name in ("CI", "TERM"):
             monkeypatch.delenv(name, raising=False)
+        monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # other tests run notebooks
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
 
