@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from shoal.data.sources.roles import need_roles, roles_of
-from shoal.data.sources.typed import seconds_of_dates
+from shoal.data.sources.dates import seconds_of_dates
 
 KNOWN = {
     "Book-Crossing": ("User-ID,ISBN,Book-Rating", "User-ID,ISBN,Book-Rating,"),

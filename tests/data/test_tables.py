@@ -244,8 +244,10 @@ def test_bad_input_is_told_once_and_clearly(
 
 def test_mixed_types(tmp_path: Path) -> None:
     rows = "".join(f"{k % 3},{k},{k if k != 17 else 'old'}\n" for k in range(40))
-    with pytest.raises(ValueError, match=r"a.csv, line 19: column 'age' has mixed types: 'old'"):
+    with pytest.raises(ValueError, match=r"a.csv, line 19: column 'age' has mixed types: 'old'") as e:
         load(tmp_path, "a.csv", "user_id,item_id,age\n" + rows)
+    assert "leave the column out with '--data.unload.inter=[age]'" in str(e.value)
+    load(tmp_path, "a.csv", "user_id,item_id,age\n" + rows, unload={"inter": ["age"]})
     one = pl.DataFrame({"user_id": [1], "item_id": [2], "age": [3.0]})
     (tmp_path / "p").mkdir()
     one.write_parquet(tmp_path / "p" / "1.parquet")
@@ -254,6 +256,22 @@ def test_mixed_types(tmp_path: Path) -> None:
         ValueError, match=r"column 'age' has mixed types: Float64 in .*1.parquet, St"
     ):
         load_dataset(DataSection(path=str(tmp_path), files={"inter": "p"}, cache=False), 1)
+
+
+@pytest.mark.parametrize("word", ["n/a", "N/A", "NA", "null", "None", "nan", " - ", "–", "?", "\\N"])
+def test_words_for_nothing(word: str, tmp_path: Path) -> None:
+    """Empty in numbers and dates; a name in ids."""
+    head = "user_id,item_id,timestamp,seconds,country\n"
+    rows = "".join(f"{k % 3},{k},2025-01-{k + 10},{k},de\n" for k in range(5))
+    rows += f"NA,NA,2025-01-20,{word},NA\n" * 5
+    found = load(tmp_path, "a.csv", head + rows)
+    assert found.types["seconds"] == "float" and found.missing["inter"]["seconds"] == 5
+    assert found.types["country"] == "token"
+    assert all("NA" in found.vocab[name] for name in ("user_id", "item_id", "country"))
+    rows += f"1,2,{word},7,de\n"
+    with pytest.raises(ValueError, match=r"a.csv, line 12: 'timestamp' is empty"):
+        load(tmp_path, "a.csv", head + rows)
+    assert load(tmp_path, "a.csv", head + rows, bad_rows="skip").num_inter == 10
 
 
 def test_bad_rows_are_left_out_and_counted(

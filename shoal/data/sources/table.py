@@ -153,7 +153,7 @@ def read_table(
             owners.append(number)
             first += pieces[-1].num_lines
     owner = np.repeat(owners, [len(piece.frame) for piece in pieces])
-    reader = Columns(config, pieces, filled)
+    reader = Columns(config, pieces, filled, suffix)
     found = reader.good({name: declared.get(name) for name in wanted})
     bad = 0
     for number, path in enumerate(paths):
