@@ -51,6 +51,7 @@ def test_a_careless_file_becomes_lists_with_titles() -> None:
     assert (
         "user = Customer No., item = Product Code, time = Order Date; change with --user=" in told
     )
+    assert ", from 2024-01-01 10:00:00 to 2024-09-27 10:26:00; " in told
     assert re.search(r"\d+ rows are left out by data.bad_rows; \d+ .* by data.filter.dup", told)
     assert told.count("for user K-") == 3 and "Thing" in told
     run = re.search(r"shoal export (\S+) --to orders-recommend-model", told)

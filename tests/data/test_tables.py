@@ -244,7 +244,9 @@ def test_bad_input_is_told_once_and_clearly(
 
 def test_mixed_types(tmp_path: Path) -> None:
     rows = "".join(f"{k % 3},{k},{k if k != 17 else 'old'}\n" for k in range(40))
-    with pytest.raises(ValueError, match=r"a.csv, line 19: column 'age' has mixed types: 'old'") as e:
+    with pytest.raises(
+        ValueError, match=r"a.csv, line 19: column 'age' has mixed types: 'old'"
+    ) as e:
         load(tmp_path, "a.csv", "user_id,item_id,age\n" + rows)
     assert "leave the column out with '--data.unload.inter=[age]'" in str(e.value)
     load(tmp_path, "a.csv", "user_id,item_id,age\n" + rows, unload={"inter": ["age"]})
@@ -258,7 +260,9 @@ def test_mixed_types(tmp_path: Path) -> None:
         load_dataset(DataSection(path=str(tmp_path), files={"inter": "p"}, cache=False), 1)
 
 
-@pytest.mark.parametrize("word", ["n/a", "N/A", "NA", "null", "None", "nan", " - ", "–", "?", "\\N"])
+@pytest.mark.parametrize(
+    "word", ["n/a", "N/A", "NA", "null", "None", "nan", " - ", "–", "?", "\\N"]
+)
 def test_words_for_nothing(word: str, tmp_path: Path) -> None:
     """Empty in numbers and dates; a name in ids."""
     head = "user_id,item_id,timestamp,seconds,country\n"
@@ -353,6 +357,16 @@ def test_types_are_guessed(tmp_path: Path) -> None:
         "count": "float",
     }
     assert np.asarray(found.inter["timestamp"])[0] == 1577872800.0
+
+
+def test_dates_in_doubt_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = "".join(f"{k},{k},0{k + 1}/02/2025\n" for k in range(9))
+    load(tmp_path, "a.csv", "user_id,item_id,timestamp\n" + rows)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "a.csv, column 'timestamp': '01/02/2025' was read day first" in told
+    assert "times go from 2025-02-01 00:00:00 to 2025-02-09 00:00:00" in told
+    with pytest.raises(ValueError, match=r"line 11: 'soon' in 'timestamp' is no time that can be"):
+        load(tmp_path, "a.csv", "user_id,item_id,timestamp\n" + rows + "1,2,soon\n")
 
 
 def test_parts_that_are_split_already(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ What is wrong is told with the file and the line, or left out and counted (data.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ import numpy as np
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.raw import RawColumn
-from shoal.data.sources.dates import seconds_of_dates
+from shoal.data.sources.dates import doubtful_order, seconds_of_dates
 
 if TYPE_CHECKING:
     import polars as pl
+
+logger = logging.getLogger(__name__)
 
 LARGEST = float(np.finfo(np.float32).max)
 TYPE_OF: dict[str, FieldType] = {
@@ -190,14 +193,16 @@ class Columns:
                 numbers = text.cast(pl.Float64, strict=False)
             if name == self.config.fields.time and numbers.count() < text.count() / 2:
                 numbers = seconds_of_dates(text)
+                if doubt := doubtful_order(text, numbers):
+                    logger.warning("%s, column %r: %s", self.pieces[0].name, name, doubt)
         elif series.dtype.is_numeric() or series.dtype in (pl.Boolean, pl.Null):
             numbers = series.cast(pl.Float64).fill_nan(None)
             text = numbers if series.dtype.is_float() else series
         elif series.dtype == pl.Struct:
             raise ValueError(
                 f"{self.pieces[0].name}: column {name!r} holds objects, which no feature is made "
-                f"of; leave it out with '--data.unload.{self.suffix}=[{name}]', or name its parts in "
-                "columns"
+                f"of; leave it out with '--data.unload.{self.suffix}=[{name}]', or name its parts "
+                "in columns"
             )
         else:
             raise ValueError(
@@ -205,7 +210,10 @@ class Columns:
                 f"declare it with data.features.{name}.kind: id"
             )
         odd = text.is_not_null() & ~(numbers.abs() <= LARGEST).fill_null(False)
-        self._drop(name, series, odd.to_numpy(), "is not a number that fits 32 bits")
+        problem = "is not a number that fits 32 bits"
+        if name == self.config.fields.time and series.dtype == pl.String:
+            problem = "is no time that can be read: write dates as 2025-01-31 13:45:00"
+        self._drop(name, series, odd.to_numpy(), problem)
         if name in self.filled and text.has_nulls():
             self._drop(name, series, (text.is_null() & ~odd).to_numpy(), "is empty")
         return numbers.set(odd, None) if odd.any() else numbers
