@@ -287,6 +287,8 @@ def test_bad_rows_are_left_out_and_counted(
     assert found.num_inter == 21 and "99" in found.vocab["item_id"]
     told = [record.getMessage() for record in caplog.records]
     assert [re.findall(r"(\d) bad rows", line) for line in told] == [["3"]]
+    assert "; 'user_id' is empty: 1, 'rating' is not a number" in told[0]
+    assert told[0].endswith(": 1, the line cannot be read: 1)")
     assert found.left_out == {"data.bad_rows": 3}
     lines = [json.dumps({"user_id": k % 3, "item_id": k}) for k in range(9)] + ["{"]
     assert load(tmp_path, "a.jsonl", "\n".join(lines), bad_rows="skip").num_inter == 9

@@ -32,6 +32,7 @@ TYPE_OF: dict[str, FieldType] = {
     "number": "float",
     "numbers": "float_seq",
 }
+OR_SKIP = ", or set data.bad_rows=skip to leave such rows out"
 # What people write where there is nothing, in lower case; in ids such a word may be a name.
 NOTHING = ("", "-", "--", "–", "—", "?", "n/a", "#n/a", "na", "nan", "nat", "null", "none", r"\n")
 IS_ID = re.compile(r"(^|_)ids?$|[a-z]Id$", re.IGNORECASE)
@@ -124,6 +125,7 @@ class Columns:
         self.config, self.pieces, self.filled, self.suffix = config, pieces, filled, suffix
         self.stops = np.cumsum([len(piece.frame) for piece in pieces])
         self.bad = np.zeros(self.stops[-1], dtype=bool)
+        self.problems: dict[str, np.ndarray] = {}  # what is wrong -> the rows that are left out
 
     def good(
         self, wanted: Mapping[str, FieldType | None]
@@ -212,7 +214,7 @@ class Columns:
         odd = text.is_not_null() & ~(numbers.abs() <= LARGEST).fill_null(False)
         problem = "is not a number that fits 32 bits"
         if name == self.config.fields.time and series.dtype == pl.String:
-            problem = "is no time that can be read: write dates as 2025-01-31 13:45:00"
+            problem = "is no time that can be read (write dates as 2025-01-31 13:45:00)"
         self._drop(name, series, odd.to_numpy(), problem)
         if name in self.filled and text.has_nulls():
             self._drop(name, series, (text.is_null() & ~odd).to_numpy(), "is empty")
@@ -250,12 +252,12 @@ class Columns:
             return
         if self.config.bad_rows == "skip":
             self.bad |= bad
+            self.problems[f"{name!r} {problem}"] = np.flatnonzero(bad)
             return
         row = int(bad.argmax())
         shown = "" if problem == "is empty" else f"{series[row]!r} in "
         raise ValueError(
-            f"{self._where(row)}: {shown}{name!r} {problem}; correct it, remove the row, or set "
-            "data.bad_rows=skip to leave such rows out"
+            f"{self._where(row)}: {shown}{name!r} {problem}; correct it or remove the row{OR_SKIP}"
         )
 
 
