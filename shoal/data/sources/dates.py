@@ -6,6 +6,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -57,21 +59,17 @@ def doubtful_order(text: pl.Series, seconds: pl.Series) -> str | None:
     """
     import polars as pl
 
-    text, seconds = text.filter(seconds.is_not_null()), seconds.drop_nulls()
-    if not len(text):
+    text, times = text.filter(seconds.is_not_null()), seconds.drop_nulls().to_numpy()
+    pairs = text.str.extract_groups(ORDER).struct.unnest().cast(pl.Int8).drop_nulls().to_numpy()
+    rows = np.flatnonzero(pairs[:, 0] != pairs[:, 1])
+    if len(pairs) < len(text) or not len(rows) or pairs.max() > 12:
         return None
-    pairs = text.str.extract_groups(ORDER).struct.unnest().cast(pl.Int8)
-    one, other = pairs["one"], pairs["other"]
-    if one.has_nulls() or other.has_nulls() or max(one.max(), other.max()) > 12:
-        return None
-    if not (differ := one != other).any():
-        return None
-    row = int(differ.arg_max() or 0)
-    is_month = time.gmtime(seconds[row]).tm_mon == one[row]
+    row = int(rows[0])
+    is_month = time.gmtime(times[row]).tm_mon == pairs[row, 0]
     used, unused = ("month", "day") if is_month else ("day", "month")
     return (
         f"{text[row]!r} was read {used} first, and all dates may be {unused} first as well: times "
-        f"go from {shown_time(seconds.min())} to {shown_time(seconds.max())}; if that is wrong, "
+        f"go from {shown_time(times.min())} to {shown_time(times.max())}; if that is wrong, "
         "write dates as 2025-01-31"
     )
 
