@@ -34,7 +34,7 @@ from shoal.data.stored import check_columns, check_range
 
 logger = logging.getLogger(__name__)
 
-VERSION = 6  # of the format and of preparation: raise it when either changes what is stored
+VERSION = 7  # of the format and of preparation: raise it when either changes what is stored
 MANIFEST = "manifest.json"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -11,7 +10,16 @@ import numpy as np
 
 from shoal.data.dataset import Dataset, Phase
 from shoal.data.features import Feature
-from shoal.data.statistics import Leakage, left_out, per_item, per_user, spread
+from shoal.data.statistics import (
+    Leakage,
+    are_dates,
+    left_out,
+    per_item,
+    per_user,
+    spread,
+    time_span,
+    times_of,
+)
 from shoal.pages.look import Html, Numeral, escape, facts, grid, join, section, table
 from shoal.pages.look import page as whole_page
 from shoal.pages.plots import SERIES, SOFT, figure
@@ -52,8 +60,8 @@ def page(
 
 def _sentence(dataset: Dataset, users: np.ndarray, items: np.ndarray) -> str:
     text = f"{dataset.num_inter:,} interactions of {len(users):,} users with {len(items):,} items"
-    if (times := _times(dataset)) is not None and _are_dates(times):
-        text += f", from {_date(times.min())} to {_date(times.max())}"
+    if (span := time_span(dataset)) is not None:
+        text += f", from {span[0]} to {span[1]}"
     for key, count, rows in left_out(dataset):
         text += f"; {count:,} of {rows:,} are left out by {key}"
     return text + "."
@@ -157,12 +165,12 @@ def _lengths(counts: np.ndarray) -> Html:
 
 def _over_time(dataset: Dataset) -> Html:
     title = "Over time"
-    times = _times(dataset)
+    times = times_of(dataset)
     if times is None:
         return section(title, "The interactions have no time.")
     if times.min() == times.max():
         return section(title, "All interactions have the same time.")
-    dates = _are_dates(times)
+    dates = are_dates(times)
     found, edges = np.histogram(times, BARS)
     middles = (edges[:-1] + edges[1:]) / 2
     width = (edges[1] - edges[0]) * 0.9
@@ -228,18 +236,3 @@ def _plain_numbers(axes: Axes, which: str) -> None:
     for name in which:
         axis = axes.xaxis if name == "x" else axes.yaxis
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-
-
-def _times(dataset: Dataset) -> np.ndarray | None:
-    if dataset.time_field is None:
-        return None
-    return np.asarray(dataset.inter[dataset.time_field], dtype=np.float64)
-
-
-def _are_dates(times: np.ndarray) -> bool:
-    """Whether numbers look like seconds since 1970."""
-    return times.min() > 1e8 and times.max() < 1e10
-
-
-def _date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(seconds))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.data.dataset import Dataset
+from shoal.data.sources.dates import shown_time
 
 
 def describe(dataset: Dataset) -> str:
@@ -32,6 +33,27 @@ def left_out(dataset: Dataset) -> list[tuple[str, int, int]]:
     """(the key that decides it, rows that are left out, rows that the files have) of each."""
     every = dataset.num_inter + sum(dataset.left_out.values())
     return [(key, count, every) for key, count in dataset.left_out.items()]
+
+
+def time_span(dataset: Dataset) -> tuple[str, str] | None:
+    """The first and the last time, as dates where they look like seconds; None: there are none."""
+    times = times_of(dataset)
+    if times is None or not len(times):
+        return None
+    show = shown_time if are_dates(times) else "{:.10g}".format
+    return show(times.min()), show(times.max())
+
+
+def times_of(dataset: Dataset) -> np.ndarray | None:
+    """float64, one for each interaction; None: they have no time."""
+    if dataset.time_field is None:
+        return None
+    return np.asarray(dataset.inter[dataset.time_field], dtype=np.float64)
+
+
+def are_dates(times: np.ndarray) -> bool:
+    """Whether numbers look like seconds since 1970."""
+    return times.min() > 1e8 and times.max() < 1e10
 
 
 @dataclass(frozen=True)

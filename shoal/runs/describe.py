@@ -15,7 +15,7 @@ from shoal.data.features import Feature, features_of, options
 from shoal.data.page import page
 from shoal.data.prepared.named import named_data
 from shoal.data.prepared.prepare import load_dataset, with_side_files
-from shoal.data.statistics import describe, leakage, per_item, per_user, spread
+from shoal.data.statistics import describe, leakage, per_item, per_user, spread, time_span
 from shoal.embedding.placements.planner import in_columns
 from shoal.models import find
 from shoal.world.world import World
@@ -41,6 +41,8 @@ def describe_run(config: Config) -> Description:
     dataset = load_dataset(section, config.run.seed)
     features = encode(dataset, features_of(dataset, section)).features
     lines = [describe(dataset), ""]
+    if (span := time_span(dataset)) is not None:
+        lines.append(f"Times: from {span[0]} to {span[1]}")
     for what, counts in (("a user", per_user(dataset)), ("an item", per_item(dataset))):
         told = ", ".join(f"{name} {value:.5g}" for name, value in spread(counts).items())
         lines.append(f"Interactions of {what}: {told}")

@@ -24,6 +24,7 @@ from shoal.data.sources.fetch import ARCHIVES
 from shoal.data.sources.roles import NAMES, need_roles, roles_of, shown
 from shoal.data.sources.table import columns_of, format_of, read_frame
 from shoal.data.sources.text import TextFormat
+from shoal.data.statistics import time_span
 from shoal.models import find
 from shoal.runs.given import check_there
 from shoal.runs.run import resolve
@@ -212,7 +213,8 @@ def _threshold(
             f"not (0), or a rating; of {', '.join(columns)} none looks like it. Name it with "
             "--label=NAME or --rating=NAME, or choose --task recommend, which needs none"
         )
-    cells = read_frame(path, section)[roles["rating"]].cast(pl.Float64, strict=False).drop_nulls()
+    cells = read_frame(path, section)[roles["rating"]].cast(pl.Float64, strict=False)
+    cells = cells.fill_nan(None).drop_nulls()
     values = cells.unique().sort().to_list()
     if len(values) < 2:
         raise ValueError(
@@ -266,10 +268,12 @@ def _need_many(asked: Asked, found: Dataset) -> None:
 
 
 def _counted(found: Dataset) -> str:
-    """Its size, and what is left out by which key."""
+    """Its size, its first and last time, and what is left out by which key."""
     left = [f"{count:,} rows are left out by {key}" for key, count in found.left_out.items()]
     size = f"{found.num_users - 1:,} users with {found.num_items - 1:,} items"
-    return "; ".join([f"{found.num_inter:,} rows of {size}", *left])
+    span = time_span(found)
+    times = "" if span is None else f", from {span[0]} to {span[1]}"
+    return "; ".join([f"{found.num_inter:,} rows of {size}{times}", *left])
 
 
 def _careful(asked: Asked, found: Dataset, config: Path) -> list[str]:

@@ -51,6 +51,7 @@ def test_a_careless_file_becomes_lists_with_titles() -> None:
     assert (
         "user = Customer No., item = Product Code, time = Order Date; change with --user=" in told
     )
+    assert ", from 2024-01-01 10:00:00 to 2024-09-08 10:47:00; " in told
     assert re.search(r"\d+ rows are left out by data.bad_rows; \d+ .* by data.filter.dup", told)
     assert told.count("for user K-") == 3 and "Thing" in told
     run = re.search(r"shoal export (\S+) --to orders-recommend-model", told)
@@ -104,6 +105,12 @@ def write(name: str, text: str) -> str:
         ("x.csv", "", [], "x.csv is empty"),
         ("x.csv", "user_id,item_id\n", [], "holds no rows"),
         ("x.csv", "user_id,item_id\n1,2\n2,3\n", [], "no user has two items"),
+        (
+            "x.csv",
+            "user_id,item_id,timestamp\n1,2,soon\n1,3,late\n",
+            [],
+            "all 2 are bad, the first of them: x.csv, line 2: 'soon' in 'timestamp' is no time",
+        ),
         ("x.csv", "user,item\n1,2\n2,3\n", ["--task", "clicks"], "--label=NAME or --rating=NAME"),
         ("x.csv", "user,item\n1,2\n", ["--item", "id"], "--item=id: x.csv has only user, item"),
         ("x.xlsx", "PK", [], "save it as csv"),

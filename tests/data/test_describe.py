@@ -81,7 +81,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     with Browser() as browser:
         browser.open(file.as_uri())
         assert "3,000 interactions of 90 users with" in browser.text("p")
-        assert "from 1997-09-23 to 1998-03-15" in browser.text("p")
+        assert "from 1997-09-23 07:33:20 to 1998-03-15 20:50:00" in browser.text("p")
         over_time = (
             "document.querySelector('svg[aria-label=\"interactions over time\"]').textContent"
         )
@@ -100,6 +100,21 @@ def test_a_click_log_is_described() -> None:
     told = describe_run(resolve(values={"model": "DNN", "data.name": "planted"}).config)
     assert "The number of slots: 8" in told.text and told.page is None
     assert "'1': {kind: ids" in told.yaml or '"1": {kind: ids' in told.yaml
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (["01/02/2025", "03/02/2025"], "Times: from 2025-02-01 00:00:00 to 2025-02-03 00:00:00"),
+        (["20", "7"], "Times: from 7 to 20"),
+    ],
+)
+def test_the_first_and_last_time(times: list[str], said: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    rows = "".join(f"{k % 3},{k},{times[k % 2]}\n" for k in range(9))
+    file.write_text("user_id,item_id,timestamp\n" + rows)
+    ran = CliRunner().invoke(app, ["data", "describe", str(file), "--data.cache=false"])
+    assert said in ran.output.splitlines(), ran.output
 
 
 def test_leakage_counts() -> None:

@@ -107,10 +107,13 @@ def test_nothing_quotes(read: Any, tmp_path: Path) -> None:
     assert '"i3"' in read(path, quote=None, fields=named).vocab['"ISBN"']
 
 
-def test_where_all_rows_are_bad_the_reason_is_at_hand(tmp_path: Path) -> None:
+def test_where_all_rows_are_bad_the_first_is_shown(tmp_path: Path) -> None:
     path = write(tmp_path, [row.replace('"', "") + ";x" for row in GOOD])
-    with pytest.raises(ValueError, match=r"all 60 are bad.*data\.bad_rows=error says why"):
+    with pytest.raises(
+        ValueError, match=r"all 60 are bad.*BX\.csv, line 2: 4 cells where"
+    ) as caught:
         in_memory(path, bad_rows="skip")
+    assert "bad_rows=skip" not in str(caught.value)
 
 
 def test_a_cell_over_two_lines(tmp_path: Path) -> None:

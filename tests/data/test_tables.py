@@ -244,8 +244,12 @@ def test_bad_input_is_told_once_and_clearly(
 
 def test_mixed_types(tmp_path: Path) -> None:
     rows = "".join(f"{k % 3},{k},{k if k != 17 else 'old'}\n" for k in range(40))
-    with pytest.raises(ValueError, match=r"a.csv, line 19: column 'age' has mixed types: 'old'"):
+    with pytest.raises(
+        ValueError, match=r"a.csv, line 19: column 'age' has mixed types: 'old'"
+    ) as e:
         load(tmp_path, "a.csv", "user_id,item_id,age\n" + rows)
+    assert "leave the column out with '--data.unload.inter=[age]'" in str(e.value)
+    load(tmp_path, "a.csv", "user_id,item_id,age\n" + rows, unload={"inter": ["age"]})
     one = pl.DataFrame({"user_id": [1], "item_id": [2], "age": [3.0]})
     (tmp_path / "p").mkdir()
     one.write_parquet(tmp_path / "p" / "1.parquet")
@@ -254,6 +258,24 @@ def test_mixed_types(tmp_path: Path) -> None:
         ValueError, match=r"column 'age' has mixed types: Float64 in .*1.parquet, St"
     ):
         load_dataset(DataSection(path=str(tmp_path), files={"inter": "p"}, cache=False), 1)
+
+
+@pytest.mark.parametrize(
+    "word", ["n/a", "N/A", "NA", "null", "None", "nan", " - ", "–", "?", "\\N"]
+)
+def test_words_for_nothing(word: str, tmp_path: Path) -> None:
+    """Empty in numbers and dates; a name in ids."""
+    head = "user_id,item_id,timestamp,seconds,country\n"
+    rows = "".join(f"{k % 3},{k},2025-01-{k + 10},{k},de\n" for k in range(5))
+    rows += f"NA,NA,2025-01-20,{word},NA\n" * 5
+    found = load(tmp_path, "a.csv", head + rows)
+    assert found.types["seconds"] == "float" and found.missing["inter"]["seconds"] == 5
+    assert found.types["country"] == "token"
+    assert all("NA" in found.vocab[name] for name in ("user_id", "item_id", "country"))
+    rows += f"1,2,{word},7,de\n"
+    with pytest.raises(ValueError, match=r"a.csv, line 12: 'timestamp' is empty"):
+        load(tmp_path, "a.csv", head + rows)
+    assert load(tmp_path, "a.csv", head + rows, bad_rows="skip").num_inter == 10
 
 
 def test_bad_rows_are_left_out_and_counted(
@@ -265,6 +287,8 @@ def test_bad_rows_are_left_out_and_counted(
     assert found.num_inter == 21 and "99" in found.vocab["item_id"]
     told = [record.getMessage() for record in caplog.records]
     assert [re.findall(r"(\d) bad rows", line) for line in told] == [["3"]]
+    assert "; 'user_id' is empty: 1, 'rating' is not a number" in told[0]
+    assert told[0].endswith(": 1, the line cannot be read: 1)")
     assert found.left_out == {"data.bad_rows": 3}
     lines = [json.dumps({"user_id": k % 3, "item_id": k}) for k in range(9)] + ["{"]
     assert load(tmp_path, "a.jsonl", "\n".join(lines), bad_rows="skip").num_inter == 9
@@ -335,6 +359,16 @@ def test_types_are_guessed(tmp_path: Path) -> None:
         "count": "float",
     }
     assert np.asarray(found.inter["timestamp"])[0] == 1577872800.0
+
+
+def test_dates_in_doubt_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = "".join(f"{k},{k},0{k + 1}/02/2025\n" for k in range(9))
+    load(tmp_path, "a.csv", "user_id,item_id,timestamp\n" + rows)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "a.csv, column 'timestamp': '01/02/2025' was read day first" in told
+    assert "times go from 2025-02-01 00:00:00 to 2025-02-09 00:00:00" in told
+    with pytest.raises(ValueError, match=r"line 11: 'soon' in 'timestamp' is no time that can be"):
+        load(tmp_path, "a.csv", "user_id,item_id,timestamp\n" + rows + "1,2,soon\n")
 
 
 def test_parts_that_are_split_already(tmp_path: Path) -> None:

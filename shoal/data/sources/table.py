@@ -21,7 +21,7 @@ from shoal.data.packed import plain_name
 from shoal.data.passes import EVERYTHING
 from shoal.data.raw import RawTable, choose_columns
 from shoal.data.sources.quotes import CellFormat
-from shoal.data.sources.typed import Columns, FilePiece, declared_types, filled_numbers
+from shoal.data.sources.typed import OR_SKIP, Columns, FilePiece, declared_types, filled_numbers
 
 if TYPE_CHECKING:
     import polars as pl
@@ -153,23 +153,39 @@ def read_table(
             owners.append(number)
             first += pieces[-1].num_lines
     owner = np.repeat(owners, [len(piece.frame) for piece in pieces])
-    reader = Columns(config, pieces, filled)
+    reader = Columns(config, pieces, filled, suffix)
     found = reader.good({name: declared.get(name) for name in wanted})
     bad = 0
     for number, path in enumerate(paths):
-        count = sum(piece.skipped for piece, own in zip(pieces, owners) if own == number)
-        count += int((reader.bad & (owner == number)).sum())
+        broken = sum(piece.skipped for piece, own in zip(pieces, owners) if own == number)
+        count = broken + int((reader.bad & (owner == number)).sum())
         if count:
-            logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, count)
+            told = {what: int((owner[r] == number).sum()) for what, r in reader.problems.items()}
+            told["the line cannot be read"] = broken
+            why = ", ".join(f"{what}: {rows}" for what, rows in told.items() if rows)
+            logger.warning(
+                "%s: %d bad rows are left out (data.bad_rows: skip; %s)", path, count, why
+            )
         bad += count
     if reader.bad.all():
-        why = "it is empty: fill or remove the file"
+        why = "; it is empty: fill or remove the file"
         if bad:
-            why = f"all {bad} are bad, and data.bad_rows is skip: data.bad_rows=error says why"
-        raise ValueError(f"{where} holds no rows that can be read; {why}")
+            why = f": all {bad} are bad{_first_problem(config, suffix, paths, form)}"
+        raise ValueError(f"{where} holds no rows that can be read{why}")
     types = {name: kind for name, (kind, _) in found.items()}
     table = RawTable(where, types, {name: column for name, (_, column) in found.items()})
     return table, owner[~reader.bad], bad
+
+
+def _first_problem(
+    config: DataSection, suffix: str, paths: list[Path], form: TableFormat | None
+) -> str:
+    """What is wrong with the first bad row, which data.bad_rows=error reports."""
+    try:
+        read_table(config.model_copy(update={"bad_rows": "error"}), suffix, paths, form)
+    except ValueError as error:
+        return f", the first of them: {str(error).removesuffix(OR_SKIP)}"
+    return ""
 
 
 def wanted_columns(

@@ -22,7 +22,7 @@ from shoal.data.packed import LONGEST_LINE, is_packed, open_text
 from shoal.data.passes import EVERYTHING
 from shoal.data.sources.quotes import CellFormat
 from shoal.data.sources.table import Part, TableFormat, TableHeader
-from shoal.data.sources.typed import FilePiece
+from shoal.data.sources.typed import OR_SKIP, FilePiece
 from shoal.world.durable import open_regular
 
 if TYPE_CHECKING:
@@ -210,12 +210,12 @@ def _wrong(row: list[str] | csv.Error, names: list[str], cells: CellFormat) -> s
         return (
             f"{row}; cells are quoted by {cells.quote!r} (data.quote; null: by nothing), and "
             f"{escape} escapes a quote within a cell (data.escape, such as \\): set them, correct "
-            "the line, or set data.bad_rows=skip to leave such rows out"
+            f"the line{OR_SKIP}"
         )
     return (
         f"{len(row)} cells where the header names {len(names)} ({', '.join(names)}): "
         f"{cells.separator.join(row)[:80]!r}; correct the line, set data.separator or data.quote "
-        "if they are others, or data.bad_rows=skip to leave such rows out"
+        f"if they are others{OR_SKIP}"
     )
 
 

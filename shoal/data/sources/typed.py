@@ -5,9 +5,9 @@ What is wrong is told with the file and the line, or left out and counted (data.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,12 @@ import numpy as np
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.raw import RawColumn
+from shoal.data.sources.dates import doubtful_order, seconds_of_dates
 
 if TYPE_CHECKING:
     import polars as pl
+
+logger = logging.getLogger(__name__)
 
 LARGEST = float(np.finfo(np.float32).max)
 TYPE_OF: dict[str, FieldType] = {
@@ -29,12 +32,9 @@ TYPE_OF: dict[str, FieldType] = {
     "number": "float",
     "numbers": "float_seq",
 }
-# Ways of writing dates that Polars does not find out by itself.
-DATES = (
-    *("%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %I:%M %p", "%m/%d/%Y", "%m/%d/%y %H:%M"),
-    *("%m/%d/%y", "%m-%d-%Y", "%b %d, %Y", "%B %d, %Y", "%d %b %Y", "%d %B %Y", "%d-%b-%Y"),
-    *("%m %d, %Y", "%Y/%m/%d %H:%M", "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y"),
-)
+OR_SKIP = ", or set data.bad_rows=skip to leave such rows out"
+# What people write where there is nothing, in lower case; in ids such a word may be a name.
+NOTHING = ("", "-", "--", "–", "—", "?", "n/a", "#n/a", "na", "nan", "nat", "null", "none", r"\n")
 IS_ID = re.compile(r"(^|_)ids?$|[a-z]Id$", re.IGNORECASE)
 
 
@@ -105,9 +105,8 @@ def guess_type(name: str, series: pl.Series) -> FieldType:
     if isinstance(dtype, pl.Enum | pl.Categorical):
         return "token"
     if dtype == pl.String:
-        given = series.drop_nulls()
-        given = given.filter(given != "")
-        found = given.str.strip_chars().cast(pl.Float64, strict=False).count()
+        given = _filled(series).drop_nulls()
+        found = given.cast(pl.Float64, strict=False).count()
         numbers = found > 0 and found >= 0.9 * len(given)
         return "float" if numbers and not IS_ID.search(name) else "token"
     return "token" if dtype.is_integer() and IS_ID.search(name) else "float"
@@ -116,10 +115,17 @@ def guess_type(name: str, series: pl.Series) -> FieldType:
 class Columns:
     """Columns of several files as one, checked; `bad` rows are left out where that is allowed."""
 
-    def __init__(self, config: DataSection, pieces: list[FilePiece], filled: set[str]):
-        self.config, self.pieces, self.filled = config, pieces, filled
+    def __init__(
+        self,
+        config: DataSection,
+        pieces: list[FilePiece],
+        filled: set[str],
+        suffix: str = "inter",  # of the table, in messages
+    ):
+        self.config, self.pieces, self.filled, self.suffix = config, pieces, filled, suffix
         self.stops = np.cumsum([len(piece.frame) for piece in pieces])
         self.bad = np.zeros(self.stops[-1], dtype=bool)
+        self.problems: dict[str, np.ndarray] = {}  # what is wrong -> the rows that are left out
 
     def good(
         self, wanted: Mapping[str, FieldType | None]
@@ -164,14 +170,14 @@ class Columns:
 
         guessed = guess_type(name, series)
         if series.dtype == pl.String and guessed == "float":
-            text = series.str.strip_chars().cast(pl.Float64, strict=False)
-            odd = series.is_not_null() & (series != "") & text.is_null()
+            text = _filled(series)
+            odd = text.is_not_null() & text.cast(pl.Float64, strict=False).is_null()
             if odd.any():
                 row = int(odd.arg_max() or 0)
                 raise ValueError(
                     f"{self._where(row)}: column {name!r} has mixed types: {series[row]!r} among "
-                    f"numbers; correct it, or say what it is with data.features.{name}.kind "
-                    "(id or number)"
+                    f"numbers; correct it, leave the column out with '--data.unload.{self.suffix}="
+                    f"[{name}]', or say what it is with data.features.{name}.kind (id or number)"
                 )
         return guessed
 
@@ -184,19 +190,21 @@ class Columns:
             numbers = series.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64) / 1e6
         elif series.dtype == pl.String:
             numbers = text.cast(pl.Float64, strict=False)
-            if numbers.null_count() > text.null_count():
-                text = series.str.strip_chars()
-                text = text.set(text == "", None)
+            if numbers.null_count() > text.null_count() or numbers.is_nan().any():
+                text = _filled(series)
                 numbers = text.cast(pl.Float64, strict=False)
             if name == self.config.fields.time and numbers.count() < text.count() / 2:
                 numbers = seconds_of_dates(text)
+                if doubt := doubtful_order(text, numbers):
+                    logger.warning("%s, column %r: %s", self.pieces[0].name, name, doubt)
         elif series.dtype.is_numeric() or series.dtype in (pl.Boolean, pl.Null):
             numbers = series.cast(pl.Float64).fill_nan(None)
             text = numbers if series.dtype.is_float() else series
         elif series.dtype == pl.Struct:
             raise ValueError(
                 f"{self.pieces[0].name}: column {name!r} holds objects, which no feature is made "
-                f"of; leave it out with --data.unload.inter=[{name}], or name its parts in columns"
+                f"of; leave it out with '--data.unload.{self.suffix}=[{name}]', or name its parts "
+                "in columns"
             )
         else:
             raise ValueError(
@@ -204,7 +212,10 @@ class Columns:
                 f"declare it with data.features.{name}.kind: id"
             )
         odd = text.is_not_null() & ~(numbers.abs() <= LARGEST).fill_null(False)
-        self._drop(name, series, odd.to_numpy(), "is not a number that fits 32 bits")
+        problem = "is not a number that fits 32 bits"
+        if name == self.config.fields.time and series.dtype == pl.String:
+            problem = "is no time that can be read (write dates as 2025-01-31 13:45:00)"
+        self._drop(name, series, odd.to_numpy(), problem)
         if name in self.filled and text.has_nulls():
             self._drop(name, series, (text.is_null() & ~odd).to_numpy(), "is empty")
         return numbers.set(odd, None) if odd.any() else numbers
@@ -241,32 +252,19 @@ class Columns:
             return
         if self.config.bad_rows == "skip":
             self.bad |= bad
+            self.problems[f"{name!r} {problem}"] = np.flatnonzero(bad)
             return
         row = int(bad.argmax())
         shown = "" if problem == "is empty" else f"{series[row]!r} in "
         raise ValueError(
-            f"{self._where(row)}: {shown}{name!r} {problem}; correct it, remove the row, or set "
-            "data.bad_rows=skip to leave such rows out"
+            f"{self._where(row)}: {shown}{name!r} {problem}; correct it or remove the row{OR_SKIP}"
         )
 
 
-def seconds_of_dates(text: pl.Series) -> pl.Series:
-    """Dates as text, as seconds since 1970: in the way of writing that reads most of them.
-
-    >>> import polars as pl
-    >>> seconds_of_dates(pl.Series(["12/31/2010 8:26", "1/2/2011 9:00"])).to_list()
-    [1293783960.0, 1293958800.0]
-    """
-    import polars as pl
-
-    best = pl.Series(text.name, [None] * len(text), dtype=pl.Float64)
-    for form in (None, *DATES):
-        if best.count() == text.count():
-            break
-        with suppress(pl.exceptions.PolarsError):  # nothing says which way it is
-            found = text.str.to_datetime(form, strict=False, time_unit="us").cast(pl.Int64) / 1e6
-            best = found if found.count() > best.count() else best
-    return best
+def _filled(text: pl.Series) -> pl.Series:
+    """Text of numbers or dates without the space around it; null where it says NOTHING."""
+    text = text.str.strip_chars()
+    return text.set(text.str.to_lowercase().is_in(NOTHING), None)
 
 
 def _words(name: str, series: pl.Series, path: str) -> pl.Series:
