@@ -97,7 +97,11 @@ def recommend(
     run: Annotated[str, typer.Argument(metavar="RUN|ARTIFACT", help="Folder of either.")],
     user: Annotated[str | None, typer.Option(help="A user's id as the data has it.")] = None,
     history: Annotated[
-        str | None, typer.Option(help="Items, oldest first, with commas between them.")
+        str | None,
+        typer.Option(
+            help="Items, oldest first, with commas between them; one that holds a comma is quoted: "
+            "'\"A, b\",C'."
+        ),
     ] = None,
     everybody: Annotated[bool, typer.Option("--all", help="For all users, into --output.")] = False,
     users: Annotated[str | None, typer.Option(help="File of users, one per line.")] = None,
@@ -153,9 +157,8 @@ def recommend(
             count = recommend_many(run, output, *how)
         typer.echo(f"{count} users: {output}")
         return
-    from shoal.command.ranking import print_ranking
+    from shoal.command.ranking import print_ranking, typed_items
 
-    words = None if history is None else [one.strip() for one in history.split(",")]
     opened: Any
     if is_run:
         with importing():
@@ -165,12 +168,14 @@ def recommend(
 
         torch.set_num_threads(os.cpu_count() or 1)
         opened = Trained(run, trust=trust)
+        words = None if history is None else typed_items(history, opened.recommender.items)
         found = opened.recommend(user, topk, words)
     else:
         from shoal.runs.artifact.bulk import allowed_items, read_lines
         from shoal.runs.artifact.loaded import load
 
         opened = load(run)
+        words = None if history is None else typed_items(history, opened.recommender.items)
         banned = [] if exclude is None else read_lines(exclude)
         found = opened.recommend(user, words, topk, banned, allowed_items(only, category), seen)
     who = f"user {user}" if history is None else f"history {history}"
@@ -178,6 +183,8 @@ def recommend(
     if explain and found.by == "model":
         known = words and [one for one in words if one not in found.unknown]
         why = [opened.explain(user, item, known) for item, _ in found]
+    if history and "," in history and found.unknown and '"' not in history:
+        typer.echo("an item that holds a comma is quoted: --history '\"A, b\",C'")
     print_ranking(who, found, opened.recommender.titles(item for item, _ in found), why)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -117,7 +118,26 @@ def test_recommend(run: Path) -> None:
     ]
     assert len(rows) == 4
     output = call("recommend", run, "--user", "nobody", "--topk", "2")
-    assert "not known: nobody; these are the most popular items" in output
+    assert "not known: 'nobody'; these are the most popular items" in output
+
+
+def test_a_history_of_items_that_hold_commas(tmp_path: Path) -> None:
+    titles = ["Science with O'Brien, Part 1", 'The "Best", of All', "Plain", "Other", "More"]
+    rows = [(user, title) for user in range(12) for k, title in enumerate(titles) if user % 5 != k]
+    table = tmp_path / "views.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("user_id", "item_id"), *rows])
+    run, artifact = tmp_path / "run", tmp_path / "artifact"
+    order = "--data.split.order=file"
+    call("train", table, "--model=SASRec", order, *SMALL[-3:], "--output", run)
+    call("export", run, "--to", artifact)
+    for folder in (run, artifact):
+        for typed in (titles[0], titles[1], "Plain, Other", f'"{titles[0]}",Plain'):
+            output = call("recommend", folder, "--history", typed, "--topk", "2")
+            assert "not known" not in output, output
+        output = call("recommend", folder, "--history", f"{titles[0]},Plain", "--topk", "2")
+        assert "not known: \"Science with O'Brien\", 'Part 1'; left out" in output
+        assert """an item that holds a comma is quoted: --history '"A, b",C'""" in output
 
 
 def test_recommend_and_why(run: Path, fail: Any) -> None:
@@ -209,6 +229,16 @@ def test_runs_are_listed_whole_for_people_and_for_programs(run: Path, tmp_path: 
     assert (found["model"], found["epochs"], found["state"]) == ("BPR", 1, "finished")
 
 
+def test_runs_of_a_sweep_are_found(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "sweep" / "runs" / "BPR-planted-1")
+    folder = tmp_path / "sweep"
+    assert call("runs", folder).splitlines() == [
+        f"{folder} holds no runs; these folders in it hold some: {folder}/runs"
+    ]
+    assert json.loads(call("runs", folder, "--json")) == []
+    assert "BPR-planted-1" in call("runs", folder / "runs")
+
+
 def test_a_run_that_fails_keeps_why(fail: Any, tmp_path: Path) -> None:
     """One process, and one that a launcher started; a second attempt that goes well ends it."""
     wrong = ["--train.optimizer.lr=1e38", "--train.batch_size=50"]
@@ -218,7 +248,12 @@ def test_a_run_that_fails_keeps_why(fail: Any, tmp_path: Path) -> None:
         assert status == 2 and "the loss became NaN" in text
         (found,) = json.loads(call("runs", folder, "--json"))
         assert found["state"] == "failed" and found["reason"] in text, found
-        assert "became NaN" in found["reason"] and "became NaN" in call("runs", folder)
+        assert "became NaN" in found["reason"]
+        assert f"why: {found['reason']}\n" in call("runs", folder)  # whole, for one run
+    head, _, *rows = [line for line in call("runs", tmp_path).splitlines() if line.strip()]
+    place = head.index("state")
+    assert [row[place:].split()[0] for row in rows] == ["failed", "failed"]
+    assert head.split()[-1] == "why" and all(row.rstrip().endswith("…") for row in rows)
     right = "--train.optimizer.lr=0.001"
     call("train", *SMALL, right, "--output", tmp_path / "alone", "--resume")
     state = [("finished", None)]
