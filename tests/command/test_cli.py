@@ -23,7 +23,9 @@ import shoal
 from shoal.command import exit
 from shoal.command.arguments import split_arguments
 from shoal.command.cli import app, main
+from shoal.command.ranking import typed_items
 from shoal.config.keys import KEYS
+from shoal.data.ids import Ids
 from shoal.models import MODELS, describe, find
 from shoal.models.options import meanings
 
@@ -127,17 +129,18 @@ def test_a_history_of_items_that_hold_commas(tmp_path: Path) -> None:
     table = tmp_path / "views.csv"
     with table.open("w", newline="") as file:
         csv.writer(file).writerows([("user_id", "item_id"), *rows])
-    run, artifact = tmp_path / "run", tmp_path / "artifact"
-    order = "--data.split.order=file"
-    call("train", table, "--model=SASRec", order, *SMALL[-3:], "--output", run)
-    call("export", run, "--to", artifact)
-    for folder in (run, artifact):
-        for typed in (titles[0], titles[1], "Plain, Other", f'"{titles[0]}",Plain'):
-            output = call("recommend", folder, "--history", typed, "--topk", "2")
-            assert "not known" not in output, output
-        output = call("recommend", folder, "--history", f"{titles[0]},Plain", "--topk", "2")
-        assert "not known: \"Science with O'Brien\", 'Part 1'; left out" in output
-        assert """an item that holds a comma is quoted: --history '"A, b",C'""" in output
+    run = tmp_path / "run"
+    call("train", table, "--model=EASE", *SMALL[-3:], "--output", run)
+    for typed in (titles[0], titles[1], "Plain, Other", f'"{titles[0]}",Plain'):
+        output = call("recommend", run, "--history", typed, "--topk", "2")
+        assert "not known" not in output, output
+    output = call("recommend", run, "--history", f"{titles[0]},Plain", "--topk", "2")
+    assert "not known: \"Science with O'Brien\", 'Part 1'; left out" in output
+    assert """an item that holds a comma is quoted: --history '"A, b",C'""" in output
+    items = Ids(["[PAD]", *titles])
+    assert typed_items(f'Plain, "{titles[0]}"', items) == ["Plain", titles[0]]
+    assert typed_items('Plain,"The ""Best"", of All"', items) == ["Plain", titles[1]]
+    assert typed_items('"never closed, \n', items) == ["never closed,"]  # no item, no failure
 
 
 def test_recommend_and_why(run: Path, fail: Any) -> None:
