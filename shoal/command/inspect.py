@@ -98,11 +98,15 @@ def config_show(context: typer.Context, trust: Annotated[bool, TRUST] = False) -
     typer.echo(room.show(resolve_words(context.args, trust=trust)))
 
 
-def config_keys() -> None:
+def config_keys(
+    word: Annotated[
+        str | None, typer.Argument(help="Only keys with this word in their name or text.")
+    ] = None,
+) -> None:
     """Print every key with its default, what it may be and what it does."""
     from shoal import config as room
 
-    typer.echo(room.key_page(), nl=False)
+    typer.echo(room.key_page() if word is None else room.keys_with(word), nl=False)
 
 
 def config_schema() -> None:

@@ -98,6 +98,17 @@ def test_config_show_tells_origins(tmp_path: Path) -> None:
     assert "default" in lines["seed: 2020"]
 
 
+def test_config_keys_by_a_word(fail: Any) -> None:
+    lines = call("config", "keys", "Duplicates").splitlines()
+    assert lines[0].startswith("data.filter.duplicates: null  # one of") and lines[1].startswith(
+        "  "
+    )
+    assert call("config", "keys", "twice").startswith("data.escape: null  # ")  # of its text
+    assert r"such as `\`; null" in call("config", "keys")  # Markdown keeps it
+    status, error = fail("config", "keys", "seperator")
+    assert status == 2 and "did you mean separator" in error
+
+
 def test_config_schema_is_json() -> None:
     schema = json.loads(call("config", "schema"))
     assert "train" in schema["properties"]
