@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 import typer
@@ -93,8 +94,14 @@ def export(
     typer.echo(f"artifact: {to}")
 
 
+RUN_OR_ARTIFACT = (
+    "Folder of either. A run answers --user and --history; the options marked Artifact need one: "
+    "shoal export RUN --to DIR."
+)
+
+
 def recommend(
-    run: Annotated[str, typer.Argument(metavar="RUN|ARTIFACT", help="Folder of either.")],
+    run: Annotated[str, typer.Argument(metavar="RUN|ARTIFACT", help=RUN_OR_ARTIFACT)],
     user: Annotated[str | None, typer.Option(help="A user's id as the data has it.")] = None,
     history: Annotated[
         str | None,
@@ -103,17 +110,25 @@ def recommend(
             "'\"A, b\",C'."
         ),
     ] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="For all users, into --output.")] = False,
-    users: Annotated[str | None, typer.Option(help="File of users, one per line.")] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Artifact: for all users.")] = False,
+    users: Annotated[
+        str | None, typer.Option(help="Artifact: for users of a file, one per line.")
+    ] = None,
     topk: Annotated[int, typer.Option(help="How many items.")] = 10,
-    output: Annotated[str | None, typer.Option(help="FILE.parquet, .csv or .jsonl")] = None,
-    exclude: Annotated[str | None, typer.Option(help="File of items to leave out.")] = None,
-    only: Annotated[str | None, typer.Option(help="File of items to choose from.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="--all, --users: FILE.parquet, .csv or .jsonl")
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Artifact: file of items to leave out.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Artifact: file of items to choose from.")
+    ] = None,
     category: Annotated[
-        str | None, typer.Option(help="Items to choose from: FILE:COLUMN=VALUE")
+        str | None, typer.Option(help="Artifact: items to choose from, FILE:COLUMN=VALUE")
     ] = None,
     seen: Annotated[
-        bool | None, typer.Option("--seen/--no-seen", help="May seen items come again?")
+        bool | None, typer.Option("--seen/--no-seen", help="Artifact: may seen items come again?")
     ] = None,
     nproc: Annotated[int, typer.Option(help="Cores that compute; 0: all.")] = 0,
     approximate: Annotated[
@@ -139,9 +154,18 @@ def recommend(
         )
     filters = (exclude, only, category, seen)
     if is_run and (many or any(one is not None for one in filters)):
+        to = f"exported/{Path(run).resolve().name}"
+        given = {"user": user, "history": history, "users": users, "output": output}
+        given |= {"exclude": exclude, "only": only, "category": category}
+        given["topk"] = None if topk == 10 else str(topk)
+        words = ["--all"] * everybody
+        words += [f"--{name} {quote(one)}" for name, one in given.items() if one is not None]
+        words += [] if seen is None else ["--seen" if seen else "--no-seen"]
+        typed = " ".join(words)
         raise ValueError(
-            f"{run} is a run, which answers --user and --history; for the other options `shoal "
-            f"export {run} --to DIR` first, then use DIR"
+            f"{run} is a run, which answers --user and --history, without filters; make an "
+            f"artifact of it: `shoal export {quote(run)} --to {quote(to)}{' --trust' * trust}`, "
+            f"then: `shoal recommend {quote(to)} {typed}`"
         )
     if many:
         from shoal.runs.artifact.bulk import recommend_many

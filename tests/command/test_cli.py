@@ -163,6 +163,27 @@ def test_recommend_and_why(run: Path, fail: Any) -> None:
     assert status == 2 and "answers --user and --history" in error
 
 
+def test_a_run_says_how_to_answer_all_users(run: Path, fail: Any) -> None:
+    words = ["--all", "--output", "all users.csv", "--topk", "5", "--no-seen"]
+    status, error = fail("recommend", run, *words)
+    assert status == 2
+    assert re.findall("`(.*?)`", error) == [
+        f"shoal export {run} --to exported/run",
+        "shoal recommend exported/run --all --output 'all users.csv' --topk 5 --no-seen",
+    ]
+
+
+def test_a_run_of_an_own_model_asks_for_trust(tmp_path: Path, fail: Any) -> None:
+    """The advice fits a command that takes no keys."""
+    call("new", "model", "Taste", "--to", tmp_path)
+    run = tmp_path / "run"
+    call("train", *SMALL, f"--model={tmp_path}/taste.py:Taste", "--output", run)
+    status, error = fail("recommend", run, "--user", "5")
+    assert status == 2 and "add --trust" in error
+    assert "Commands that take keys, such as train and eval" in error
+    assert "for user 5" in call("recommend", run, "--user", "5", "--trust")
+
+
 def test_eval_prints_the_table(run: Path, tmp_path: Path) -> None:
     output = call("eval", run, "--output", tmp_path / "out")
     assert "best valid" in output and "recall@10" in output
