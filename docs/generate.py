@@ -56,7 +56,7 @@ EXAMPLES = {
     "models": "shoal models SASRec",
     "doctor": "shoal doctor",
     "config show": "shoal config show ratings.csv --model=BPR --train.epochs=5",
-    "config keys": "shoal config keys",
+    "config keys": "shoal config keys separator",
     "config schema": "shoal config schema",
     "new model": "shoal new model TwoTower",
     "data fetch": "shoal data fetch ml-100k",

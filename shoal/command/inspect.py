@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,7 +39,7 @@ def models(
 
 
 def runs(
-    root: Annotated[str, typer.Argument(help="Folder that holds runs.")] = "runs",
+    root: Annotated[str, typer.Argument(help="Folder that holds runs, or a run.")] = "runs",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a list of objects instead of a table.")
     ] = False,
@@ -51,22 +51,44 @@ def runs(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
+    if not found:
+        beside = sorted({str(one.parent.parent) for one in Path(root).glob("*/*/config.yaml")})
+        more = f"; these folders in it hold some: {', '.join(beside)}" if beside else ""
+        return typer.echo(f"{root} holds no runs{more}")
+    _print_runs(found)
+    if len(found) == 1 and found[0]["folder"] == str(Path(root)) and found[0]["reason"]:
+        typer.echo(f"why: {found[0]['reason']}")
+
+
+def _print_runs(found: list[dict[str, Any]]) -> None:
+    """A table; why a run failed is cut to what the terminal has left."""
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    heads = ("run", "model", "data", "metric", "best valid", "test", "epochs", "state", "exported")
-    table = Table(*heads, box=SIMPLE)
+    heads = ["run", "model", "data", "metric", "best valid", "test", "epochs", "state", "exported"]
+    rows = []
     for one in found:
         figures = ["–" if x is None else f"{x:.4f}" for x in (one["best_valid"], one["test"])]
         name = Path(one["folder"]).name
         name += "" if one["start"] is None else f" ← {Path(one['start']).name}"
-        table.add_row(
-            *(name, one["model"], one["data"], one["metric"], *figures),
-            *("–" if one["epochs"] is None else str(one["epochs"]), one["reason"] or one["state"]),
-            ", ".join(one["exported"][-1:]) or "–",
+        epochs = "–" if one["epochs"] is None else str(one["epochs"])
+        named = (name, one["model"], one["data"], one["metric"])
+        rows.append(
+            [*named, *figures, epochs, one["state"], ", ".join(one["exported"][-1:]) or "–"]
         )
-    Console(width=10_000).print(table)  # names are there to be copied: lines are not cut
+    console = Console(width=10_000)  # names are there to be copied: they are not cut
+    why = [" ".join((one["reason"] or "–").split()) for one in found]
+    if any(one["reason"] for one in found):
+        wide = sum(2 + max(map(len, column)) + 1 for column in zip(heads, *rows))
+        room = max(30, Console().width - wide - 4)
+        why = [one if len(one) <= room else f"{one[: room - 1]}…" for one in why]
+        heads, rows = [*heads, "why"], [[*row, one] for row, one in zip(rows, why)]
+    table = Table(*heads, box=SIMPLE)
+    for row in rows:
+        table.add_row(*map(Text, row))  # no markup: files of others wrote it
+    console.print(table)
 
 
 def config_show(context: typer.Context, trust: Annotated[bool, TRUST] = False) -> None:
@@ -76,11 +98,15 @@ def config_show(context: typer.Context, trust: Annotated[bool, TRUST] = False) -
     typer.echo(room.show(resolve_words(context.args, trust=trust)))
 
 
-def config_keys() -> None:
+def config_keys(
+    word: Annotated[
+        str | None, typer.Argument(help="Only keys with this word in their name or text.")
+    ] = None,
+) -> None:
     """Print every key with its default, what it may be and what it does."""
     from shoal import config as room
 
-    typer.echo(room.key_page(), nl=False)
+    typer.echo(room.key_page() if word is None else room.keys_with(word), nl=False)
 
 
 def config_schema() -> None:

@@ -1,11 +1,14 @@
 """A ranking as a table on the terminal: titles where items have them, and why they are there."""
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from shoal.data.ids import Ids
     from shoal.runs.explain import Explanation
     from shoal.runs.ranked import RankedItems
 
@@ -25,7 +28,8 @@ def print_ranking(
 
     if found.unknown:
         popular = "these are the most popular items" if found.by == "popularity" else "left out"
-        typer.echo(f"not known: {', '.join(map(str, found.unknown))}; {popular}")
+        # In quotes: an item may hold a comma, and signs that would steer a terminal.
+        typer.echo(f"not known: {', '.join(repr(str(one)) for one in found.unknown)}; {popular}")
     heads = ["rank", "item", *["title"] * bool(titles), "score", *["why"] * (why is not None)]
     table = Table(*heads, title=Text(printable(f"for {who}")))
     for number, (item, score) in enumerate(found):
@@ -49,6 +53,20 @@ def _reasons(why: "Explanation") -> str:
     parts += [f"{len(why) - REASONS} more {left:+.3g}"] if len(why) > REASONS else []
     parts += [f"rest {why.rest:+.3g}"] if why.rest else []
     return ", ".join(parts)
+
+
+def typed_items(text: str, items: "Ids") -> list[str]:
+    """The items of a history that somebody typed: one, or several with commas between them.
+
+    An item that holds a comma itself is quoted as in csv, unless it is the only one.
+    """
+    if items.find([text]).all():
+        return [text]
+    plain = [one.strip() for one in text.split(",")]
+    if '"' not in text or items.find(plain).all():
+        return plain
+    lines = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    return [one.strip() for line in lines for one in line]
 
 
 def printable(value: Any) -> str:

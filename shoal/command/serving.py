@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 import typer
@@ -93,23 +94,41 @@ def export(
     typer.echo(f"artifact: {to}")
 
 
+RUN_OR_ARTIFACT = (
+    "Folder of either. A run answers --user and --history; the options marked Artifact need one: "
+    "shoal export RUN --to DIR."
+)
+
+
 def recommend(
-    run: Annotated[str, typer.Argument(metavar="RUN|ARTIFACT", help="Folder of either.")],
+    run: Annotated[str, typer.Argument(metavar="RUN|ARTIFACT", help=RUN_OR_ARTIFACT)],
     user: Annotated[str | None, typer.Option(help="A user's id as the data has it.")] = None,
     history: Annotated[
-        str | None, typer.Option(help="Items, oldest first, with commas between them.")
+        str | None,
+        typer.Option(
+            help="Items, oldest first, with commas between them; one that holds a comma is quoted: "
+            "'\"A, b\",C'."
+        ),
     ] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="For all users, into --output.")] = False,
-    users: Annotated[str | None, typer.Option(help="File of users, one per line.")] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Artifact: for all users.")] = False,
+    users: Annotated[
+        str | None, typer.Option(help="Artifact: for users of a file, one per line.")
+    ] = None,
     topk: Annotated[int, typer.Option(help="How many items.")] = 10,
-    output: Annotated[str | None, typer.Option(help="FILE.parquet, .csv or .jsonl")] = None,
-    exclude: Annotated[str | None, typer.Option(help="File of items to leave out.")] = None,
-    only: Annotated[str | None, typer.Option(help="File of items to choose from.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="--all, --users: FILE.parquet, .csv or .jsonl")
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Artifact: file of items to leave out.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Artifact: file of items to choose from.")
+    ] = None,
     category: Annotated[
-        str | None, typer.Option(help="Items to choose from: FILE:COLUMN=VALUE")
+        str | None, typer.Option(help="Artifact: items to choose from, FILE:COLUMN=VALUE")
     ] = None,
     seen: Annotated[
-        bool | None, typer.Option("--seen/--no-seen", help="May seen items come again?")
+        bool | None, typer.Option("--seen/--no-seen", help="Artifact: may seen items come again?")
     ] = None,
     nproc: Annotated[int, typer.Option(help="Cores that compute; 0: all.")] = 0,
     approximate: Annotated[
@@ -135,9 +154,18 @@ def recommend(
         )
     filters = (exclude, only, category, seen)
     if is_run and (many or any(one is not None for one in filters)):
+        to = f"exported/{Path(run).resolve().name}"
+        given = {"user": user, "history": history, "users": users, "output": output}
+        given |= {"exclude": exclude, "only": only, "category": category}
+        given["topk"] = None if topk == 10 else str(topk)
+        words = ["--all"] * everybody
+        words += [f"--{name} {quote(one)}" for name, one in given.items() if one is not None]
+        words += [] if seen is None else ["--seen" if seen else "--no-seen"]
+        typed = " ".join(words)
         raise ValueError(
-            f"{run} is a run, which answers --user and --history; for the other options `shoal "
-            f"export {run} --to DIR` first, then use DIR"
+            f"{run} is a run, which answers --user and --history, without filters; make an "
+            f"artifact of it: `shoal export {quote(run)} --to {quote(to)}{' --trust' * trust}`, "
+            f"then: `shoal recommend {quote(to)} {typed}`"
         )
     if many:
         from shoal.runs.artifact.bulk import recommend_many
@@ -153,9 +181,8 @@ def recommend(
             count = recommend_many(run, output, *how)
         typer.echo(f"{count} users: {output}")
         return
-    from shoal.command.ranking import print_ranking
+    from shoal.command.ranking import print_ranking, typed_items
 
-    words = None if history is None else [one.strip() for one in history.split(",")]
     opened: Any
     if is_run:
         with importing():
@@ -165,12 +192,14 @@ def recommend(
 
         torch.set_num_threads(os.cpu_count() or 1)
         opened = Trained(run, trust=trust)
+        words = None if history is None else typed_items(history, opened.recommender.items)
         found = opened.recommend(user, topk, words)
     else:
         from shoal.runs.artifact.bulk import allowed_items, read_lines
         from shoal.runs.artifact.loaded import load
 
         opened = load(run)
+        words = None if history is None else typed_items(history, opened.recommender.items)
         banned = [] if exclude is None else read_lines(exclude)
         found = opened.recommend(user, words, topk, banned, allowed_items(only, category), seen)
     who = f"user {user}" if history is None else f"history {history}"
@@ -178,6 +207,8 @@ def recommend(
     if explain and found.by == "model":
         known = words and [one for one in words if one not in found.unknown]
         why = [opened.explain(user, item, known) for item, _ in found]
+    if history and "," in history and found.unknown and '"' not in history:
+        typer.echo("an item that holds a comma is quoted: --history '\"A, b\",C'")
     print_ranking(who, found, opened.recommender.titles(item for item, _ in found), why)
 
 

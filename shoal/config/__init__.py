@@ -3,7 +3,7 @@
 from shoal.config.errors import ConfigError
 from shoal.config.intervals import Interval, parse_intervals
 from shoal.config.loading import Command, ModelLookup, Resolved, load
-from shoal.config.output import dump, json_schema, key_page, show
+from shoal.config.output import dump, json_schema, key_page, keys_with, show
 from shoal.config.schema import Config
 from shoal.config.sources import Origin
 
@@ -18,6 +18,7 @@ __all__ = [
     "dump",
     "json_schema",
     "key_page",
+    "keys_with",
     "load",
     "parse_intervals",
     "show",

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from shoal.config.errors import did_you_mean
 from shoal.config.keys import KEYS, Key, allowed, typed
 from shoal.config.loading import Resolved
 from shoal.config.schema import Config, Section
@@ -58,8 +59,9 @@ def key_page() -> str:
         "# Every key of a config",
         "",
         "For those who set something. [Configs](config.md) describes how a key is given, in a file "
-        "or on the command line; `shoal config keys` prints this page. Options of a model "
-        "(`model.KEY`) are in [every model](every_model.md), and `shoal models NAME` prints them.",
+        "or on the command line; `shoal config keys` prints this page, `shoal config keys WORD` "
+        "the keys with that word in their name or text. Options of a model (`model.KEY`) are in "
+        "[every model](every_model.md), and `shoal models NAME` prints them.",
     ]
     section = ""
     for key, one in _documented():
@@ -68,9 +70,26 @@ def key_page() -> str:
             lines += ["", f"## {section}", "", "| key | default | allowed | what it does |"]
             lines += ["| --- | --- | --- | --- |"]
         meaning = re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", one.description or "")
+        meaning = re.sub(r"(?<!`)\\(?!`)", r"`\\`", meaning)  # bare, it would escape what follows
         cells = [f"`{_plain_inline(one.default)}`", allowed(one.kind), meaning]
         lines.append(" | ".join([f"| `{key}`", *cells]) + " |")
     return "".join(f"{line}\n" for line in lines)
+
+
+def keys_with(word: str) -> str:
+    """The keys that have a word in their name or text, two lines each; ValueError if none has."""
+    found = [
+        f"{key}: {_plain_inline(one.default)}  # {allowed(one.kind)}\n  {one.description}\n"
+        for key, one in _documented()
+        if word.lower() in f"{key} {one.description}".lower()
+    ]
+    if not found:
+        hint = did_you_mean(word, [part for key, _ in _documented() for part in key.split(".")])
+        raise ValueError(
+            f"no key has {word!r} in its name or text; `shoal config keys` prints all, and "
+            f"`shoal models NAME` the options of a model{hint}"
+        )
+    return "".join(found)
 
 
 def _documented() -> Iterator[tuple[str, Key]]:

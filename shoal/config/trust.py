@@ -18,8 +18,9 @@ from shoal.config.yaml_io import inline
 RUNS = [key for key, one in KEYS.items() if one.mark(NeedsTrust) == RUN]
 WRITES = [key for key, one in KEYS.items() if one.mark(NeedsTrust) == WRITTEN]
 REMEDY = (
-    "A run folder's config names code to run or a place to write to: give the key yourself "
-    "(--KEY=VALUE), or, if you know where the folder comes from, --trust (in Python: trust=True)"
+    "A run folder's config names code to run or a place to write to: if you know where the folder "
+    "comes from, add --trust (in Python: trust=True). Commands that take keys, such as train and "
+    "eval, take your own value instead (--KEY=VALUE)"
 )
 
 

@@ -64,7 +64,7 @@ def test_from_a_first_look_to_a_service(tmp_path: Path) -> None:
         told = run("recommend", folder, "--user=276", "--topk=3")
         assert "for user 276" in told and "0000" in told
     told = run("recommend", "exported/bpr", "--user=nobody", "--topk=3")
-    assert "not known: nobody; these are the most popular items" in told
+    assert "not known: 'nobody'; these are the most popular items" in told
 
     rows = [{"User-ID": 276, "ISBN": "000000047\\"}, {"User-ID": "new", "ISBN": "x", "Age": 30}]
     answer = ask(tmp_path, "exported/clicks", "/v1/predict", {"samples": rows})

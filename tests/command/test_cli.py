@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -22,7 +23,9 @@ import shoal
 from shoal.command import exit
 from shoal.command.arguments import split_arguments
 from shoal.command.cli import app, main
+from shoal.command.ranking import typed_items
 from shoal.config.keys import KEYS
+from shoal.data.ids import Ids
 from shoal.models import MODELS, describe, find
 from shoal.models.options import meanings
 
@@ -95,6 +98,17 @@ def test_config_show_tells_origins(tmp_path: Path) -> None:
     assert "default" in lines["seed: 2020"]
 
 
+def test_config_keys_by_a_word(fail: Any) -> None:
+    lines = call("config", "keys", "Duplicates").splitlines()
+    assert lines[0].startswith("data.filter.duplicates: null  # one of") and lines[1].startswith(
+        "  "
+    )
+    assert call("config", "keys", "twice").startswith("data.escape: null  # ")  # of its text
+    assert r"such as `\`; null" in call("config", "keys")  # Markdown keeps it
+    status, error = fail("config", "keys", "seperator")
+    assert status == 2 and "did you mean separator" in error
+
+
 def test_config_schema_is_json() -> None:
     schema = json.loads(call("config", "schema"))
     assert "train" in schema["properties"]
@@ -117,7 +131,27 @@ def test_recommend(run: Path) -> None:
     ]
     assert len(rows) == 4
     output = call("recommend", run, "--user", "nobody", "--topk", "2")
-    assert "not known: nobody; these are the most popular items" in output
+    assert "not known: 'nobody'; these are the most popular items" in output
+
+
+def test_a_history_of_items_that_hold_commas(tmp_path: Path) -> None:
+    titles = ["Science with O'Brien, Part 1", 'The "Best", of All', "Plain", "Other", "More"]
+    rows = [(user, title) for user in range(12) for k, title in enumerate(titles) if user % 5 != k]
+    table = tmp_path / "views.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("user_id", "item_id"), *rows])
+    run = tmp_path / "run"
+    call("train", table, "--model=EASE", *SMALL[-3:], "--output", run)
+    for typed in (titles[0], titles[1], "Plain, Other", f'"{titles[0]}",Plain'):
+        output = call("recommend", run, "--history", typed, "--topk", "2")
+        assert "not known" not in output, output
+    output = call("recommend", run, "--history", f"{titles[0]},Plain", "--topk", "2")
+    assert "not known: \"Science with O'Brien\", 'Part 1'; left out" in output
+    assert """an item that holds a comma is quoted: --history '"A, b",C'""" in output
+    items = Ids(["[PAD]", *titles])
+    assert typed_items(f'Plain, "{titles[0]}"', items) == ["Plain", titles[0]]
+    assert typed_items('Plain,"The ""Best"", of All"', items) == ["Plain", titles[1]]
+    assert typed_items('"never closed, \n', items) == ["never closed,"]  # no item, no failure
 
 
 def test_recommend_and_why(run: Path, fail: Any) -> None:
@@ -127,6 +161,27 @@ def test_recommend_and_why(run: Path, fail: Any) -> None:
     assert "most popular" in output and "why" not in output
     status, error = fail("recommend", run, "--all", "--output", "x.csv", "--explain")
     assert status == 2 and "answers --user and --history" in error
+
+
+def test_a_run_says_how_to_answer_all_users(run: Path, fail: Any) -> None:
+    words = ["--all", "--output", "all users.csv", "--topk", "5", "--no-seen"]
+    status, error = fail("recommend", run, *words)
+    assert status == 2
+    assert re.findall("`(.*?)`", error) == [
+        f"shoal export {run} --to exported/run",
+        "shoal recommend exported/run --all --output 'all users.csv' --topk 5 --no-seen",
+    ]
+
+
+def test_a_run_of_an_own_model_asks_for_trust(tmp_path: Path, fail: Any) -> None:
+    """The advice fits a command that takes no keys."""
+    call("new", "model", "Taste", "--to", tmp_path)
+    run = tmp_path / "run"
+    call("train", *SMALL, f"--model={tmp_path}/taste.py:Taste", "--output", run)
+    status, error = fail("recommend", run, "--user", "5")
+    assert status == 2 and "add --trust" in error
+    assert "Commands that take keys, such as train and eval" in error
+    assert "for user 5" in call("recommend", run, "--user", "5", "--trust")
 
 
 def test_eval_prints_the_table(run: Path, tmp_path: Path) -> None:
@@ -209,6 +264,16 @@ def test_runs_are_listed_whole_for_people_and_for_programs(run: Path, tmp_path: 
     assert (found["model"], found["epochs"], found["state"]) == ("BPR", 1, "finished")
 
 
+def test_runs_of_a_sweep_are_found(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "sweep" / "runs" / "BPR-planted-1")
+    folder = tmp_path / "sweep"
+    assert call("runs", folder).splitlines() == [
+        f"{folder} holds no runs; these folders in it hold some: {folder}/runs"
+    ]
+    assert json.loads(call("runs", folder, "--json")) == []
+    assert "BPR-planted-1" in call("runs", folder / "runs")
+
+
 def test_a_run_that_fails_keeps_why(fail: Any, tmp_path: Path) -> None:
     """One process, and one that a launcher started; a second attempt that goes well ends it."""
     wrong = ["--train.optimizer.lr=1e38", "--train.batch_size=50"]
@@ -218,7 +283,12 @@ def test_a_run_that_fails_keeps_why(fail: Any, tmp_path: Path) -> None:
         assert status == 2 and "the loss became NaN" in text
         (found,) = json.loads(call("runs", folder, "--json"))
         assert found["state"] == "failed" and found["reason"] in text, found
-        assert "became NaN" in found["reason"] and "became NaN" in call("runs", folder)
+        assert "became NaN" in found["reason"]
+        assert f"why: {found['reason']}\n" in call("runs", folder)  # whole, for one run
+    head, _, *rows = [line for line in call("runs", tmp_path).splitlines() if line.strip()]
+    place = head.index("state")
+    assert [row[place:].split()[0] for row in rows] == ["failed", "failed"]
+    assert head.split()[-1] == "why" and all(row.rstrip().endswith("…") for row in rows)
     right = "--train.optimizer.lr=0.001"
     call("train", *SMALL, right, "--output", tmp_path / "alone", "--resume")
     state = [("finished", None)]

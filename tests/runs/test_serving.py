@@ -138,7 +138,12 @@ def test_what_is_wrong_is_refused(running: Running, body: Any, status: int) -> N
 
 def test_what_is_no_request_is_refused(running: Running) -> None:
     assert running.call("POST", "/v1/recommend", {}, {"content-type": "text/plain"})[0] == 415
-    assert running.call("GET", "/v1/recommend")[0] == 405
+    status, answer = running.call("GET", "/v1/recommend")
+    assert status == 405 and answer["error"].startswith("this route answers POST with a body of JS")
+    assert running.call("POST", "/ready") == (405, {"error": "this route answers GET"})
+    assert b"\r\nallow: POST\r\n" in running.raw(
+        b"GET /v1/score HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    )
     assert running.call("GET", "/v1/nothing")[0] == 404
     assert running.call("GET", "/ready", headers={"host": "evil.example"})[0] == 421
     assert b"400 Bad Request" in running.raw(b"\x00\x01\x02 nonsense\r\n\r\n")

@@ -7,7 +7,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from shoal import config as config_room
 from shoal.config import ConfigError
+from shoal.runs.run import resolve
 from shoal.runs.tuning.sweep import Grid, Sweep, cells, compare, make_grid, read_grid
 
 PLANTED = ["--data.planted.users=60", "--data.planted.items=40"]
@@ -45,11 +47,54 @@ def test_cells_have_one_split_and_models_may_be_files(tmp_path: Path) -> None:
     assert found[2].resolved.config.model.options["embedding_size"] == 8
     with pytest.raises(ValueError, match=r"no model is named 'BRP'.*did you mean BPR"):
         cells(make_grid("BRP"), (), PLANTED)
-    other = tmp_path / "more" / "tuned.yaml"
-    other.parent.mkdir()
-    other.write_text(tuned.read_text())
+    same = tmp_path / "tuned.yml"
+    same.write_text(tuned.read_text())
     with pytest.raises(ValueError, match="have the same name"):
-        Sweep(tmp_path, cells(make_grid([str(tuned), str(other)], seeds=1), (), PLANTED), print)
+        Sweep(tmp_path, cells(make_grid([str(tuned), str(same)], seeds=1), (), PLANTED), print)
+
+
+def studies(folder: Path, **data: str) -> list[str]:
+    """Config files as searches write them, best.yaml each: model -> its data."""
+    found = []
+    for model, name in data.items():
+        file = folder / "studies" / model.lower() / "best.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        words = [
+            *PLANTED,
+            "--eval.topk=[5]",
+            "--eval.valid_metric=MRR@5",
+            "--run.seed=7",
+            f"--data.name={name}",
+        ]
+        file.write_text(config_room.dump(resolve([], [f"--model={model}", *words]).config))
+        found.append(str(file))
+    return found
+
+
+def test_files_of_one_name_are_called_by_their_folders(tmp_path: Path) -> None:
+    files = studies(tmp_path, BPR="planted", LightGCN="planted")
+    found = cells(make_grid(files, seeds=1), (), ())
+    assert [one.model for one in found] == ["bpr/best", "lightgcn/best"]
+    runs = [path.name for path in Sweep(tmp_path, found, print)._paths]
+    assert runs == ["bpr_best-planted-2020", "lightgcn_best-planted-2020"]
+    found = cells(make_grid([files[0]], seeds=1), (), ())
+    assert [one.model for one in found] == ["best"]
+
+
+def test_a_name_beside_files_has_their_data(tmp_path: Path) -> None:
+    files = studies(tmp_path, BPR="planted", LightGCN="planted")
+    *_, last = cells(make_grid([*files, "Pop"], seeds=1), (), ())
+    config = last.resolved.config
+    assert (last.model, last.data, config.data.planted.users) == ("Pop", "planted", 60)
+    assert list(config.eval.topk) == [5] and config.data.split.seed == 7  # that of the files
+    # What is named is not replaced.
+    *_, last = cells(make_grid([*files, "Pop"], seeds=1), (), ["--data.name=ml-100k"])
+    assert last.data == "ml-100k"
+    *_, last = cells(make_grid([*files, "Pop"], "ml-100k", 1), (), ())
+    assert last.data == "ml-100k"
+    other = studies(tmp_path, LightGCN="ml-100k")
+    with pytest.raises(ValueError, match=r"Pop names no data, .*: planted.*add --data"):
+        cells(make_grid(["Pop", files[0], *other], seeds=1), (), ())
 
 
 def runs(folder: Path, users: bool) -> dict[str, list[dict[str, Any]]]:

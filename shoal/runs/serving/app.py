@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 import shoal
 from shoal.pages import look
-from shoal.runs.http.guard import Guard, RefusedRequest, json_answer
+from shoal.runs.http.guard import Guard, RefusedRequest, json_answer, path_of
 from shoal.runs.serving.batching import Batcher, Full
 from shoal.runs.serving.figures import Figures
 from shoal.runs.serving.openapi import describe, page_of
@@ -89,7 +89,7 @@ class Api(Guard):
             "/": self._page,
         }
         routes = [Route(path, self.guarded(one), methods=["GET"]) for path, one in gets.items()]
-        return Starlette(routes=[*posts, *routes])
+        return Starlette(routes=[*posts, *routes], exception_handlers={405: self._other_method})
 
     def begun(self) -> None:
         self.figures.in_flight += 1
@@ -124,6 +124,20 @@ class Api(Guard):
             return json_answer(answer)
 
         return post
+
+    async def _other_method(self, request: Request, error: Exception) -> Response:
+        """The answer where a route is asked by another method than its own."""
+        path = path_of(request)
+        own = "POST" if path.startswith("/v1/") and path != "/v1/examples" else "GET"
+        what = {"POST": " with a body of JSON; GET /docs shows what it may hold", "GET": ""}[own]
+
+        async def refuse(request: Request) -> Response:
+            raise RefusedRequest(405, f"this route answers {own}{what}")
+
+        answer = await self.guarded(refuse)(request)
+        if answer.status_code == 405:
+            answer.headers["allow"] = own
+        return answer
 
     # ---- for whoever watches over it ------------------------------------------------------------
 

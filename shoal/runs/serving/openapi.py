@@ -28,6 +28,7 @@ ANSWERS = {
 WRONG = {
     "401": "no token, or another",
     "404": "a user or an item that the model does not know",
+    "405": "another method than POST",
     "408": "the request came too slowly",
     "413": "the request is too large",
     "415": "the body is no JSON",

@@ -18,6 +18,7 @@ import numpy as np
 
 from shoal import config as config_room
 from shoal.config import ConfigError, Resolved
+from shoal.config.keys import KEYS, value_of
 from shoal.config.yaml_io import SUFFIXES, inline, read_file
 from shoal.models.own import check_launchable
 from shoal.runs.given import with_data
@@ -31,6 +32,7 @@ from shoal.training.run_folder import RunFolder
 from shoal.world.durable import replace_durably
 
 USERS = "evaluation/users.parquet"
+NAMING = ("data.name", "data.path", "data.files", "data.format", "data.clicks.train")
 
 
 @dataclass(frozen=True)
@@ -87,25 +89,84 @@ def _seeds(given: Any, first: int) -> list[int]:
 
 
 def cells(grid: Grid, files: Sequence[str | Path], overrides: Sequence[str]) -> list[Cell]:
-    """Every run of a grid, its config resolved; without models or data: those of the config."""
+    """Every run of a grid, its config resolved; without models or data: those of the config.
+
+    A model that is only named, where nothing names its data, has those of the config files.
+    """
     found = []
+    titles = _titles([one for one in grid.models if _is_file(one)])
+    given = {} if grid.data else {one: resolve([*files, one], overrides) for one in titles}
     for model in grid.models or [""]:
-        is_file = Path(model).suffix in SUFFIXES
+        is_file = model in titles
         named = [f"--model.name={model}"] if model and not is_file else []
         for data in grid.data or [""]:
             is_path = bool(data) and Path(data).exists()
             words = [*overrides, *named, *([f"--data.name={data}"] if data and not is_path else [])]
             resolved = resolve([*files, *([model] if is_file else [])], words)
-            resolved = with_data(resolved, data) if is_path else resolved
+            if is_path:
+                resolved = with_data(resolved, data)
+            elif given and not is_file and not _names_data(resolved):
+                origin = "what the config files of the models agree on"
+                resolved = resolved.with_values(_agreed(model, given), origin)
             config = resolved.config
             check_launchable(config.model.name)
-            shown = Path(model).stem if is_file else config.model.title
-            split = config.data.split.seed
-            fixed = {"data.split.seed": config.run.seed if split is None else split}
+            shown = titles.get(model, config.model.title)
+            fixed = {"data.split.seed": _split_seed(resolved)}
             for seed in grid.seeds:
                 one = resolved.with_values({**fixed, "run.seed": seed}, "shoal sweep")
                 found.append(Cell(shown, config.data.title, seed, one))
     return found
+
+
+def _is_file(model: str) -> bool:
+    return Path(model).suffix in SUFFIXES
+
+
+def _titles(files: Sequence[str]) -> dict[str, str]:
+    """Config file -> what it is called: its name, with as many folders as tell it from others.
+
+    studies/bpr/best.yaml, studies/gcn/best.yaml -> bpr/best, gcn/best
+    """
+    parts = {file: Path(file).with_suffix("").parts for file in files}
+    found = {}
+    for file, own in parts.items():
+        others = [one for other, one in parts.items() if other != file]
+        lengths = range(1, len(own) + 1)
+        alone = (n for n in lengths if all(one[-n:] != own[-n:] for one in others))
+        found[file] = "/".join(own[-next(alone, len(own)) :])
+    return found
+
+
+def _names_data(resolved: Resolved) -> bool:
+    return any(not resolved.origins[key].startswith("default") for key in NAMING)
+
+
+def _split_seed(resolved: Resolved) -> int:
+    """Seeds of runs vary training alone: what the split of all of them is drawn with."""
+    split = resolved.config.data.split.seed
+    return resolved.config.run.seed if split is None else split
+
+
+def _agreed(model: str, given: dict[str, Resolved]) -> dict[str, Any]:
+    """The data of config files and how they are evaluated, for a model that names no data."""
+    first = next(iter(given.values())).config
+    same_eval = all(one.config.eval == first.eval for one in given.values())  # keys fit together
+    wanted = [key for key in KEYS if key.startswith(("data.", "eval.") if same_eval else "data.")]
+    values = [
+        {key: value_of(one.config, key) for key in wanted} | {"data.split.seed": _split_seed(one)}
+        for one in given.values()
+    ]
+    if any(one[key] != values[0][key] for one in values for key in NAMING):
+        each = ", ".join(f"{file}: {one.config.data.title}" for file, one in given.items())
+        raise ValueError(
+            f"{model} names no data, and the config files name different ones ({each}); "
+            "add --data NAME, or a path"
+        )
+    return {
+        key: value
+        for key, value in values[0].items()
+        if value != KEYS[key].default and all(one[key] == value for one in values)
+    }
 
 
 class Sweep:
