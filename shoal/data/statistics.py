@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.data.dataset import Dataset
-from shoal.data.sources.dates import shown_time
+from shoal.data.dates import shown_time
 
 
 def describe(dataset: Dataset) -> str:

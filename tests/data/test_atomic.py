@@ -174,8 +174,11 @@ BAD = {
         INTER + "a\tx\t3\t1\na\tx\tfour\t1\n",
         "line 3: 'four' in 'rating' is not a number",
     ),
-    "nan": (INTER + "a\tx\tnan\t1\n", "line 2: 'nan' in 'rating' is not a number"),
-    "infinity": (INTER + "a\tx\t3\t-inf\n", "line 2: '-inf' in 'timestamp' is not a number"),
+    "nan": (INTER + "a\tx\tnan\t1\n", "line 2: 'rating' is empty"),
+    "infinity": (
+        INTER + "a\tx\t3\t-inf\n",
+        "line 2: '-inf' in 'timestamp' is no time that can be read",
+    ),
     "no number": (INTER + "a\tx\t\t1\n", "line 2: 'rating' is empty"),
     "empty user": (INTER + "a\tx\t3\t1\n\ty\t3\t1\n", "line 3: 'user_id' is empty"),
     "empty item": (INTER + "a\t\t3\t1\n", "line 2: 'item_id' is empty"),

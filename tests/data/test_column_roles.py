@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from shoal.data.sources.dates import doubtful_order, seconds_of_dates
+from shoal.data.dates import doubtful_order, seconds_of_dates
 from shoal.data.sources.roles import need_roles, roles_of
 
 KNOWN = {

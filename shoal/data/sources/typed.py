@@ -15,8 +15,8 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
+from shoal.data.dates import doubtful_order, seconds_of_dates
 from shoal.data.raw import RawColumn
-from shoal.data.sources.dates import doubtful_order, seconds_of_dates
 
 if TYPE_CHECKING:
     import polars as pl
