@@ -106,6 +106,7 @@ def sequences(ran: Ran) -> None:
 def own_model(ran: Ran) -> None:
     assert ran.losses("two") == pytest.approx(ran.losses("biased"), rel=1e-5)
     assert "did you mean model.embedding_size?" in ran.text and "1 passed" in ran.text
+    assert "for user 5" in ran.text
     code = (ran.folder / "biased.py").read_text()
     assert len(code.splitlines()) < 50
 

@@ -155,13 +155,10 @@ def recommend(
     filters = (exclude, only, category, seen)
     if is_run and (many or any(one is not None for one in filters)):
         to = f"exported/{Path(run).resolve().name}"
-        given = {"user": user, "history": history, "users": users, "output": output}
-        given |= {"exclude": exclude, "only": only, "category": category}
-        given["topk"] = None if topk == 10 else str(topk)
-        words = ["--all"] * everybody
-        words += [f"--{name} {quote(one)}" for name, one in given.items() if one is not None]
-        words += [] if seen is None else ["--seen" if seen else "--no-seen"]
-        typed = " ".join(words)
+        asked: dict[str, Any] = {"user": user, "history": history, "users": users}
+        asked |= {"all": everybody or None, "output": output, "topk": None if topk == 10 else topk}
+        asked |= {"exclude": exclude, "only": only, "category": category, "seen": seen}
+        typed = _typed(asked)
         raise ValueError(
             f"{run} is a run, which answers --user and --history, without filters; make an "
             f"artifact of it: `shoal export {quote(run)} --to {quote(to)}{' --trust' * trust}`, "
@@ -210,6 +207,16 @@ def recommend(
     if history and "," in history and found.unknown and '"' not in history:
         typer.echo("an item that holds a comma is quoted: --history '\"A, b\",C'")
     print_ranking(who, found, opened.recommender.titles(item for item, _ in found), why)
+
+
+def _typed(options: dict[str, Any]) -> str:
+    """Options as they are typed; None: it is not."""
+    flags = {True: "--{}", False: "--no-{}"}
+    return " ".join(
+        flags[one].format(name) if isinstance(one, bool) else f"--{name} {quote(str(one))}"
+        for name, one in options.items()
+        if one is not None
+    )
 
 
 def predict(
