@@ -1,15 +1,19 @@
 """Growth: vocabularies that grow from day to day. Known ids keep their numbers, new ones follow.
 
 A run leaves its vocabularies in its folder (vocabulary.safetensors). A run that goes on from it
-numbers its data by them, so that rows, which are keyed by number, stay those of their ids.
+numbers its data by them, so that rows, which are keyed by number, stay those of their ids. It also
+leaves who took what (taken.safetensors), with what the run before left: new data may hold new
+interactions alone, and what somebody took on an earlier day is not recommended again.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save
@@ -17,9 +21,14 @@ from torch import Tensor
 
 from shoal.data.dataset import Columns, Dataset, Ragged
 from shoal.data.ids import pack_words, unpack_words
+from shoal.data.pairs import PHASES
+from shoal.data.sampler import distinct
+from shoal.kernels.topk import Pairs
 from shoal.world.durable import open_regular, replace_durably
 
+log = logging.getLogger("shoal")
 FILE = "vocabulary.safetensors"
+TAKEN = "taken.safetensors"
 
 
 def save_vocabularies(folder: Path, dataset: Dataset) -> None:
@@ -27,6 +36,50 @@ def save_vocabularies(folder: Path, dataset: Dataset) -> None:
     packed = {field: pack_words(words) for field, words in dataset.vocab.items()}
     tensors = {f"{field}/{k}": one for field, parts in packed.items() for k, one in parts.items()}
     replace_durably(folder / FILE, save(tensors))
+
+
+def save_taken(folder: Path, dataset: Dataset, before: str | None) -> None:
+    """Leave in a run's folder who took what: in its data, and in the run before."""
+    users, items = (
+        np.concatenate([ids(phase) for phase in PHASES]).astype(np.int32)
+        for ids in (dataset.user_ids, dataset.item_ids)
+    )
+    if before is not None:
+        earlier = read_taken(Path(before), dataset)
+        if earlier is None:
+            log.warning(
+                "%s does not say who took what (an older version left it): what users took there "
+                "is not left out of recommendations; give data that holds the earlier rows too",
+                before,
+            )
+        else:
+            pairs = zip(earlier, (users, items))
+            users, items = (np.concatenate(both).astype(np.int64) for both in pairs)
+            keys = distinct(users * dataset.num_items + items)
+            users, items = (
+                one.astype(np.int32)
+                for one in (keys // dataset.num_items, keys % dataset.num_items)
+            )
+    tensors = {"users": torch.from_numpy(users), "items": torch.from_numpy(items)}
+    replace_durably(folder / TAKEN, save(tensors))
+
+
+def read_taken(folder: Path, dataset: Dataset) -> Pairs | None:
+    """Users [n] and the items [n] that they took up to a run; None: an older version left none."""
+    file = folder / TAKEN
+    if not file.is_file():
+        return None
+    found = read_tensors(file)
+    pairs = []
+    for name, count in (("users", dataset.num_users), ("items", dataset.num_items)):
+        ids = found.get(name, torch.empty(0, 0)).numpy()
+        fits = ids.ndim == 1 and ids.dtype == np.int32
+        if not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < count):
+            raise ValueError(f"{file} is damaged: {name}; train that run once more")
+        pairs.append(ids)
+    if len(pairs[0]) != len(pairs[1]):
+        raise ValueError(f"{file} is damaged: users without items; train that run once more")
+    return pairs[0], pairs[1]
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

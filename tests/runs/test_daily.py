@@ -27,7 +27,7 @@ from shoal.runs.artifact import export
 from shoal.runs.build import Parts, build
 from shoal.runs.daily.follow import TrainedFiles, is_whole, seconds_of
 from shoal.runs.decay import ages_after
-from shoal.runs.growth import FILE, grow, read_vocabularies
+from shoal.runs.growth import FILE, TAKEN, grow, read_vocabularies
 from shoal.runs.run import resolve
 from shoal.runs.start import begin
 from shoal.runs.trained import Trained
@@ -119,6 +119,44 @@ def test_a_second_day_from_the_command_line(root: Path, tmp_path: Path) -> None:
     )
     assert len(trained.recommend("u39", 5)) == 5  # new today
     assert len(trained.recommend("u3", 5)) == 5  # not seen today
+
+
+def taken_on(root: Path, *days: str) -> dict[str, set[str]]:
+    """User -> the items of these days' files."""
+    found: dict[str, set[str]] = {}
+    for day in days:
+        for line in (root / day / f"{day}.inter").read_text().splitlines()[1:]:
+            user, item, _ = line.split("\t")
+            found.setdefault(user, set()).add(item)
+    return found
+
+
+def test_what_was_taken_on_earlier_days_is_not_recommended(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "check_apart", check_here)
+    write_day(root, "day-3", range(35, 42), range(10, 20), 3)
+    runs = [tmp_path / str(day) for day in (1, 2, 3)]
+    shoal.run(config_dict=values_of("BPR", root, "day-1", run__output=str(runs[0])))
+    for day, (last, output) in zip((2, 3), itertools.pairwise(runs)):
+        words = ["--from", str(last), "--data", str(root / f"day-{day}"), "--output", str(output)]
+        done = CliRunner().invoke(cli.app, ["train", *words], catch_exceptions=False)
+        assert done.exit_code == 0
+    artifact = shoal.load(shoal.export(runs[2], tmp_path / "exported"))
+    taken = taken_on(root, "day-1", "day-2", "day-3")
+    trained, every = Trained(runs[2]), {f"i{k}" for k in range(32)}
+    for user in ("u3", "u12", "u37", "u41"):  # of Monday alone, of two days, of today alone
+        for ask in (trained.recommend, artifact.recommend):
+            assert {item for item, _ in ask(user, topk=40)} == every - taken[user]
+
+
+def test_a_run_that_does_not_say_who_took_what_is_a_warning(root: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    shoal.run(config_dict=values_of("BPR", root, "day-1", run__output=str(first)))
+    (first / TAKEN).unlink()
+    words = ["--from", str(first), "--data", str(root / "day-2"), "--output", str(second)]
+    CliRunner().invoke(cli.app, ["train", *words], catch_exceptions=False)
+    assert "does not say who took what" in (second / "train.log").read_text()
 
 
 def test_vectors_to_begin_with(root: Path, tmp_path: Path) -> None:
