@@ -20,8 +20,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from shoal.data.dataset import Columns, Dataset, Ragged
+from shoal.data.features import Feature
 from shoal.data.ids import pack_words, unpack_words
 from shoal.data.pairs import PHASES
+from shoal.data.raw import gather
 from shoal.data.sampler import distinct
 from shoal.kernels.topk import Pairs
 from shoal.world.durable import open_regular, replace_durably
@@ -124,11 +126,44 @@ def grow(dataset: Dataset, known: dict[str, list[str]]) -> Dataset:
                 made[name] = numbers[one]
         return made
 
+    def reordered(columns: Columns, field: str) -> Columns:
+        """Row i belongs to id i; ids that this data does not have get empty rows."""
+        made, numbers = renumbered(columns), number_of[field]
+        source = np.zeros(len(vocab[field]), np.int64)  # row 0 is empty
+        source[numbers] = np.arange(len(numbers))
+        for name, one in made.items():
+            if isinstance(one, Ragged):
+                values, offsets = gather(one.values, one.offsets, source, 0)
+                assert offsets is not None
+                made[name] = Ragged(values, offsets)
+            else:
+                made[name] = one[source]
+        return made
+
     return replace(
         dataset,
         inter=renumbered(dataset.inter),
-        users={},  # models that read features do not grow (build.py)
-        items={},
+        users=reordered(dataset.users, dataset.user_field),
+        items=reordered(dataset.items, dataset.item_field),
         extra={suffix: renumbered(columns) for suffix, columns in dataset.extra.items()},
         vocab=vocab,
+        kept={},  # as a prepared folder numbers them
     )
+
+
+def refuse_new_words(
+    model: str, dataset: Dataset, features: tuple[Feature, ...], known: dict[str, list[str]]
+) -> None:
+    """Refuse data of a model with features that is not of the same users, items and words."""
+    sides = {dataset.user_field: dataset.users, dataset.item_field: dataset.items}
+    read = {one.column for one in features if one.is_sparse and one.vocabulary == "exact"}
+    for field in [*sides, *sorted(read & dataset.vocab.keys() - sides.keys())]:
+        before, now = set(known.get(field, ())), set(dataset.vocab[field].tolist())
+        absent = before - now if sides.get(field) else set()  # their features are not known
+        for some, what in ((now - before, "new"), (absent, "missing from the new data")):
+            if some:
+                raise ValueError(
+                    f"{model} reads features, so it continues only with the users, items and words "
+                    f"that it knows: {len(some)} of {field} are {what}, such as {min(some)!r}; "
+                    "train it anew on all data, without --from"
+                )
