@@ -19,10 +19,9 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save
 from torch import Tensor
 
-from shoal.data.dataset import Columns, Dataset, Ragged
+from shoal.data.dataset import Columns, Dataset, Phase, Ragged
 from shoal.data.features import Feature
 from shoal.data.ids import pack_words, unpack_words
-from shoal.data.pairs import PHASES
 from shoal.data.raw import gather
 from shoal.data.sampler import distinct
 from shoal.kernels.topk import Pairs
@@ -31,6 +30,7 @@ from shoal.world.durable import open_regular, replace_durably
 log = logging.getLogger("shoal")
 FILE = "vocabulary.safetensors"
 TAKEN = "taken.safetensors"
+ALL: tuple[Phase, ...] = ("train", "valid", "test")
 
 
 def save_vocabularies(folder: Path, dataset: Dataset) -> None:
@@ -42,10 +42,8 @@ def save_vocabularies(folder: Path, dataset: Dataset) -> None:
 
 def save_taken(folder: Path, dataset: Dataset, before: str | None) -> None:
     """Leave in a run's folder who took what: in its data, and in the run before."""
-    users, items = (
-        np.concatenate([ids(phase) for phase in PHASES]).astype(np.int32)
-        for ids in (dataset.user_ids, dataset.item_ids)
-    )
+    users = np.concatenate([dataset.user_ids(phase) for phase in ALL])
+    items = np.concatenate([dataset.item_ids(phase) for phase in ALL])
     if before is not None:
         earlier = read_taken(Path(before), dataset)
         if earlier is None:
@@ -55,14 +53,11 @@ def save_taken(folder: Path, dataset: Dataset, before: str | None) -> None:
                 before,
             )
         else:
-            pairs = zip(earlier, (users, items))
-            users, items = (np.concatenate(both).astype(np.int64) for both in pairs)
-            keys = distinct(users * dataset.num_items + items)
-            users, items = (
-                one.astype(np.int32)
-                for one in (keys // dataset.num_items, keys % dataset.num_items)
-            )
-    tensors = {"users": torch.from_numpy(users), "items": torch.from_numpy(items)}
+            users = np.concatenate([earlier[0], users]).astype(np.int64)
+            keys = distinct(users * dataset.num_items + np.concatenate([earlier[1], items]))
+            users, items = keys // dataset.num_items, keys % dataset.num_items
+    pairs = {"users": users, "items": items}
+    tensors = {name: torch.from_numpy(one.astype(np.int32)) for name, one in pairs.items()}
     replace_durably(folder / TAKEN, save(tensors))
 
 
