@@ -162,11 +162,17 @@ def run_config(folder: str) -> Path:
 def daily_arguments(
     start: str, output: str | None, files: list[str]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Of `shoal train --from RUN`: the run's config, and what is other than in it."""
+    """Of `shoal train --from RUN`: the run's config, and what is other than in it.
+
+    How much is printed is a matter of the command: `--quiet` of RUN's is not.
+    """
     if files:
         raise typer.BadParameter(f"--from brings the run's config; leave {files[0]} out")
+    from shoal.config.keys import KEYS
+
     folder = Path(start).absolute()
     values: dict[str, Any] = {"start.run": str(folder), "run.output": output}
+    values["run.log_level"] = KEYS["run.log_level"].default
     if (folder / "vocabulary.safetensors").is_file():  # click models have their own ids
         values["start.words"] = str(folder)
     return [str(run_config(start))], values

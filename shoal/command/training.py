@@ -68,7 +68,8 @@ def train(
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
     if follow is not None:
-        return _follow(context.args, follow, start, output, export, every, once, trust)
+        words = context.args + only_warnings(quiet)
+        return _follow(words, follow, start, output, export, every, once, trust)
     with importing():
         prepare_config()
         from shoal.launch.child import follow_launcher, is_launched

@@ -39,7 +39,7 @@ from shoal.data.windows import LengthReader, Windows
 from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
 from shoal.models.base import Facts, Model
-from shoal.runs.growth import grow
+from shoal.runs.growth import grow, refuse_new_words
 from shoal.runs.start import frozen_optimizer, known_words
 from shoal.training.averages import Averages
 from shoal.training.evaluation import ClickEvaluator, Evaluator
@@ -106,13 +106,12 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
     dataset, table = _load(config, world, model_class.reads_features)
     if table is not None and (own := [f.name for f in table.features if f.side == "context"]):
         log.info("%s does not read features of single interactions: %s", config.model.title, own)
-    if config.start.words is not None:
-        if table is not None:
-            raise ValueError(
-                "start.words: vocabularies of features do not grow; continue without features"
-            )
-        dataset = grow(dataset, known_words(Path(config.start.words)))
     facts = _facts(config, dataset, table)
+    if model_class.reads_codes and config.start.run is not None and config.data.codes is None:
+        raise ValueError(
+            f"{config.model.title} makes codes of items from its data, and new data would make "
+            "others; train it anew, or with the codes of a file (data.codes, see shoal codes)"
+        )
     if config.data.codes is not None:
         facts = replace(facts, codes=_codes(config, dataset, model_class))
     if config.data.sample_weight is not None:
@@ -345,9 +344,14 @@ def _load(
     else:
         world.barrier()
         dataset = load_dataset(data, config.run.seed)
+    found = features_of(dataset, data, history) if features else ()
+    if config.start.words is not None:
+        known = known_words(Path(config.start.words))
+        if features:
+            refuse_new_words(config.model.title, dataset, found, known)
+        dataset = grow(dataset, known)
     if not features:
         return dataset, None
-    found = features_of(dataset, data, history)
     if actions:
         found = with_actions(dataset, found, labels_of(dataset, data))
     return dataset, encode(dataset, found, every=actions)

@@ -40,10 +40,12 @@ class RunCatalogue:
         evaluator: Evaluator,
         types: tuple[type, type] = (str, str),
         section: DataSection | None = None,
+        earlier: Pairs = (NOBODY, NOBODY),
     ):
-        """`section` names the data, to find captions of items in."""
+        """`section` names the data, to find captions of items in; `earlier`: users [n] and the
+        items [n] that they took in data before this (a run that went on)."""
         self.model, self.evaluator, self.dataset = model, evaluator, evaluator.dataset
-        self.section = section
+        self.section, self.earlier = section, earlier
         self.users = Ids(self.dataset.vocab[self.dataset.user_field], types[0])
         self.items = Ids(self.dataset.vocab[self.dataset.item_field], types[1])
         self.repeatable = evaluator.section.repeatable
@@ -114,14 +116,14 @@ class RunCatalogue:
             return torch.cat([model.encode_item(part.to(device)).float().cpu() for part in parts])
 
     def seen(self, users: np.ndarray) -> Pairs:
-        """All that these users took."""
+        """All that these users took, in this data and before."""
         return self._taken.chosen(users).block(0, len(users))
 
     @cached_property
     def _taken(self) -> UserLists:
         dataset = self.dataset
-        users = np.concatenate([dataset.user_ids(phase) for phase in ALL])
-        items = np.concatenate([dataset.item_ids(phase) for phase in ALL])
+        users = np.concatenate([self.earlier[0], *(dataset.user_ids(phase) for phase in ALL)])
+        items = np.concatenate([self.earlier[1], *(dataset.item_ids(phase) for phase in ALL)])
         return UserLists.of(users, items, np.arange(dataset.num_users), dataset.num_users)
 
     def need_histories(self, timed: bool) -> None:

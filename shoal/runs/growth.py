@@ -1,25 +1,36 @@
 """Growth: vocabularies that grow from day to day. Known ids keep their numbers, new ones follow.
 
 A run leaves its vocabularies in its folder (vocabulary.safetensors). A run that goes on from it
-numbers its data by them, so that rows, which are keyed by number, stay those of their ids.
+numbers its data by them, so that rows, which are keyed by number, stay those of their ids. It also
+leaves who took what (taken.safetensors), with what the run before left: new data may hold new
+interactions alone, and what somebody took on an earlier day is not recommended again.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save
 from torch import Tensor
 
-from shoal.data.dataset import Columns, Dataset, Ragged
+from shoal.data.dataset import Columns, Dataset, Phase, Ragged
+from shoal.data.features import Feature
 from shoal.data.ids import pack_words, unpack_words
+from shoal.data.raw import gather
+from shoal.data.sampler import distinct
+from shoal.kernels.topk import Pairs
 from shoal.world.durable import open_regular, replace_durably
 
+log = logging.getLogger("shoal")
 FILE = "vocabulary.safetensors"
+TAKEN = "taken.safetensors"
+ALL: tuple[Phase, ...] = ("train", "valid", "test")
 
 
 def save_vocabularies(folder: Path, dataset: Dataset) -> None:
@@ -27,6 +38,45 @@ def save_vocabularies(folder: Path, dataset: Dataset) -> None:
     packed = {field: pack_words(words) for field, words in dataset.vocab.items()}
     tensors = {f"{field}/{k}": one for field, parts in packed.items() for k, one in parts.items()}
     replace_durably(folder / FILE, save(tensors))
+
+
+def save_taken(folder: Path, dataset: Dataset, before: str | None) -> None:
+    """Leave in a run's folder who took what: in its data, and in the run before."""
+    users = np.concatenate([dataset.user_ids(phase) for phase in ALL])
+    items = np.concatenate([dataset.item_ids(phase) for phase in ALL])
+    if before is not None:
+        earlier = read_taken(Path(before), dataset)
+        if earlier is None:
+            log.warning(
+                "%s does not say who took what (an older version left it): what users took there "
+                "is not left out of recommendations; give data that holds the earlier rows too",
+                before,
+            )
+        else:
+            users = np.concatenate([earlier[0], users]).astype(np.int64)
+            keys = distinct(users * dataset.num_items + np.concatenate([earlier[1], items]))
+            users, items = keys // dataset.num_items, keys % dataset.num_items
+    pairs = {"users": users, "items": items}
+    tensors = {name: torch.from_numpy(one.astype(np.int32)) for name, one in pairs.items()}
+    replace_durably(folder / TAKEN, save(tensors))
+
+
+def read_taken(folder: Path, dataset: Dataset) -> Pairs | None:
+    """Users [n] and the items [n] that they took up to a run; None: an older version left none."""
+    file = folder / TAKEN
+    if not file.is_file():
+        return None
+    found = read_tensors(file)
+    pairs = []
+    for name, count in (("users", dataset.num_users), ("items", dataset.num_items)):
+        ids = found.get(name, torch.empty(0, 0)).numpy()
+        fits = ids.ndim == 1 and ids.dtype == np.int32
+        if not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < count):
+            raise ValueError(f"{file} is damaged: {name}; train that run once more")
+        pairs.append(ids)
+    if len(pairs[0]) != len(pairs[1]):
+        raise ValueError(f"{file} is damaged: users without items; train that run once more")
+    return pairs[0], pairs[1]
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -71,11 +121,44 @@ def grow(dataset: Dataset, known: dict[str, list[str]]) -> Dataset:
                 made[name] = numbers[one]
         return made
 
+    def reordered(columns: Columns, field: str) -> Columns:
+        """Row i belongs to id i; ids that this data does not have get empty rows."""
+        made, numbers = renumbered(columns), number_of[field]
+        source = np.zeros(len(vocab[field]), np.int64)  # row 0 is empty
+        source[numbers] = np.arange(len(numbers))
+        for name, one in made.items():
+            if isinstance(one, Ragged):
+                values, offsets = gather(one.values, one.offsets, source, 0)
+                assert offsets is not None
+                made[name] = Ragged(values, offsets)
+            else:
+                made[name] = one[source]
+        return made
+
     return replace(
         dataset,
         inter=renumbered(dataset.inter),
-        users={},  # models that read features do not grow (build.py)
-        items={},
+        users=reordered(dataset.users, dataset.user_field),
+        items=reordered(dataset.items, dataset.item_field),
         extra={suffix: renumbered(columns) for suffix, columns in dataset.extra.items()},
         vocab=vocab,
+        kept={},  # as a prepared folder numbers them
     )
+
+
+def refuse_new_words(
+    model: str, dataset: Dataset, features: tuple[Feature, ...], known: dict[str, list[str]]
+) -> None:
+    """Refuse data of a model with features that is not of the same users, items and words."""
+    sides = {dataset.user_field: dataset.users, dataset.item_field: dataset.items}
+    read = {one.column for one in features if one.is_sparse and one.vocabulary == "exact"}
+    for field in [*sides, *sorted(read & dataset.vocab.keys() - sides.keys())]:
+        before, now = set(known.get(field, ())), set(dataset.vocab[field].tolist())
+        absent = before - now if sides.get(field) else set()  # their features are not known
+        for some, what in ((now - before, "new"), (absent, "missing from the new data")):
+            if some:
+                raise ValueError(
+                    f"{model} reads features, so it continues only with the users, items and words "
+                    f"that it knows: {len(some)} of {field} are {what}, such as {min(some)!r}; "
+                    "train it anew on all data, without --from"
+                )

@@ -15,7 +15,7 @@ from shoal.ps.address import nobody_listens
 from shoal.ps.worker.link import ServerError
 from shoal.runs.build import announce, build
 from shoal.runs.expected import expected
-from shoal.runs.growth import save_vocabularies
+from shoal.runs.growth import save_taken, save_vocabularies
 from shoal.training.leased import LeasedTrainer
 from shoal.training.run_folder import RunFolder, start_logging
 from shoal.world.variables import is_worker, launched_number
@@ -80,6 +80,7 @@ def train_leased(
             folder.keep_code(file, text)
         if isinstance(parts.dataset, Dataset):
             save_vocabularies(folder.path, parts.dataset)
+            save_taken(folder.path, parts.dataset, config.start.words)
 
     trainer = LeasedTrainer(
         *(config, parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint),

@@ -43,7 +43,7 @@ from shoal.runs.build import announce, build
 from shoal.runs.code import kept_code, own_code, own_names
 from shoal.runs.decay import ages_after, save_ages
 from shoal.runs.expected import expected
-from shoal.runs.growth import save_vocabularies
+from shoal.runs.growth import save_taken, save_vocabularies
 from shoal.runs.launching import train_launched
 from shoal.runs.results import RunResult
 from shoal.runs.start import begin, keep_before, validate_first
@@ -329,6 +329,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
                 folder.keep_code(path, content)
             if isinstance(parts.dataset, Dataset):
                 save_vocabularies(folder.path, parts.dataset)
+                save_taken(folder.path, parts.dataset, config.start.words)
             if config.start.decay.after:
                 last = None if config.start.run is None else Path(config.start.run)
                 save_ages(folder.path, ages_after(last, parts.dataset))

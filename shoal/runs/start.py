@@ -110,7 +110,10 @@ def _check_model(run: Path, before: dict[str, Any], config: Config, strategy: St
             f"{model.title} with {model.options}; go on with the same model"
         )
     if not strategy.model.trainable:
-        raise ValueError(f"{model.title} learns nothing to go on from; train it anew")
+        raise ValueError(
+            f"{model.title} is computed from its data at once and has nothing to go on from; train "
+            "it anew on all data, without --from"
+        )
     code, kept = code_of(name) if is_own(name) else None, RunFolder(run).code_hashes()
     digest = "" if code is None else hashlib.sha256(code[1]).hexdigest()
     if code is not None and kept and digest not in kept.values():

@@ -23,15 +23,18 @@ from shoal.config import Resolved
 from shoal.config.keys import KEYS
 from shoal.config.schema import Config
 from shoal.config.trust import WRITES
+from shoal.data.dataset import Dataset
 from shoal.data.sources.files import find_files
+from shoal.kernels.topk import Pairs
 from shoal.models import find
 from shoal.models.base import ClickModel
 from shoal.runs.build import build, describe_data, warn
 from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.explain import Explanation
+from shoal.runs.growth import read_taken
 from shoal.runs.predictions import Predictor
 from shoal.runs.ranked import RankedItems
-from shoal.runs.recommender import Recommender, Wanted
+from shoal.runs.recommender import NOBODY, Recommender, Wanted
 from shoal.runs.results import RunResult
 from shoal.runs.run import connect_as, resolve_run
 from shoal.training.checkpoint.reading import check_fingerprint
@@ -208,7 +211,16 @@ class Trained:
             raise ValueError(
                 f"{self.config.model.title} predicts clicks of samples, not items; use `shoal eval`"
             )
-        return Recommender(RunCatalogue(self.model, evaluator, self.types, self.config.data))
+        how = (self.types, self.config.data, self.earlier)
+        return Recommender(RunCatalogue(self.model, evaluator, *how))
+
+    @cached_property
+    def earlier(self) -> Pairs:
+        """Users [n] and the items [n] that they took up to this run, where it went on from one."""
+        dataset = self.parts.dataset
+        if self.config.start.words is None or not isinstance(dataset, Dataset):
+            return NOBODY, NOBODY
+        return read_taken(self.folder.path, dataset) or (NOBODY, NOBODY)
 
 
 def _for_use(fingerprint: dict[str, Any], ranking: Sequence[str]) -> dict[str, Any]:

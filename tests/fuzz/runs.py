@@ -18,6 +18,8 @@ WORDS = {"user_id": ["[PAD]", "a", "b"], "item_id": ["[PAD]", "v", "w"]}
 
 def runs(folder: Path) -> dict[str, Target]:
     """Everything that is read out of a run's folder, and files of a trained model's users."""
+    from types import SimpleNamespace
+
     from safetensors.torch import save
 
     from shoal.runs.board.app import named_run
@@ -25,7 +27,7 @@ def runs(folder: Path) -> dict[str, Target]:
     from shoal.runs.board.summary import details, summary
     from shoal.runs.daily.follow import TrainedFiles
     from shoal.runs.decay import _read
-    from shoal.runs.growth import read_vocabularies
+    from shoal.runs.growth import read_taken, read_vocabularies
     from shoal.runs.http.guard import RefusedRequest
     from shoal.runs.listing import list_runs
     from shoal.runs.report.reading import read_runs
@@ -60,6 +62,8 @@ def runs(folder: Path) -> dict[str, Target]:
             named_run(made.read_bytes())
 
     ages = save({"user_id": _tensor([1, 2, 3])})
+    taken = save({"users": _tensor([1, 2]).int(), "items": _tensor([2, 1]).int()})
+    three: Any = SimpleNamespace(num_users=3, num_items=3)
     sent = {"url": f"file://{folder}/far", "sent": {"step-000000001": "0" * 64}}
     copies = Copies(f"file://{folder}/far", home / "checkpoints")
     return {
@@ -76,6 +80,7 @@ def runs(folder: Path) -> dict[str, Target]:
             [_vocabulary()],
             lambda: read_vocabularies(home / "vocabulary.safetensors"),
         ),
+        "taken": of("taken.safetensors", [taken], lambda: read_taken(home, three)),
         "report": of("result.json", [json.dumps(RESULT).encode()], lambda: read_runs([home])),
         "epochs": of("metrics.jsonl", [METRICS], lambda: read_runs([home])),
         "users": of("evaluation/users.parquet", [_users()], lambda: read_runs([home])),

@@ -23,11 +23,17 @@ import shoal
 from shoal.command import cli
 from shoal.command.new import write_model
 from shoal.config.schema import Config
+from shoal.data.pairs import PHASES
+from shoal.data.prepared.folder import PrepareJob
+from shoal.data.prepared.prepare import load_dataset
+from shoal.data.prepared.preparing import prepare
 from shoal.runs.artifact import export
 from shoal.runs.build import Parts, build
+from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.daily.follow import TrainedFiles, is_whole, seconds_of
 from shoal.runs.decay import ages_after
-from shoal.runs.growth import FILE, grow, read_vocabularies
+from shoal.runs.growth import FILE, TAKEN, grow, read_vocabularies
+from shoal.runs.recommender import Recommender, Wanted
 from shoal.runs.run import resolve
 from shoal.runs.start import begin
 from shoal.runs.trained import Trained
@@ -109,6 +115,7 @@ def test_a_second_day_from_the_command_line(root: Path, tmp_path: Path) -> None:
     words = ["train", "--from", str(first), "--data", str(root / "day-2"), "--output", str(second)]
     done = CliRunner().invoke(cli.app, [*words, "--train.epochs=2"], catch_exceptions=False)
     assert done.exit_code == 0
+    assert "going on from" in (second / "train.log").read_text()  # the first was quiet
     trained = Trained(second)
     known, grown = read_vocabularies(first / FILE), read_vocabularies(second / FILE)
     for field in ("user_id", "item_id"):
@@ -119,6 +126,45 @@ def test_a_second_day_from_the_command_line(root: Path, tmp_path: Path) -> None:
     )
     assert len(trained.recommend("u39", 5)) == 5  # new today
     assert len(trained.recommend("u3", 5)) == 5  # not seen today
+
+
+def taken_on(root: Path, *days: str) -> dict[str, set[str]]:
+    """User -> the items of these days' files."""
+    found: dict[str, set[str]] = {}
+    for day in days:
+        for line in (root / day / f"{day}.inter").read_text().splitlines()[1:]:
+            user, item, _ = line.split("\t")
+            found.setdefault(user, set()).add(item)
+    return found
+
+
+def test_what_was_taken_on_earlier_days_is_not_recommended(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "check_apart", check_here)
+    write_day(root, "day-3", range(35, 42), range(10, 20), 3)
+    runs = [tmp_path / str(day) for day in (1, 2, 3)]
+    shoal.run(config_dict=values_of("BPR", root, "day-1", run__output=str(runs[0])))
+    for day, (last, output) in zip((2, 3), itertools.pairwise(runs)):
+        words = ["--from", str(last), "--data", str(root / f"day-{day}"), "--output", str(output)]
+        done = CliRunner().invoke(cli.app, ["train", *words], catch_exceptions=False)
+        assert done.exit_code == 0
+    shoal.export(runs[2], tmp_path / "exported")
+    artifact = shoal.load(tmp_path / "exported")
+    taken = taken_on(root, "day-1", "day-2", "day-3")
+    trained, every = Trained(runs[2]), {f"i{k}" for k in range(32)}
+    for user in ("u3", "u12", "u37", "u41"):  # of Monday alone, of two days, of today alone
+        for ask in (trained.recommend, artifact.recommend):
+            assert {item for item, _ in ask(user, topk=40)} == every - taken[user]
+
+
+def test_a_run_that_does_not_say_who_took_what_is_a_warning(root: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    shoal.run(config_dict=values_of("BPR", root, "day-1", run__output=str(first)))
+    (first / TAKEN).unlink()
+    words = ["--from", str(first), "--data", str(root / "day-2"), "--output", str(second)]
+    CliRunner().invoke(cli.app, ["train", *words], catch_exceptions=False)
+    assert "does not say who took what" in (second / "train.log").read_text()
 
 
 def test_vectors_to_begin_with(root: Path, tmp_path: Path) -> None:
@@ -147,6 +193,41 @@ def test_known_words_keep_their_numbers(root: Path) -> None:
     before = dataset.vocab["item_id"][dataset.inter["item_id"]]  # type: ignore[union-attr,index]
     assert (grown.vocab["item_id"][grown.inter["item_id"]] == before).all()  # type: ignore[index]
     assert grown.vocab["user_id"].tolist() == dataset.vocab["user_id"].tolist()  # type: ignore[union-attr]
+
+
+def test_features_of_known_items_go_on(root: Path, tmp_path: Path) -> None:
+    for day, seed in (("first", 1), ("again", 2), ("more", 3)):
+        write_day(tmp_path, day, range(30), range(25 + (day == "more")), seed)
+        order = np.random.default_rng(seed).permutation(25 + (day == "more"))
+        lines = ["item_id:token\tgenre:token_seq", *(f"i{k}\tg{k % 3} h{k % 2}" for k in order)]
+        (tmp_path / day / f"{day}.item").write_text("\n".join(lines) + "\n")
+    run = tmp_path / "run"
+    values = {"model": "LightFM", **QUIET, "data.path": str(tmp_path), "train.epochs": 1}
+    shoal.run(config_dict={**values, "data.name": "first", "run.output": str(run)})
+    values |= {"start.run": str(run), "start.words": str(run)}
+    config, parts = parts_of({**values, "data.name": "again"})
+    begin(config, parts.strategy, parts.dataset, World())
+    ranks = Recommender(RunCatalogue(parts.model.eval(), parts.evaluator))  # type: ignore[arg-type]
+    items = [f"i{k}" for k in range(25)]
+    for user in ("u3", "u20"):
+        before = Trained(run).recommender.score(Wanted(user), items)
+        np.testing.assert_allclose(ranks.score(Wanted(user), items), before, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"LightFM reads features.*1 of item_id are new.*'i25'"):
+        parts_of({**values, "data.name": "more"})
+    with pytest.raises(ValueError, match="TIGER makes codes of items from its data"):
+        parts_of({**values, "data.name": "again", "model": "TIGER"})
+
+
+def test_prepared_data_is_numbered_by_known_words(root: Path, tmp_path: Path) -> None:
+    config = resolve(values=values_of("BPR", root, "day-1")).config
+    prepare(PrepareJob([str(root / "day-1" / "day-1.inter")], tmp_path / "prepared", config.data))
+    values = {**values_of("BPR", root, "day-1"), "data.path": str(tmp_path / "prepared")}
+    dataset = load_dataset(resolve(values=values).config.data, 0)
+    grown = grow(dataset, {"item_id": ["[PAD]", "i99", "i3"]})
+    assert dataset.kept
+    for phase in PHASES:
+        before = dataset.vocab["item_id"][dataset.item_ids(phase)]
+        assert (grown.vocab["item_id"][grown.item_ids(phase)] == before).all()
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])

@@ -8,7 +8,7 @@
     dense.safetensors          the tensors that it reads
     rows-TABLE.safetensors     rows, a table each; ids-TABLE, scale-TABLE where it has them
     words-FIELD.safetensors    the ids of users and items as the data has them
-    histories.safetensors      what each user took, in order
+    histories.safetensors      what each user took, in order; earlier_*: in the runs before
 
 The author of an artifact may be anybody: a manifest can name only regular files of its own folder,
 and nothing is believed before its checksum was right.

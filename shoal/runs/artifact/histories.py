@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from shoal.runs.artifact import files
 from shoal.runs.recommender import History, asked_at
 from shoal.training.evaluation.phases import UserLists
 
 HISTORIES = "histories.safetensors"
+WRONG = "they are not of their shape"
 
 
 class StoredHistories:
@@ -18,17 +20,15 @@ class StoredHistories:
     def __init__(self, folder: Path, manifest: dict[str, Any], num_users: int, num_items: int):
         found = files.read_tensors(folder, HISTORIES, manifest)
         with files.damaged(f"artifact {folder}: its histories"):
-            offsets, items = found["offsets"].numpy(), found["items"].numpy()
+            items, offsets = _lists(found, "", num_users, num_items)
+            self.earlier: UserLists | None = None  # took before these histories, in no order
+            if "earlier_items" in found:
+                self.earlier = UserLists(*_lists(found, "earlier_", num_users, num_items))
             times = found["times"].numpy() if "times" in found else None
-            right = offsets.dtype == np.int64 and offsets.shape == (num_users + 1,)
-            right = right and items.ndim == 1 and items.dtype.kind == "i"
-            right = right and offsets[0] == 0 and offsets[-1] == len(items)
-            right = right and bool((np.diff(offsets) >= 0).all())
-            right = right and (not len(items) or 0 <= items.min() <= items.max() < num_items)
             learned = found["learned"].numpy() if "learned" in found else None
             marks = [one for one in (times, learned) if one is not None]
-            if not right or any(one.shape != items.shape for one in marks):
-                raise ValueError("they are not of their shape")
+            if any(one.shape != items.shape for one in marks):
+                raise ValueError(WRONG)
         self.items, self.offsets, self.times, self.learned = items, offsets, times, learned
 
     def of(self, user: int) -> History:
@@ -47,6 +47,23 @@ class StoredHistories:
         return np.unique(self.items[own][self.learned[own] > 0]).astype(np.int64)
 
     def pairs(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What each of these users took, as pairs: place in `users` [m], item [m]."""
+        """All that each of these users took, as pairs: place in `users` [m], item [m]."""
         rows, items = UserLists(self.items, self.offsets).chosen(users).block(0, len(users))
+        if self.earlier is not None:
+            before = self.earlier.chosen(users).block(0, len(users))
+            rows, items = np.append(rows, before[0]), np.append(items, before[1])
         return rows, items.astype(np.int64)
+
+
+def _lists(
+    found: dict[str, Tensor], prefix: str, num_users: int, num_items: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Items, user by user, and offsets [users + 1]."""
+    items, offsets = (found[f"{prefix}{name}"].numpy() for name in ("items", "offsets"))
+    right = offsets.dtype == np.int64 and offsets.shape == (num_users + 1,)
+    right = right and items.ndim == 1 and items.dtype.kind == "i"
+    right = right and offsets[0] == 0 and offsets[-1] == len(items)
+    right = right and bool((np.diff(offsets) >= 0).all())
+    if not right or (len(items) and not 0 <= items.min() <= items.max() < num_items):
+        raise ValueError(WRONG)
+    return items, offsets

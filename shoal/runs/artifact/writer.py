@@ -39,9 +39,9 @@ from shoal.runs.artifact.loaded import POPULARITY, Artifact
 from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.runs.artifact.trace import Traced, item_features, trace
 from shoal.runs.catalogue import ALL, RunCatalogue
-from shoal.runs.recommender import Recommender
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
+from shoal.training.evaluation.phases import UserLists
 from shoal.world.durable import write_durably
 
 
@@ -126,6 +126,7 @@ class Writer:
                 taken["times"] = torch.from_numpy(told.times)
             if isinstance(model, IALS):
                 taken["learned"] = torch.from_numpy(_learned(dataset, told))
+            taken |= self._earlier(dataset)
             save_file(taken, self.folder / "histories.safetensors")
         # Users of the test split, or any, spread over all of them.
         users = np.unique(dataset.user_ids("test"))
@@ -151,6 +152,17 @@ class Writer:
             traced = self._score_graph(evaluator.query(users, read), evaluator)
         self.signature["explained_by"] = self._explained_by(evaluator)
         return traced, self._ask(evaluator, dataset, users, read)
+
+    def _earlier(self, dataset: Dataset) -> dict[str, Tensor]:
+        """What users took before this run's data, where the run went on from another."""
+        users, items = self.trained.earlier
+        if not len(users):
+            return {}
+        lists = UserLists.of(users, items, np.arange(dataset.num_users), dataset.num_users)
+        return {
+            "earlier_items": torch.from_numpy(lists.items.astype(np.int32)),
+            "earlier_offsets": torch.from_numpy(lists.offsets),
+        }
 
     def _explained_by(self, evaluator: Evaluator) -> str | None:
         """How the artifact explains a score: as the run does, or not at all."""
@@ -250,7 +262,7 @@ class Writer:
         asked |= {"items": items, "scores": scores.contiguous()}
         if self.histories:
             some = users[:8]
-            lists = Recommender(RunCatalogue(self.model, evaluator)).rank_users(some, 10)
+            lists = self.trained.recommender.rank_users(some, 10)
             for user, best, own in zip(some.tolist(), *lists):
                 asked[f"list.{user}.items"] = torch.from_numpy(best[best > 0])
                 asked[f"list.{user}.scores"] = torch.from_numpy(own[best > 0])
