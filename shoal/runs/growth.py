@@ -30,6 +30,7 @@ from shoal.world.durable import open_regular, replace_durably
 log = logging.getLogger("shoal")
 FILE = "vocabulary.safetensors"
 TAKEN = "taken.safetensors"
+MOST_TAKEN = 1 << 27  # interactions: a file of 1 GiB
 ALL: tuple[Phase, ...] = ("train", "valid", "test")
 
 
@@ -41,16 +42,22 @@ def save_vocabularies(folder: Path, dataset: Dataset) -> None:
 
 
 def save_taken(folder: Path, dataset: Dataset, before: str | None) -> None:
-    """Leave in a run's folder who took what: in its data, and in the run before."""
+    """Leave in a run's folder who took what: in its data, and in the run before.
+
+    Of very large data nothing is left: a run that goes on from it says so.
+    """
+    if sum(map(len, dataset.splits.values())) > MOST_TAKEN:
+        return
     users = np.concatenate([dataset.user_ids(phase) for phase in ALL])
     items = np.concatenate([dataset.item_ids(phase) for phase in ALL])
     if before is not None:
         earlier = read_taken(Path(before), dataset)
         if earlier is None:
             log.warning(
-                "%s does not say who took what (an older version left it): what users took there "
-                "is not left out of recommendations; give data that holds the earlier rows too",
-                before,
+                "%s does not say who took what (it has more than %d interactions, or an older "
+                "version made it): what users took there is not left out of recommendations; give "
+                "data that holds the earlier rows too",
+                *(before, MOST_TAKEN),
             )
         else:
             users = np.concatenate([earlier[0], users]).astype(np.int64)

@@ -1,17 +1,25 @@
 """Files of runs that a search trains: what is read from them, and a lock for their folder."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from shoal.config import Resolved
+from shoal.runs.growth import TAKEN
 from shoal.runs.listing import read_json
 from shoal.runs.tuning.worker import OUTPUT
 from shoal.world.durable import sole_holder
 
 Curve = list[tuple[int, float]]  # (epoch, validation metric)
+
+
+def drop_model(folder: Path) -> None:
+    """Drop what a run that is not wanted has trained; a search of many would fill a disk."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    (folder / TAKEN).unlink(missing_ok=True)
 
 
 def in_folder(resolved: Resolved, folder: Path, keep_users: bool) -> Resolved:

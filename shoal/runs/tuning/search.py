@@ -1,7 +1,6 @@
 """A search from its beginning to its end: trials, finalists, the best config."""
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from shoal.runs.listing import read_json
 from shoal.runs.run import label, resolve
 from shoal.runs.tuning.crew import Crew
 from shoal.runs.tuning.defaults import default_space
-from shoal.runs.tuning.files import in_folder, locked, why_failed
+from shoal.runs.tuning.files import drop_model, in_folder, locked, why_failed
 from shoal.runs.tuning.page import study_page
 from shoal.runs.tuning.space import Parameter, checked, grid, read_space, space_text, value_in
 from shoal.runs.tuning.study import PRUNERS, SAMPLERS, Study
@@ -179,9 +178,9 @@ class Search:
         self.report(f"trial {number:>3}  {words}: {outcome}")
         if best is not None and best is not before:
             self._write_best(best, f"{self.metric} {best.value:.6f} on validation")
-        for one in study.trials:  # a search of many would fill a disk
+        for one in study.trials:
             if one.state.is_finished() and (best is None or one.number != best.number):
-                shutil.rmtree(study.path(one.number) / "checkpoints", ignore_errors=True)
+                drop_model(study.path(one.number))
         failed = [one for one in study.trials if one.state == TrialState.FAIL]
         if len(failed) >= TOO_MANY and all(one.state == TrialState.FAIL for one in study.trials):
             raise ValueError(
@@ -215,7 +214,7 @@ class Search:
         trial, seed = folder.name.split("-")
         what = why_failed(folder, status) if score is None else f"{self.metric} {score:.4f}"
         self.report(f"trial {int(trial):>3}  with seed {seed}: {what}")
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        drop_model(folder)
 
     def _chosen(self) -> tuple[FrozenTrial, list[dict[str, Any]]] | None:
         """The best trial and its results: by the mean over seeds, where finalists have them all."""
