@@ -20,6 +20,9 @@ from shoal.runs.artifact import check, export, files
 from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.artifact.writer import Writer
 from shoal.runs.build import Parts, build
+from shoal.runs.catalogue import RunCatalogue
+from shoal.runs.recommender import NOBODY, Recommender
+from shoal.training.evaluation import Evaluator
 from shoal.world.world import World
 
 CLICKS = {
@@ -93,7 +96,9 @@ def export_here(parts: Parts, config: Config, folder: Path) -> Artifact:
     folder.mkdir()
     state = {"step": 3, "best_epoch": 0}
     given = {"model": parts.model, "config": config, "parts": parts, "state": state}
-    run: Any = SimpleNamespace(**given, world=World(), types=(str, str))
+    run: Any = SimpleNamespace(**given, world=World(), types=(str, str), earlier=(NOBODY, NOBODY))
+    if isinstance(parts.evaluator, Evaluator):
+        run.recommender = Recommender(RunCatalogue(parts.model, parts.evaluator))
     save_file(Writer(run, folder, "float32", None, True).write(), folder / export.CHECK)
     found = check_here(folder, None)
     assert found["largest_difference"] <= found["allowed"]
