@@ -40,4 +40,4 @@ def model(
     """Write a documented starting point for a model of your own, and its test."""
     file, test = write_model(name, Path(to))
     typer.echo(f"{file}: train it with `shoal train --model={file}:{name}`")
-    typer.echo(f"{test}: run it with `python -m pytest {test}` (pip install pytest)")
+    typer.echo(f"{test}: run it with `python -m pytest {test}`; pytest is a package of its own")

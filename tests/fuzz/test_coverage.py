@@ -97,6 +97,7 @@ EXEMPT = {
     "runs/decay.py:change_rows": CHECKED,
     "runs/start.py:_take_vectors": "NumPy's own format, without pickles",
     "compat/implicit/matrix.py:read_arrays": "NumPy's own format, without pickles",
+    "command/ranking.py:typed_items": "what the person at the terminal has typed",
     "runs/daily/follow.py:_learn": OWN,
     "runs/run.py": OWN,
     "runs/backtest.py:backtest": OWN,

@@ -186,6 +186,7 @@ def test_ranking_a_catalogue_reads_each_history_once(folder: Path) -> None:
     assert len(np.unique(scores.numpy())) > 8
 
 
+@pytest.mark.slow
 def test_rows_that_bring_their_history(folder: Path, tmp_path: Path) -> None:
     """Of a run and of its artifact: as the data has it, or as a row says; labels are no matter."""
     given = acts_config(folder, data__max_len=4, model__hidden_size=8, model__layers=[6])

@@ -153,6 +153,7 @@ def test_in_service(folder: Path) -> None:
     assert Service(folder).kept() == {}
 
 
+@pytest.mark.slow
 def test_an_export_proves_it(folder: Path, tmp_path: Path) -> None:
     """Where the graph that extends answers otherwise, nothing is exported."""
     copy = tmp_path / "copy"
