@@ -160,9 +160,9 @@ def read_table(
         broken = sum(piece.skipped for piece, own in zip(pieces, owners) if own == number)
         count = broken + int((reader.bad & (owner == number)).sum())
         if count:
-            told = {what: int((owner[r] == number).sum()) for what, r in reader.problems.items()}
-            told["the line cannot be read"] = broken
-            why = ", ".join(f"{what}: {rows}" for what, rows in told.items() if rows)
+            kinds = {what: int((owner[r] == number).sum()) for what, r in reader.problems.items()}
+            kinds["the line cannot be read"] = broken
+            why = ", ".join(f"{what}: {rows}" for what, rows in kinds.items() if rows)
             logger.warning(
                 "%s: %d bad rows are left out (data.bad_rows: skip; %s)", path, count, why
             )

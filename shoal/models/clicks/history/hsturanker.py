@@ -70,9 +70,9 @@ class HSTURanker(ClickModel):
         width = options.hidden_size
         self.contexts = nn.ModuleList(nn.Linear(one.dim or width, width) for one in self.front)
         self.numbers = [one for one in facts.numeric if one.side != "user"]
-        told = sum(one.width for one in facts.numeric) - sum(one.width for one in self.numbers)
-        if told:  # numbers of the user are one more place in front
-            self.contexts.append(nn.Linear(told, width))
+        of_user = sum(one.width for one in facts.numeric) - sum(one.width for one in self.numbers)
+        if of_user:  # numbers of the user are one more place in front
+            self.contexts.append(nn.Linear(of_user, width))
         self.each = 2 if self.acted and options.actions == "interleaved" else 1
         self.places = len(self.contexts) + self.each * self.length
         self.dropout = Dropout(options.hidden_dropout_prob)
@@ -160,9 +160,9 @@ class HSTURanker(ClickModel):
     def _contexts(self, batch: Batch) -> list[Tensor]:
         """A place for each feature of the user, and one for numbers: [b, 1, width] each."""
         read = list(self.rows(self.embed, batch, self.front).values())
-        told = [one for one in self.facts.numeric if one.side == "user"]
-        if told:
-            read.append(torch.cat([batch.dense[f.name].reshape(-1, f.width) for f in told], 1))
+        of_user = [one for one in self.facts.numeric if one.side == "user"]
+        if of_user:
+            read.append(torch.cat([batch.dense[f.name].reshape(-1, f.width) for f in of_user], 1))
         return [layer(one).unsqueeze(1) for layer, one in zip(self.contexts, read)]
 
     def _sequence(self, batch: Batch) -> list[Tensor]:
