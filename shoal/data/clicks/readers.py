@@ -21,6 +21,7 @@ from types import MappingProxyType
 import numpy as np
 
 from shoal.data.batch import Batch
+from shoal.data.clicks.formats import Mapped
 from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.per_feature import per_feature
@@ -131,7 +132,7 @@ class InMemory(ClickReader):
 
     def __init__(
         self,
-        samples: Samples | JoinedSamples | Made,
+        samples: Samples | JoinedSamples | Made | Mapped,
         layout: Layout,
         batch_size: int,
         seed: int = 0,
