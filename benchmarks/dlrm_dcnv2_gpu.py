@@ -53,6 +53,7 @@ from shoal.embedding.rows.bags import Bags
 from shoal.embedding.service import Lookup
 from shoal.models.base import Facts
 from shoal.models.clicks.dcnv2 import DCNV2
+from shoal.training.strategy.graphed import Graphed
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
@@ -169,7 +170,8 @@ def make_strategy(
         structure="stacked",
     )
     torch.manual_seed(1)
-    strategy = Single(World(args.device))
+    world = World(args.device)
+    strategy = Graphed(world, auto=True) if args.graph else Single(world)
     optimizer = OptimizerSection(name="adagrad", lr=0.005, rows={"name": "rowwise_adagrad"})
     strategy.setup(
         DCNV2(options, facts),
@@ -246,9 +248,11 @@ def measure_steps(
     args: argparse.Namespace, batches: list[Batch], strategy: Single, name: str
 ) -> None:
     def step(k: int) -> Tensor:
-        return strategy.train_step(batches[k % SETS])
+        return strategy.train_step(strategy.receive(batches[k % SETS]))
 
     first = float(step(0))
+    if args.graph:
+        name += ", recorded"
     ms = timed(step, args, args.steps, 5)
     last = float(step(0))
     if "bfloat16 rows" not in name:  # plain PyTorch has none
@@ -417,6 +421,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=14, help="so many largest are listed")
     parser.add_argument("--plain-scales", type=float, nargs="+", default=[0.5, 0.4, 0.25, 0.1])
     parser.add_argument("--most-seconds", type=float, default=400.0, help="no part begins later")
+    parser.add_argument("--graph", action="store_true", help="steps are recorded")
     parser.add_argument("--tiers", type=float, help="share of the rows' bytes in GPU memory")
     parser.add_argument("--warm", type=int, default=30, help="steps of --tiers before the measured")
     parts = ["copy", "rows", "bfloat16", "plain", "compiled"]

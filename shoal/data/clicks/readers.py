@@ -116,7 +116,12 @@ class ClickReader(Reader):
         self.columns = {feature.name: feature.column for feature in features}
 
     def finish(self, batch: Batch) -> Batch:
-        return per_feature(batch, self.layout, self.columns) if self.columns else batch
+        if not self.columns:
+            return batch
+        made = per_feature(batch, self.layout, self.columns)
+        if self.tile is None:  # GAUC groups by a slot, and nothing in training reads them
+            del made.ids["slots"]
+        return made
 
     def global_size(self, size: int) -> int:
         return self.batch_size if self.tile is None else self.tile * size
