@@ -45,8 +45,8 @@ class Embeddings(nn.Module):
         self._service: RowService | None = None
         self._numbers = {field: number for number, field in enumerate(self.fields)}
         self._outputs: dict[str, OutputTable] = {}  # fields that a softmax reads whole
-        self.seen_pooled: set[str] = set()  # fields whose lists were read as sums or means
-        self.seen_listed: set[str] = set()  # likewise, id by id
+        self.read_pooled: set[str] = set()  # fields whose lists were read as sums, so far
+        self.read_singly: set[str] = set()  # fields that were read id by id
 
     def stay_out_of_compilation(self) -> None:
         """Lookups go to a service, which torch.compile must not look into."""
@@ -112,7 +112,6 @@ class Embeddings(nn.Module):
         """`pooled` of several fields, by name, their rows looked up together."""
         for way in how.values():
             check_pooling(way)
-        self.seen_pooled.update(how)
         bags = {
             field: Bags(ids.offsets, ids.weights)
             for field in how
@@ -131,7 +130,6 @@ class Embeddings(nn.Module):
 
         Ids that are no lists are lists of one.
         """
-        self.seen_listed.add(field)
         ids = batch.ids[field]
         rows = self._look_up([(field, batch.flat_ids(field))], batch)[0]
         if isinstance(ids, Tensor):
@@ -147,6 +145,8 @@ class Embeddings(nn.Module):
         bags: Mapping[str, Bags] = MappingProxyType({}),
     ) -> list[Tensor]:
         service = self.service
+        self.read_pooled.update(bags)
+        self.read_singly.update(field for field, _ in wanted if field not in bags)
         # The ids of a batch in training are known to the service by the number of their field.
         known = batch is not None and batch is service.batch
         lookups = [

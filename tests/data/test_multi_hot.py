@@ -21,6 +21,7 @@ from shoal.data.clicks.encoder import LogEncoder
 from shoal.data.clicks.log import make_layout, pick_format
 from shoal.data.clicks.make_days import make_days
 from shoal.data.clicks.planted import planted_clicks
+from shoal.runs.artifact.bulk import predict_file
 from shoal.runs.build import build
 from shoal.runs.run import resolve
 from shoal.world.world import World
@@ -74,9 +75,9 @@ def test_files_give_the_batches_of_the_planted_log(folder: Path) -> None:
 
 
 def test_arrays_are_mapped_and_have_the_types_of_mlperf(folder: Path) -> None:
-    day = log(folder).mapped().days[0]  # type: ignore[union-attr]
-    assert all(isinstance(ids, np.memmap) and ids.dtype == np.int32 for ids in day.ids)
-    assert isinstance(day.dense, np.memmap) and isinstance(day.labels, np.memmap)
+    day = log(folder).mapped().blocks[0].day  # type: ignore[union-attr]
+    assert all(ids.dtype == np.int32 for ids in day.ids)
+    assert all(isinstance(one.base, np.memmap) for one in (*day.ids, day.dense, day.labels))
     with np.load(folder / "train" / "day_0_sparse_multi_hot.npz") as loaded:  # as numpy has it
         assert [*loaded] == ["0", "1", "2", "3"]
         assert all((loaded[str(slot)] == ids).all() for slot, ids in enumerate(day.ids))
@@ -166,6 +167,28 @@ def test_the_recipe_trains_at_a_reduced_scale(tmp_path: Path) -> None:
     result = shoal.run(config_file_list=[str(recipe)], config_dict=small)
     assert result["best_valid"]["auc"] > 0.4 and result["best_valid"]["logloss"] < 0.75
     assert "The train log: 2 files, 600 samples" in (tmp_path / "run" / "train.log").read_text()
+
+
+@pytest.mark.slow
+def test_an_exported_model_predicts_a_day(folder: Path, tmp_path: Path) -> None:
+    """From its files, and from rows with the ids of the log: the same."""
+    values = {"model.dim": 4, "model.layers": [8], "train.epochs": 1, "run.progress": False}
+    values |= {"run.output": str(tmp_path / "run"), "data.clicks.test": "test/*.npz"}
+    shoal.run(config_dict=keys(folder, **values))
+    exported = shoal.export(str(tmp_path / "run"), to=str(tmp_path / "exported"))
+    day = next((folder / "test").glob("*.npz"))
+    out = tmp_path / "chances.csv"
+    assert predict_file(tmp_path / "exported", day, out) == 50
+    written = np.loadtxt(out, skiprows=1)
+    with np.load(day) as ids:
+        dense = np.load(str(day).replace("sparse_multi_hot.npz", "dense.npy"))
+        rows = [
+            {f"C{k + 1}": ids[str(k)][n].tolist() for k in range(4)}
+            | {f"I{k + 1}": float(dense[n, k]) for k in range(2)}
+            for n in range(50)
+        ]
+    assert shoal.load(tmp_path / "exported").predict(rows) == pytest.approx(written, abs=1e-5)
+    assert exported is not None and written.std() > 0
 
 
 # ---- what is refused --------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def _placed(series: pl.Series, layout: Layout, slot: int) -> np.ndarray:
         return layout.fold(ids)
     if ids.min(initial=0) < 0:
         raise ValueError(f"{series.name} has the id {ids.min()}; ids of this log are 0 or more")
-    layout.place(ids, slot)
+    ids = layout.place(ids, slot)
     ids[series.is_null().to_numpy()] = 0
     return ids
 

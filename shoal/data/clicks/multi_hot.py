@@ -13,6 +13,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -99,14 +100,14 @@ class Day:
         """Some of the samples; BadLine counts within `rows`."""
         labels = np.asarray(self.labels[rows]).reshape(-1)
         _check((labels != 0) & (labels != 1), "a label is 0 or 1")
-        dense = np.asarray(self.dense[rows], np.float32)
+        dense = np.array(self.dense[rows], np.float32)  # a copy: the file stays as it is
         _check(~np.isfinite(dense).all(axis=1), "a dense value is no finite number")
         flat = np.empty((len(labels), int(self.bounds[-1])), np.int64)
         for slot, ids in enumerate(self.ids):
-            part = flat[:, self.bounds[slot] : self.bounds[slot + 1]]
-            part[:] = ids[rows]
-            _check((part < 0).any(axis=1), f"{self.layout.slots[slot]} has an id below 0")
-            self.layout.place(part, slot)
+            part = ids[rows]
+            if part.min(initial=0) < 0:
+                _check((part < 0).any(axis=1), f"{self.layout.slots[slot]} has an id below 0")
+            self.layout.place(part, slot, flat[:, self.bounds[slot] : self.bounds[slot + 1]])
         slots, places = len(self.ids), np.arange(len(labels))[:, None] * flat.shape[1]
         offsets = np.append((places + self.bounds[:-1]).reshape(-1), flat.size)
         return Samples(slots, labels.astype(np.float32), dense, flat.reshape(-1), offsets)
@@ -127,7 +128,10 @@ class DayBlock(Block):
         return self.count
 
     def parse(self, rows: Rows) -> Samples:
-        return self.day.samples(self.first + np.arange(self.count)[rows])
+        if isinstance(rows, slice):  # views, until they are converted
+            start, stop, _ = rows.indices(self.count)
+            return self.day.samples(slice(self.first + start, self.first + stop))
+        return self.day.samples(self.first + rows)
 
     def where(self, index: int) -> str:
         return f"row {self.first + index + 1}"
@@ -141,7 +145,7 @@ class Days:
     """The samples of all days, one day after the other; a batch reads its own alone."""
 
     def __init__(self, days: list[Day]):
-        self.days = days
+        self.blocks = [DayBlock(day, 0, len(day)) for day in days]
         self.ends = np.cumsum([0, *map(len, days)])
 
     def __len__(self) -> int:
@@ -149,16 +153,21 @@ class Days:
 
     def batch_of(self, rows: slice | np.ndarray) -> Batch:
         """The batch of the given samples, in the given order."""
-        every = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        owner = np.searchsorted(self.ends, every, side="right") - 1
+        if isinstance(rows, slice):
+            spans = [(max(rows.start, a), min(rows.stop, b), a) for a, b in pairwise(self.ends)]
+            parts = [
+                day.samples(slice(start - first, stop - first))
+                for day, (start, stop, first) in zip(self.blocks, spans)
+                if start < stop
+            ]
+            return join(parts).batch()
+        owner = np.searchsorted(self.ends, rows, side="right") - 1
         order = np.argsort(owner, kind="stable")
-        parts = []
-        for number in np.unique(owner):
-            day, first = self.days[number], self.ends[number]
-            block = DayBlock(day, 0, len(day))
-            parts.append(block.samples(every[order[owner[order] == number]] - first))
-        found = join(parts)
-        return (found if len(parts) == 1 else found.take(np.argsort(order))).batch()
+        parts = [
+            self.blocks[number].samples(rows[owner == number] - self.ends[number])
+            for number in np.unique(owner)
+        ]
+        return join(parts).take(np.argsort(order)).batch()
 
 
 @contextmanager
@@ -178,7 +187,7 @@ def _map_npy(file: Path) -> np.ndarray:
         found = np.load(file, mmap_mode="r", allow_pickle=False)
         if not isinstance(found, np.ndarray) or found.dtype.kind not in "iuf" or not found.ndim:
             raise ValueError("it holds no array of numbers")
-        return found
+        return np.asarray(found)  # a view: memmap's own indexing is slow
 
 
 def _map_npz(file: Path, slots: int) -> list[np.ndarray]:
@@ -214,4 +223,4 @@ def _map_member(file: Path, source: BinaryIO, member: zipfile.ZipInfo) -> np.nda
         raise ValueError(f"{member.filename} ends before its last row")
     if not size:
         return np.zeros(shape, dtype)
-    return np.memmap(file, dtype, "r", here, shape)
+    return np.asarray(np.memmap(file, dtype, "r", here, shape))

@@ -58,11 +58,11 @@ class Layout:
         folded = (ids % (rows - 1) - 1) % (rows - 1) + 1 if rows > 1 else np.zeros_like(ids)
         return np.where(outside, folded, ids)
 
-    def place(self, ids: np.ndarray, slot: int) -> None:
-        """Ids of one slot, from 0, become ids among those of all slots, from 1: in place."""
+    def place(self, ids: np.ndarray, slot: int, out: np.ndarray | None = None) -> np.ndarray:
+        """Ids of one slot, from 0, as ids among those of all slots, from 1: int64."""
         if ids.max(initial=0) >= self.slot_rows[slot]:
-            ids %= self.slot_rows[slot]
-        ids += 1 + sum(self.slot_rows[:slot])
+            ids = ids % self.slot_rows[slot]
+        return np.add(ids, 1 + sum(self.slot_rows[:slot]), out=out, dtype=np.int64)
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Layout:

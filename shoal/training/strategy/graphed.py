@@ -247,8 +247,8 @@ class ListRoom:
         )
 
     def _is_pooled(self, name: str) -> bool:
-        pooled = any(name in module.seen_pooled for module in self.modules)
-        return pooled and not any(name in module.seen_listed for module in self.modules)
+        pooled = any(name in module.read_pooled for module in self.modules)
+        return pooled and not any(name in module.read_singly for module in self.modules)
 
     def _pad_of(self, name: str) -> int | None:
         """The padding id of all tables that a field's lists are read from; None: there is none."""
