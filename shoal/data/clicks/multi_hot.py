@@ -128,10 +128,12 @@ class DayBlock(Block):
         return self.count
 
     def parse(self, rows: Rows) -> Samples:
-        if isinstance(rows, slice):  # views, until they are converted
-            start, stop, _ = rows.indices(self.count)
-            return self.day.samples(slice(self.first + start, self.first + stop))
-        return self.day.samples(self.first + rows)
+        if isinstance(rows, np.ndarray) and len(rows) and (np.diff(rows) == 1).all():
+            rows = slice(int(rows[0]), int(rows[-1]) + 1)
+        if isinstance(rows, np.ndarray):
+            return self.day.samples(self.first + rows)
+        start, stop, _ = rows.indices(self.count)  # views, until they are converted
+        return self.day.samples(slice(self.first + start, self.first + stop))
 
     def where(self, index: int) -> str:
         return f"row {self.first + index + 1}"
