@@ -77,6 +77,7 @@ class Transformer(nn.Module):
                 Residual(feed, width, dropout, norm_eps),
             ]
         self.norm = nn.LayerNorm(width, eps=norm_eps)
+        self.state_width = 2 * width * layers  # keys and values of a place, which `extended` reads
         begin_normal(self, init_std)
 
     @classmethod
@@ -123,6 +124,19 @@ class Transformer(nn.Module):
         if packed is None or (wanted is not None and blocks):
             return states
         return spread(states, packed.tokens, *shape)
+
+    def extended(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Of one sequence, m places x [m, width] behind n that are kept [n, state_width]: what to
+        keep of them, [m, state_width], and their states, [m, width]; causal, and without dropout.
+        """
+        blocks, rows = cast("list[Any]", list(self.blocks)), []
+        pasts = kept.chunk(len(blocks) // 2, 1)
+        for attention, feed, past in zip(blocks[::2], blocks[1::2], pasts):
+            change, own = attention.layer.extended(attention.norm(x), past)
+            rows.append(own)
+            x = x + change
+            x = x + feed.layer(feed.norm(x))
+        return torch.cat(rows, 1), self.norm(x)
 
 
 def packs(x: Tensor, pads: Tensor | None) -> Packed | None:
@@ -227,6 +241,19 @@ class Attention(nn.Module):
             dropped = partial(drop_out, p=dropout) if dropout else None
             mixed = self._attend(split, pads, dropped).transpose(1, 2).reshape(size, length, width)
         return self.out(mixed if wanted is None else mixed.flatten(0, 1).index_select(0, wanted))
+
+    def extended(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """As Transformer.extended, of one layer; past, keys beside values: [n, 2 * width]."""
+        query, own = self.query_key_value(x).split([x.shape[1], 2 * x.shape[1]], 1)
+        key, value = torch.cat([past, own]).chunk(2, 1)
+        query, key, value = (
+            split_heads(one.unsqueeze(0), self.heads) for one in (query, key, value)
+        )
+        place = torch.arange(key.shape[2], device=x.device)
+        later = place > place[past.shape[0] :].unsqueeze(1)  # [m, n + m]
+        scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+        mixed = scores.masked_fill(later, HIDDEN).softmax(-1) @ value
+        return self.out(mixed.squeeze(0).transpose(0, 1).flatten(1)), own
 
     def _attend_packed(self, made: Tensor, packed: Packed, rate: float) -> Tensor:
         """Group by group: [n, 3 * width] -> [n, width]."""
