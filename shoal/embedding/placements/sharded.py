@@ -2,8 +2,9 @@
 
 A training step makes three trips however many tables there are: ids to the owners, rows back,
 gradients to the owners. Ids are sent one batch ahead; rows are read only after the update before
-them, so the numbers are those of one process. Where ids are counted (see
-shoal.embedding.rows.admission), how often each came travels with its gradient.
+them, so the numbers are those of one process. Of lists that a model reads pooled, owners return
+sums where that is fewer bytes (asked.py), and expand what gradients come for them. Where ids are
+counted (see shoal.embedding.rows.admission), how often each came travels with its gradient.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from shoal.embedding.placements.route import Route, TableTrip, exchange
 from shoal.embedding.placements.routed import RoutedRows, T
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.admission import tend
+from shoal.embedding.rows.bags import join_bags
 from shoal.embedding.rows.store import Every, Store
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients
 from shoal.world.world import World
@@ -80,6 +82,42 @@ class SpreadRows(RoutedRows[T]):
 class ShardedRows(SpreadRows[Route]):
     """Engines of all ranks, read and updated by their owners."""
 
+    def __init__(
+        self,
+        world: World,
+        tables: Mapping[str, ShardedTable],
+        rules: Mapping[str, RowRules] | None = None,
+    ):
+        super().__init__(world, tables, rules)
+        self._lists: set[int] = set()  # fields of the batch in training that are lists
+        self._read: dict[int, bool] = {}  # fields read in this step: always pooled?
+        self._pooled: dict[int, bool] = {}  # likewise, when each was last read
+
+    def begin(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        self._lists |= {one.field for one in lookups if one.bags is not None and one.field is not None}
+        super().begin(batch, lookups)
+
+    def _worth_staging(self, lookups: Sequence[Lookup]) -> list[Lookup]:
+        """Lists are staged once the model has shown how it reads them: pooled, or one by one."""
+        return [
+            one if one.field is None or self._pooled.get(one.field) else replace(one, bags=None)
+            for one in super()._worth_staging(lookups)
+            if one.bags is None or one.field in self._pooled
+        ]
+
+    def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
+        for one in lookups if learn else ():
+            if one.field is not None:
+                pooled = one.bags is not None
+                self._read[one.field] = self._read.get(one.field, True) and pooled
+        return super().pull(lookups, learn)
+
+    def _end_step(self) -> list[Route]:
+        unread = dict.fromkeys(self._lists - self._pooled.keys(), False)
+        self._pooled |= unread | self._read
+        self._lists, self._read = set(), {}
+        return super()._end_step()
+
     def _trip(self, lookups: Sequence[Lookup]) -> Route:
         return Route(self.world, self.sharded, lookups)
 
@@ -116,11 +154,10 @@ class ShardedRows(SpreadRows[Route]):
         seen = iter(sent[len(parts) :])
         used = self._used(parts) if some_unused and len(counted) < len(parts) else {}
         for number, (part, grads) in enumerate(zip(parts, sent)):
-            one = RowGradients(
-                part.theirs, grads, next(seen).cpu() if part.placed.counted else None
-            )
+            counts = next(seen).cpu() if part.placed.counted else None
+            one = RowGradients(part.theirs, grads, counts, bags=part.their_bags)
             if number in used:
-                one = replace(one, ids=part.theirs[used[number]], grads=grads[used[number]])
+                one = one.at(used[number])
             gathered[part.sharding.table.name].append(one)
         return gathered
 
@@ -134,7 +171,9 @@ class ShardedRows(SpreadRows[Route]):
             keys = [torch.empty(0, dtype=torch.int64), *(table.keys(one.ids) for one in some)]
             grads = [torch.empty(0, width, device=self.device), *(one.grads for one in some)]
             joined = RowGradients(
-                torch.cat([one.to(self.device) for one in keys]), torch.cat(grads)
+                torch.cat([one.to(self.device) for one in keys]),
+                torch.cat(grads),
+                bags=join_bags([(len(key), one.bags) for key, one in zip(keys[1:], some)]),
             )
         if table.counted:
             counts = [one.counts for one in some if one.counts is not None]
@@ -149,7 +188,7 @@ class ShardedRows(SpreadRows[Route]):
         self._step_outputs(lr, scale)
 
     def _send(self, parts: list[TableTrip], counted: list[TableTrip]) -> list[Tensor]:
-        """Each part's gradients as they came: [theirs, columns held here]; then the counts."""
+        """Each part's gradients as they came: [vectors, columns held here]; then the counts."""
         world, size, rank = self.world, self.world.size, self.world.rank
         if not parts:
             return []
@@ -167,11 +206,12 @@ class ShardedRows(SpreadRows[Route]):
         lengths = [[p.their_counts[r] * w for p, w in zip(parts, widths)] for r in range(size)]
         came = exchange(world, outgoing, lengths)
         return [
-            torch.cat(one).view(len(p.theirs), width) for p, width, one in zip(parts, widths, came)
+            torch.cat(one).view(sum(p.their_counts), width)
+            for p, width, one in zip(parts, widths, came)
         ]
 
     def _used(self, parts: list[TableTrip]) -> dict[int, Tensor]:
-        """Which of the keys that came had a gradient [theirs], by the number of the part.
+        """Which of the vectors asked here had a gradient [n], by the number of the part.
 
         Rows that got no gradient are not updated.
         """
@@ -181,7 +221,7 @@ class ShardedRows(SpreadRows[Route]):
         used = []
         for part in some:
             unused = part.unused()
-            whole = torch.ones(len(part.keys), dtype=torch.uint8, device=self.device)
+            whole = torch.ones(part.num_vectors, dtype=torch.uint8, device=self.device)
             used.append(whole if unused is None else (~unused).to(torch.uint8))
         outgoing = [[u[part.outgoing(r)] for u, part in zip(used, some)] for r in range(size)]
         lengths = [[part.their_counts[r] for part in some] for r in range(size)]
