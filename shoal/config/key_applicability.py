@@ -45,12 +45,36 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
             default = inline(KEYS[key].default)
             given = inline(value_of(config, key))
             yield key, f"given {given}, which {text}: choose that, or set {key}={default}"
+    yield from _sharded_refusals(config)
     elsewhere = config.strategy.ps.addresses and not config.launch.servers
     if config.strategy.name == "ps" and config.rows.tiers.ssd is not None and elsewhere:
         yield (
             "rows.tiers.ssd",
             "servers that were started separately (strategy.ps.addresses) have their own budgets: "
             "leave out rows.tiers, and start them with --tiers-host and --tiers-ssd",
+        )
+
+
+def _sharded_refusals(config: Config) -> Iterator[tuple[str, str]]:
+    """What strategy sharded cannot do together."""
+    section = config.strategy
+    if section.backend == "torchrec":
+        for key in ("strategy.groups", "strategy.groups_every", "strategy.exchange"):
+            if value_of(config, key) != KEYS[key].default:
+                yield key, "strategy.backend=torchrec has none: set strategy.backend=native"
+    if section.groups == 1 and section.groups_every > 1:
+        yield "strategy.groups_every", "there is one group: set strategy.groups to 2 or more"
+    if section.groups > 1 and config.launch.encrypt:
+        yield (
+            "strategy.groups",
+            "launch.encrypt leads all ranks through one tunnel, and groups need their own: leave "
+            "out one of the two",
+        )
+    if section.groups_every > 1 and config.rows.asked:
+        yield (
+            "strategy.groups_every",
+            "rows are counted or dropped (rows.admission, rows.decay, rows.shrink), which groups "
+            "must agree upon in each step: set strategy.groups_every=1",
         )
 
 

@@ -173,16 +173,22 @@ class Pieces:
         return self.inverse[low:high], Bags(offsets - offsets[0])
 
 
-def bytes_of(
-    asked: Distinct | Pieces, sharding: Sharding, rank: int, itemsize: int = 4
-) -> int:
-    """Bytes that travel for what a rank asks: ids there, vectors back, gradients there."""
-    total = 0
-    for owner in range(sharding.size):
-        if owner != rank:
-            head = asked.head(owner)
-            total += WORD * head.words + 2 * itemsize * head.vectors * sharding.width(owner)
-    return total
+@dataclass(frozen=True)
+class Asker:
+    """Who asks, and how many bytes a value of a vector takes."""
+
+    rank: int
+    itemsize: int
+
+    def bytes(self, asked: Distinct | Pieces, sharding: Sharding) -> int:
+        """What travels: ids there, vectors back, gradients there."""
+        total = 0
+        for owner in range(sharding.size):
+            if owner != self.rank:
+                head = asked.head(owner)
+                values = head.vectors * sharding.width(owner)
+                total += WORD * head.words + 2 * self.itemsize * values
+        return total
 
 
 def _part(counts: Sequence[int], rank: int, everyone: bool) -> slice:

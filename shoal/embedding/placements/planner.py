@@ -80,7 +80,16 @@ def plan_tables(
     optimizers: Mapping[str, RowOptimizer],
     lookups: Mapping[str, int] | None = None,
 ) -> Plan:
-    """Choose a placement for every table: from its size, or as the config says."""
+    """Choose a placement for every table: from its size, or as the config says.
+
+    size: of all ranks; tables are spread over those of each of the section's groups.
+    """
+    if size % section.groups:
+        raise ValueError(
+            f"strategy.groups: given {section.groups}, and {size} processes are not so many equal "
+            f"groups: choose a number that divides {size}"
+        )
+    size //= section.groups
     unknown = [name for name in section.tables if name not in tables]
     if unknown:
         raise ValueError(

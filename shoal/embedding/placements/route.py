@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.embedding.engines.row_engine import every_id
-from shoal.embedding.placements.asked import HEAD, Distinct, Head, Pieces, bytes_of
+from shoal.embedding.placements.asked import HEAD, Asker, Distinct, Head, Pieces
+from shoal.embedding.placements.exchange import Precision, exchange, pack, unpack
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.placement import Sharding
@@ -46,13 +47,13 @@ class TableTrip:
         placed: Placed,
         lookups: Sequence[Lookup],
         device: torch.device,
-        rank: int | None = None,
+        asker: Asker | None = None,
     ):
-        """rank: of who asks, where owners can sum the rows of bags; None: rows are wanted."""
+        """asker: where owners can sum the rows of bags; None: rows are wanted."""
         self.placed, self.sharding = placed, placed.sharding
         self.fields = [one.field for one in lookups]
         flat = [_each(one.flat, placed.table, device) for one in lookups]
-        self.asked = _ask(placed, flat, [one.bags for one in lookups], rank)
+        self.asked = _ask(placed, flat, [one.bags for one in lookups], asker)
         self.keys, self.counts = self.asked.keys, self.asked.counts
         self.inverse: list[Tensor] = []  # where the ids of each lookup stand among the vectors
         self.sums: list[Bags | None] = []  # those that make up a sum; None: as a lookup has it
@@ -185,12 +186,12 @@ def _each(ids: Ids, table: Table, device: torch.device) -> Tensor:
 
 
 def _ask(
-    placed: Placed, flat: list[Tensor], bags: list[Bags | None], rank: int | None
+    placed: Placed, flat: list[Tensor], bags: list[Bags | None], asker: Asker | None
 ) -> Distinct | Pieces:
     """Distinct rows, or sums where fewer bytes travel so; counts of ids travel with rows."""
     ids, sharding = flat[0] if len(flat) == 1 else torch.cat(flat), placed.sharding
     rows = Distinct(sharding, ids)
-    if rank is None or placed.counted or sharding.replicated:
+    if asker is None or placed.counted or sharding.replicated:
         return rows
     for some, own in zip(flat, bags):
         if own is not None:
@@ -200,8 +201,7 @@ def _ask(
     if joined is None:
         return rows
     sums = Pieces(sharding, ids, joined)
-    fewer = bytes_of(sums, sharding, rank) <= bytes_of(rows, sharding, rank)
-    return sums if fewer else rows
+    return sums if asker.bytes(sums, sharding) <= asker.bytes(rows, sharding) else rows
 
 
 def _read(rows: Tensor, inverse: Tensor, bags: Bags | None) -> Tensor:
@@ -233,9 +233,9 @@ class Trip(ABC):
         placed: Mapping[str, Placed],
         lookups: Sequence[Lookup],
         device: torch.device,
-        rank: int | None = None,
+        asker: Asker | None = None,
     ):
-        """rank: as of TableTrip."""
+        """asker: as of TableTrip."""
         grouped: dict[str, list[Lookup]] = {}
         self.order: list[tuple[str, int]] = []  # of the lookups: table, number within the table
         for lookup in lookups:
@@ -243,7 +243,7 @@ class Trip(ABC):
             self.order.append((lookup.table, len(requested)))
             requested.append(lookup)
         self.parts = {
-            name: TableTrip(placed[name], some, device, rank) for name, some in grouped.items()
+            name: TableTrip(placed[name], some, device, asker) for name, some in grouped.items()
         }
 
     def start(self) -> None:
@@ -264,8 +264,16 @@ class Route(Trip):
     computes something else.
     """
 
-    def __init__(self, world: World, placed: Mapping[str, ShardedTable], lookups: Sequence[Lookup]):
-        super().__init__(placed, lookups, world.device, world.rank)
+    def __init__(
+        self,
+        world: World,
+        placed: Mapping[str, ShardedTable],
+        lookups: Sequence[Lookup],
+        precision: Precision,
+    ):
+        asker = Asker(world.rank, precision.itemsize)
+        super().__init__(placed, lookups, world.device, asker)
+        self.precision = precision
         self.world, self.engines = world, {name: placed[name].engine for name in self.parts}
         numbers = [
             [part.heads[r].numbers() for part in self.parts.values()] for r in range(world.size)
@@ -315,7 +323,10 @@ class Route(Trip):
             return
         served = [self._serve(part) for part in travelling]
         outgoing = [
-            [rows[part.incoming(r)].reshape(-1) for part, rows in zip(travelling, served)]
+            [
+                self.precision.narrow(rows[part.incoming(r)])
+                for part, rows in zip(travelling, served)
+            ]
             for r in range(size)
         ]
         lengths = [[p.counts[r] * p.sharding.width(r) for p in travelling] for r in range(size)]
@@ -324,7 +335,8 @@ class Route(Trip):
             for r, piece in enumerate(pieces):
                 first, last = part.sharding.columns[r]
                 keys = part.outgoing(r)
-                rows[keys, first:last] = piece.view(keys.stop - keys.start, last - first)
+                vectors = self.precision.widen(piece)
+                rows[keys, first:last] = vectors.view(keys.stop - keys.start, last - first)
 
     def _serve(self, part: TableTrip) -> Tensor:
         """The vectors that were asked of this rank: [n, its columns]."""
@@ -335,24 +347,3 @@ class Route(Trip):
         if part.their_bags is None:
             return engine.pull(part.theirs).to(device)
         return engine.pull_bags(part.theirs, part.their_bags).to(device)
-
-
-def exchange(
-    world: World, outgoing: list[list[Tensor]], lengths: list[list[int]]
-) -> list[list[Tensor]]:
-    """Send outgoing[rank][table]; lengths[rank][table] come back, as `unpack` has them."""
-    sent = [sum(len(piece) for piece in pieces) for pieces in outgoing]
-    received = [sum(some) for some in lengths]
-    return unpack(world.all_to_all(pack(outgoing), sent, received), lengths)
-
-
-def pack(pieces: list[list[Tensor]]) -> Tensor:
-    """One buffer of pieces[rank][table], rank by rank."""
-    return torch.cat([piece for some in pieces for piece in some])
-
-
-def unpack(buffer: Tensor, lengths: list[list[int]]) -> list[list[Tensor]]:
-    """The opposite: pieces[table][rank], as views."""
-    views = buffer.split([length for some in lengths for length in some])
-    tables = len(lengths[0])
-    return [list(views[table::tables]) for table in range(tables)]

@@ -57,6 +57,11 @@ class ShardedTable:
         return ids
 
     @property
+    def num_held(self) -> int | None:
+        """Rows of a fixed table that this rank holds; None: it grows."""
+        return None if self.sharding.grows else self.sharding.shares[self.world.rank]
+
+    @property
     def counted(self) -> bool:
         """Whether it is counted how often ids come."""
         return self.admission is not None
