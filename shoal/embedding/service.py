@@ -49,6 +49,12 @@ class Lookup:
         """The same ids as every service reads them: [n], contiguous."""
         return self.ids if isinstance(self.ids, Every) else flat_ids(self.table, self.ids)
 
+    def ids_in(self, table: Table, device: torch.device) -> Tensor:
+        """The same one by one, those of every row too."""
+        if isinstance(self.flat, Every):
+            return torch.arange(table.rows or 0, device=device)
+        return self.flat
+
 
 @dataclass(frozen=True)
 class RowGradients:

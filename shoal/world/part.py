@@ -17,14 +17,14 @@ def cut(world: World, groups: int) -> tuple[World, World]:
     """
     each = world.size // groups
     assert each * groups == world.size
+    if groups == 1:
+        return world, World(world.device)
     ranks = [list(range(g * each, (g + 1) * each)) for g in range(groups)]
     return _own_part(world, ranks), _own_part(world, [list(some) for some in zip(*ranks)])
 
 
 def _own_part(world: World, parts: list[list[int]]) -> World:
     """Of these parts, one of which every rank is in, this rank's."""
-    if len(parts) == 1:
-        return world
     if len(parts) == world.size:
         return World(world.device)
     made = [world.members(ranks) for ranks in parts]  # all ranks make every one

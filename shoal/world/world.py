@@ -358,7 +358,7 @@ class Group(World):
         return self._arriving("all_to_all", out, wait)
 
     def members(self, ranks: list[int]) -> Members:
-        if self.shm is not None:
+        if self.shm is not None or len(ranks) == self.size:
             return Members(ranks)
         with gloo_with(self._gloo_options()):
             return Members(ranks, dist.new_group(ranks, timeout=TIMEOUT))

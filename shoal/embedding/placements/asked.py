@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.embedding.rows.bags import Bags
+from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.placement import Sharding
 from shoal.kernels.codes import code_map, distinct
 
@@ -115,7 +115,11 @@ class Distinct:
 
     def message(self, rank: int) -> list[Tensor]:
         """To an owner: the ids whose rows it is asked for."""
-        return [self.keys[_part(self.counts, rank, self.sharding.everyone)]]
+        return [self.keys_of(rank)]
+
+    def keys_of(self, rank: int) -> Tensor:
+        """The ids that go to an owner."""
+        return self.keys[_part(self.counts, rank, self.sharding.everyone)]
 
     def find(self, ids: Tensor) -> tuple[Tensor, bool]:
         """Where each id stands, and whether one is not there (its place then means nothing)."""
@@ -162,9 +166,15 @@ class Pieces:
 
     def message(self, rank: int) -> list[Tensor]:
         """To an owner, in words: lengths of pieces, ids, weights."""
-        pieces, ids = (_part(some, rank, self.everyone) for some in (self.counts, self.ids))
-        words = [_words(self.lengths[pieces].int()), self.keys[ids]]
-        return words if self.weights is None else [*words, _words(self.weights[ids])]
+        lengths = self.lengths[_part(self.counts, rank, self.everyone)]
+        words = [_words(lengths.int()), self.keys_of(rank)]
+        if self.weights is None:
+            return words
+        return [*words, _words(self.weights[_part(self.ids, rank, self.everyone)])]
+
+    def keys_of(self, rank: int) -> Tensor:
+        """The ids that go to an owner."""
+        return self.keys[_part(self.ids, rank, self.everyone)]
 
     def read(self, first: int, last: int) -> tuple[Tensor, Bags]:
         """Which of the sums make those of the bags from `first` to `last`."""
@@ -189,6 +199,29 @@ class Asker:
                 values = head.vectors * sharding.width(owner)
                 total += WORD * head.words + 2 * self.itemsize * values
         return total
+
+
+def ask(
+    sharding: Sharding, flat: list[Tensor], bags: Sequence[Bags | None], asker: Asker | None
+) -> Distinct | Pieces:
+    """Of the ids of some lookups in one table: distinct rows, or sums where fewer bytes travel.
+
+    bags: of each lookup, None: it has none; asker: None where rows are wanted in any case.
+    """
+    ids = flat[0] if len(flat) == 1 else torch.cat(flat)
+    rows = Distinct(sharding, ids)
+    if asker is None or sharding.replicated:
+        return rows
+    on = []
+    for some, own in zip(flat, bags):
+        if own is not None:
+            own.check(sharding.table.name, len(some))
+        on.append((len(some), None if own is None else own.to(ids.device)))
+    joined = join_bags(on)
+    if joined is None:
+        return rows
+    sums = Pieces(sharding, ids, joined)
+    return sums if asker.bytes(sums, sharding) <= asker.bytes(rows, sharding) else rows
 
 
 def _part(counts: Sequence[int], rank: int, everyone: bool) -> slice:

@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.embedding.engines.row_engine import every_id
-from shoal.embedding.placements.asked import HEAD, Asker, Distinct, Head, Pieces
+from shoal.embedding.placements.asked import HEAD, Asker, Distinct, Head, Pieces, ask
 from shoal.embedding.placements.exchange import Precision, exchange, pack, unpack
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.placement import Sharding
-from shoal.embedding.rows.store import Every, Ids
+from shoal.embedding.rows.store import Every
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
 from shoal.kernels.bags import sum_bags
@@ -52,8 +51,9 @@ class TableTrip:
         """asker: where owners can sum the rows of bags; None: rows are wanted."""
         self.placed, self.sharding = placed, placed.sharding
         self.fields = [one.field for one in lookups]
-        flat = [_each(one.flat, placed.table, device) for one in lookups]
-        self.asked = _ask(placed, flat, [one.bags for one in lookups], asker)
+        flat = [one.ids_in(placed.table, device) for one in lookups]
+        pools = asker if not placed.counted else None  # counts of ids travel with their rows
+        self.asked = ask(self.sharding, flat, [one.bags for one in lookups], pools)
         self.keys, self.counts = self.asked.keys, self.asked.counts
         self.inverse: list[Tensor] = []  # where the ids of each lookup stand among the vectors
         self.sums: list[Bags | None] = []  # those that make up a sum; None: as a lookup has it
@@ -179,29 +179,6 @@ class TableTrip:
                 weights = self.clicks[field].double()
                 counts[:, 1] += torch.bincount(places, weights, minlength=self.num_rows)
         return counts[: len(self.keys)].to(self.keys.device, torch.float32)
-
-
-def _each(ids: Ids, table: Table, device: torch.device) -> Tensor:
-    return every_id(table).to(device) if isinstance(ids, Every) else ids
-
-
-def _ask(
-    placed: Placed, flat: list[Tensor], bags: list[Bags | None], asker: Asker | None
-) -> Distinct | Pieces:
-    """Distinct rows, or sums where fewer bytes travel so; counts of ids travel with rows."""
-    ids, sharding = flat[0] if len(flat) == 1 else torch.cat(flat), placed.sharding
-    rows = Distinct(sharding, ids)
-    if asker is None or placed.counted or sharding.replicated:
-        return rows
-    for some, own in zip(flat, bags):
-        if own is not None:
-            own.check(placed.table.name, len(some))
-    on = [None if one is None else one.to(ids.device) for one in bags]
-    joined = join_bags([(len(some), own) for some, own in zip(flat, on)])
-    if joined is None:
-        return rows
-    sums = Pieces(sharding, ids, joined)
-    return sums if asker.bytes(sums, sharding) <= asker.bytes(rows, sharding) else rows
 
 
 def _read(rows: Tensor, inverse: Tensor, bags: Bags | None) -> Tensor:
