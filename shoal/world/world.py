@@ -82,7 +82,7 @@ class Arriving:
 
 
 @dataclass(frozen=True)
-class Members:
+class Subset:
     """Some of the ranks, in order; group: theirs, where they talk through torch."""
 
     ranks: list[int]
@@ -143,7 +143,7 @@ class World:
         sent: list[int],
         received: list[int],
         out: Tensor | None = None,
-        among: Members | None = None,
+        among: Subset | None = None,
     ) -> Arriving:
         """`all_to_all` that travels while the caller goes on; the tensor must rest meanwhile.
 
@@ -163,9 +163,9 @@ class World:
         """This rank's [start, stop) of `size` things: contiguous, sizes differ by at most one."""
         return size * self.rank // self.size, size * (self.rank + 1) // self.size
 
-    def members(self, ranks: list[int]) -> Members:
+    def subset(self, ranks: list[int]) -> Subset:
         """Some of the ranks, who may talk among themselves; all ranks call it."""
-        return Members(ranks)
+        return Subset(ranks)
 
     def group(self) -> dist.ProcessGroup:
         """The ranks as a torch.distributed group, for libraries that talk among them themselves."""
@@ -339,7 +339,7 @@ class Group(World):
         sent: list[int],
         received: list[int],
         out: Tensor | None = None,
-        among: Members | None = None,
+        among: Subset | None = None,
     ) -> Arriving:
         tensor = tensor.contiguous()
         if out is None:
@@ -357,11 +357,11 @@ class Group(World):
                 wait = dist.all_to_all_single(*given, group=group, async_op=True).wait
         return self._arriving("all_to_all", out, wait)
 
-    def members(self, ranks: list[int]) -> Members:
+    def subset(self, ranks: list[int]) -> Subset:
         if self.shm is not None or len(ranks) == self.size:
-            return Members(ranks)
+            return Subset(ranks)
         with gloo_with(self._gloo_options()):
-            return Members(ranks, dist.new_group(ranks, timeout=TIMEOUT))
+            return Subset(ranks, dist.new_group(ranks, timeout=TIMEOUT))
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         if self.shm is not None:

@@ -165,9 +165,9 @@ def test_groups_that_agree_in_each_step_are_one_process(
         for one in optimizers:
             for name in names_of(one, quick):
                 # In bfloat16 a sum in another order may round apart.
-                near = 2e-3 if name == "bfloat16" else 1e-4
+                near, least = (2e-3, 2e-4) if name == "bfloat16" else (1e-4, 1e-5)
                 got = found["curves"][f"{name} {one}"]
-                assert got == pytest.approx(alone(name, one), rel=near, abs=1e-5), (name, one)
+                assert got == pytest.approx(alone(name, one), rel=near, abs=least), (name, one)
         assert found["softmax"] == pytest.approx(catalogue, rel=1e-4)
         for got in found["relay"]:
             assert got == pytest.approx(want, rel=1e-4)

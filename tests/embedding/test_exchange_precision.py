@@ -11,17 +11,17 @@ from ranks import run_ranks
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
-from shoal.embedding.placements.exchange import Precision
+from shoal.embedding.placements.exchange import WirePrecision
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
 from shoal.training.strategy import make_strategy
 from shoal.world.world import World
 
-BFLOAT16, FLOAT16 = Precision(torch.bfloat16), Precision(torch.float16)
+BFLOAT16, FLOAT16 = WirePrecision(torch.bfloat16), WirePrecision(torch.float16)
 ROW = 1.00390625  # 1 + 2^-8: between two values of bfloat16, as float16 has it
 
 
-def passed(precision: Precision, values: torch.Tensor) -> torch.Tensor:
+def passed(precision: WirePrecision, values: torch.Tensor) -> torch.Tensor:
     return precision.widen(precision.narrow(values))
 
 
@@ -31,11 +31,13 @@ def test_known_values() -> None:
     assert got[:2] == [1.0, 256.0]  # ties go to the even one
     assert got[2:] == pytest.approx([0.10009765625, -3.0e38], rel=2**-8)
     assert passed(FLOAT16, torch.tensor([ROW, 257.0, 2049.0])).tolist() == [ROW, 257.0, 2048.0]
-    assert passed(Precision(), values).tolist() == values.tolist()
+    assert passed(WirePrecision(), values).tolist() == values.tolist()
 
 
 @pytest.mark.parametrize(("precision", "share"), [(BFLOAT16, 256), (FLOAT16, 2048)])
-def test_the_error_is_within_what_the_documentation_says(precision: Precision, share: int) -> None:
+def test_the_error_is_within_what_the_documentation_says(
+    precision: WirePrecision, share: int
+) -> None:
     random = torch.Generator().manual_seed(1)
     size = torch.logspace(-12, 4, 4000)
     values = torch.randn(4000, generator=random) * size
@@ -54,7 +56,7 @@ def test_a_value_that_float16_does_not_have_is_refused() -> None:
 
 def test_counts_are_exact() -> None:
     counts = torch.tensor([[257.0, 16777215.0], [0.1, 3.0]])
-    for precision in (BFLOAT16, FLOAT16, Precision()):
+    for precision in (BFLOAT16, FLOAT16, WirePrecision()):
         flat = torch.cat([precision.narrow(torch.ones(1)), precision.exact(counts)])
         assert torch.equal(precision.from_exact(flat[1:]).view(2, 2), counts)
 

@@ -12,7 +12,7 @@ from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
-from shoal.embedding.placements.asked import Pieces
+from shoal.embedding.placements.asked import BagPieces
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
 from shoal.training.steps import one_ahead
@@ -106,4 +106,4 @@ def summed_tables(strategy: Strategy) -> list[str]:
     rows: Any = strategy.rows
     trip = rows._trip(rows._worth_staging(strategy.lookups(batch)))
     trip.arrive()
-    return [name for name, part in trip.parts.items() if isinstance(part.asked, Pieces)]
+    return [name for name, part in trip.parts.items() if isinstance(part.asked, BagPieces)]

@@ -5,7 +5,7 @@
     Distinct   keys      3 9 | 7            ranks 0 and 1; rows come back in the order of the keys
                inverse   2 0 0 1 | 2 3      then a row of zeros
 
-    Pieces     keys      3 3 9 | 7 7        what a rank holds of a bag is a piece of it
+    BagPieces     keys      3 3 9 | 7 7        what a rank holds of a bag is a piece of it
                lengths   3 | 1 1            of the pieces: one sum comes back for each
                inverse   0 1 | 2            the pieces of each bag
 
@@ -139,7 +139,7 @@ class Distinct:
         return self._place[places], missing
 
 
-class Pieces:
+class BagPieces:
     """The ids of one table's bags, grouped by owner, and which pieces each bag consists of."""
 
     def __init__(self, sharding: Sharding, ids: Tensor, bags: Bags):
@@ -190,7 +190,7 @@ class Asker:
     rank: int
     itemsize: int
 
-    def bytes(self, asked: Distinct | Pieces, sharding: Sharding) -> int:
+    def bytes(self, asked: Distinct | BagPieces, sharding: Sharding) -> int:
         """What travels: ids there, vectors back, gradients there."""
         total = 0
         for owner in range(sharding.size):
@@ -203,7 +203,7 @@ class Asker:
 
 def ask(
     sharding: Sharding, flat: list[Tensor], bags: Sequence[Bags | None], asker: Asker | None
-) -> Distinct | Pieces:
+) -> Distinct | BagPieces:
     """Of the ids of some lookups in one table: distinct rows, or sums where fewer bytes travel.
 
     bags: of each lookup, None: it has none; asker: None where rows are wanted in any case.
@@ -220,7 +220,7 @@ def ask(
     joined = join_bags(on)
     if joined is None:
         return rows
-    sums = Pieces(sharding, ids, joined)
+    sums = BagPieces(sharding, ids, joined)
     return sums if asker.bytes(sums, sharding) <= asker.bytes(rows, sharding) else rows
 
 

@@ -11,7 +11,7 @@ from shoal.world.world import World
 
 
 @dataclass(frozen=True)
-class Precision:
+class WirePrecision:
     """How rows, sums and gradients travel (strategy.exchange); ids and counts stay exact.
 
     Each value is rounded once on each way, to the nearest: bfloat16 is off by at most 2^-8 of it,

@@ -19,14 +19,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.embedding.placements.exchange import Precision
+from shoal.embedding.placements.exchange import WirePrecision
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.store import EVERY, Every
 from shoal.embedding.service import Gradients, RowGradients
 from shoal.world.world import World
 
 
-class Groups:
+class RankGroups:
     """What a rank and its peers, who hold the same rows in the other groups, agree upon."""
 
     def __init__(self, whole: World, peers: World | None = None, every: int = 1):
@@ -38,7 +38,7 @@ class Groups:
         self._steps = 0  # likewise
 
     def agreed(
-        self, gradients: Gradients, tables: Mapping[str, ShardedTable], precision: Precision
+        self, gradients: Gradients, tables: Mapping[str, ShardedTable], precision: WirePrecision
     ) -> Gradients:
         """The gradients that this rank applies, of those that its group has."""
         if self.count == 1:
@@ -52,7 +52,7 @@ class Groups:
         return {name: one.scaled(self.count) for name, one in gradients.items()}
 
     def _summed(
-        self, gradients: Gradients, tables: Mapping[str, ShardedTable], precision: Precision
+        self, gradients: Gradients, tables: Mapping[str, ShardedTable], precision: WirePrecision
     ) -> Gradients:
         """Those of all groups, one after the other: of distinct keys in each."""
         found: Gradients = {}
@@ -91,7 +91,7 @@ class Groups:
         came: tuple[Tensor, ...],
         some: Mapping[str, RowGradients],
         parts: dict[str, list[RowGradients]],
-        precision: Precision,
+        precision: WirePrecision,
     ) -> None:
         """What one peer sent, table by table."""
         lengths = came[0][: len(some)].tolist()

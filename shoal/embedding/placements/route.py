@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.embedding.placements.asked import HEAD, Asker, Distinct, Head, Pieces, ask
-from shoal.embedding.placements.exchange import Precision, exchange, pack, unpack
+from shoal.embedding.placements.asked import HEAD, Asker, BagPieces, Distinct, Head, ask
+from shoal.embedding.placements.exchange import WirePrecision, exchange, pack, unpack
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.placement import Sharding
@@ -115,7 +115,7 @@ class TableTrip:
             fits = self.sums[number] is None or lookup.bags is not None
             return (number, self.inverse[number], False) if fits else None
         assert isinstance(lookup.flat, Tensor)
-        if isinstance(self.asked, Pieces):
+        if isinstance(self.asked, BagPieces):
             return None, lookup.flat, True
         return None, *self.asked.find(lookup.flat)
 
@@ -246,7 +246,7 @@ class Route(Trip):
         world: World,
         placed: Mapping[str, ShardedTable],
         lookups: Sequence[Lookup],
-        precision: Precision,
+        precision: WirePrecision,
     ):
         asker = Asker(world.rank, precision.itemsize)
         super().__init__(placed, lookups, world.device, asker)

@@ -18,8 +18,8 @@ from torch import Tensor
 from shoal.config.row_rules import RowRules
 from shoal.embedding.engines.local import pull_all
 from shoal.embedding.output_table import Held
-from shoal.embedding.placements.exchange import Precision, exchange
-from shoal.embedding.placements.groups import Groups
+from shoal.embedding.placements.exchange import WirePrecision, exchange
+from shoal.embedding.placements.groups import RankGroups
 from shoal.embedding.placements.route import Route, TableTrip
 from shoal.embedding.placements.routed import RoutedRows, T
 from shoal.embedding.placements.sharded_table import ShardedTable
@@ -38,12 +38,12 @@ class SpreadRows(RoutedRows[T]):
         world: World,
         tables: Mapping[str, ShardedTable],
         rules: Mapping[str, RowRules] | None = None,
-        groups: Groups | None = None,
+        groups: RankGroups | None = None,
     ):
         """world: the ranks that hold the tables between them; groups: there are others who do."""
         super().__init__(tables, rules, world.device)
         self.world, self.sharded = world, dict(tables)
-        self.groups = groups or Groups(world)
+        self.groups = groups or RankGroups(world)
 
     @property
     def stores(self) -> dict[str, Store]:
@@ -92,11 +92,11 @@ class ShardedRows(SpreadRows[Route]):
         world: World,
         tables: Mapping[str, ShardedTable],
         rules: Mapping[str, RowRules] | None = None,
-        groups: Groups | None = None,
-        precision: Precision | None = None,
+        groups: RankGroups | None = None,
+        precision: WirePrecision | None = None,
     ):
         super().__init__(world, tables, rules, groups)
-        self.precision = precision or Precision()
+        self.precision = precision or WirePrecision()
         self._lists: set[int] = set()  # fields of the batch in training that are lists
         self._read: dict[int, bool] = {}  # fields read in this step: always pooled?
         self._pooled: dict[int, bool] = {}  # likewise, when each was last read

@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from shoal.embedding.placements.asked import HEAD, WORD, Asker, Distinct, Pieces, ask
+from shoal.embedding.placements.asked import HEAD, WORD, Asker, BagPieces, Distinct, ask
 from shoal.embedding.rows.placement import Sharding
 from shoal.embedding.service import Lookup
 
@@ -67,7 +67,7 @@ def _asked(
     rank: int,
     itemsize: int,
     counted: Collection[str],
-) -> dict[str, Distinct | Pieces]:
+) -> dict[str, Distinct | BagPieces]:
     """What a rank asks of the others in its group, by table."""
     grouped: dict[str, list[Lookup]] = {}
     for one in lookups:
@@ -82,7 +82,7 @@ def _asked(
 
 def _of_rank(
     shardings: Mapping[str, Sharding],
-    group: Sequence[Mapping[str, Distinct | Pieces]],
+    group: Sequence[Mapping[str, Distinct | BagPieces]],
     rank: int,
     groups: int,
     itemsize: int,

@@ -10,8 +10,8 @@ import logging
 import torch
 
 from shoal.config.schema import StrategySection
-from shoal.embedding.placements.exchange import Precision
-from shoal.embedding.placements.groups import Groups
+from shoal.embedding.placements.exchange import WirePrecision
+from shoal.embedding.placements.groups import RankGroups
 from shoal.embedding.placements.planner import Plan, plan_tables
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
@@ -20,7 +20,7 @@ from shoal.embedding.rows.admission import admission_of
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
 from shoal.training.strategy.collective import Collective
-from shoal.world.part import cut
+from shoal.world.subworld import cut
 from shoal.world.world import World
 
 log = logging.getLogger("shoal")
@@ -66,9 +66,9 @@ class Sharded(Collective):
             for name, sharding in shardings.items()
         }
         self.row_world = group
-        groups = Groups(self.world, peers, section.groups_every)
+        groups = RankGroups(self.world, peers, section.groups_every)
         return ShardedRows(
-            group, placed, self.rules, groups, Precision(getattr(torch, section.exchange))
+            group, placed, self.rules, groups, WirePrecision(getattr(torch, section.exchange))
         )
 
     def make_plan(self, tables: dict[str, Table], section: StrategySection) -> Plan:

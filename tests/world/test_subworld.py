@@ -1,4 +1,4 @@
-"""Part: some ranks talk among themselves, while others talk more, or less."""
+"""SubWorld: some ranks talk among themselves, while others talk more, or less."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from shoal.world.part import cut
+from shoal.world.subworld import cut
 from shoal.world.world import World
 
 

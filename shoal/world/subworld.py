@@ -1,4 +1,4 @@
-"""Part: some of the ranks, who talk among themselves, whatever the others do meanwhile."""
+"""SubWorld: some of the ranks, who talk among themselves, whatever the others do meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from shoal.world.world import Arriving, Members, World
+from shoal.world.world import Arriving, Subset, World
 
 
 def cut(world: World, groups: int) -> tuple[World, World]:
@@ -27,17 +27,17 @@ def _own_part(world: World, parts: list[list[int]]) -> World:
     """Of these parts, one of which every rank is in, this rank's."""
     if len(parts) == world.size:
         return World(world.device)
-    made = [world.members(ranks) for ranks in parts]  # all ranks make every one
-    return Part(world, next(one for one in made if world.rank in one.ranks))
+    made = [world.subset(ranks) for ranks in parts]  # all ranks make every one
+    return SubWorld(world, next(one for one in made if world.rank in one.ranks))
 
 
-class Part(World):
-    """One rank among the members of a part: all of it is made of one all-to-all among them."""
+class SubWorld(World):
+    """One rank among a subset: all of it is made of one all-to-all among them."""
 
-    def __init__(self, whole: World, members: Members):
-        self.whole, self._members, self.device = whole, members, whole.device
+    def __init__(self, whole: World, subset: Subset):
+        self.whole, self._subset, self.device = whole, subset, whole.device
         self._made_group = False
-        self.rank, self.size = members.ranks.index(whole.rank), len(members.ranks)
+        self.rank, self.size = subset.ranks.index(whole.rank), len(subset.ranks)
         self.host = whole.host
 
     @property
@@ -54,10 +54,10 @@ class Part(World):
         sent: list[int],
         received: list[int],
         out: Tensor | None = None,
-        among: Members | None = None,
+        among: Subset | None = None,
     ) -> Arriving:
         assert among is None
-        return self.whole.start_all_to_all(tensor, sent, received, out, self._members)
+        return self.whole.start_all_to_all(tensor, sent, received, out, self._subset)
 
     def stack(self, tensor: Tensor) -> Tensor:
         flat = tensor.reshape(1, -1)
