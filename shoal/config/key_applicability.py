@@ -9,6 +9,10 @@ from shoal.config.yaml_io import inline
 
 READERS = {key: mark for key, one in KEYS.items() for mark in [one.mark(ReadBy)] if mark}
 STALENESS = "strategy.ps.staleness"
+EACH_STEP = (
+    "rows are counted or dropped (rows.admission, rows.decay, rows.shrink) or gradients clipped "
+    "(train.clip_grad_norm), which groups must agree upon in each step: set strategy.groups_every=1"
+)
 
 
 def unread(config: Config, processes: int | None = None) -> Iterator[tuple[str, str, ReadBy]]:
@@ -70,12 +74,8 @@ def _sharded_refusals(config: Config) -> Iterator[tuple[str, str]]:
             "launch.encrypt leads all ranks through one tunnel, and groups need their own: leave "
             "out one of the two",
         )
-    if section.groups_every > 1 and config.rows.asked:
-        yield (
-            "strategy.groups_every",
-            "rows are counted or dropped (rows.admission, rows.decay, rows.shrink), which groups "
-            "must agree upon in each step: set strategy.groups_every=1",
-        )
+    if section.groups_every > 1 and (config.rows.asked or config.train.clip_grad_norm):
+        yield "strategy.groups_every", EACH_STEP
 
 
 def refuse_unread(config: Config, processes: int, device: str) -> None:

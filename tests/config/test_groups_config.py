@@ -25,6 +25,10 @@ GROUPS = {"strategy.name": "sharded", "strategy.groups": 2}
             {**GROUPS, "strategy.groups_every": 2, "rows.admission.threshold": 2.0},
             r"set strategy\.groups_every=1",
         ),
+        (
+            {**GROUPS, "strategy.groups_every": 2, "train.clip_grad_norm": 1.0},
+            r"train\.clip_grad_norm\), which groups must agree upon",
+        ),
         ({**GROUPS, "strategy.groups": 0}, r"strategy\.groups"),
         ({**GROUPS, "strategy.exchange": "int8"}, r"strategy\.exchange"),
     ],

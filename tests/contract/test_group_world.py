@@ -23,7 +23,7 @@ from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.strategy import Strategy, make_strategy
 from shoal.world.world import World
 
-STEPS, SAVED = 50, 23
+STEPS, SAVED, RESUMED = 50, 23, 33
 ADMISSION = {"admission": {"threshold": 3.0}}
 # place, the section rows, whether tables grow, clipping
 Case = tuple[str, dict[str, Any], bool, float | None]
@@ -103,7 +103,7 @@ def save(strategy: Strategy, folder: Path) -> None:
 def go_on(world: World, folder: str, section: dict[str, Any]) -> list[float]:
     strategy = set_up_case(world, section, CASES["row"], "adagrad")
     give(strategy, Checkpoints(Path(folder), world).load_step(SAVED))
-    return train(strategy, SAVED, STEPS)
+    return train(strategy, SAVED, RESUMED)
 
 
 def relay(world: World, groups: int, folder: str) -> list[list[float]]:
@@ -112,7 +112,7 @@ def relay(world: World, groups: int, folder: str) -> list[list[float]]:
     strategy = set_up_case(world, sharded(CASES["row"], groups), CASES["row"], "adagrad")
     train(strategy, 0, SAVED)
     save(strategy, Path(folder) / "groups")
-    return [*found, train(strategy, SAVED, STEPS)]
+    return [*found, train(strategy, SAVED, RESUMED)]
 
 
 def on_ranks(
@@ -159,7 +159,7 @@ def test_groups_that_agree_in_each_step_are_one_process(
         str(tmp_path),
         shared_memory=shared_memory,
     )
-    want = train(single, SAVED, STEPS)
+    want = train(single, SAVED, RESUMED)
     catalogue = softmax(on_device(World()), {"name": "single"})
     for found in ranks:
         for one in optimizers:

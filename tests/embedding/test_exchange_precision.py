@@ -89,7 +89,7 @@ def known(world: World, exchange: str) -> dict[str, Any]:
 def on_ranks(world: World) -> dict[str, Any]:
     found: dict[str, Any] = {name: known(world, name) for name in ("float32", "bfloat16")}
     section = {"name": "sharded", "place": "row", "exchange": "bfloat16"}
-    found["losses"] = train(set_up(on_device(world), section, "adagrad"), 0, 50)
+    found["losses"] = train(set_up(on_device(world), section, "adagrad"), 0, 20)
     return found
 
 
@@ -102,7 +102,7 @@ def test_rows_and_gradients_travel_rounded_and_are_kept_exact(tmp_path: Path) ->
         stepped = ROW - gradient / 2
         want = [ROW, stepped, stepped, ROW, ROW, ROW, stepped, ROW]
         assert ranks[0][name]["rows"] == [pytest.approx(want, abs=1e-5)]
-    alone = train(set_up(on_device(World()), {"name": "single"}, "adagrad"), 0, 50)
+    alone = train(set_up(on_device(World()), {"name": "single"}, "adagrad"), 0, 20)
     for rank in ranks:
         assert rank["losses"] != alone
         assert rank["losses"] == pytest.approx(alone, rel=0.02, abs=1e-3)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.placement import Sharding
-from shoal.kernels.codes import code_map, distinct
+from shoal.kernels.codes import code_map, distinct, group_by
 
 WORD = 8  # bytes; a message to an owner is int64
 
@@ -140,47 +141,66 @@ class Distinct:
 
 
 class BagPieces:
-    """The ids of one table's bags, grouped by owner, and which pieces each bag consists of."""
+    """The ids of one table's bags by owner, and which pieces each bag consists of.
+
+    It is counted at once, and ids are put in order when they are sent: most of the work.
+    """
 
     def __init__(self, sharding: Sharding, ids: Tensor, bags: Bags):
-        size, many = sharding.size, max(1, len(bags))
-        owners, keys = sharding.assigned(ids)
-        held = torch.bincount(owners, minlength=size + 1).tolist()
-        order = owners.argsort(stable=True)[: len(ids) - held[size]]  # without padding
-        self.keys = keys[order]
-        self.weights = None if bags.weights is None else bags.weights[order]
-        numbers = (owners * many + bags.bag_of(len(ids)))[order]
-        pieces, self.lengths = torch.unique_consecutive(numbers, return_counts=True)
-        counts = torch.bincount(pieces // many, minlength=size).tolist()
-        self.everyone = sharding.everyone
-        self.ids = held[:1] * size if self.everyone else held[:size]  # that go to each owner
-        self.counts = counts[:1] * size if self.everyone else counts
-        bag = pieces % many
-        self.inverse = bag.argsort(stable=True)
-        sizes = torch.bincount(bag, minlength=len(bags))[: len(bags)]
-        self.offsets = F.pad(sizes.cumsum(0), (1, 0))  # pieces of each bag, among `inverse`
+        self.sharding, size, many = sharding, sharding.size, len(bags)
+        self.weighted = bags.weights is not None
+        self._weights = bags.weights
+        self._owners, self._codes = sharding.assigned(ids)
+        numbers = self._owners * many + bags.bag_of(len(ids))
+        lengths = torch.bincount(numbers, minlength=(size + 1) * many)[: size * many]  # no padding
+        self._lengths = lengths.view(size, many)  # of every piece, 0: there is none
+        self._there = self._lengths > 0
+        self.counts, self.ids = self._there.sum(1).tolist(), self._lengths.sum(1).tolist()
+        if sharding.everyone:  # whose ids go to each owner
+            self.counts, self.ids = self.counts[:1] * size, self.ids[:1] * size
+
+    @property
+    def num_vectors(self) -> int:
+        """Sums that are asked for."""
+        return self.counts[0] if self.sharding.everyone else sum(self.counts)
 
     def head(self, rank: int) -> Head:
         """Of the message to an owner."""
-        return Head(self.counts[rank], self.ids[rank], True, self.weights is not None)
+        return Head(self.counts[rank], self.ids[rank], True, self.weighted)
 
     def message(self, rank: int) -> list[Tensor]:
         """To an owner, in words: lengths of pieces, ids, weights."""
-        lengths = self.lengths[_part(self.counts, rank, self.everyone)]
+        owner = 0 if self.sharding.everyone else rank
+        lengths = self._lengths[owner][self._there[owner]]
         words = [_words(lengths.int()), self.keys_of(rank)]
-        if self.weights is None:
+        if self._weights is None:
             return words
-        return [*words, _words(self.weights[_part(self.ids, rank, self.everyone)])]
+        return [*words, _words(self._weights[self._order[self._ids_of(rank)]])]
 
     def keys_of(self, rank: int) -> Tensor:
-        """The ids that go to an owner."""
-        return self.keys[_part(self.ids, rank, self.everyone)]
+        """The ids that go to an owner, as it knows them."""
+        codes = self._codes[self._order[self._ids_of(rank)]]
+        return codes - self.sharding.bounds[rank] if self.sharding.cut_by_rows else codes
 
-    def read(self, first: int, last: int) -> tuple[Tensor, Bags]:
-        """Which of the sums make those of the bags from `first` to `last`."""
-        offsets = self.offsets[first : last + 1]
-        low, high = int(offsets[0]), int(offsets[-1])
-        return self.inverse[low:high], Bags(offsets - offsets[0])
+    def _ids_of(self, rank: int) -> slice:
+        return _part(self.ids, rank, self.sharding.everyone)
+
+    @cached_property
+    def _order(self) -> Tensor:
+        """The ids by owner, those of a bag together; padding is left out."""
+        return group_by(self._owners, self.sharding.size)
+
+    def read(self, lists: Sequence[int]) -> list[tuple[Tensor, Bags]]:
+        """Which of the sums make those of the bags; lists: how many bags each lookup has."""
+        there = self._there
+        place = there.view(-1).cumsum(0).view(there.shape) - 1  # of a piece, by owner and bag
+        inverse, each = place.T[there.T], there.sum(0)  # pieces by bag, and how many
+        sizes = [some.sum() for some in each.split(list(lists))]
+        found = inverse.split(torch.stack(sizes).tolist() if sizes else [])
+        return [
+            (one, Bags(F.pad(some.cumsum(0), (1, 0))))
+            for one, some in zip(found, each.split(list(lists)))
+        ]
 
 
 @dataclass(frozen=True)
@@ -218,7 +238,7 @@ def ask(
             own.check(sharding.table.name, len(some))
         on.append((len(some), None if own is None else own.to(ids.device)))
     joined = join_bags(on)
-    if joined is None:
+    if joined is None or len(ids) <= len(joined):  # lists of one id have nothing to sum
         return rows
     sums = BagPieces(sharding, ids, joined)
     return sums if asker.bytes(sums, sharding) <= asker.bytes(rows, sharding) else rows

@@ -51,27 +51,26 @@ class TableTrip:
         """asker: where owners can sum the rows of bags; None: rows are wanted."""
         self.placed, self.sharding = placed, placed.sharding
         self.fields = [one.field for one in lookups]
+        self._pooled = [one.bags is not None for one in lookups]
         flat = [one.ids_in(placed.table, device) for one in lookups]
         pools = asker if not placed.counted else None  # counts of ids travel with their rows
         self.asked = ask(self.sharding, flat, [one.bags for one in lookups], pools)
-        self.keys, self.counts = self.asked.keys, self.asked.counts
+        self.device, self.counts = device, self.asked.counts
         self.inverse: list[Tensor] = []  # where the ids of each lookup stand among the vectors
         self.sums: list[Bags | None] = []  # those that make up a sum; None: as a lookup has it
         if isinstance(self.asked, Distinct):
+            self.keys = self.asked.keys  # of distinct rows, by owner
             self.inverse = list(self.asked.inverse.split([len(one) for one in flat]))
             self.sums, self.num_vectors = [None] * len(flat), len(self.keys)
         else:
-            self.num_vectors = len(self.asked.lengths)
-            first = 0
-            for ids, lookup in zip(flat, lookups):
-                last = first + len(ids if lookup.bags is None else lookup.bags)
-                inverse, sums = self.asked.read(first, last)
+            self.num_vectors = self.asked.num_vectors
+            many = [len(ids if one.bags is None else one.bags) for ids, one in zip(flat, lookups)]
+            for inverse, sums in self.asked.read(many):
                 self.inverse.append(inverse)
                 self.sums.append(sums)
-                first = last
         self.heads = [self.asked.head(rank) for rank in range(self.sharding.size)]
         self.their_heads = self.heads
-        self.theirs = self.keys  # keys that were asked of this rank, in order of rank
+        self.theirs = flat[0][:0]  # keys that were asked of this rank, in order of rank
         self.their_bags: Bags | None = None  # whose sums were asked; None: their rows
         self.rows: Tensor | None = None  # vectors [n, dim], one row of zeros more when padded
         self.grads: Tensor | None = None  # likewise
@@ -108,11 +107,12 @@ class TableTrip:
     def find(self, lookup: Lookup) -> tuple[int | None, Tensor, bool] | None:
         """Which lookup of the trip this is, where its ids stand, and whether one is not there.
 
-        None: it is one of the trip's, which cannot answer it.
+        None: it is one of the trip's that was meant to be pooled, and now is not. All ranks say
+        so, though on some rows may have come.
         """
         if lookup.field is not None and lookup.field in self.fields:
             number = self.fields.index(lookup.field)
-            fits = self.sums[number] is None or lookup.bags is not None
+            fits = lookup.bags is not None or not self._pooled[number]
             return (number, self.inverse[number], False) if fits else None
         assert isinstance(lookup.flat, Tensor)
         if isinstance(self.asked, BagPieces):
@@ -122,7 +122,7 @@ class TableTrip:
     def make_rows(self) -> Tensor:
         """Memory for the vectors: [n, dim], to be written to."""
         count = self.num_vectors
-        self.rows = torch.empty(self.num_rows, self.sharding.table.dim, device=self.keys.device)
+        self.rows = torch.empty(self.num_rows, self.sharding.table.dim, device=self.device)
         self.rows[count:] = 0.0
         return self.rows[:count]
 
@@ -136,11 +136,14 @@ class TableTrip:
         [..., dim] with the ids' shape before; of bags their sums [bags, dim].
         """
         assert self.rows is not None
-        sums = None if number is None else self.sums[number]
-        bags = lookup.bags
-        if sums is None and bags is not None:
-            bags.check(lookup.table, len(inverse))
-            sums = bags.to(inverse.device)
+        bags, sums, pooled = lookup.bags, None, False
+        if number is not None:
+            sums, pooled = self.sums[number], self._pooled[number]
+        if bags is not None and (sums is None or not pooled):
+            flat = bags.to(inverse.device)
+            flat.check(lookup.table, len(inverse) if sums is None else len(sums))
+            # Of ids that were not meant to be pooled a sum came for each, but for padding.
+            sums = flat if sums is None else flat.kept(sums.offsets.diff() > 0)
         if learn:
             made = _Expand.apply(self.rows.requires_grad_(), (self, number, inverse, sums))
         else:
@@ -162,7 +165,7 @@ class TableTrip:
         came = {number for number, _ in self.taken}
         if came.issuperset(range(len(self.inverse))):
             return None
-        unused = torch.ones(self.num_rows, dtype=torch.bool, device=self.keys.device)
+        unused = torch.ones(self.num_rows, dtype=torch.bool, device=self.device)
         for _, inverse in self.taken:
             unused[inverse] = False
         unused = unused[: self.num_vectors]

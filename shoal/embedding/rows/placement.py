@@ -129,20 +129,18 @@ class Sharding:
         return owner
 
     def assigned(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The owner of each id, and its key there; the padding id has the owner `size`.
+        """The owner of each id, and its code; of growing tables the id.
 
-        Where everyone holds all rows, the owner is 0.
+        The padding id has the owner `size`. Where everyone holds all rows, the owner is 0.
         """
         if self.grows and not self.everyone:
             return self.owners(ids), ids
-        keys = ids if self.grows else self.codes(ids)
+        codes = ids if self.grows else self.codes(ids)
         if self.everyone:
             padding = self.table.padding
-            nothing = torch.zeros_like(ids)
-            return (nothing if padding is None else (ids == padding) * self.size), keys
-        bounds = torch.tensor(self.bounds, device=ids.device)
-        owners = torch.bucketize(keys, bounds[1:], right=True)
-        return owners, keys - bounds[owners]
+            return torch.zeros_like(ids) if padding is None else (ids == padding) * self.size, codes
+        bounds = torch.tensor(self.bounds[1:], device=ids.device)
+        return torch.bucketize(codes, bounds, right=True), codes
 
     def numbering(self, rank: int) -> Numbering:
         """Fixed tables: which id each row of a rank's engine is."""

@@ -9,6 +9,7 @@ import logging
 
 import torch
 
+from shoal.config.key_applicability import EACH_STEP
 from shoal.config.schema import StrategySection
 from shoal.embedding.placements.exchange import WirePrecision
 from shoal.embedding.placements.groups import RankGroups
@@ -38,6 +39,8 @@ class Sharded(Collective):
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         self.plan, section = self.make_plan(tables, self.section), self.section
+        if section.groups_every > 1 and (self.rules or self.clip_grad_norm is not None):
+            raise ValueError(f"strategy.groups_every: {EACH_STEP}")
         group, peers = cut(self.world, section.groups)
         if tables:
             of = "" if section.groups == 1 else f", in each of {section.groups} groups"
