@@ -45,6 +45,8 @@ class Embeddings(nn.Module):
         self._service: RowService | None = None
         self._numbers = {field: number for number, field in enumerate(self.fields)}
         self._outputs: dict[str, OutputTable] = {}  # fields that a softmax reads whole
+        self.read_pooled: set[str] = set()  # fields whose lists were read as sums, so far
+        self.read_singly: set[str] = set()  # fields that were read id by id
 
     def stay_out_of_compilation(self) -> None:
         """Lookups go to a service, which torch.compile must not look into."""
@@ -139,6 +141,8 @@ class Embeddings(nn.Module):
         bags: Mapping[str, Bags] = MappingProxyType({}),
     ) -> list[Tensor]:
         service = self.service
+        self.read_pooled.update(bags)
+        self.read_singly.update(field for field, _ in wanted if field not in bags)
         # The ids of a batch in training are known to the service by the number of their field.
         known = batch is not None and batch is service.batch
         lookups = [
