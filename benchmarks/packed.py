@@ -10,8 +10,8 @@ MovieLens-1M's users (--data), or a long tail, log-normal around 30 items, up to
 drawn at random: they do not change the time of a step.
 
 On a CPU `padded` computes every place, and `packed` what the transformer leaves out pads for (one
-line: shoal/models/nn/transformer.py, `packs`). On a GPU nothing is packed; there the second side is
-a batch of as many items without pads: what packing could gain at most.
+line: shoal/models/nn/transformer.py, `packs`). On a GPU `packed` leaves them out in attention alone
+(`ends_of`), and a third side is a batch of as many items without pads: the most one could gain.
 
 Both sides step in turn, and of `--rounds` the median counts.
 """
@@ -115,41 +115,33 @@ def compare(args: argparse.Namespace, name: str, max_len: int) -> None:
     lengths = window_lengths(args, max_len)[:BATCH]
     batch = batch_of(name, lengths, max_len, args.device)
     strategy = strategy_of(name, max_len, args.device)
-    packs = transformer.packs
+    rule = "ends_of" if args.device == "cuda" else "packs"
+    used = getattr(transformer, rule)
+
+    def padded(step: int) -> float:
+        setattr(transformer, rule, lambda *_: None)
+        try:
+            return timed(whole, batch, step)
+        finally:
+            setattr(transformer, rule, used)
+
     sides: dict[str, Callable[[int], float]]
+    whole = strategy_of(name, max_len, args.device)  # a recorded step stays as it was recorded
+    sides = {"padded": padded, "packed": lambda step: timed(strategy, batch, step)}
     if args.device == "cuda":
         full = np.full(max(1, int(lengths.sum()) // max_len), max_len)
         other, apart = batch_of(name, full, max_len, "cuda"), strategy_of(name, max_len, "cuda")
-        sides = {
-            "padded": lambda step: timed(strategy, batch, step),
-            "no pads": lambda step: timed(apart, other, step),
-        }
-    else:
-
-        def side(packing: Callable) -> Callable[[int], float]:
-            def run(step: int) -> float:
-                transformer.packs = packing
-                try:
-                    return timed(strategy, batch, step)
-                finally:
-                    transformer.packs = packs
-
-            return run
-
-        sides = {"padded": side(lambda *_: None), "packed": side(packs)}
+        sides["no pads"] = lambda step: timed(apart, other, step)
     seconds: dict[str, list[float]] = {one: [] for one in sides}
     for step in range(args.rounds + 3):
         for one, run in sides.items():
             took = run(step)
             if step >= 3:  # those before warm up, and are recorded
                 seconds[one].append(took)
-    one, two = (1000 * statistics.median(seconds[key]) for key in sides)
+    times = [1000 * statistics.median(seconds[key]) for key in sides]
     fill = lengths.mean() / max_len
-    print(
-        f"| {name} | {args.lengths} | {max_len} | {fill:.0%} | {one:.1f} | {two:.1f} "
-        f"| {one / two:.2f} |",
-        flush=True,
-    )
+    shown = " | ".join(f"{each:.2f}" for each in [*times, times[0] / times[1]])
+    print(f"| {name} | {args.lengths} | {max_len} | {fill:.0%} | {shown} |", flush=True)
 
 
 def main() -> None:
@@ -164,9 +156,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    second = "no pads" if args.device == "cuda" else "packed"
-    print(f"| model | lengths | places | real | padded ms | {second} ms | ratio |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    third = " no pads ms |" if args.device == "cuda" else ""
+    print(f"| model | lengths | places | real | padded ms | packed ms |{third} ratio |")
+    print("| --- | --- | --- | --- | --- | --- | --- |" + (" --- |" if third else ""))
     for name in args.models:
         for max_len in args.max_len:
             compare(args, name, max_len)

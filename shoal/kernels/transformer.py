@@ -14,6 +14,7 @@ from shoal.kernels.dropout import makes_masks
 def attend(
     packed: Tensor,
     pads: Tensor | None,
+    ends: Tensor | None,
     p: float,
     key: Tensor,
     first: int,
@@ -23,10 +24,11 @@ def attend(
     """Self-attention with dropout, where `takes_attention`: [b, l, 3, heads, d] -> [b, l, width].
 
     pads, bool [b, l]: positions that no other may see; hidden: what is added to their scores.
+    ends, int32 [b]: where a sequence ends; behind that nothing is read, and zeros are written.
     """
     from shoal.kernels.gpu.attention import Attended
 
-    return Attended.apply(packed, pads, p, key, first, causal, hidden)
+    return Attended.apply(packed, pads, ends, p, key, first, causal, hidden)
 
 
 def takes_attention(packed: Tensor, p: float) -> bool:

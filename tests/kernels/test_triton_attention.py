@@ -10,6 +10,7 @@ from torch import Tensor
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
+from shoal.models.nn.packing import ends_of
 from shoal.models.nn.transformer import Attention, Transformer
 
 kernels = import_kernels("shoal.kernels.gpu.attention")
@@ -73,6 +74,28 @@ def test_as_written_out(
     assert not torch.allclose(layer(x, pads), fused[0], atol=1e-3)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", [7, 70])  # one tile, and two
+def test_nothing_is_read_behind_the_end(length: int, causal: bool) -> None:
+    torch.manual_seed(4)
+    pads = pads_of(4, length, "right")
+    assert pads is not None and pads[-1].all()
+    real = ~pads[:, :, None]
+    packed, weights = torch.randn(2, 4, length, 3, 2, 4, device=DEVICE)
+    weights = weights.flatten(2)[:, :, :8] * real
+    key = torch.ones(1, dtype=torch.int64, device=DEVICE)
+
+    def attended(behind: float, ends: Tensor | None) -> list[Tensor]:
+        x = packed.where(real[..., None, None], behind).requires_grad_()
+        out = kernels.Attended.apply(x, pads, ends, 0.3, key, 5, causal, -1e9)
+        (grad,) = torch.autograd.grad((out.where(real, 0.0) * weights).sum(), x)
+        return [out, grad]
+
+    whole, cut = attended(0.0, None), attended(float("nan"), ends_of(pads))
+    torch.testing.assert_close(cut[0], whole[0] * real, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(cut[1], whole[1], rtol=2e-5, atol=2e-5)
+
+
 def test_a_transformer_whose_wanted_places_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2)
     layers = Transformer(2, 2, 16, 32, 0.2, 0.4, causal=False).to(DEVICE)
@@ -100,6 +123,6 @@ def test_a_slice_is_dropped_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> 
 def test_nothing_to_attend() -> None:
     packed = torch.zeros(0, 5, 3, 2, 4, device=DEVICE, requires_grad=True)
     key = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    out = kernels.Attended.apply(packed, None, 0.5, key, 0, True, -1e9)
+    out = kernels.Attended.apply(packed, None, None, 0.5, key, 0, True, -1e9)
     out.sum().backward()
     assert out.shape == (0, 5, 8) and packed.grad.shape == packed.shape

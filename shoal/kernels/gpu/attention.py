@@ -12,7 +12,7 @@ written:
     packed  [b, l, 3, heads, d]   ->   out  [b, l, heads * d]
 
 Nothing is added up by atomics: a tile of queries goes over all keys, a tile of keys over all
-queries.
+queries. What lies at or behind the end of a sample's sequence is not read: zeros are written there.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -46,8 +46,16 @@ def _put(begin, row, column, value, L, STRIDE: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def _scores(query, key, pads, sample, row, other, L, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
-            CAUSAL: tl.constexpr, PADS: tl.constexpr, FULL: tl.constexpr):
+def _end_of(ends, sample, L, ENDS: tl.constexpr):
+    end = L
+    if ENDS:
+        end = tl.load(ends + sample)
+    return end
+
+
+@triton.jit
+def _scores(query, key, pads, sample, row, other, L, end, SCALE: tl.constexpr,
+            HIDDEN: tl.constexpr, CAUSAL: tl.constexpr, PADS: tl.constexpr, FULL: tl.constexpr):
     """[queries, keys]; what is hidden is far below the rest, what is not there infinitely."""
     nothing = tl.zeros([query.shape[0], key.shape[0]], tl.float32)
     score = product(query, tl.trans(key), nothing, FULL) * SCALE
@@ -55,9 +63,9 @@ def _scores(query, key, pads, sample, row, other, L, SCALE: tl.constexpr, HIDDEN
     if CAUSAL:
         hidden = tl.where(other[None, :] > row[:, None], HIDDEN, 0.0)
     if PADS:
-        pad = tl.load(pads + sample * L + other, mask=other < L, other=0)
+        pad = tl.load(pads + sample * L + other, mask=other < end, other=0)
         hidden += tl.where(pad != 0, HIDDEN, 0.0)[None, :]
-    return tl.where((other < L)[None, :], score + hidden, float("-inf"))
+    return tl.where((other < end)[None, :], score + hidden, float("-inf"))
 
 
 @triton.jit
@@ -68,28 +76,29 @@ def _kept(mixed, first, pair, row, other, L, THRESHOLD: tl.constexpr, KEEP: tl.c
 
 
 @triton.jit(do_not_specialize=["first"])
-def _attend(packed, pads, key, out, top, total, first, L, HEADS: tl.constexpr, DIM: tl.constexpr,
-            WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
-            CAUSAL: tl.constexpr, PADS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
-            FULL: tl.constexpr):
+def _attend(packed, pads, ends, key, out, top, total, first, L, HEADS: tl.constexpr,
+            DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
+            HIDDEN: tl.constexpr, CAUSAL: tl.constexpr, PADS: tl.constexpr, ENDS: tl.constexpr,
+            THRESHOLD: tl.constexpr, KEEP: tl.constexpr, FULL: tl.constexpr):
     pair = tl.program_id(1).to(tl.int64)
     sample, head = pair // HEADS, pair % HEADS
     mixed = mixed_key(key)
     column = tl.arange(0, WIDTH)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     begin = packed + (sample * L * 3 * HEADS + head) * DIM
-    query = _tile(begin, row, column, L, 3 * HEADS * DIM, DIM)
+    end = _end_of(ends, sample, L, ENDS)
+    query = _tile(begin, row, column, end, 3 * HEADS * DIM, DIM)
     most = tl.full([BLOCK], float("-inf"), tl.float32)
     whole = tl.zeros([BLOCK], tl.float32)
     mix = tl.zeros([BLOCK, WIDTH], tl.float32)
-    end = L
+    last = tl.where(tl.program_id(0) * BLOCK < end, end, 0)
     if CAUSAL and not PADS:  # a query sees itself, so what comes later weighs nothing
-        end = tl.minimum(L, (tl.program_id(0) + 1) * BLOCK)
-    for start in range(0, end, BLOCK):
+        last = tl.minimum(last, (tl.program_id(0) + 1) * BLOCK)
+    for start in range(0, last, BLOCK):
         other = start + tl.arange(0, BLOCK)
-        keys = _tile(begin + HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
-        values = _tile(begin + 2 * HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
-        score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
+        keys = _tile(begin + HEADS * DIM, other, column, end, 3 * HEADS * DIM, DIM)
+        values = _tile(begin + 2 * HEADS * DIM, other, column, end, 3 * HEADS * DIM, DIM)
+        score = _scores(query, keys, pads, sample, row, other, L, end, SCALE, HIDDEN, CAUSAL, PADS,
                         FULL)
         higher = tl.maximum(most, tl.max(score, 1))
         weight = tl.exp(score - higher[:, None])
@@ -98,18 +107,18 @@ def _attend(packed, pads, key, out, top, total, first, L, HEADS: tl.constexpr, D
         weight *= _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
         mix = product(weight.to(values.dtype), values, mix * shrink[:, None], FULL)
         most = higher
-    _put(out + (sample * L * HEADS + head) * DIM, row, column, mix / whole[:, None], L,
-         HEADS * DIM, DIM)
+    mix = tl.where((row < end)[:, None], mix / whole[:, None], 0.0)
+    _put(out + (sample * L * HEADS + head) * DIM, row, column, mix, L, HEADS * DIM, DIM)
     tl.store(top + pair * L + row, most, mask=row < L)
     tl.store(total + pair * L + row, whole, mask=row < L)
 
 
 @triton.jit
 def _gradients(score, values, grad, made, top, total, kept, pair, row, L,
-               FULL: tl.constexpr):
+               end, FULL: tl.constexpr):
     """What dropout left of the softmax, and gradients of the scores: [queries, keys] each."""
-    most = tl.load(top + pair * L + row, mask=row < L, other=0.0)
-    whole = tl.load(total + pair * L + row, mask=row < L, other=1.0)
+    most = tl.load(top + pair * L + row, mask=row < end, other=0.0)
+    whole = tl.load(total + pair * L + row, mask=row < end, other=1.0)
     weight = tl.exp(score - most[:, None]) / whole[:, None]
     nothing = tl.zeros_like(weight)
     of_kept = product(grad, tl.trans(values), nothing, FULL)
@@ -118,11 +127,12 @@ def _gradients(score, values, grad, made, top, total, kept, pair, row, L,
 
 
 @triton.jit(do_not_specialize=["first"])
-def _keys_backward(packed, pads, key, out, top, total, grad, grads, first, L, HEADS: tl.constexpr,
-                   DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-                   SCALE: tl.constexpr, HIDDEN: tl.constexpr, CAUSAL: tl.constexpr,
-                   PADS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
-                   FULL: tl.constexpr, ONE: tl.constexpr):
+def _keys_backward(packed, pads, ends, key, out, top, total, grad, grads, first, L,
+                   HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+                   BLOCK: tl.constexpr, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
+                   CAUSAL: tl.constexpr, PADS: tl.constexpr, ENDS: tl.constexpr,
+                   THRESHOLD: tl.constexpr, KEEP: tl.constexpr, FULL: tl.constexpr,
+                   ONE: tl.constexpr):
     """Gradients of a tile of keys and values; of queries too where the tile is the only ONE."""
     pair = tl.program_id(1).to(tl.int64)
     sample, head = pair // HEADS, pair % HEADS
@@ -131,23 +141,26 @@ def _keys_backward(packed, pads, key, out, top, total, grad, grads, first, L, HE
     other = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inner = (sample * L * 3 * HEADS + head) * DIM
     outer = (sample * L * HEADS + head) * DIM
-    keys = _tile(packed + inner + HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
-    values = _tile(packed + inner + 2 * HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
+    end = _end_of(ends, sample, L, ENDS)
+    keys = _tile(packed + inner + HEADS * DIM, other, column, end, 3 * HEADS * DIM, DIM)
+    values = _tile(packed + inner + 2 * HEADS * DIM, other, column, end, 3 * HEADS * DIM, DIM)
     of_keys = tl.zeros([BLOCK, WIDTH], tl.float32)
     of_values = tl.zeros([BLOCK, WIDTH], tl.float32)
-    begin = 0
+    begin, last = 0, tl.where(tl.program_id(0) * BLOCK < end, end, 0)
     if CAUSAL and not PADS:
         begin = tl.program_id(0) * BLOCK
-    for start in range(begin, L, BLOCK):
+    if ONE:  # it also writes the zeros of a sample without items
+        last = tl.maximum(last, 1)
+    for start in range(begin, last, BLOCK):
         row = start + tl.arange(0, BLOCK)
-        query = _tile(packed + inner, row, column, L, 3 * HEADS * DIM, DIM)
-        of_out = _tile(grad + outer, row, column, L, HEADS * DIM, DIM)
-        made = _tile(out + outer, row, column, L, HEADS * DIM, DIM)
-        score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
+        query = _tile(packed + inner, row, column, end, 3 * HEADS * DIM, DIM)
+        of_out = _tile(grad + outer, row, column, end, HEADS * DIM, DIM)
+        made = _tile(out + outer, row, column, end, HEADS * DIM, DIM)
+        score = _scores(query, keys, pads, sample, row, other, L, end, SCALE, HIDDEN, CAUSAL, PADS,
                         FULL)
         kept = _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
         left, of_score = _gradients(score, values, of_out, made, top, total, kept, pair,
-                                    row, L, FULL)
+                                    row, L, end, FULL)
         of_score = (of_score * SCALE).to(query.dtype)
         of_values = product(tl.trans(left).to(query.dtype), of_out, of_values, FULL)
         of_keys = product(tl.trans(of_score), query, of_keys, FULL)
@@ -160,11 +173,11 @@ def _keys_backward(packed, pads, key, out, top, total, grad, grads, first, L, HE
 
 
 @triton.jit(do_not_specialize=["first"])
-def _queries_backward(packed, pads, key, out, top, total, grad, grads, first, L,
+def _queries_backward(packed, pads, ends, key, out, top, total, grad, grads, first, L,
                       HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
                       BLOCK: tl.constexpr, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
-                      CAUSAL: tl.constexpr, PADS: tl.constexpr, THRESHOLD: tl.constexpr,
-                      KEEP: tl.constexpr, FULL: tl.constexpr):
+                      CAUSAL: tl.constexpr, PADS: tl.constexpr, ENDS: tl.constexpr,
+                      THRESHOLD: tl.constexpr, KEEP: tl.constexpr, FULL: tl.constexpr):
     pair = tl.program_id(1).to(tl.int64)
     sample, head = pair // HEADS, pair % HEADS
     mixed = mixed_key(key)
@@ -172,22 +185,23 @@ def _queries_backward(packed, pads, key, out, top, total, grad, grads, first, L,
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inner = (sample * L * 3 * HEADS + head) * DIM
     outer = (sample * L * HEADS + head) * DIM
-    query = _tile(packed + inner, row, column, L, 3 * HEADS * DIM, DIM)
-    of_out = _tile(grad + outer, row, column, L, HEADS * DIM, DIM)
-    made = _tile(out + outer, row, column, L, HEADS * DIM, DIM)
+    end = _end_of(ends, sample, L, ENDS)
+    query = _tile(packed + inner, row, column, end, 3 * HEADS * DIM, DIM)
+    of_out = _tile(grad + outer, row, column, end, HEADS * DIM, DIM)
+    made = _tile(out + outer, row, column, end, HEADS * DIM, DIM)
     of_query = tl.zeros([BLOCK, WIDTH], tl.float32)
-    end = L
+    last = tl.where(tl.program_id(0) * BLOCK < end, end, 0)
     if CAUSAL and not PADS:
-        end = tl.minimum(L, (tl.program_id(0) + 1) * BLOCK)
-    for start in range(0, end, BLOCK):
+        last = tl.minimum(last, (tl.program_id(0) + 1) * BLOCK)
+    for start in range(0, last, BLOCK):
         other = start + tl.arange(0, BLOCK)
-        keys = _tile(packed + inner + HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
-        values = _tile(packed + inner + 2 * HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
-        score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
+        keys = _tile(packed + inner + HEADS * DIM, other, column, end, 3 * HEADS * DIM, DIM)
+        values = _tile(packed + inner + 2 * HEADS * DIM, other, column, end, 3 * HEADS * DIM, DIM)
+        score = _scores(query, keys, pads, sample, row, other, L, end, SCALE, HIDDEN, CAUSAL, PADS,
                         FULL)
         kept = _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
         _, of_score = _gradients(score, values, of_out, made, top, total, kept, pair, row,
-                                 L, FULL)
+                                 L, end, FULL)
         of_score = (of_score * SCALE).to(query.dtype)
         of_query = product(of_score, keys, of_query, FULL)
     _put(grads + inner, row, column, of_query, L, 3 * HEADS * DIM, DIM)
@@ -195,13 +209,14 @@ def _queries_backward(packed, pads, key, out, top, total, grad, grads, first, L,
 
 
 class Attended(torch.autograd.Function):
-    """packed [b, l, 3, heads, d], pads bool [b, l] or None -> [b, l, heads * d]."""
+    """packed [b, l, 3, heads, d], pads bool [b, l], ends int32 [b] -> [b, l, heads * d]."""
 
     @staticmethod
     def forward(
         ctx: Any,
         packed: Tensor,
         pads: Tensor | None,
+        ends: Tensor | None,
         p: float,
         key: Tensor,
         first: int,
@@ -215,15 +230,17 @@ class Attended(torch.autograd.Function):
         total = torch.empty_like(top)
         seen = key if pads is None else pads.contiguous().view(torch.uint8)
         ctx.first = first & WORD
-        ctx.how = _shape(packed, causal, pads is not None, p, hidden)
-        ctx.save_for_backward(packed, seen, key, out, top, total)
+        ctx.how = _shape(packed, causal, pads is not None, ends is not None, p, hidden)
+        ends = key if ends is None else ends
+        ctx.save_for_backward(packed, seen, ends, key, out, top, total)
         if packed.numel():
             grid = (triton.cdiv(length, ctx.how["BLOCK"]), size * heads)
-            _attend[grid](packed, seen, key, out, top, total, ctx.first, length, **ctx.how)
+            given = (packed, seen, ends, key, out, top, total, ctx.first, length)
+            _attend[grid](*given, **ctx.how)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         packed, *kept = ctx.saved_tensors
         grads = torch.empty_like(packed)
         size, length, _, heads, _ = packed.shape
@@ -233,10 +250,12 @@ class Attended(torch.autograd.Function):
             _keys_backward[grid](*given, ONE=grid[0] == 1, **ctx.how)
             if grid[0] > 1:
                 _queries_backward[grid](*given, **ctx.how)
-        return grads, None, None, None, None, None, None
+        return grads, None, None, None, None, None, None, None
 
 
-def _shape(packed: Tensor, causal: bool, pads: bool, p: float, hidden: float) -> dict[str, Any]:
+def _shape(
+    packed: Tensor, causal: bool, pads: bool, ends: bool, p: float, hidden: float
+) -> dict[str, Any]:
     _, length, _, heads, dim = packed.shape
     width = max(16, triton.next_power_of_2(dim))
     most = 64 if width * packed.element_size() <= 256 else 32  # what fits the chip
@@ -249,6 +268,7 @@ def _shape(packed: Tensor, causal: bool, pads: bool, p: float, hidden: float) ->
         "HIDDEN": hidden,
         "CAUSAL": causal,
         "PADS": pads,
+        "ENDS": ends,
         "THRESHOLD": threshold(p),
         "KEEP": 1.0 / (1.0 - p),
         "FULL": is_full(),

@@ -28,6 +28,12 @@ def spread(x: Tensor, tokens: Tensor, size: int, length: int) -> Tensor:
     return whole.index_copy(0, tokens, x).unflatten(0, (size, length))
 
 
+def ends_of(pads: Tensor) -> Tensor:
+    """One more than the last place that is no pad: bool [b, l] -> int32 [b]."""
+    count = torch.arange(1, pads.shape[1] + 1, dtype=torch.int32, device=pads.device)
+    return count.masked_fill(pads, 0).amax(1)
+
+
 @dataclass(frozen=True)
 class LengthGroup:
     """Sequences of like length."""

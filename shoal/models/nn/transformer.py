@@ -16,7 +16,7 @@ from shoal.kernels.transformer import add_and_norm, attend, takes_attention, tak
 from shoal.models.nn.dropout import Dropout, draw_key, recomputed
 from shoal.models.nn.dropout import dropout as drop_out
 from shoal.models.nn.mlp import begin_normal
-from shoal.models.nn.packing import LengthGroup, Packed, pack, spread
+from shoal.models.nn.packing import LengthGroup, Packed, ends_of, pack, spread
 
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -77,6 +77,7 @@ class Transformer(nn.Module):
                 Residual(feed, width, dropout, norm_eps),
             ]
         self.norm = nn.LayerNorm(width, eps=norm_eps)
+        self.state_width = 2 * width * layers  # keys and values of a place, which `extended` reads
         begin_normal(self, init_std)
 
     @classmethod
@@ -105,6 +106,7 @@ class Transformer(nn.Module):
         """
         blocks, normed = cast("list[Residual]", list(self.blocks)), None
         shape, packed = x.shape[:2], packs(x, pads) if self.training else None
+        ends = ends_of(pads) if pads is not None and self.training and x.is_cuda else None
         if packed is not None:
             x = pack(x, packed.tokens)
         for number in range(0, len(blocks), 2):
@@ -113,7 +115,7 @@ class Transformer(nn.Module):
             after = self.norm if last else blocks[number + 2].norm
             # After the last attention positions are independent: only those asked for continue.
             asked = wanted if last else None
-            layer = partial(_layer, attention, feed_forward, after, pads, packed, asked)
+            layer = partial(_layer, attention, feed_forward, after, pads, ends, packed, asked)
             if self.recompute and self.training:  # of what lies between layers x alone is kept
                 x, normed = recomputed(layer, x, None)
             else:
@@ -123,12 +125,25 @@ class Transformer(nn.Module):
             return states
         return spread(states, packed.tokens, *shape)
 
+    def extended(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Of one sequence, m places x [m, width] behind n that are kept [n, state_width]: what to
+        keep of them, [m, state_width], and their states, [m, width]; causal, and without dropout.
+        """
+        blocks, rows = cast("list[Any]", list(self.blocks)), []
+        pasts = kept.chunk(len(blocks) // 2, 1)
+        for attention, feed, past in zip(blocks[::2], blocks[1::2], pasts):
+            change, own = attention.layer.extended(attention.norm(x), past)
+            rows.append(own)
+            x = x + change
+            x = x + feed.layer(feed.norm(x))
+        return torch.cat(rows, 1), self.norm(x)
+
 
 def packs(x: Tensor, pads: Tensor | None) -> Packed | None:
     """How layers read x [b, l, width] without its pads, bool [b, l]; None: they read all of it.
 
-    On a CPU, from a quarter of pads on: with fewer, gathering costs about what they do. A GPU has
-    kernels that read whole batches, and records steps of one shape.
+    On a CPU, from a quarter of pads on: with fewer, gathering costs about what they do. A GPU
+    records steps of one shape: there attention alone leaves them out (`ends_of`).
     """
     if pads is None or not x.is_cpu or torch.compiler.is_compiling():
         return None
@@ -140,6 +155,7 @@ def _layer(
     feed_forward: Residual,
     after: nn.LayerNorm,
     pads: Tensor | None,
+    ends: Tensor | None,
     packed: Packed | None,
     wanted: Tensor | None,
     x: Tensor,
@@ -153,7 +169,8 @@ def _layer(
     length = x.shape[1] if packed is None else packed.length
     if attention.layer.causal:
         pads = None  # they come after the items, and nobody sees later ones
-    change = attention.layer(attention.norm(x) if normed is None else normed, pads, wanted, packed)
+    normed = attention.norm(x) if normed is None else normed
+    change = attention.layer(normed, pads, wanted, packed, ends)
     rows = wanted
     if packed is not None:
         x = x if wanted is None else x.index_select(0, packed.rows_of(wanted))
@@ -192,7 +209,7 @@ class Attention(nn.Module):
     """Multi-head self-attention; causal: to itself and those before. [b, l, width] -> same.
 
     With `wanted` ([n], counted in [b * l]) only those places look at others: [n, width]. Where x is
-    packed, [n, width] -> the same.
+    packed, [n, width] -> the same. A kernel of a GPU reads nothing from `ends` ([b]) on.
     """
 
     def __init__(self, heads: int, width: int, dropout: float, *, causal: bool):
@@ -209,6 +226,7 @@ class Attention(nn.Module):
         pads: Tensor | None = None,
         wanted: Tensor | None = None,
         packed: Packed | None = None,
+        ends: Tensor | None = None,
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         if packed is not None:
@@ -218,11 +236,24 @@ class Attention(nn.Module):
         split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
         if takes_attention(split, dropout):
             masks = draw_key(x.device, self.heads * length * length)
-            mixed = attend(split, pads, dropout, *masks, self.causal, HIDDEN)
+            mixed = attend(split, pads, ends, dropout, *masks, self.causal, HIDDEN)
         else:
             dropped = partial(drop_out, p=dropout) if dropout else None
             mixed = self._attend(split, pads, dropped).transpose(1, 2).reshape(size, length, width)
         return self.out(mixed if wanted is None else mixed.flatten(0, 1).index_select(0, wanted))
+
+    def extended(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """As Transformer.extended, of one layer; past, keys beside values: [n, 2 * width]."""
+        query, own = self.query_key_value(x).split([x.shape[1], 2 * x.shape[1]], 1)
+        key, value = torch.cat([past, own]).chunk(2, 1)
+        query, key, value = (
+            split_heads(one.unsqueeze(0), self.heads) for one in (query, key, value)
+        )
+        place = torch.arange(key.shape[2], device=x.device)
+        later = place > place[past.shape[0] :].unsqueeze(1)  # [m, n + m]
+        scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+        mixed = scores.masked_fill(later, HIDDEN).softmax(-1) @ value
+        return self.out(mixed.squeeze(0).transpose(0, 1).flatten(1)), own
 
     def _attend_packed(self, made: Tensor, packed: Packed, rate: float) -> Tensor:
         """Group by group: [n, 3 * width] -> [n, width]."""

@@ -13,7 +13,7 @@ class Extending(NextItem):
     each place) is then true of every longer one, and a new item costs its own place alone.
     """
 
-    state_width: int
+    state_width: int  # 0: a model of this family that keeps nothing
 
     def extended(self, batch: Batch) -> Tensor:
         """Of one history, m places behind n that are kept: [m, state_width + d].

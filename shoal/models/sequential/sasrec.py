@@ -15,9 +15,10 @@ from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.transformer import Transformer
 from shoal.models.sequential.base import AttentionOptions, NextItem, num_places
+from shoal.models.sequential.extending import Extending
 
 
-class SASRec(NextItem):
+class SASRec(Extending):
     """Self-attention over the history; the state at its last item is the query.
 
     Layers are pre-norm, x + dropout(g(norm(x))), as in section III-B of the paper.
@@ -35,6 +36,7 @@ class SASRec(NextItem):
         self.positions = nn.Parameter(torch.randn(facts.max_len, width) * std)
         self.dropout = Dropout(options.hidden_dropout_prob)
         self.transformer = Transformer.of(options, width, std, causal=True)
+        self.state_width = self.transformer.state_width
 
     def encode(self, vectors: Tensor, pads: Tensor | None = None) -> Tensor:
         """States of every position: item vectors [b, l, d] -> [b, l, d]; pads bool [b, l]."""
@@ -43,3 +45,10 @@ class SASRec(NextItem):
 
     def states(self, batch: Batch) -> Tensor:
         return self.encode(self.embed.field("history", batch), batch.tensor("history") == 0)
+
+    def extended(self, batch: Batch) -> Tensor:
+        kept, new = batch.dense["kept"], batch.tensor("new")
+        place = torch.arange(kept.shape[0], kept.shape[0] + new.shape[0], device=kept.device)
+        x = self.embed.rows("history", new) + self.positions[place]
+        rows, states = self.transformer.extended(x, kept)
+        return torch.cat([rows, self.asked(states)], 1)

@@ -23,6 +23,7 @@ class SASRecF(SASRec):
     def __init__(self, options: SASRec.Options, facts: Facts):
         super().__init__(options, facts)
         self.cuda_graph_safe = False
+        self.state_width = 0  # features are read from whole histories
         size, std = options.hidden_size, options.initializer_range
         self.features = ItemFeatures(type(self).__name__, facts, size, std)
         self.join = nn.Linear((1 + self.features.number) * size, size)

@@ -139,7 +139,7 @@ class Writer:
             if sequential:
                 traced = self._trace(evaluator.query(users, read), model.encode_query)
                 self.signature["query"] = "graph"
-                if isinstance(model, Extending):
+                if isinstance(model, Extending) and model.state_width:
                     self.extending = self._extending(model)
             else:
                 self.signature["query"] = "user"

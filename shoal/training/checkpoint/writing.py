@@ -306,7 +306,7 @@ def remove(path: Path) -> None:
 def finish_writing(seconds: float) -> None:
     """Give writes under way some time before the process ends."""
     for thread in threading.enumerate():
-        if thread.name == WRITER:
+        if thread.name == WRITER and thread.is_alive():  # a signal may come before it began
             thread.join(seconds)
 
 
