@@ -14,6 +14,7 @@ from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import EVERY
 from shoal.embedding.rows.table import Init, Table
 from shoal.training.strategy.graphed import Graphed
@@ -75,6 +76,24 @@ def test_rows_that_come_and_go_have_the_numbers_of_rows_that_stay(optimizer):
     train(ours, whole, 7)
     seen = ours.group.traffic
     assert seen.hot and seen.cold and seen.ahead and seen.cold + seen.ahead > SLOTS
+    assert_same_rows(ours, whole)
+
+
+@pytest.mark.parametrize("optimizer", KINDS)
+def test_bags_of_rows_that_come_and_go(optimizer):
+    ours, whole = make(optimizer)
+    for step in range(7):
+        ids = draw(step).to(DEVICE)
+        bags = Bags(torch.tensor([0, 5, 5, 9, IDS], device=DEVICE))
+        if step % 3:
+            ours.prefetch([draw(step + 1)])
+        got, want = ours.pull_bags(ids, bags), whole.pull_bags(ids, bags)
+        assert torch.equal(got, want)
+        grads = want * 0.1 + torch.sin(torch.arange(20, device=DEVICE) + step).view(4, 5)
+        for engine in (ours, whole):
+            engine.push_bags(ids, grads, bags, 0.05)
+    seen = ours.group.traffic
+    assert seen.hot and seen.cold and seen.ahead
     assert_same_rows(ours, whole)
 
 
