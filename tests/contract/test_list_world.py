@@ -129,7 +129,8 @@ def test_losses_are_those_of_one_process(size: int, optimizers: list[str], tmp_p
             # In bfloat16 a sum in another order may round apart.
             near, least = (2e-3, 2e-4) if kind == "bfloat16" else (1e-4, 1e-5)
             assert losses == pytest.approx(alone(kind, optimizer, clip), rel=near, abs=least), case
-            assert "long" in summed and "one" not in summed, case
+            assert "one" not in summed, case
+            assert size == 8 or "long" in summed, case  # then lists fall to pieces of one id
             if place == "row" and 1 < size < 4:  # else ranks have few samples, or the table itself
                 assert "short" not in summed, case
 

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.placements.exchange import WirePrecision
+from shoal.embedding.placements.local import join
 from shoal.embedding.placements.sharded_table import ShardedTable
-from shoal.embedding.rows.store import EVERY, Every
+from shoal.embedding.rows.store import Every
 from shoal.embedding.service import Gradients, RowGradients
 from shoal.world.world import World
 
@@ -56,62 +57,30 @@ class RankGroups:
     ) -> Gradients:
         """Those of all groups, one after the other: of distinct keys in each."""
         found: Gradients = {}
-        some: dict[str, RowGradients] = {}
+        mine: Gradients = {}
         for name, one in gradients.items():
             if isinstance(one.ids, Every):
                 found[name] = replace(one, grads=self.peers.all_reduce(one.grads))
             else:
-                some[name] = one.summed(tables[name].num_held)
-        if not some:
+                mine[name] = one.summed(tables[name].num_held)
+        if not mine:
             return found
-        device = self.whole.device
-        lengths = torch.tensor([len(one.grads) for one in some.values()], device=device)
-        ids = [lengths, *(one.ids.to(device) for one in some.values() if one.ids is not EVERY)]
-        grads = [precision.narrow(one.grads.to(device)) for one in some.values()]
-        counts = [one.counts.reshape(-1) for one in some.values() if one.counts is not None]
-        sent = [torch.cat(ids), torch.cat(grads)]
-        came, sizes = self.peers.gather(
-            [*sent, *([torch.cat(counts).to(device)] if counts else [])]
-        )
-        per_peer = [one.split([size[k] for size in sizes]) for k, one in enumerate(came)]
-        parts: dict[str, list[RowGradients]] = {name: [] for name in some}
-        for mine in zip(*per_peer):
-            self._take(mine, some, parts, precision)
-        for name, of_peers in parts.items():
-            found[name] = replace(
-                some[name],
-                ids=torch.cat([one.ids for one in of_peers if one.ids is not EVERY]),
-                grads=torch.cat([one.grads for one in of_peers]),
-                counts=_joined_counts(of_peers),
-            )
+        came, lengths = self.peers.gather(self._message(mine, precision))
+        cuts = [one.split([some[k] for some in lengths]) for k, one in enumerate(came)]
+        peers = [_parse(list(message), mine, precision) for message in zip(*cuts)]
+        for (name, one), parts in zip(mine.items(), zip(*peers)):
+            joined = join(list(parts), one.grads.shape[1], one.counts is not None)
+            found[name] = replace(joined, partial=one.partial)
         return {name: found[name] for name in gradients}
 
-    def _take(
-        self,
-        came: tuple[Tensor, ...],
-        some: Mapping[str, RowGradients],
-        parts: dict[str, list[RowGradients]],
-        precision: WirePrecision,
-    ) -> None:
-        """What one peer sent, table by table."""
-        lengths = came[0][: len(some)].tolist()
-        widths = [one.grads.shape[1] for one in some.values()]
-        ids = came[0][len(some) :].split(lengths)
-        grads = came[1].split([n * width for n, width in zip(lengths, widths)])
-        counted = [one.counts is not None for one in some.values()]
-        counts = iter(
-            came[2].split([2 * n for n, own in zip(lengths, counted) if own])
-            if any(counted)
-            else ()
-        )
-        for name, keys, values, width, own in zip(some, ids, grads, widths, counted):
-            parts[name].append(
-                RowGradients(
-                    keys,
-                    precision.widen(values).view(len(keys), width),
-                    next(counts).view(-1, 2).cpu() if own else None,
-                )
-            )
+    def _message(self, gradients: Gradients, precision: WirePrecision) -> list[Tensor]:
+        """How many rows of each table, and their keys; gradients; counts, where there are any."""
+        some, device = gradients.values(), self.whole.device
+        keys = [torch.tensor([len(one.grads) for one in some], device=device)]
+        keys += [one.ids.to(device) for one in some if not isinstance(one.ids, Every)]
+        grads = [precision.narrow(one.grads.to(device)) for one in some]
+        counts = [one.counts.reshape(-1).to(device) for one in some if one.counts is not None]
+        return [torch.cat(part) for part in (keys, grads, counts) if part]
 
     def stepped(self, tables: Mapping[str, ShardedTable]) -> None:
         """A step is applied: every k of them the groups agree."""
@@ -133,6 +102,21 @@ class RankGroups:
         self._touched = {}
 
 
-def _joined_counts(parts: list[RowGradients]) -> Tensor | None:
-    counts = [one.counts for one in parts if one.counts is not None]
-    return torch.cat(counts) if counts else None
+def _parse(message: list[Tensor], like: Gradients, precision: WirePrecision) -> list[RowGradients]:
+    """A peer's message, table by table; like: this rank's own gradients of them."""
+    keys, grads, *more = message
+    lengths = keys[: len(like)].tolist()
+    widths = [one.grads.shape[1] for one in like.values()]
+    counted = [2 * n for n, one in zip(lengths, like.values()) if one.counts is not None]
+    counts = iter(more[0].split(counted) if more else ())
+    values = precision.widen(grads).split([n * width for n, width in zip(lengths, widths)])
+    return [
+        RowGradients(
+            some,
+            part.view(len(some), width),
+            None if one.counts is None else next(counts).view(-1, 2).cpu(),
+        )
+        for one, some, part, width in zip(
+            like.values(), keys[len(like) :].split(lengths), values, widths
+        )
+    ]
