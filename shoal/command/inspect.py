@@ -138,7 +138,7 @@ def plan(context: typer.Context) -> None:
 
     Configs and keys as for train: shoal plan config.yaml --launch.nproc=4
     """
-    from shoal.runs.plan import plan_run
+    from shoal.runs.planning.memory import plan_run
 
     typer.echo(plan_run(resolve_words(context.args).config))
 
