@@ -46,7 +46,9 @@ def test_equal_workers_in_step_are_arithmetic(workers):
     step = workers * 0.004 + 0.01 + 0.1 + 0.01 + 0.002
     assert times.seconds == pytest.approx(50 * step)
     assert times.batches == 50 * workers and times.age == 0 and times.redone == 0
-    slow = simulate_servers(ServedJob(workers, 0.1, 0.002, 0.004, travel=0.01, mode="sync"), workers)
+    slow = simulate_servers(
+        ServedJob(workers, 0.1, 0.002, 0.004, travel=0.01, mode="sync"), workers
+    )
     assert slow.seconds == pytest.approx(0.002 + 0.01 + 0.1 + 0.01 + workers * 0.004)
 
 
@@ -103,11 +105,14 @@ def test_nobody_runs_far_ahead_of_a_straggler():
 
 
 def test_geo_exchanges_once_a_window():
-    job = ServedJob(4, compute=0.01, pull=0.1, push=0.1, mode="geo", geo_step=50)
+    job = ServedJob(4, compute=0.01, pull=0.02, push=0.02, mode="geo", geo_step=50)
     times = simulate_servers(job, 4 * 500)
-    # Ten windows; while the last worker waits for its first rows the others are at work.
-    assert times.seconds == pytest.approx(10 * (0.5 + 0.2) + 3 * 0.1, rel=0.1)
-    assert times.batches == 2000
+    # Ten windows; workers queue for their first rows, and are out of each other's way from then on.
+    assert times.seconds == pytest.approx(10 * (0.5 + 0.04) + 3 * 0.04, rel=0.01)
+    assert times.batches == 2000 and times.age == pytest.approx(3, rel=0.15)
+    # Servers that are too slow for it: each exchange of each worker has to be served.
+    full = ServedJob(4, compute=0.01, pull=0.1, push=0.1, mode="geo", geo_step=50)
+    assert simulate_servers(full, 4 * 500).seconds == pytest.approx(10 * 4 * 0.2, rel=0.1)
 
 
 def test_lost_workers_come_back_and_nothing_is_lost():
