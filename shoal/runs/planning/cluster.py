@@ -93,6 +93,7 @@ class Efficiency:
     attention: Estimate  # likewise, in attention
     stream: Estimate  # of a memory's bandwidth, reading and writing in order
     gather: Estimate  # likewise, rows of tables
+    row: Estimate  # seconds of a device for an id beside the row's bytes: found, sorted, summed
     kernel: Estimate  # seconds that a kernel takes beside its bytes and operations
     launch: Estimate  # seconds of the host for an operation that is not recorded
     nvlink: Estimate  # of a link's bandwidth
@@ -100,6 +101,12 @@ class Efficiency:
     infiniband: Estimate
     ethernet: Estimate
     memory: Estimate  # between processes of a host, through its memory
+    jitter: Estimate  # by which share the step of one device differs from that of another
+
+    def link(self, link: Link) -> Estimate:
+        """What is reached of a link."""
+        found: Estimate = getattr(self, link.kind)
+        return found
 
     def named(self) -> dict[str, Estimate]:
         """Every figure, by name."""

@@ -44,10 +44,11 @@ EXAMPLES = {"bytes": "80GB", "bytes/s": "3.35TB/s", "flops": "990TFLOPS", "secon
 QUANTITIES = {
     **dict.fromkeys(("memory", "size"), "bytes"),
     **dict.fromkeys(("bandwidth", "read", "write", "to_device"), "bytes/s"),
-    **dict.fromkeys(("latency", "kernel", "launch"), "seconds"),
+    **dict.fromkeys(("latency",), "seconds"),
     **dict.fromkeys(("devices", "cores", "hosts"), "count"),
     **dict.fromkeys(("price", "hours_between_failures"), "number"),
 }
+SECONDS = ("row", "kernel", "launch")  # of efficiency
 MAY_BE_ZERO = ("latency", "price")
 REQUIRED = {
     Device: ("bandwidth", "flops"),
@@ -175,7 +176,7 @@ def _efficiency(given: object, base: Efficiency, key: str) -> Efficiency:
     _check_keys(table, tuple(known), key)
     made = {}
     for name, one in table.items():
-        unit = "seconds" if name in ("kernel", "launch") else "number"
+        unit = "seconds" if name in SECONDS else "number"
         every = one if isinstance(one, list) else [one]
         values = [read_quantity(v, unit, f"{key}.{name}") for v in every]
         if unit == "number" and max(values) > 1:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from shoal.runs.planning.cluster import Cluster, Device, Disk, Efficiency, Estimate, Host, Link
 
 SHEET = "data sheet"
+FITTED = "fitted to eight published runs of MLPerf (benchmarks/plan.py)"
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 
 
@@ -115,17 +116,19 @@ HOSTS = {
 }
 
 GPU = Efficiency(
-    gemm=Estimate.about(0.70, 0.15, "products of NVIDIA's HSTU and of ours: 0.74 to 0.76"),
+    gemm=Estimate.about(0.72, 0.1, f"{FITTED}; products of HSTU: 0.76"),
     attention=Estimate.about(0.39, 0.2, "NVIDIA's HSTU on an H100: 0.39"),
     stream=Estimate.about(0.80, 0.1, "a copy's share of the data sheet: 0.89 on an H200"),
-    gather=Estimate.about(0.60, 0.2, "rows on an H200: 0.55 to 0.82 of a copy"),
-    kernel=Estimate.about(4 * MICRO, 0.3, "a recorded graph of small kernels"),
+    gather=Estimate.about(0.67, 0.2, f"{FITTED}; rows on an H200: 0.55 to 0.82 of a copy"),
+    row=Estimate.about(0.1e-9, 0.5, "sorting on an H200: 0.06 ns an id"),
+    kernel=Estimate.about(3.7 * MICRO, 0.3, FITTED),
     launch=Estimate.about(8 * MICRO, 0.3, "PyTorch's operations, forward or backward"),
     nvlink=Estimate.about(0.75, 0.15, "NCCL's bandwidth of large messages"),
-    pcie=Estimate.about(0.40, 0.25, "eight devices over two bridges"),
-    infiniband=Estimate.about(0.80, 0.2, "NCCL's bandwidth of large messages"),
+    pcie=Estimate.about(0.37, 0.25, f"{FITTED}: eight devices over two bridges"),
+    infiniband=Estimate.about(0.86, 0.15, FITTED),
     ethernet=Estimate.about(0.60, 0.3, "NCCL or Gloo over TCP"),
     memory=Estimate.about(0.70, 0.3, "copies through the host's memory"),
+    jitter=Estimate.about(0.02, 0.5, "an assumption"),
 )
 CORE = replace(
     GPU,
@@ -133,6 +136,7 @@ CORE = replace(
     attention=Estimate.about(0.40, 0.3, "products of small matrices on one core"),
     stream=Estimate.about(0.60, 0.3, "a core's copy"),
     gather=Estimate.about(0.35, 0.3, "rows on one core"),
+    row=Estimate.about(60e-9, 0.4, "rows of 16 numbers on one core: 87 ns an id, with bytes"),
     kernel=Estimate.about(2 * MICRO, 0.5, "an operation on a small tensor"),
     launch=Estimate.about(6 * MICRO, 0.3, "PyTorch's operations, forward or backward"),
 )

@@ -141,6 +141,7 @@ class Work:
     input_bytes: float = 0.0  # of a sample, from the host to its device
     input_seconds: float = 0.0  # of a core, to make a sample
     pooled: bool = True  # whether rows are summed where they lie, before they travel
+    overlapped: bool = False  # whether dense gradients travel while rows are updated
     sources: tuple[str, ...] = ()  # where the figures are from
 
     @property
@@ -195,10 +196,10 @@ DLRM_HOTNESS = (
 )  # ids of each table: 214
 
 
-def perceptron(widths: Sequence[int]) -> tuple[float, float, int]:
-    """Multiplications, numbers written and layers of a stack of linear layers, for a sample."""
+def perceptron(widths: Sequence[int]) -> tuple[int, int]:
+    """Multiplications and layers of a stack of linear layers, for a sample."""
     pairs = list(pairwise(widths))
-    return sum(a * b for a, b in pairs), sum(b for _, b in pairs), len(pairs)
+    return sum(a * b for a, b in pairs), len(pairs)
 
 
 def dlrm_dcnv2(batch: int, alpha: float = 1.05) -> Work:
@@ -207,10 +208,11 @@ def dlrm_dcnv2(batch: int, alpha: float = 1.05) -> Work:
     bottom = perceptron((13, 512, 256, 128))
     top = perceptron((width, 1024, 1024, 512, 256, 1))
     products = 2.0 * (bottom[0] + top[0] + crosses * 2 * width * rank)
-    # In half precision: a linear layer and its activation are one kernel each way; a cross layer
-    # multiplies by the first input and adds the last output.
-    written = bottom[1] + top[1] + crosses * (rank + 4 * width) + 2 * width
-    layers = bottom[2] + top[2] + 2 * crosses
+    # Half precision. Linear layers, biases and relu are one kernel each way, whose bytes are part
+    # of what products reach. Left are the crosses, x' = x0 * (product) + x: four numbers of each
+    # place forward, ten backward; and rows put side by side.
+    forward, backward = 2.0 * width * (4 * crosses + 2), 2.0 * width * (10 * crosses + 2)
+    layers = bottom[1] + top[1] + 2 * crosses
     tables = tuple(
         TableWork(f"t{k}", rows, dim, hot, 1.0, Popularity.zipf(rows, alpha), 4 * dim, 4 * dim)
         for k, (rows, hot) in enumerate(zip(DLRM_ROWS, DLRM_HOTNESS))
@@ -221,8 +223,8 @@ def dlrm_dcnv2(batch: int, alpha: float = 1.05) -> Work:
         batch=batch,
         samples=4_195_197_692,
         tables=tables,
-        forward=Operations(products=products, elementwise=2.0 * 2 * written),
-        backward=Operations(products=2 * products, elementwise=2.0 * 4 * written),
+        forward=Operations(products=products, elementwise=forward),
+        backward=Operations(products=2 * products, elementwise=backward),
         forward_step=Operations(kernels=layers + 3 * crosses + 10),
         backward_step=Operations(kernels=3 * layers + 4 * crosses + 20),
         parameters=int(parameters),
@@ -231,6 +233,7 @@ def dlrm_dcnv2(batch: int, alpha: float = 1.05) -> Work:
         recorded=True,
         sent_bytes=2,
         reduced_bytes=2,
+        overlapped=True,
         input_bytes=4.0 * (13 + 1 + sum(DLRM_HOTNESS)),
         sources=("MLPerf Training, recommendation_v2: tables, ids of a sample, layers",),
     )
