@@ -184,7 +184,7 @@ def _update(
     step.add("rows_updated", moved / reach.gather + ids * reach.row * 2 / 3)
 
 
-def _whole(step: Step, table: TableWork, work: Work, reach: Reach, share: float) -> None:
+def _whole(step: Step, table: TableWork, reach: Reach, share: float) -> None:
     """A table that every step reads and updates whole; its products count as dense ones."""
     step.add("rows_updated", share * table.rows * 2 * table.row_bytes / reach.stream)
 
@@ -260,10 +260,10 @@ def _single(step: Step, work: Work, cluster: Cluster, layout: Layout, local: flo
     reach = Reach.of(work, cluster, layout)
     for table in work.tables:
         ids = table.ids * local
+        _read(step, table, reach, ids, table.vectors * local)
         if table.whole:
-            _whole(step, table, work, reach, 1.0)
+            _whole(step, table, reach, 1.0)
         else:
-            _read(step, table, reach, ids, table.vectors * local)
             _update(step, table, reach, ids, table.popularity.distinct(ids), 4)
     _row_kernels(step, reach)
 
@@ -274,10 +274,9 @@ def _ddp(step: Step, work: Work, cluster: Cluster, layout: Layout, local: float)
     travels = 0.0
     for table in work.tables:
         ids = table.ids * local
-        if table.whole:
-            _whole(step, table, work, reach, 1.0 / size)
-            continue
         _read(step, table, reach, ids, table.vectors * local)
+        if table.whole:
+            _whole(step, table, reach, 1.0 / size)
         mine = table.popularity.distinct(ids)
         every = table.popularity.distinct(ids * size)
         _update(step, table, reach, ids, 0.0, 4)  # summed here first
@@ -296,8 +295,7 @@ def _sharded(step: Step, work: Work, cluster: Cluster, layout: Layout, local: fl
     rows = 0.0
     for table in work.tables:
         if table.whole:
-            _whole(step, table, work, reach, 1.0 / layout.processes)
-            continue
+            _whole(step, table, reach, 1.0 / layout.processes)
         ids = table.ids * local
         mine = table.popularity.distinct(ids)
         every = table.popularity.distinct(ids * group)
