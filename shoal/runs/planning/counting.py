@@ -215,11 +215,16 @@ class _Counting(Strategy):
         return self.counter.counted
 
 
-def count_work(config: Config) -> Work:
-    """What one step of a config does; ValueError where its model has no steps."""
+def parts_of(config: Config) -> Parts:
+    """A run's parts without rows: its data is read and its model made, for one process."""
     torch.manual_seed(0)
     alone = config.model_copy(update={"strategy": StrategySection(name="single")})
-    parts = build(alone, World(_CPU), lambda section, world, timeout: _Counting(world))
+    return build(alone, World(_CPU), lambda section, world, timeout: _Counting(world))
+
+
+def count_work(config: Config, parts: Parts | None = None) -> Work:
+    """What one step of a config does; ValueError where its model has no steps."""
+    parts = parts or parts_of(config)
     strategy, model, reader = parts.strategy, parts.model, parts.reader
     assert isinstance(strategy, _Counting)
     if not model.trainable:
@@ -235,12 +240,13 @@ def count_work(config: Config) -> Work:
     fixed = [
         _rest(getattr(large, p), one, some[0].size) for p, one in zip(("forward", "backward"), each)
     ]
-    samples = getattr(reader, "known_samples", None) or getattr(reader, "num_samples", first.size)
+    known = getattr(reader, "known_samples", None) or getattr(reader, "num_samples", None)
+    samples = int(known or first.size)
     batch = config.samples_per_step(1)
     spread, seconds = _look_at(parts)
     return Work(
         name=config.model.title,
-        batch=int(min(batch, samples)),
+        batch=min(batch, samples),
         samples=float(samples),
         tables=tuple(_tables(strategy, large, some[0].size, spread)),
         forward=each[0],
@@ -253,6 +259,7 @@ def count_work(config: Config) -> Work:
         recorded=config.strategy.graph is not False and bool(model.cuda_graph_safe),
         input_bytes=_bytes_of(first) / max(1, first.size),
         input_seconds=seconds,
+        ahead=bool(reader.prefetch),
         pooled=False,
         sources=(f"one step of {some[0].size} samples, counted",),
     )

@@ -96,7 +96,7 @@ class Prediction:
     link_bytes: Mapping[str, float]  # a step of a device: inside, between
     device_bytes: float  # memory of the fullest device
     host_bytes: float  # memory of the fullest host (of ps: of a server's)
-    device_room: float
+    device_room: float | None  # None: processes compute on cores, in the host's memory
     host_room: float
     epoch_seconds: float
     epoch_cost: float  # at the hosts' price, servers included
@@ -106,7 +106,13 @@ class Prediction:
     @property
     def fits(self) -> bool:
         """Whether every memory has room."""
-        return self.device_bytes <= self.device_room and self.host_bytes <= self.host_room
+        return self.short == 0
+
+    @property
+    def short(self) -> float:
+        """Bytes that the fullest memory lacks."""
+        device = 0.0 if self.device_room is None else self.device_bytes - self.device_room
+        return max(0.0, device, self.host_bytes - self.host_room)
 
     def facts(self) -> dict[str, Any]:
         """What `--json` prints of it."""

@@ -4,7 +4,11 @@ public clouds in 2025 and stand for nobody's offer; efficiencies are the planner
 
 from __future__ import annotations
 
+import os
+import platform
 from dataclasses import replace
+
+import torch
 
 from shoal.runs.planning.cluster import Cluster, Device, Disk, Efficiency, Estimate, Host, Link
 
@@ -117,7 +121,7 @@ HOSTS = {
 
 GPU = Efficiency(
     gemm=Estimate.about(0.72, 0.1, f"{FITTED}; products of HSTU: 0.76"),
-    attention=Estimate.about(0.39, 0.2, "NVIDIA's HSTU on an H100: 0.39"),
+    attention=Estimate.about(0.37, 0.2, "our kernels on an H200, forward and backward: 0.37"),
     stream=Estimate.about(0.80, 0.1, "a copy's share of the data sheet: 0.89 on an H200"),
     gather=Estimate.about(0.67, 0.2, f"{FITTED}; rows on an H200: 0.55 to 0.82 of a copy"),
     row=Estimate.about(0.1e-9, 0.5, "sorting on an H200: 0.06 ns an id"),
@@ -154,3 +158,31 @@ CLUSTERS = {
     name: Cluster(name, host, 1, _BETWEEN.get(name), EFFICIENCY[host.device.kind])
     for name, host in HOSTS.items()
 }
+
+
+def this_machine() -> Cluster:
+    """A guess at the machine that this runs on, from presets; `shoal plan --measure` is better."""
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if torch.cuda.is_available():
+        found = torch.cuda.get_device_name(0)
+        near = [one for one in HOSTS.values() if one.on_gpu and _is_like(one.device.name, found)]
+        host = near[0] if near else HOSTS["8xL4"]
+        size = float(torch.cuda.mem_get_info(0)[1])
+        device = replace(host.device, name=found, memory=size)
+        number = torch.cuda.device_count()
+        here = replace(host, device=device, devices=number)
+    else:
+        host = HOSTS["arm-64" if platform.machine() in ("aarch64", "arm64") else "x86-64"]
+        bandwidth = min(host.bandwidth, host.device.bandwidth * (cores or 1))
+        here = replace(
+            host, name="this machine", devices=cores or 1, bandwidth=bandwidth, price=0.0
+        )
+    here = replace(here, cores=cores or 1, memory=memory)
+    return Cluster("this machine", here, 1, None, EFFICIENCY[here.device.kind])
+
+
+def _is_like(preset: str, found: str) -> bool:
+    """Whether a preset's device is the one that a driver names, such as NVIDIA H100 80GB HBM3."""
+    words = found.upper().replace("-", " ").split()
+    return preset.split("-")[0].upper() in words

@@ -108,7 +108,7 @@ def predict(work: Work, cluster: Cluster, layout: Layout) -> Prediction:
         link_bytes=step.sent,
         device_bytes=device,
         host_bytes=host,
-        device_room=ROOM * cluster.host.device.memory if cluster.host.on_gpu else math.inf,
+        device_room=ROOM * cluster.host.device.memory if cluster.host.on_gpu else None,
         host_room=ROOM * cluster.host.memory,
         epoch_seconds=epoch,
         epoch_cost=epoch / 3600 * paid * cluster.host.price,
@@ -131,7 +131,8 @@ def step_of(work: Work, cluster: Cluster, layout: Layout) -> Step:
         _all_reduce(step, cluster, layout, work.parameters * work.reduced_bytes)
         if work.overlapped:
             step.hide("all_reduce", step.seconds["rows_updated"])
-    step.hide("input", sum(step.seconds.values()) - step.seconds["input"])
+    if work.ahead or cluster.host.on_gpu:
+        step.hide("input", sum(step.seconds.values()) - step.seconds["input"])
     slowest = cluster.efficiency.jitter.value * math.sqrt(2 * math.log(max(1, layout.processes)))
     step.add("idle", slowest * sum(step.seconds.values()))
     return step
@@ -173,7 +174,7 @@ def _of_kind(todo: Operations, reach: Reach) -> dict[str, float]:
 def _read(step: Step, table: TableWork, reach: Reach, ids: float, vectors: float) -> None:
     """Rows of so many ids, written as so many vectors."""
     moved = ids * (ID + table.value_bytes) + vectors * 4 * table.dim
-    step.add("rows_read", moved / reach.gather + ids * reach.row / 3)
+    step.add("rows_read", moved / reach.gather + ids * (reach.row + table.id_seconds) / 3)
 
 
 def _update(
@@ -181,7 +182,7 @@ def _update(
 ) -> None:
     """Gradients of ids are sorted and summed, and distinct rows are written; width: of a number."""
     moved = ids * (SORTED + width * table.dim) + 2 * distinct * table.row_bytes
-    step.add("rows_updated", moved / reach.gather + ids * reach.row * 2 / 3)
+    step.add("rows_updated", moved / reach.gather + ids * (reach.row + table.id_seconds) * 2 / 3)
 
 
 def _whole(step: Step, table: TableWork, reach: Reach, share: float) -> None:

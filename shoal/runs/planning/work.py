@@ -83,6 +83,7 @@ class TableWork:
     popularity: Popularity
     value_bytes: int  # of a row
     state_bytes: int = 0  # of a row, of its optimizer
+    id_seconds: float = 0.0  # that a library takes for an id beside all this
     whole: bool = False  # every step reads and updates all rows (an output layer)
 
     @property
@@ -140,6 +141,7 @@ class Work:
     reduced_bytes: int = 4  # of a dense gradient that travels
     input_bytes: float = 0.0  # of a sample, from the host to its device
     input_seconds: float = 0.0  # of a core, to make a sample
+    ahead: bool = True  # whether batches are made while others are trained
     pooled: bool = True  # whether rows are summed where they lie, before they travel
     overlapped: bool = False  # whether dense gradients travel while rows are updated
     sources: tuple[str, ...] = ()  # where the figures are from
@@ -237,3 +239,43 @@ def dlrm_dcnv2(batch: int, alpha: float = 1.05) -> Work:
         input_bytes=4.0 * (13 + 1 + sum(DLRM_HOTNESS)),
         sources=("MLPerf Training, recommendation_v2: tables, ids of a sample, layers",),
     )
+
+
+def hstu(batch: int, length: int = 4099) -> Work:
+    """HSTU as NVIDIA's recsys-examples measure it: 8 layers, width 1024, 4 heads of 256, bfloat16.
+
+    A token is an id of one of two growing tables of 50M rows x 128 (dynamicemb, Adam).
+    """
+    layers, width, dim, rows = 8, 1024, 128, 50_000_000
+    products = 2.0 * length * (layers * 5 * width * width + dim * width)
+    attention = layers * 2.0 * length * length * width  # causal: half of all pairs
+    # Numbers of the width that a layer moves beside its products. Forward: norm 2, silu of four
+    # widths 8, norm and gate of what attention gives 3, residual 3. Backward: gate 5, silu 12, norm
+    # and residual 5, sums of biases and scales 6, and norm and silu once more, which are not kept.
+    moved = 2.0 * length * width * layers
+    popularity = Popularity.zipf(rows, 1.05)
+    tables = tuple(
+        TableWork(
+            *(name, rows, dim, length / 2, length / 2, popularity, 4 * dim, 8 * dim),
+            id_seconds=31.8e-9,  # 33.3 ms for 1,048,570 ids without a cache, published beside it
+        )
+        for name in ("item", "action")
+    )
+    return Work(
+        name="HSTU",
+        batch=batch,
+        samples=1e8,
+        tables=tables,
+        forward=Operations(products, attention, 16 * moved),
+        backward=Operations(2 * products, 2.5 * attention, 38 * moved),
+        forward_step=Operations(kernels=12 * layers + 40),
+        backward_step=Operations(kernels=30 * layers + 80),
+        parameters=layers * 5 * width * width + dim * width,
+        precision="bfloat16",
+        input_bytes=16.0 * length,
+        pooled=False,
+        sources=("NVIDIA recsys-examples, HSTU training benchmark: shapes",),
+    )
+
+
+PUBLISHED = {"dlrm-dcnv2": dlrm_dcnv2, "hstu": hstu}
