@@ -1,13 +1,10 @@
-"""`shoal plan`: what a run takes of memory, time and money, before it runs.
-
---measure, --simulate, --html and --launch join here: each is an option that takes `Planned`
-(shoal.runs.planning.planned) or the cluster.
-"""
+"""`shoal plan`: what a run takes of memory, time and money, before it runs."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +13,9 @@ from shoal.command.arguments import TRUST, resolve_words
 from shoal.command.startup import importing
 
 if TYPE_CHECKING:
+    from shoal.config.schema import Config
     from shoal.runs.planning.cluster import Cluster
+    from shoal.runs.planning.planned import Planned
     from shoal.runs.planning.work import Work
 
 
@@ -43,6 +42,25 @@ def plan(
         str | None,
         typer.Option(metavar="RUN", help="Beside what this run measured; it brings the config."),
     ] = None,
+    simulate: Annotated[
+        bool,
+        typer.Option("--simulate", help="Failures, checkpoints, and queues of servers, too."),
+    ] = False,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write it as a page.")] = None,
+    launch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAUNCHER",
+            help="Print the plan's job instead: slurm, torchx, ray, k8s or kubeflow.",
+        ),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure this machine (a minute): a file for --cluster."),
+    ] = False,
+    output: Annotated[
+        str | None, typer.Option(metavar="FILE", help="With --measure and --launch: write there.")
+    ] = None,
     trust: Annotated[bool, TRUST] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print an object for programs.")] = False,
 ) -> None:
@@ -56,6 +74,8 @@ def plan(
         from shoal.runs.planning.planned import Planned, plan_config
         from shoal.runs.planning.showing import Plan
 
+    if measure:
+        return _measure(context.args, output)
     where = _cluster(cluster, hosts, devices)
     wanted = None if target is None else Target.read(target)
     if compare is not None:
@@ -63,11 +83,26 @@ def plan(
 
         compared = compare_run(compare, where if cluster else None, trust)
         return typer.echo(json.dumps(compared.facts(), indent=2) if as_json else str(compared))
+    config = None
     if published is not None:
         made = Planned("", Plan.of(_published(published), where, wanted))
     else:
         config = resolve_words(context.args).config
         made = plan_config(config, where, wanted, refuse=cluster is None)
+    if made.time is not None and (simulate or html is not None):
+        from shoal.runs.planning.simulated import Simulated
+
+        epochs = float(config.train.epochs) if config is not None else 1.0
+        epochs = epochs if wanted is None else wanted.epochs
+        made = replace(made, simulated=Simulated.of(made.time, epochs))
+    if html is not None and made.time is not None:
+        from shoal.runs.planning.page import PlanPage
+        from shoal.runs.planning.scaling import scaling
+
+        curves = scaling(made.time.work, made.time.cluster)
+        return _write(PlanPage(made.time, curves, made.simulated).text(), html)
+    if launch is not None:
+        return _write(_job(launch, made, context.args, config), output)
     typer.echo(json.dumps(made.facts(), indent=2) if as_json else str(made).lstrip("\n"))
 
 
@@ -79,6 +114,51 @@ def _cluster(named: str | None, hosts: int | None, devices: int | None) -> Clust
     if devices is not None:
         found = replace(found, host=replace(found.host, devices=devices))
     return found if hosts is None else found.of_size(hosts)
+
+
+def _measure(words: list[str], output: str | None) -> None:
+    """Measures, prints what differs from the nearest preset, and writes or prints the file."""
+    with importing():
+        from shoal.runs.planning.measure import SHAPES, measure, shapes_of
+        from shoal.runs.planning.measured_cluster import differences, measured_file
+
+    config = resolve_words(words).config if words else None
+    shapes = SHAPES if config is None else shapes_of(config)
+    folder = None if config is None else config.rows.tiers.ssd
+    tell = lambda part: typer.echo(f"measuring: {part}", err=True)  # noqa: E731
+    found = measure(shapes, folder, tell=tell)
+    typer.echo(differences(found), err=output is None)
+    _write(measured_file(found), output)
+
+
+def _job(launcher: str, made: Planned, words: list[str], config: Config | None) -> str:
+    """The job of a plan, with its keys."""
+    from shoal.runs.planning.choosing import keys
+    from shoal.runs.planning.jobs import job_of, write_job
+
+    if made.time is None or config is None:
+        raise typer.BadParameter("--launch needs a config whose model is trained in steps")
+    best = made.time.best
+    chosen = keys(best)
+    if made.simulated is not None:
+        chosen |= made.simulated.keys
+    all_words = [*words, *(f"--{key}={value}" for key, value in chosen.items())]
+    output = config.run.output or "runs/planned"
+    return write_job(launcher, job_of(best.layout, made.time.cluster, all_words, output=output))
+
+
+def _write(text: str, output: str | None) -> None:
+    """Into a file, or to the terminal."""
+    if output is None:
+        return typer.echo(text, nl=False)
+    from shoal.world.durable import replace_durably, written
+
+    file = Path(output)
+    if not file.parent.is_dir():
+        raise ValueError(f"there is no folder {file.parent} to write {file.name} into; make it")
+    with written(file):
+        replace_durably(file, text.encode())
+    typer.echo(f"written: {file}")
 
 
 def _published(given: str) -> Work:

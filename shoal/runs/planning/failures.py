@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-SEEN = 40_000  # failures that simulated runs of one job see together
-RUNS = (40, 400)  # the fewest and the most such runs
+SEEN = 20_000  # failures that simulated runs of one job see together
+RUNS = (40, 20_000)  # the fewest and the most such runs
+ENOUGH = 30.0  # failures of a job whose best interval is looked for
 HOPELESS = 50.0  # times the work: a job that would take longer is said to make no progress
 
 
@@ -167,14 +168,16 @@ def best_interval(
     >>> 0.8 < times.interval / young_interval(job) < 1.25
     True
     """
+    # A short job sees too few failures to tell intervals apart; a longer one has the same optimum.
+    longer = replace(job, work=max(job.work, ENOUGH * job.between_failures))
     low = max(least, job.on_disk - job.pause, young_interval(job) / 20.0, 1e-3)
-    high = max(2 * low, min(job.work, 20.0 * max(young_interval(job), low)))
+    high = max(2 * low, min(longer.work, 20.0 * max(young_interval(job), low)))
     for _ in range(2):  # a grid, then a finer one around its best
-        grid = np.geomspace(low, high, 17)
-        times = [simulate_failures(job, float(interval), runs, seed) for interval in grid]
-        best = min(range(17), key=lambda k: times[k].seconds)
-        low, high = float(grid[max(0, best - 1)]), float(grid[min(16, best + 1)])
-    return times[best]
+        grid = [float(interval) for interval in np.geomspace(low, high, 17)]
+        seconds = [simulate_failures(longer, interval, runs, seed).seconds for interval in grid]
+        best = min(range(17), key=lambda k: seconds[k])
+        low, high = grid[max(0, best - 1)], grid[min(16, best + 1)]
+    return simulate_failures(job, max(least, min(grid[best], job.work)), runs, seed)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from shoal.embedding.service import RowService
 from shoal.launch.hosts import scratch_folder
 from shoal.launch.ranks import launch
 from shoal.runs.build import build
-from shoal.runs.planning import links
+from shoal.runs.planning import measure_links
 from shoal.runs.planning.counting import CountedRows, StepCounter
 from shoal.training.strategy import Strategy
 from shoal.world.world import World
@@ -293,7 +293,7 @@ def _links(gpus: int, scale: float) -> dict[str, Timing]:
     device = "cuda" if gpus > 1 else "cpu"
     with scratch_folder() as scratch:
         file = Path(scratch) / "links.json"
-        words = [str(Path(links.__file__)), str(file), device, str(scale)]
+        words = [str(Path(measure_links.__file__)), str(file), device, str(scale)]
         launch(words, section, scratch, module="shoal.launch.script", ending="")
         found = json.loads(file.read_text())
     made = {name: Timing.of(times, units) for name, (times, units) in found.items()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,12 @@ from shoal.config.row_rules import show_size
 from shoal.config.yaml_io import inline
 from shoal.pages.look import Html, Numeral, escape, facts, grid, page, section, table
 from shoal.pages.plots import INK, LINE, SERIES, SOFT, figure
+from shoal.runs.planning.choosing import advice, keys
 from shoal.runs.planning.cluster import Cluster
-from shoal.runs.planning.failures import LongJob, LongTimes, daly_interval, young_interval
 from shoal.runs.planning.prediction import PARTS, Prediction
+from shoal.runs.planning.scaling import Curves
+from shoal.runs.planning.showing import NAMES, Plan, duration
+from shoal.runs.planning.simulated import Simulated
 from shoal.runs.planning.work import Work
 
 if TYPE_CHECKING:
@@ -39,16 +41,21 @@ COLOURS = {
 class PlanPage:
     """What a page shows."""
 
-    work: Work
-    cluster: Cluster
-    ranking: Sequence[Prediction]
-    best: Prediction
-    keys: Mapping[str, Any]  # that the plan chose
-    advice: str  # what to change first
-    changes: Sequence[tuple[str, float, float]]  # what if: its name, ms of a step, factor of speed
-    # By batch (the same, or as much for each device): layout -> (hosts, samples a second).
-    scaling: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]
-    failures: tuple[LongJob, LongTimes] | None = None  # of a job that takes long
+    plan: Plan
+    scaling: Mapping[str, Curves]
+    simulated: Simulated | None = None
+
+    @property
+    def work(self) -> Work:
+        return self.plan.work
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.plan.cluster
+
+    @property
+    def best(self) -> Prediction:
+        return self.plan.best
 
     def text(self) -> str:
         """The whole page."""
@@ -60,7 +67,7 @@ class PlanPage:
             self._ranking(),
             grid(self._timeline(), self._roofline()),
             self._scaling(),
-            grid(self._changes(), self._failures()),
+            grid(self._changes(), self._simulated()),
             grid(self._keys(), self._memory()),
             self._assumptions(),
         )
@@ -69,14 +76,14 @@ class PlanPage:
         best = self.best
         return (
             f"{_sentence(best.layout.title)} takes {_bars(best)} a step of {best.batch:,} samples. "
-            f"It is bound by {best.binds}; what would help: {self.advice}."
+            f"It is bound by {best.binds}; what would help: {advice(best)}."
         )
 
     def _facts(self) -> Html:
         best = self.best
         shown: dict[str, Any] = {
             "samples a second": _count(best.samples_per_second),
-            "an epoch": _time(best.epoch_seconds),
+            "an epoch": duration(best.epoch_seconds),
         }
         if best.epoch_cost:
             shown["cost of an epoch"] = f"{best.epoch_cost:,.2f}"
@@ -86,7 +93,7 @@ class PlanPage:
         return facts(shown)
 
     def _ranking(self) -> Html:
-        shown = list(self.ranking)[:MOST_SHOWN]
+        shown = self.plan.ranking[:MOST_SHOWN]
         fastest = min(one.epoch_seconds for one in shown)
 
         def draw(axes: Axes) -> None:
@@ -112,7 +119,7 @@ class PlanPage:
                 Html(f"<b>{escape(_name(one))}</b>") if one is self.best else _name(one),
                 Numeral(escape(_bars(one))),
                 Numeral(_count(one.samples_per_second)),
-                Numeral(_time(one.epoch_seconds)),
+                Numeral(duration(one.epoch_seconds)),
                 Numeral(f"{one.epoch_cost:,.2f}") if one.epoch_cost else None,
                 _size(one.device_bytes),
                 _size(one.host_bytes),
@@ -155,7 +162,7 @@ class PlanPage:
                     fontsize=8,
                 )
                 start += ms
-            axes.set_yticks(range(len(named)), [name.replace("_", " ") for name, _ in named])
+            axes.set_yticks(range(len(named)), [NAMES.get(name, name) for name, _ in named])
             axes.invert_yaxis()
             axes.set_xlim(0, 1.02 * max(total, 1e-9))
             axes.grid(axis="x", color=LINE)
@@ -231,40 +238,28 @@ class PlanPage:
     def _changes(self) -> Html:
         rows = [
             (name, Numeral(_ms(ms)), Numeral(f"{factor:.2f} ×"))
-            for name, ms, factor in self.changes
+            for name, ms, factor in self.plan.changes
         ]
         text = f"One thing changed at a time, for {self.best.layout.title}."
         return section("What if", text, table(["change", "a step", "samples a second"], rows))
 
-    def _failures(self) -> Html:
-        if self.failures is None:
+    def _simulated(self) -> Html:
+        found = self.simulated
+        if found is None:
             return Html("")
-        job, times = self.failures
-        rows = [
-            ("a failure every", Numeral(_time(job.between_failures))),
-            ("best interval between checkpoints", Numeral(_time(times.interval))),
-            ("Young's formula, Daly's", Numeral(_pair(young_interval(job), daly_interval(job)))),
-            ("a checkpoint: pause, on disk after", Numeral(_pair(job.pause, job.on_disk))),
-            ("failures of the job", Numeral(f"{times.failures:,.1f}")),
-            ("a failure undoes, 95 % less than", Numeral(_pair(times.lost_each, times.lost_most))),
-            ("starting again takes", Numeral(_time(job.recovery))),
-            ("the job, without failures", Numeral(_time(job.work))),
-            ("the job, 95 % end within", Numeral(_pair(times.seconds, times.late))),
-            (
-                "pauses, redone, restarts",
-                Numeral(
-                    f"{times.pausing:.1%}, {times.redoing:.1%}, {times.recovering:.1%} of the time"
-                ),
-            ),
-        ]
+        job = found.job
         text = (
-            f"Simulated: {job.hosts:,} hosts, each fails every {job.hours_between_failures:,.0f} "
-            "hours on average, and all start again from the last checkpoint."
+            f"{found.title}. Each of {job.hosts:,} hosts fails every "
+            f"{job.hours_between_failures:,.0f} hours on average, and all processes start again "
+            "from the last checkpoint."
         )
-        return section("Failures", text, table(["", ""], rows))
+        return section("Simulated", text, table(["", ""], found.rows()))
 
     def _keys(self) -> Html:
-        lines = "\n".join(f"--{key}={inline(value)}" for key, value in self.keys.items())
+        chosen = keys(self.best)
+        if self.simulated is not None:
+            chosen |= self.simulated.keys
+        lines = "\n".join(f"--{key}={inline(value)}" for key, value in chosen.items())
         return section("The plan as keys", "", Html(f"<pre>{escape(lines)}</pre>"))
 
     def _memory(self) -> Html:
@@ -363,20 +358,6 @@ def _bars(one: Prediction) -> str:
 
 def _ms(ms: float) -> str:
     return f"{ms:,.3g} ms" if ms < 1000 else f"{ms:,.0f} ms"
-
-
-def _time(seconds: float) -> str:
-    """A length of time with two or three digits."""
-    if not math.isfinite(seconds):
-        return "never"
-    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:,.3g} {unit}"
-    return f"{seconds:,.3g} s" if seconds >= 1 else _ms(1e3 * seconds)
-
-
-def _pair(first: float, second: float) -> str:
-    return f"{_time(first)}, {_time(second)}"
 
 
 def _count(number: float) -> str:

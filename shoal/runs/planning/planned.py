@@ -14,6 +14,7 @@ from shoal.runs.planning.cluster import Cluster
 from shoal.runs.planning.counting import count_work, parts_of
 from shoal.runs.planning.memory import Machine, plan_tables_of
 from shoal.runs.planning.showing import Plan
+from shoal.runs.planning.simulated import Simulated
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,15 @@ class Planned:
 
     memory: str  # of the config's own strategy, on one host
     time: Plan | None  # None: the model has no steps
+    simulated: Simulated | None = None
 
     def __str__(self) -> str:
-        return self.memory if self.time is None else f"{self.memory}\n\n{self.time}"
+        return "\n\n".join(str(one) for one in (self.memory, self.time, self.simulated) if one)
 
     def facts(self) -> dict[str, Any]:
         """What `--json` prints."""
-        return {} if self.time is None else self.time.facts()
+        made = {} if self.time is None else self.time.facts()
+        return made if self.simulated is None else made | {"simulated": self.simulated.facts()}
 
 
 def plan_run(config: Config, machine: Machine, on_gpu: bool = False) -> str:

@@ -1,6 +1,6 @@
 """A script of two ranks: how fast they talk. measure.py starts it, rank 0 writes the times down.
 
-python -m shoal.launch --nproc 2 links.py FILE cpu|cuda SCALE
+python -m shoal.launch --nproc 2 measure_links.py FILE cpu|cuda SCALE
 """
 
 import json

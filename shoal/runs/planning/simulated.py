@@ -1,0 +1,219 @@
+"""The parts of a plan that are simulated: jobs that fail, servers with queues, elastic workers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shoal.embedding.placements.planner import in_columns
+from shoal.runs.planning.cluster import Cluster
+from shoal.runs.planning.failures import (
+    ElasticTimes,
+    LongJob,
+    LongTimes,
+    best_interval,
+    daly_interval,
+    simulate_elastic,
+    young_interval,
+)
+from shoal.runs.planning.prediction import Layout, Prediction
+from shoal.runs.planning.showing import Plan, duration
+from shoal.runs.planning.simulate import ServedJob, ServedTimes, simulate_servers
+from shoal.runs.planning.timing import (
+    Reach,
+    Step,
+    _on_cores,
+    _over,
+    _read,
+    _server_cores,
+    _update,
+    step_of,
+)
+from shoal.runs.planning.work import Work
+
+START = 90.0  # seconds until processes are started again and have read the data, an assumption
+WAITING = 256 * 2**20  # bytes of a process that wait for the disk while training continues
+BATCHES = 10_000  # that are simulated, at most
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What the simulation says of a plan's best layout."""
+
+    epochs: float
+    step: float  # seconds
+    job: LongJob
+    times: LongTimes
+    elastic: ElasticTimes | None = None  # of servers: workers that come and go
+    served: tuple[ServedJob, ServedTimes] | None = None
+    expected: float = 0.0  # batches a second that arithmetic gives the servers
+
+    @classmethod
+    def of(cls, plan: Plan, epochs: float, seed: int = 0) -> Simulated:
+        """Of so many epochs."""
+        best, cluster = plan.best, plan.cluster
+        job = long_job(best, cluster, epochs)
+        step = 1e-3 * best.step.value
+        times = best_interval(job, least=step, seed=seed)
+        if best.layout.strategy != "ps":
+            return cls(epochs, step, job, times)
+        layout, hours = best.layout, job.hours_between_failures
+        elastic = None
+        if layout.mode == "async":
+            elastic = simulate_elastic(job.work, layout.hosts, hours, START, seed=seed)
+        served = served_job(plan.work, cluster, layout)
+        batches = min(BATCHES, 200 * layout.processes)
+        found = simulate_servers(served, batches, seed)
+        steps = layout.processes  # in a step of all workers
+        return cls(epochs, step, job, times, elastic, (served, found), steps / step)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Keys of a config; none where the job is over before the first checkpoint would pay."""
+        if self.times.interval >= self.job.work:
+            return {}
+        return {"checkpoint.every_steps": max(1, round(self.times.interval / self.step))}
+
+    def facts(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        made: dict[str, Any] = {
+            "epochs": self.epochs,
+            "job": asdict(self.job) | {"between_failures": self.job.between_failures},
+            "failures": asdict(self.times) | {"useful": self.times.useful},
+            "young": young_interval(self.job),
+            "daly": daly_interval(self.job),
+            "keys": self.keys,
+        }
+        if self.elastic is not None:
+            made["elastic"] = asdict(self.elastic)
+        if self.served is not None:
+            made["servers"] = asdict(self.served[1]) | {"per_second": self.served[1].per_second}
+        return made
+
+    def rows(self) -> list[tuple[str, str]]:
+        """A figure and its name each."""
+        job, times = self.job, self.times
+        between = duration(times.interval) if self.keys else "none before the end"
+        formulas = (
+            f"{duration(young_interval(job))} by Young, {duration(daly_interval(job))} by Daly"
+        )
+        found = [
+            ("without failures", duration(job.work)),
+            ("one of the hosts fails every", duration(job.between_failures)),
+        ]
+        if times.seconds == float("inf"):
+            return [*found, ("with failures", "never ends: it fails before it can save")]
+        found += [
+            ("with failures", f"{duration(times.seconds)}, 95 % within {duration(times.late)}"),
+            ("failures", f"{times.failures:,.3g}"),
+            ("best between checkpoints", f"{between} ({formulas})"),
+            (
+                "a checkpoint pauses",
+                f"{duration(job.pause)}, on disk after {duration(job.on_disk)}",
+            ),
+            (
+                "a failure undoes",
+                f"{duration(times.lost_each)}, 95 % less than {duration(times.lost_most)}",
+            ),
+            ("starting again takes", duration(job.recovery)),
+            (
+                "of the time",
+                f"{times.useful:.1%} useful, {times.pausing:.1%} pauses, {times.redoing:.1%} "
+                f"redone, {times.recovering:.1%} starting again",
+            ),
+        ]
+        if self.elastic is not None:
+            found.append(
+                (
+                    "elastic workers instead",
+                    f"{duration(self.elastic.seconds)}, {self.elastic.present:,.1f} of "
+                    "the workers' hosts there on average",
+                )
+            )
+        if self.served is not None:
+            served = self.served[1]
+            found += [
+                (
+                    "servers' queues",
+                    f"{served.per_second:,.3g} batches/s (arithmetic: {self.expected:,.3g}); "
+                    f"the busiest server works {served.busy:.0%} of the time, a request waits "
+                    f"{duration(served.queued)}",
+                ),
+                ("workers wait", f"{served.waiting:.0%} of the time"),
+            ]
+            if self.served[0].mode != "sync":
+                found.append(
+                    (
+                        "a gradient's age",
+                        f"{served.age:.1f} updates of others on average, {served.oldest} at most",
+                    )
+                )
+        return found
+
+    def __str__(self) -> str:
+        head = ("simulated", f"{self.title} on {self.job.hosts:,} hosts")
+        lines = [in_columns([head, *self.rows()], left=(0, 1))]
+        return "\n".join([*lines, *(f"  {key}: {value}" for key, value in self.keys.items())])
+
+    @property
+    def title(self) -> str:
+        """10 epochs"""
+        return f"{self.epochs:g} epoch" + ("" if self.epochs == 1 else "s")
+
+
+def long_job(best: Prediction, cluster: Cluster, epochs: float) -> LongJob:
+    """So many epochs of a layout. A checkpoint writes all rows to every host's disk at once."""
+    layout, host = best.layout, cluster.host
+    holders = layout.servers if layout.strategy == "ps" else layout.per_host
+    held = best.host_bytes if layout.strategy == "ps" else _held(best, layout)
+    waiting = WAITING * max(1, min(holders, layout.per_host))
+    return LongJob(
+        work=epochs * best.epoch_seconds,
+        hosts=layout.hosts + (layout.servers if layout.strategy == "ps" else 0),
+        hours_between_failures=host.hours_between_failures,
+        pause=max(0.0, held - waiting) / host.disk.write + min(held, waiting) / host.bandwidth,
+        write=held / host.disk.write,
+        recovery=START + held / host.disk.read,
+    )
+
+
+def _held(best: Prediction, layout: Layout) -> float:
+    """Bytes of a host that a checkpoint holds: one process of ddp writes for all."""
+    per_host = 1 if layout.strategy == "ddp" else layout.per_host
+    return best.host_bytes if best.device_room is None else best.device_bytes * per_host
+
+
+def served_job(work: Work, cluster: Cluster, layout: Layout) -> ServedJob:
+    """Workers and servers of a layout, by the bytes and operations that timing.py counts."""
+    local = work.batch / (1 if layout.mode == "async" else layout.processes)
+    dense = step_of(work, cluster, layout).seconds
+    compute = dense["dense_forward"] + dense["dense_backward"]
+    on_server = Reach.of(work, _on_cores(cluster), replace(layout, threads=_server_cores(cluster)))
+    reach, asked, moved = Reach.of(work, cluster, layout), Step(), 0.0
+    here = Step()
+    for table in work.tables:
+        ids = table.ids * local
+        mine = float(table.rows) if table.whole else table.popularity.distinct(ids)
+        _read(asked, table, on_server, mine, mine)
+        _update(asked, table, on_server, mine, mine, 4)
+        _read(here, table, reach, ids, table.vectors * local)
+        _update(here, table, reach, ids, 0.0, 4)
+        moved += mine * (8 + table.dim * work.sent_bytes)
+    parameters = 4.0 * work.parameters
+    link = cluster.between if layout.hosts > 1 and cluster.between else cluster.host.inside
+    at_servers = _over(link, cluster.efficiency, moved + parameters, 0)
+    servers = max(1, layout.servers)
+    pull, push = asked.seconds["rows_read"], asked.seconds["rows_updated"]
+    pull += parameters / on_server.stream
+    push += 2 * parameters / on_server.stream
+    return ServedJob(
+        workers=layout.processes,
+        compute=compute + sum(here.seconds.values()),
+        # A server reads and sends at once: what takes longer counts.
+        pull=max(pull, at_servers),
+        push=max(push, at_servers),
+        shares=(1.0 / servers,) * servers,
+        travel=_over(link, cluster.efficiency, moved + parameters, 1),
+        mode=layout.mode,
+        spread=cluster.efficiency.jitter.value,
+    )
