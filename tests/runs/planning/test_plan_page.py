@@ -66,10 +66,10 @@ def test_points_lie_under_the_roof(shown):
 def test_scaling_grows_and_ends():
     curves = scaling(WORK, CLUSTER)
     same, grown = curves.values()
-    for name, points in grown.items():
-        hosts, speeds = zip(*points)
-        assert list(hosts) == sorted(hosts) and hosts[-1] <= 4096, name
-        assert speeds == tuple(sorted(speeds)) or name.startswith("ps"), name
+    for points in grown.values():
+        assert [hosts for hosts, _ in points] == sorted(hosts for hosts, _ in points)
+    speeds = [speed for _, speed in grown["sharded by row"]]
+    assert speeds == sorted(speeds) and len(speeds) > 10
     # A batch that stays cannot be cut for ever: the last doubling of hosts gains little or loses.
     first, *_, before, last = same["sharded by row"]
     assert last[1] < 1.2 * before[1] and last[0] == 4096 and first[0] == 1
