@@ -151,18 +151,9 @@ class PlanPage:
                 hidden = best.hidden.get(name, 0.0)
                 if hidden:
                     axes.barh(k, hidden, left=start + ms, color=SOFT, alpha=0.3, height=0.7)
-                room = max(total, 1e-9)
-                inside = start + ms + hidden > 0.75 * room
-                axes.text(
-                    start - 0.01 * room if inside else start + ms + hidden + 0.01 * room,
-                    k,
-                    f"{_ms(ms)}, {ms / room:.0%}",
-                    ha="right" if inside else "left",
-                    va="center",
-                    fontsize=8,
-                )
                 start += ms
-            axes.set_yticks(range(len(named)), [NAMES.get(name, name) for name, _ in named])
+            labels = [f"{NAMES.get(name, name)}, {_ms(ms)}" for name, ms in named]
+            axes.set_yticks(range(len(named)), labels)
             axes.invert_yaxis()
             axes.set_xlim(0, 1.02 * max(total, 1e-9))
             axes.grid(axis="x", color=LINE)
