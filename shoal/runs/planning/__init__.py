@@ -2,7 +2,7 @@
 
 cluster.py     hosts, devices and links; presets.py: common ones; cluster_file.py: from a file
 work.py        bytes and operations of one step; counting.py: of a config's model
-prediction.py  what is answered; timing.py: milliseconds of a step, part by part
+prediction.py  what is answered; timing.py: milliseconds of a step (links.py, row_time.py)
 choosing.py    which strategy, what limits it, what to change
 compare.py     a prediction beside what a run measured
 memory.py      what rows take of this machine

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from shoal.runs.planning.counting import count_work
 from shoal.runs.planning.prediction import Layout, Prediction
 from shoal.runs.planning.presets import this_machine
 from shoal.runs.planning.timing import predict
+from shoal.runs.report.reading import MOST_BYTES, inner, number
 from shoal.runs.run import resolve_run
-from shoal.world.durable import replace_durably
+from shoal.world.durable import open_regular, replace_durably
 
 FILE = "plan.json"
 # What the clock of a step tells apart, and the parts of a prediction that fall into it.
@@ -108,34 +110,45 @@ def layout_of(config: Config, cluster: Cluster) -> Layout:
 
 def measured(folder: Path) -> tuple[float, dict[str, float]]:
     """Milliseconds of a step of a run, and of its phases; ValueError where it trained nothing."""
-    path, lines = folder / "metrics.jsonl", []
-    if path.is_file():
-        for text in path.read_text().splitlines():
-            line = json.loads(text)
-            if isinstance(line, dict) and "train_seconds" in line and "step" in line:
-                lines.append(line)
-    before, steps = 0, []
-    for line in lines:
-        if line["step"] > before:
-            steps.append((line, line["step"] - before))
-        before = line["step"]
-    if not steps:
+    before, epochs = 0, []
+    for line in _lines(folder / "metrics.jsonl"):
+        step, seconds = line.get("step"), number(line.get("train_seconds"))
+        if isinstance(step, int) and seconds is not None:
+            if step > before:
+                epochs.append((seconds, inner(line, "phases"), step - before))
+            before = step
+    if not epochs:
         raise ValueError(f"{folder} has no epoch that was trained: there is nothing to compare")
-    steps = steps[1:] or steps
-    whole = statistics.median(1e3 * line["train_seconds"] / n for line, n in steps)
+    epochs = epochs[1:] or epochs
+    whole = statistics.median(1e3 * seconds / steps for seconds, _, steps in epochs)
     found = {}
     for name in PHASES:
-        some = [1e3 * line["phases"][name] / n for line, n in steps if "phases" in line]
-        if some:
-            found[name] = statistics.median(some)
+        some = [(number(phases.get(name)), steps) for _, phases, steps in epochs]
+        each = [1e3 * seconds / steps for seconds, steps in some if seconds is not None]
+        if each:
+            found[name] = statistics.median(each)
     return whole, found
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Objects of JSON, a line each; of a run that was killed the last may be torn."""
+    if not path.is_file():
+        return []
+    with open_regular(path) as file:
+        every = file.read(MOST_BYTES).decode("utf-8", errors="replace").splitlines()
+    found = []
+    for text in every:
+        with suppress(ValueError, RecursionError):
+            line = json.loads(text)
+            found += [line] if isinstance(line, dict) else []
+    return found
 
 
 def compare_run(
     folder: str | Path, cluster: Cluster | None = None, trust: bool = False
 ) -> Comparison:
     """Predict a run on a cluster (this machine) and set it beside what it measured."""
-    config = resolve_run(folder, trust=trust).config
+    config = resolve_run(folder, values={"run.output": None}, trust=trust).config
     there = cluster or this_machine()
     prediction = predict(count_work(config), there, layout_of(config, there))
     whole, phases = measured(Path(folder))

@@ -183,8 +183,9 @@ class _CountedOutput(OutputTable):
 
     def loss(self, hidden: Tensor, targets: Tensor, stop: int | None, learn: bool) -> Tensor:
         counter, names = self.counter, [self.table.name, *([self.bias.name] if self.bias else [])]
-        products = 2.0 * int((targets != 0).sum()) * self.num_rows * self.table.dim
-        counter.add(Operations(products=products, kernels=3))
+        logits = float(int((targets != 0).sum()) * self.num_rows)
+        products, moved = 2.0 * logits * self.table.dim, 8.0 * logits  # written and read in pieces
+        counter.add(Operations(products=products, elementwise=moved, kernels=3))
         counter.counted.whole.update(names)
         return hidden.sum()
 

@@ -49,7 +49,7 @@ DEVICES = {
         _gpu("L40S", 48, 864, 91.6, 183, 362),
         _gpu("L4", 24, 300, 30.3, 60, 121),
         _gpu("T4", 16, 320, 8.1, 8.1, 65),  # float16 in the place of bfloat16
-        _core("x86-core", 12, 80, "AVX-512 at 2.5 GHz: 32 operations a cycle"),
+        _core("x86-core", 12, 160, "AVX-512 at 2.5 GHz: 64 operations a cycle"),
         _core("arm-core", 12, 48, "Neoverse at 3 GHz: 16 operations a cycle"),
         _core("laptop-core", 15, 50, "a laptop's core at 3 GHz"),
     )
@@ -136,11 +136,11 @@ GPU = Efficiency(
 )
 CORE = replace(
     GPU,
-    gemm=Estimate.about(0.70, 0.2, "products of float32 on one core"),
+    gemm=Estimate.about(0.60, 0.2, "products of float32 on one core"),
     attention=Estimate.about(0.40, 0.3, "products of small matrices on one core"),
     stream=Estimate.about(0.60, 0.3, "a core's copy"),
-    gather=Estimate.about(0.35, 0.3, "rows on one core"),
-    row=Estimate.about(60e-9, 0.4, "rows of 16 numbers on one core: 87 ns an id, with bytes"),
+    gather=Estimate.about(0.50, 0.3, "rows on one core"),
+    row=Estimate.about(45e-9, 0.4, "rows of 16 numbers on one core: 87 ns an id, with bytes"),
     kernel=Estimate.about(2 * MICRO, 0.5, "an operation on a small tensor"),
     launch=Estimate.about(6 * MICRO, 0.3, "PyTorch's operations, forward or backward"),
 )
