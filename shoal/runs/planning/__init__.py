@@ -6,4 +6,8 @@ prediction.py  what is answered; timing.py: milliseconds of a step (links.py, ro
 choosing.py    which strategy, what limits it, what to change
 compare.py     a prediction beside what a run measured
 memory.py      what rows take of this machine
+simulate.py    queues, stragglers and barriers; failures.py: long jobs; simulated.py: of a plan
+measure.py     what this machine reaches; measured_cluster.py: as a cluster's file
+jobs.py        the plan's job for a scheduler
+page.py        a plan as a page; scaling.py: on more hosts
 """

@@ -16,19 +16,12 @@ from shoal.runs.planning.failures import (
     simulate_elastic,
     young_interval,
 )
+from shoal.runs.planning.links import Reach, Step, between_hosts, over
 from shoal.runs.planning.prediction import Layout, Prediction
+from shoal.runs.planning.row_time import ID, _on_cores, _read, _server_cores, _update
 from shoal.runs.planning.showing import Plan, duration
 from shoal.runs.planning.simulate import ServedJob, ServedTimes, simulate_servers
-from shoal.runs.planning.timing import (
-    Reach,
-    Step,
-    _on_cores,
-    _over,
-    _read,
-    _server_cores,
-    _update,
-    step_of,
-)
+from shoal.runs.planning.timing import step_of
 from shoal.runs.planning.work import Work
 
 START = 90.0  # seconds until processes are started again and have read the data, an assumption
@@ -198,10 +191,10 @@ def served_job(work: Work, cluster: Cluster, layout: Layout) -> ServedJob:
         _update(asked, table, on_server, mine, mine, 4)
         _read(here, table, reach, ids, table.vectors * local)
         _update(here, table, reach, ids, 0.0, 4)
-        moved += mine * (8 + table.dim * work.sent_bytes)
+        moved += mine * (ID + table.dim * work.sent_bytes)
     parameters = 4.0 * work.parameters
-    link = cluster.between if layout.hosts > 1 and cluster.between else cluster.host.inside
-    at_servers = _over(link, cluster.efficiency, moved + parameters, 0)
+    link = between_hosts(cluster, layout) if layout.hosts > 1 else cluster.host.inside
+    at_servers = over(link, cluster.efficiency, moved + parameters, 0)
     servers = max(1, layout.servers)
     pull, push = asked.seconds["rows_read"], asked.seconds["rows_updated"]
     pull += parameters / on_server.stream
@@ -213,7 +206,7 @@ def served_job(work: Work, cluster: Cluster, layout: Layout) -> ServedJob:
         pull=max(pull, at_servers),
         push=max(push, at_servers),
         shares=(1.0 / servers,) * servers,
-        travel=_over(link, cluster.efficiency, moved + parameters, 1),
+        travel=over(link, cluster.efficiency, moved + parameters, 1),
         mode=layout.mode,
         spread=cluster.efficiency.jitter.value,
     )
