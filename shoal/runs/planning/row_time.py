@@ -199,8 +199,10 @@ def _tiers(step: Step, work: Work, cluster: Cluster, layout: Layout, local: floa
     speed = 0.75 * cluster.host.to_device if layout.over == "host" else cluster.host.disk.read
     if layout.over == "ssd":
         speed /= layout.per_host
-    step.add("rows_read", moved / speed)
-    step.hide("rows_read", sum(step.seconds[p] for p in ("dense_forward", "dense_backward")))
+    took = moved / speed
+    beside = min(took, sum(step.seconds[part] for part in ("dense_forward", "dense_backward")))
+    step.add("rows_read", took - beside)
+    step.hidden["rows_read"] = beside
 
 
 ROWS: dict[str, Callable[[Step, Work, Cluster, Layout, float], None]] = {

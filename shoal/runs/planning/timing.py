@@ -19,13 +19,13 @@ from shoal.runs.planning.work import Operations, Work
 ROOM = 0.9  # the share of a memory that a plan may fill
 
 
-def predict(work: Work, cluster: Cluster, layout: Layout) -> Prediction:
+def predict(work: Work, cluster: Cluster, layout: Layout, bars: bool = True) -> Prediction:
     """A step of a layout, with error bars: each assumption at its worse and better end, alone."""
     step = step_of(work, cluster, layout)
     seconds = sum(step.seconds.values())
     low = high = 0.0
     assumptions = []
-    for name, one in cluster.efficiency.named().items():
+    for name, one in cluster.efficiency.named().items() if bars else ():
         ends = [_with(cluster, name, value) for value in (one.low, one.high)]
         moved = [sum(step_of(work, c, layout).seconds.values()) - seconds for c in ends]
         worse, better = max(0.0, *moved), min(0.0, *moved)
@@ -33,7 +33,9 @@ def predict(work: Work, cluster: Cluster, layout: Layout) -> Prediction:
         if worse > 1e-3 * seconds:
             shown = (one.value, one.low, one.high, one.source)
             assumptions.append(Assumption(name, *shown, effect_ms=1e3 * worse))
-    bars = Range(1e3 * seconds, 1e3 * (seconds - math.sqrt(low)), 1e3 * (seconds + math.sqrt(high)))
+    step_ms = Range(
+        1e3 * seconds, 1e3 * (seconds - math.sqrt(low)), 1e3 * (seconds + math.sqrt(high))
+    )
     parts = {name: 1e3 * value for name, value in step.seconds.items()}
     device, host = memory_of(work, cluster, layout)
     # In async every worker makes steps of the whole batch.
@@ -44,7 +46,7 @@ def predict(work: Work, cluster: Cluster, layout: Layout) -> Prediction:
     return Prediction(
         layout=layout,
         batch=work.batch,
-        step=bars,
+        step=step_ms,
         parts=parts,
         hidden={name: 1e3 * value for name, value in step.hidden.items() if value > 0},
         dense_by_kind={name: 1e3 * value for name, value in step.kinds.items()},
