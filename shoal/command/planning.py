@@ -54,7 +54,7 @@ def plan(
     with importing():
         from shoal.runs.planning.choosing import Target
         from shoal.runs.planning.planned import Planned, plan_config
-        from shoal.runs.planning.showing import Plan
+        from shoal.runs.planning.showing import TimePlan
 
     where = _cluster(cluster, hosts, devices)
     wanted = None if target is None else Target.read(target)
@@ -64,7 +64,7 @@ def plan(
         compared = compare_run(compare, where if cluster else None, trust)
         return typer.echo(json.dumps(compared.facts(), indent=2) if as_json else str(compared))
     if published is not None:
-        made = Planned("", Plan.of(_published(published), where, wanted))
+        made = Planned("", TimePlan.of(_published(published), where, wanted))
     else:
         config = resolve_words(context.args).config
         made = plan_config(config, where, wanted, refuse=cluster is None)

@@ -5,5 +5,4 @@ work.py        bytes and operations of one step; counting.py: of a config's mode
 prediction.py  what is answered; timing.py: milliseconds of a step (links.py, row_time.py)
 choosing.py    which strategy, what limits it, what to change
 compare.py     a prediction beside what a run measured
-memory.py      what rows take of this machine
 """

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.config.row_rules import show_size
-from shoal.runs.planning.cluster import Cluster, Link
-from shoal.runs.planning.prediction import Layout, Place, Prediction
+from shoal.runs.planning.cluster import Cluster, NetworkLink
+from shoal.runs.planning.prediction import Place, Prediction, RunLayout
 from shoal.runs.planning.timing import ROOM, predict
 from shoal.runs.planning.work import Work
 
@@ -45,38 +45,38 @@ class Target:
         return made
 
 
-def layouts(work: Work, cluster: Cluster) -> list[Layout]:
+def layouts(work: Work, cluster: Cluster) -> list[RunLayout]:
     """What is worth a look on a cluster: every strategy on all devices, and one process."""
     host, hosts, size = cluster.host, cluster.hosts, cluster.devices
     one = 1 if host.on_gpu else host.devices
-    found = [Layout("single", threads=one)]
+    found = [RunLayout("single", threads=one)]
     if not host.on_gpu and hosts > 1:  # a process for each host is enough, its threads do the rest
         size, one = hosts, host.devices
     elif not host.on_gpu:
         one = 1
     if size > 1:
-        found.append(Layout("ddp", size, hosts, one))
+        found.append(RunLayout("ddp", size, hosts, one))
         places: list[Place] = ["row"]
         if all(table.state_bytes != 4 for table in work.tables):  # one number: of whole rows
             places.append("column")
         if len(work.tables) >= size:
             places.append("table")
-        found += [Layout("sharded", size, hosts, one, place=place) for place in places]
+        found += [RunLayout("sharded", size, hosts, one, place=place) for place in places]
         if hosts > 1:
-            found.append(Layout("sharded", size, hosts, one, place="row", groups=hosts))
+            found.append(RunLayout("sharded", size, hosts, one, place="row", groups=hosts))
     servers = max(1, hosts // 4) if hosts > 1 else 1
     workers = size if host.on_gpu else size - servers  # servers compute on cores
     if workers >= 1 and size > 1:
         workers_on = max(1, hosts - servers) if hosts > 1 and not host.on_gpu else hosts
         found += [
-            Layout("ps", workers, workers_on, one, servers=servers, mode=mode)
+            RunLayout("ps", workers, workers_on, one, servers=servers, mode=mode)
             for mode in ("sync", "async")
         ]
     room = ROOM * (host.device.memory if host.on_gpu else host.memory / max(1, size // hosts))
     share = min(1.0, 0.8 * room * size / max(1, work.table_bytes))
     if share < 1.0:
         in_host = host.on_gpu and work.table_bytes < ROOM * host.memory * hosts
-        tiers = Layout("tiers", size, hosts, one, place="row", in_memory=share)
+        tiers = RunLayout("tiers", size, hosts, one, place="row", in_memory=share)
         found.append(tiers if in_host else replace(tiers, over="ssd"))
     return found
 
@@ -115,7 +115,7 @@ def cannot_fit(least: Prediction) -> str:
 # ---- what would change --------------------------------------------------------------------------
 
 
-def _faster_link(link: Link, factor: float) -> Link:
+def _faster_link(link: NetworkLink, factor: float) -> NetworkLink:
     return replace(link, bandwidth=factor * link.bandwidth)
 
 
@@ -130,7 +130,7 @@ def _device(cluster: Cluster, **factors: float) -> Cluster:
     return replace(cluster, host=replace(host, device=device))
 
 
-def sensitivity(work: Work, cluster: Cluster, layout: Layout) -> list[tuple[str, float, float]]:
+def sensitivity(work: Work, cluster: Cluster, layout: RunLayout) -> list[tuple[str, float, float]]:
     """What if: milliseconds of a step, and samples per second against what they are now."""
     inside = _faster_link(cluster.host.inside, 0.5)
     between = None if cluster.between is None else _faster_link(cluster.between, 0.5)

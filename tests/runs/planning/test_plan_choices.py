@@ -8,7 +8,7 @@ import pytest
 
 from shoal.runs.planning.choosing import Target, choose, keys, meet, rank, sensitivity
 from shoal.runs.planning.presets import CLUSTERS
-from shoal.runs.planning.showing import Plan
+from shoal.runs.planning.showing import TimePlan
 from shoal.runs.planning.work import dlrm_dcnv2
 
 WORK = dlrm_dcnv2(55_296)
@@ -78,7 +78,7 @@ OF_A_PLAN = {
 
 
 def test_what_programs_read():
-    plan = Plan.of(WORK, EIGHT, Target(1, 120))
+    plan = TimePlan.of(WORK, EIGHT, Target(1, 120))
     facts = plan.facts()
     assert set(facts) == FACTS and facts["format"] == 1
     assert all(set(one) == OF_A_PLAN for one in facts["plans"])
@@ -87,7 +87,7 @@ def test_what_programs_read():
 
 
 def test_what_people_read():
-    told = str(Plan.of(WORK, EIGHT.of_size(8), Target(1, 120)))
+    told = str(TimePlan.of(WORK, EIGHT.of_size(8), Target(1, 120)))
     for words in ("rows updated", "exchange between hosts", "what binds: ", "batch doubled"):
         assert words in told
     assert "target 1 epochs in 2 min: " in told and "keys of this plan:" in told

@@ -7,8 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.runs.planning.cluster import Cluster, Device, Efficiency, Estimate, Host, Link
-from shoal.runs.planning.prediction import PARTS, Layout
+from shoal.runs.planning.cluster import (
+    Cluster,
+    ComputeDevice,
+    Efficiency,
+    Estimate,
+    Host,
+    NetworkLink,
+)
+from shoal.runs.planning.prediction import PARTS, RunLayout
 from shoal.runs.planning.presets import CLUSTERS
 from shoal.runs.planning.timing import predict, step_of
 from shoal.runs.planning.work import Operations, Popularity, TableWork, Work, dlrm_dcnv2, hstu
@@ -19,9 +26,9 @@ PERFECT = Efficiency(
     *(NONE, NONE, NONE),  # row, kernel, launch
     *(ONE, ONE, ONE, ONE, ONE, NONE),  # links, jitter
 )
-GPU = Device("tiny", "gpu", 1e6, 1000.0, {"float32": 100.0})  # bytes and operations a second
-HOST = Host("tiny", GPU, 2, Link("nvlink", 50.0, 0.25), 1e9, 1e9)
-CLUSTER = Cluster("tiny", HOST, 1, Link("infiniband", 20.0, 0.5), PERFECT)
+GPU = ComputeDevice("tiny", "gpu", 1e6, 1000.0, {"float32": 100.0})  # bytes and operations a second
+HOST = Host("tiny", GPU, 2, NetworkLink("nvlink", 50.0, 0.25), 1e9, 1e9)
+CLUSTER = Cluster("tiny", HOST, 1, NetworkLink("infiniband", 20.0, 0.5), PERFECT)
 TABLE = TableWork("t", 10**9, 4, 1.0, 1.0, Popularity.uniform(10**9), 16, 16)
 WORK = Work(
     name="tiny",
@@ -37,12 +44,12 @@ WORK = Work(
 )
 
 
-def seconds(layout: Layout, work: Work = WORK, cluster: Cluster = CLUSTER) -> dict[str, float]:
+def seconds(layout: RunLayout, work: Work = WORK, cluster: Cluster = CLUSTER) -> dict[str, float]:
     return step_of(work, cluster, layout).seconds
 
 
 def test_single_by_hand():
-    found = seconds(Layout("single"))
+    found = seconds(RunLayout("single"))
     # 10 samples: (300 + 100 + 200) operations at 100 a second, 400 bytes at 1000.
     assert found["dense_forward"] == pytest.approx(6.0 + 0.4)
     assert found["dense_backward"] == pytest.approx(10.0 + 0.8)
@@ -55,7 +62,7 @@ def test_single_by_hand():
 
 
 def test_sharded_by_hand():
-    found = seconds(Layout("sharded", 2, 1, place="column"))
+    found = seconds(RunLayout("sharded", 2, 1, place="column"))
     # Each has 5 samples, so 5 rows of 16 bytes; half of them are the other's. There and back.
     assert found["exchange_inside"] == pytest.approx(2 * (40 / 50 + 0.25), rel=1e-3)
     # 20 bytes of gradients, of which a ring sends 2 x 1/2, in 2 messages.
@@ -64,14 +71,14 @@ def test_sharded_by_hand():
 
 
 def test_between_hosts_by_hand():
-    found = seconds(Layout("sharded", 4, 2, place="column"), cluster=CLUSTER.of_size(2))
+    found = seconds(RunLayout("sharded", 4, 2, place="column"), cluster=CLUSTER.of_size(2))
     rows = 2.5 * 16  # bytes of a rank's rows
     assert found["exchange_inside"] == pytest.approx(2 * (rows / 2 / 50 + 0.25), rel=1e-3)
     assert found["exchange_between"] == pytest.approx(2 * (rows / 2 / 20 + 1.125 * 0.5), rel=1e-3)
 
 
 def test_ddp_by_hand():
-    found = seconds(Layout("ddp", 2, 1))
+    found = seconds(RunLayout("ddp", 2, 1))
     # 5 distinct rows of the other come: ids of 8 bytes, gradients of 16.
     assert found["exchange_inside"] == pytest.approx(5 * 24 / 50 + 0.25, rel=1e-3)
 
@@ -79,15 +86,15 @@ def test_ddp_by_hand():
 def test_launches_are_idle_time_unless_recorded():
     slow = replace(CLUSTER, efficiency=replace(PERFECT, launch=Estimate(1.0, 1.0, 1.0)))
     work = replace(WORK, forward_step=Operations(products=100.0, kernels=10))
-    assert seconds(Layout("single"), work, slow)["idle"] == pytest.approx(10 - 6.4)
-    assert seconds(Layout("single"), replace(work, recorded=True), slow)["idle"] == 0
+    assert seconds(RunLayout("single"), work, slow)["idle"] == pytest.approx(10 - 6.4)
+    assert seconds(RunLayout("single"), replace(work, recorded=True), slow)["idle"] == 0
 
 
 def test_cores_of_a_process_share_the_hosts_memory():
-    core = Device("core", "core", 0.0, 1000.0, {"float32": 100.0})
+    core = ComputeDevice("core", "core", 0.0, 1000.0, {"float32": 100.0})
     host = replace(HOST, device=core, devices=4, cores=4, bandwidth=2000.0)
     cluster = replace(CLUSTER, host=host)
-    one, four = (seconds(Layout("single", threads=n), cluster=cluster) for n in (1, 4))
+    one, four = (seconds(RunLayout("single", threads=n), cluster=cluster) for n in (1, 4))
     assert four["rows_read"] == pytest.approx(one["rows_read"] / 2)  # 2000 for all cores
     # 600 operations: 6 s on one core; 400 bytes: 0.4 s at 1000 a second.
     assert one["dense_forward"] == pytest.approx(6.4)
@@ -108,21 +115,24 @@ def test_distinct_rows():
 
 
 LAYOUTS = [
-    Layout("single"),
-    Layout("ddp", 16, 2),
-    *(Layout("sharded", 16, 2, place=place) for place in ("row", "column", "table", "replicate")),
-    Layout("sharded", 16, 2, place="row", groups=2),
-    Layout("ps", 16, 2, servers=2),
-    Layout("ps", 16, 2, servers=2, mode="async"),
-    Layout("tiers", 16, 2, place="row", in_memory=0.1),
-    Layout("tiers", 16, 2, place="row", in_memory=0.1, over="ssd"),
+    RunLayout("single"),
+    RunLayout("ddp", 16, 2),
+    *(
+        RunLayout("sharded", 16, 2, place=place)
+        for place in ("row", "column", "table", "replicate")
+    ),
+    RunLayout("sharded", 16, 2, place="row", groups=2),
+    RunLayout("ps", 16, 2, servers=2),
+    RunLayout("ps", 16, 2, servers=2, mode="async"),
+    RunLayout("tiers", 16, 2, place="row", in_memory=0.1),
+    RunLayout("tiers", 16, 2, place="row", in_memory=0.1, over="ssd"),
 ]
 WORKS = [dlrm_dcnv2(55_296), hstu(512)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda one: one.title)
 @pytest.mark.parametrize("work", WORKS, ids=lambda one: one.name)
-def test_every_layout(work: Work, layout: Layout):
+def test_every_layout(work: Work, layout: RunLayout):
     cluster = CLUSTERS["DGX-H100"].of_size(2)
     made = predict(work, cluster, layout)
     assert tuple(made.parts) == PARTS
@@ -177,14 +187,14 @@ def test_published_machines():
         ("DGX-H100", 64, 8, 135_168, 2.35),
         ("DGX-B200", 8, 1, 55_296, 2.15),
     ):
-        there, layout = CLUSTERS[cluster].of_size(hosts), Layout("sharded", gpus, hosts)
+        there, layout = CLUSTERS[cluster].of_size(hosts), RunLayout("sharded", gpus, hosts)
         made = predict(dlrm_dcnv2(batch), there, layout)
         assert made.step.value == pytest.approx(ms, rel=0.1), cluster
         assert made.fits
 
 
 def test_hstu_on_sixteen():
-    made = predict(hstu(512), CLUSTERS["DGX-H100"].of_size(2), Layout("sharded", 16, 2))
+    made = predict(hstu(512), CLUSTERS["DGX-H100"].of_size(2), RunLayout("sharded", 16, 2))
     assert made.step.value == pytest.approx(187, rel=0.1)
     published = {"attention": 79.9, "products": 43.9, "elementwise": 39.5}
     for kind, ms in published.items():
