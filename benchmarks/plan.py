@@ -23,9 +23,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shoal.runs.planning.cluster import Cluster, Efficiency, Estimate
-from shoal.runs.planning.prediction import Layout
+from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CLUSTERS
-from shoal.runs.planning.showing import Plan
+from shoal.runs.planning.showing import TimePlan
 from shoal.runs.planning.timing import predict, step_of
 from shoal.runs.planning.work import Popularity, TableWork, Work, dlrm_dcnv2, hstu
 
@@ -72,7 +72,7 @@ class Row:
     name: str
     work: Work
     cluster: Cluster
-    layout: Layout
+    layout: RunLayout
     ms: float
 
     def predicted(self, constants: Mapping[str, float]) -> float:
@@ -148,7 +148,7 @@ def published() -> None:
     rows = []
     for number, who, cluster, gpus, hosts, batch, ms in MLPERF:
         there = CLUSTERS[cluster].of_size(hosts)
-        layout = Layout("sharded", gpus, hosts)
+        layout = RunLayout("sharded", gpus, hosts)
         rows.append(Row(f"{number} {who}", dlrm_dcnv2(batch), there, layout, ms))
     judged(rows, GPU_PRIOR)
     as_shipped = [row.predicted({}) / row.ms - 1 for row in rows]
@@ -159,7 +159,7 @@ def published() -> None:
 def breakdown() -> None:
     """NVIDIA's HSTU, part by part."""
     print("## HSTU on 16 H100, NVIDIA's recsys-examples\n")
-    made = predict(hstu(16 * 32), CLUSTERS["DGX-H100"].of_size(2), Layout("sharded", 16, 2))
+    made = predict(hstu(16 * 32), CLUSTERS["DGX-H100"].of_size(2), RunLayout("sharded", 16, 2))
     parts, kinds = made.parts, made.dense_by_kind
     dense = sum(parts[name] for name in ("dense_forward", "dense_backward"))
     found = {
@@ -211,7 +211,7 @@ def paper() -> None:
         ("10T parameters on 4,096 hosts", ten_trillion(), CLUSTERS["DGX-H100"].of_size(4096)),
         ("100 hosts without GPUs, with servers", click_model(), CLUSTERS["x86-64"].of_size(100)),
     ):
-        print(f"## {title}\n\n```\n{Plan.of(work, cluster)}\n```\n")
+        print(f"## {title}\n\n```\n{TimePlan.of(work, cluster)}\n```\n")
 
 
 # ---- runs of ours -------------------------------------------------------------------------------

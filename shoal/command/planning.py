@@ -72,7 +72,7 @@ def plan(
     with importing():
         from shoal.runs.planning.choosing import Target
         from shoal.runs.planning.planned import Planned, plan_config
-        from shoal.runs.planning.showing import Plan
+        from shoal.runs.planning.showing import TimePlan
 
     if measure:
         return _measure(context.args, output)
@@ -85,7 +85,7 @@ def plan(
         return typer.echo(json.dumps(compared.facts(), indent=2) if as_json else str(compared))
     config = None
     if published is not None:
-        made = Planned("", Plan.of(_published(published), where, wanted))
+        made = Planned("", TimePlan.of(_published(published), where, wanted))
     else:
         config = resolve_words(context.args).config
         made = plan_config(config, where, wanted, refuse=cluster is None)

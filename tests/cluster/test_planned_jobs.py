@@ -11,7 +11,7 @@ from commands import ROOT, Command, result
 from ranks import free_port
 
 from shoal.runs.planning import jobs
-from shoal.runs.planning.prediction import Layout
+from shoal.runs.planning.prediction import RunLayout
 
 pytestmark = pytest.mark.slow
 # What the script asks of Slurm, where there is none: two nodes at one address.
@@ -35,7 +35,7 @@ def test_a_script_of_sbatch(
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     monkeypatch.setattr(jobs, "MEETING_PORT", free_port())
-    layout = Layout("sharded", processes=2, hosts=2)
+    layout = RunLayout("sharded", processes=2, hosts=2)
     words = (str(short), "--strategy.name=sharded")
     text = jobs.write_job("slurm", jobs.Job(layout, words, cores=1, memory=1e9))
     (tmp_path / "job.sh").write_text(text)

@@ -5,7 +5,6 @@ work.py        bytes and operations of one step; counting.py: of a config's mode
 prediction.py  what is answered; timing.py: milliseconds of a step (links.py, row_time.py)
 choosing.py    which strategy, what limits it, what to change
 compare.py     a prediction beside what a run measured
-memory.py      what rows take of this machine
 simulate.py    queues, stragglers and barriers; failures.py: long jobs; simulated.py: of a plan
 measure.py     what this machine reaches; measured_cluster.py: as a cluster's file
 jobs.py        the plan's job for a scheduler

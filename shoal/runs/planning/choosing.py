@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.config.row_rules import show_size
-from shoal.runs.planning.cluster import Cluster, Link
-from shoal.runs.planning.prediction import Layout, Place, Prediction
+from shoal.runs.planning.cluster import Cluster, NetworkLink
+from shoal.runs.planning.prediction import Place, Prediction, RunLayout
 from shoal.runs.planning.timing import ROOM, predict
 from shoal.runs.planning.work import Work
 
@@ -46,45 +45,45 @@ class Target:
         return made
 
 
-def layouts(work: Work, cluster: Cluster) -> list[Layout]:
+def layouts(work: Work, cluster: Cluster) -> list[RunLayout]:
     """What is worth a look on a cluster: every strategy on all devices, and one process."""
     host, hosts, size = cluster.host, cluster.hosts, cluster.devices
     one = 1 if host.on_gpu else host.devices
-    found = [Layout("single", threads=one)]
+    found = [RunLayout("single", threads=one)]
     if not host.on_gpu and hosts > 1:  # a process for each host is enough, its threads do the rest
         size, one = hosts, host.devices
     elif not host.on_gpu:
         one = 1
     if size > 1:
-        found.append(Layout("ddp", size, hosts, one))
+        found.append(RunLayout("ddp", size, hosts, one))
         places: list[Place] = ["row"]
         if all(table.state_bytes != 4 for table in work.tables):  # one number: of whole rows
             places.append("column")
         if len(work.tables) >= size:
             places.append("table")
-        found += [Layout("sharded", size, hosts, one, place=place) for place in places]
+        found += [RunLayout("sharded", size, hosts, one, place=place) for place in places]
         if hosts > 1:
-            found.append(Layout("sharded", size, hosts, one, place="row", groups=hosts))
+            found.append(RunLayout("sharded", size, hosts, one, place="row", groups=hosts))
     servers = max(1, hosts // 4) if hosts > 1 else 1
     workers = size if host.on_gpu else size - servers  # servers compute on cores
     if workers >= 1 and size > 1:
         workers_on = max(1, hosts - servers) if hosts > 1 and not host.on_gpu else hosts
         found += [
-            Layout("ps", workers, workers_on, one, servers=servers, mode=mode)
+            RunLayout("ps", workers, workers_on, one, servers=servers, mode=mode)
             for mode in ("sync", "async")
         ]
     room = ROOM * (host.device.memory if host.on_gpu else host.memory / max(1, size // hosts))
     share = min(1.0, 0.8 * room * size / max(1, work.table_bytes))
     if share < 1.0:
         in_host = host.on_gpu and work.table_bytes < ROOM * host.memory * hosts
-        tiers = Layout("tiers", size, hosts, one, place="row", in_memory=share)
+        tiers = RunLayout("tiers", size, hosts, one, place="row", in_memory=share)
         found.append(tiers if in_host else replace(tiers, over="ssd"))
     return found
 
 
-def rank(work: Work, cluster: Cluster) -> list[Prediction]:
+def rank(work: Work, cluster: Cluster, bars: bool = True) -> list[Prediction]:
     """All layouts, those that fit first, then by the time of an epoch."""
-    every = [predict(work, cluster, layout) for layout in layouts(work, cluster)]
+    every = [predict(work, cluster, layout, bars) for layout in layouts(work, cluster)]
     return sorted(every, key=lambda one: (not one.fits, one.epoch_seconds))
 
 
@@ -116,8 +115,8 @@ def cannot_fit(least: Prediction) -> str:
 # ---- what would change --------------------------------------------------------------------------
 
 
-def _faster_link(link: Link | None, factor: float) -> Link | None:
-    return None if link is None else replace(link, bandwidth=factor * link.bandwidth)
+def _faster_link(link: NetworkLink, factor: float) -> NetworkLink:
+    return replace(link, bandwidth=factor * link.bandwidth)
 
 
 def _device(cluster: Cluster, **factors: float) -> Cluster:
@@ -131,21 +130,22 @@ def _device(cluster: Cluster, **factors: float) -> Cluster:
     return replace(cluster, host=replace(host, device=device))
 
 
-def sensitivity(work: Work, cluster: Cluster, layout: Layout) -> list[tuple[str, float, float]]:
+def sensitivity(work: Work, cluster: Cluster, layout: RunLayout) -> list[tuple[str, float, float]]:
     """What if: milliseconds of a step, and samples per second against what they are now."""
-    now = predict(work, cluster, layout).samples_per_second
-    inside = replace(cluster.host.inside, bandwidth=0.5 * cluster.host.inside.bandwidth)
-    halved = replace(cluster.host, inside=inside)
-    changes: dict[str, Callable[[], Prediction]] = {
-        "batch doubled": lambda: predict(work.of_batch(2 * work.batch), cluster, layout),
-        "batch halved": lambda: predict(work.of_batch(max(1, work.batch // 2)), cluster, layout),
-        "links inside at half": lambda: predict(work, replace(cluster, host=halved), layout),
-        "links between hosts at half": lambda: predict(
-            work, replace(cluster, between=_faster_link(cluster.between, 0.5)), layout
+    inside = _faster_link(cluster.host.inside, 0.5)
+    between = None if cluster.between is None else _faster_link(cluster.between, 0.5)
+    changes = {
+        "batch doubled": (work.of_batch(2 * work.batch), cluster, layout),
+        "batch halved": (work.of_batch(max(1, work.batch // 2)), cluster, layout),
+        "links inside at half": (
+            work,
+            replace(cluster, host=replace(cluster.host, inside=inside)),
+            layout,
         ),
-        "memory bandwidth doubled": lambda: predict(work, _device(cluster, bandwidth=2.0), layout),
-        "operations doubled": lambda: predict(work, _device(cluster, flops=2.0), layout),
-        "rows of half the bytes": lambda: predict(_half_rows(work), cluster, layout),
+        "links between hosts at half": (work, replace(cluster, between=between), layout),
+        "memory bandwidth doubled": (work, _device(cluster, bandwidth=2.0), layout),
+        "operations doubled": (work, _device(cluster, flops=2.0), layout),
+        "rows of half the bytes": (_half_rows(work), cluster, layout),
     }
     if layout.hosts == 1:
         del changes["links between hosts at half"]
@@ -153,9 +153,9 @@ def sensitivity(work: Work, cluster: Cluster, layout: Layout) -> list[tuple[str,
         del changes["links inside at half"]
     if layout.strategy != "single" and cluster.between is not None:
         twice = replace(layout, processes=2 * layout.processes, hosts=2 * layout.hosts)
-        more = cluster.of_size(2 * cluster.hosts)
-        changes["hosts doubled"] = lambda: predict(work, more, twice)
-    made = {name: change() for name, change in changes.items()}
+        changes["hosts doubled"] = (work, cluster.of_size(2 * cluster.hosts), twice)
+    now = predict(work, cluster, layout, bars=False).samples_per_second
+    made = {name: predict(*change, bars=False) for name, change in changes.items()}
     return [(name, p.step.value, p.samples_per_second / now) for name, p in made.items()]
 
 
@@ -190,7 +190,7 @@ def meet(work: Work, cluster: Cluster, target: Target) -> tuple[Prediction, Clus
     hosts = 1
     while hosts <= (MOST_HOSTS if cluster.between is not None else 1):
         there = cluster.of_size(hosts)
-        ranking = [one for one in rank(work, there) if one.fits]
+        ranking = [one for one in rank(work, there, bars=False) if one.fits]
         if ranking:
             best = choose(ranking)
             if target.epochs * best.epoch_seconds <= target.seconds:

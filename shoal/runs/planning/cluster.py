@@ -32,7 +32,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Device:
+class ComputeDevice:
     """What a process computes on: a GPU, or a core."""
 
     name: str
@@ -44,7 +44,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Link:
+class NetworkLink:
     """Between devices of a host, or between hosts: what each device may send, each way at once."""
 
     kind: LinkKind
@@ -67,9 +67,9 @@ class Host:
     """One machine."""
 
     name: str
-    device: Device
+    device: ComputeDevice
     devices: int
-    inside: Link
+    inside: NetworkLink
     memory: float = 0.0
     bandwidth: float = 0.0  # of its memory, all cores together
     cores: int = 1
@@ -103,7 +103,7 @@ class Efficiency:
     memory: Estimate  # between processes of a host, through its memory
     jitter: Estimate  # by which share the step of one device differs from that of another
 
-    def link(self, link: Link) -> Estimate:
+    def link(self, link: NetworkLink) -> Estimate:
         """What is reached of a link."""
         found: Estimate = getattr(self, link.kind)
         return found
@@ -120,7 +120,7 @@ class Cluster:
     name: str
     host: Host
     hosts: int
-    between: Link | None
+    between: NetworkLink | None
     efficiency: Efficiency
 
     @property

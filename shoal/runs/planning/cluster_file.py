@@ -23,12 +23,12 @@ from shoal.runs.planning.cluster import (
     LINKS,
     PRECISIONS,
     Cluster,
-    Device,
+    ComputeDevice,
     Disk,
     Efficiency,
     Estimate,
     Host,
-    Link,
+    NetworkLink,
 )
 from shoal.runs.planning.presets import CLUSTERS, DEVICES, EFFICIENCY, HOSTS
 
@@ -51,8 +51,8 @@ QUANTITIES = {
 SECONDS = ("row", "kernel", "launch")  # of efficiency
 MAY_BE_ZERO = ("latency", "price")
 REQUIRED = {
-    Device: ("bandwidth", "flops"),
-    Link: ("kind", "bandwidth"),
+    ComputeDevice: ("bandwidth", "flops"),
+    NetworkLink: ("kind", "bandwidth"),
     Host: ("devices", "inside", "memory", "bandwidth"),
     Disk: (),
 }
@@ -108,7 +108,7 @@ def _cluster(given: Mapping[str, Any], place: str) -> Cluster:
         raise ConfigError(f"{place}: host is missing; give a preset's name or its parts")
     between = base.between if base is not None else None
     if given.get("between") is not None:
-        between = _part(Link, given["between"], f"{place}: between", between)
+        between = _part(NetworkLink, given["between"], f"{place}: between", between)
     efficiency = base.efficiency if base is not None else EFFICIENCY[host.device.kind]
     efficiency = _efficiency(given.get("efficiency", {}), efficiency, f"{place}: efficiency")
     hosts = read_quantity(given.get("hosts", 1), "count", f"{place}: hosts")
@@ -128,12 +128,12 @@ def _host(given: object, key: str) -> Host:
         inner = dict(_mapping(device, f"{key}.device"))
         first = inner.pop("preset", None)
         start = _preset(first, DEVICES, f"{key}.device.preset") if first is not None else None
-        device = _part(Device, inner, f"{key}.device", start)
+        device = _part(ComputeDevice, inner, f"{key}.device", start)
     elif base is not None:
         device = base.device
     else:
         raise ConfigError(f"{key}.device is missing; devices: {', '.join(DEVICES)}")
-    for name, kind in (("inside", Link), ("disk", Disk)):
+    for name, kind in (("inside", NetworkLink), ("disk", Disk)):
         if name in given:
             given[name] = _part(kind, given[name], f"{key}.{name}", base and getattr(base, name))
     start = replace(base, device=device) if base is not None else None
@@ -150,7 +150,7 @@ def _part(kind: type, given: object, key: str, base: Any = None) -> Any:
     missing = [name for name in REQUIRED[kind] if name not in made]
     if missing:
         raise ConfigError(f"{key}.{missing[0]} is missing; give it, or begin with a preset")
-    return kind(**({} if kind in (Link, Disk) else {"name": "own"}) | made)
+    return kind(**({} if kind in (NetworkLink, Disk) else {"name": "own"}) | made)
 
 
 def _value(kind: type, name: str, given: object, key: str) -> Any:
@@ -158,7 +158,7 @@ def _value(kind: type, name: str, given: object, key: str) -> Any:
     if name in QUANTITIES:
         return read_quantity(given, QUANTITIES[name], key, name in MAY_BE_ZERO)
     if name == "kind":
-        known = LINKS if kind is Link else ("gpu", "core")
+        known = LINKS if kind is NetworkLink else ("gpu", "core")
         if given not in known:
             near = did_you_mean(str(given), known)
             raise ConfigError(f"{key}: given {given!r}; one of {', '.join(known)}{near}")

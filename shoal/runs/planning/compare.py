@@ -19,7 +19,7 @@ from shoal.config.schema import Config
 from shoal.embedding.placements.planner import in_columns
 from shoal.runs.planning.cluster import Cluster
 from shoal.runs.planning.counting import count_work
-from shoal.runs.planning.prediction import Layout, Prediction
+from shoal.runs.planning.prediction import Prediction, RunLayout
 from shoal.runs.planning.presets import this_machine
 from shoal.runs.planning.timing import predict
 from shoal.runs.report.reading import MOST_BYTES, inner, number
@@ -85,7 +85,7 @@ class Comparison:
         return f"{where}\n{in_columns(lines, left=(0,))}\n{bars}"
 
 
-def layout_of(config: Config, cluster: Cluster) -> Layout:
+def layout_of(config: Config, cluster: Cluster) -> RunLayout:
     """The layout that a config asks for."""
     launch, strategy = config.launch, config.strategy
     size = max(1, launch.nproc, launch.world_size)
@@ -100,7 +100,7 @@ def layout_of(config: Config, cluster: Cluster) -> Layout:
         name = "tiers"
     servers = max(1, launch.servers, len(strategy.ps.addresses)) if name == "ps" else 0
     mode = "sync" if strategy.ps.mode == "sync" else "async"
-    return Layout(
+    return RunLayout(
         *(name, size, hosts, threads),  # type: ignore[arg-type]
         place=strategy.place,
         servers=servers,

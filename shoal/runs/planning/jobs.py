@@ -16,7 +16,7 @@ import yaml
 
 from shoal.config.errors import ConfigError, did_you_mean
 from shoal.runs.planning.cluster import Cluster
-from shoal.runs.planning.prediction import Layout
+from shoal.runs.planning.prediction import RunLayout
 
 MEETING_PORT, WORKER_PORT, SERVER_PORT = 5678, 6170, 6180
 SECRET = "SHOAL_SECRET=$(head -c 32 /dev/urandom | base64)"
@@ -27,7 +27,7 @@ NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 class Job:
     """A run with the layout that a plan chose."""
 
-    layout: Layout
+    layout: RunLayout
     words: tuple[str, ...]  # what follows `shoal train`: configs and keys, those of the plan too
     cores: int  # of a host
     memory: float  # bytes of a host
@@ -72,7 +72,7 @@ PLACES = (
 )
 
 
-def job_of(layout: Layout, cluster: Cluster, words: Sequence[str], **more: Any) -> Job:
+def job_of(layout: RunLayout, cluster: Cluster, words: Sequence[str], **more: Any) -> Job:
     """The job of a layout on hosts of a cluster."""
     host = cluster.host
     gpus = min(layout.per_host, host.devices) if host.on_gpu else 0

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from shoal.runs.planning.cluster import Cluster, Efficiency, Link
-from shoal.runs.planning.prediction import PARTS, Layout
+from shoal.runs.planning.cluster import Cluster, Efficiency, NetworkLink
+from shoal.runs.planning.prediction import PARTS, RunLayout
 from shoal.runs.planning.work import Work
 
 
 @dataclass
-class Step:
+class StepTime:
     """Seconds by part, while they are added up."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -47,7 +47,7 @@ class Reach:
     launch: float  # seconds of the host for an operation; 0: steps are recorded
 
     @classmethod
-    def of(cls, work: Work, cluster: Cluster, layout: Layout) -> Reach:
+    def of(cls, work: Work, cluster: Cluster, layout: RunLayout) -> Reach:
         """Of one process of a layout."""
         host, device, rate = cluster.host, cluster.host.device, cluster.efficiency
         peak = device.flops.get(work.precision) or device.flops["float32"]
@@ -68,7 +68,7 @@ class Reach:
         )
 
 
-def between_hosts(cluster: Cluster, layout: Layout) -> Link:
+def between_hosts(cluster: Cluster, layout: RunLayout) -> NetworkLink:
     """What a process has of the link to other hosts: its device's, or its share of the host's."""
     link = cluster.between
     assert link is not None, "Cluster.of_size refuses hosts without a link"
@@ -77,12 +77,12 @@ def between_hosts(cluster: Cluster, layout: Layout) -> Link:
     )
 
 
-def over(link: Link, rate: Efficiency, bytes_: float, messages: float) -> float:
+def over(link: NetworkLink, rate: Efficiency, bytes_: float, messages: float) -> float:
     """Seconds of bytes over a link, in so many messages one after the other."""
     return bytes_ / (link.bandwidth * rate.link(link).value) + messages * link.latency
 
 
-def all_to_all(step: Step, cluster: Cluster, layout: Layout, bytes_: float) -> None:
+def all_to_all(step: StepTime, cluster: Cluster, layout: RunLayout, bytes_: float) -> None:
     """Every process sends its share of `bytes_` to every other; between hosts by way of its host.
 
     What goes to another host is brought together inside first, so that a device sends one message
@@ -103,7 +103,7 @@ def all_to_all(step: Step, cluster: Cluster, layout: Layout, bytes_: float) -> N
         )
 
 
-def all_gather(step: Step, cluster: Cluster, layout: Layout, bytes_: float) -> None:
+def all_gather(step: StepTime, cluster: Cluster, layout: RunLayout, bytes_: float) -> None:
     """Every process receives `bytes_` of every other one."""
     inside, hosts = layout.per_host, layout.hosts
     if hosts > 1:
@@ -119,7 +119,7 @@ def all_gather(step: Step, cluster: Cluster, layout: Layout, bytes_: float) -> N
 
 
 def all_reduce(
-    step: Step, cluster: Cluster, layout: Layout, bytes_: float, part: str = "all_reduce"
+    step: StepTime, cluster: Cluster, layout: RunLayout, bytes_: float, part: str = "all_reduce"
 ) -> None:
     """A sum over all processes: scattered inside a host, then between hosts, then gathered."""
     inside, hosts = layout.per_host, layout.hosts

@@ -19,18 +19,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from shoal.config.schema import Config, LaunchSection, StrategySection
+from shoal.config.schema import Config, LaunchSection
 from shoal.embedding.engines.local import make_engines
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Table
-from shoal.embedding.service import RowService
 from shoal.launch.hosts import scratch_folder
 from shoal.launch.ranks import launch
-from shoal.runs.build import build
 from shoal.runs.planning import measure_links
-from shoal.runs.planning.counting import CountedRows, StepCounter
-from shoal.training.strategy import Strategy
-from shoal.world.world import World
+from shoal.runs.planning.counting import parts_of
 
 DIMS = (16, 64, 128)
 # Rows in, inputs, outputs of a linear layer, where no model says.
@@ -129,24 +125,9 @@ def measure(
     return found
 
 
-class _WithoutRows(Strategy):
-    """Sets a model up; lookups are answered with rows of one value."""
-
-    name = "plan"
-
-    def make_rows(self, tables: dict[str, Table]) -> RowService:
-        return CountedRows(tables, StepCounter())
-
-    def update(self, sums: object, lr: float) -> torch.Tensor:
-        raise NotImplementedError  # nothing is trained
-
-
 def shapes_of(config: Config, most: int = 8) -> list[Shape]:
     """Linear layers of a config's model with its batch, largest first; SHAPES if it has none."""
-    alone = config.model_copy(update={"strategy": StrategySection(name="single")})
-    parts = build(
-        alone, World(torch.device("cpu")), lambda section, world, wait: _WithoutRows(world)
-    )
+    parts = parts_of(config)
     batch = min(8192, config.samples_per_step(1))
     found = {(batch, *one.shape[::-1]) for one in parts.strategy.dense if one.dim() == 2}
     some = [shape for shape in found if min(shape) > 1]

@@ -14,7 +14,7 @@ from shoal.runs.planning.choosing import advice, keys
 from shoal.runs.planning.cluster import Cluster
 from shoal.runs.planning.prediction import PARTS, Prediction
 from shoal.runs.planning.scaling import Curves
-from shoal.runs.planning.showing import NAMES, Plan, duration
+from shoal.runs.planning.showing import NAMES, TimePlan, duration
 from shoal.runs.planning.simulated import Simulated
 from shoal.runs.planning.work import Work
 
@@ -41,7 +41,7 @@ COLOURS = {
 class PlanPage:
     """What a page shows."""
 
-    plan: Plan
+    plan: TimePlan
     scaling: Mapping[str, Curves]
     simulated: Simulated | None = None
 

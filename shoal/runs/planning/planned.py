@@ -12,9 +12,9 @@ from shoal.runs.build import Parts
 from shoal.runs.planning.choosing import Target
 from shoal.runs.planning.cluster import Cluster
 from shoal.runs.planning.counting import count_work, parts_of
-from shoal.runs.planning.memory import Machine, plan_tables_of
-from shoal.runs.planning.showing import Plan
+from shoal.runs.planning.showing import TimePlan
 from shoal.runs.planning.simulated import Simulated
+from shoal.runs.row_memory import Machine, plan_tables_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Planned:
     """Both, as text and as facts."""
 
     memory: str  # of the config's own strategy, on one host
-    time: Plan | None  # None: the model has no steps
+    time: TimePlan | None  # None: the model has no steps
     simulated: Simulated | None = None
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ def plan_config(
         memory = str(error)
     if not parts.model.trainable:
         return Planned(f"{memory}\n{config.model.title} is solved in closed form: no steps", None)
-    return Planned(memory, Plan.of(count_work(config, parts), cluster, target))
+    return Planned(memory, TimePlan.of(count_work(config, parts), cluster, target))
 
 
 def _memory(config: Config, parts: Parts, machine: Machine, on_gpu: bool) -> str:

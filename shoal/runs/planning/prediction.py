@@ -25,7 +25,7 @@ Place = Literal["row", "column", "table", "replicate", "auto"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class RunLayout:
     """A strategy on so many processes."""
 
     strategy: StrategyName
@@ -43,7 +43,7 @@ class Layout:
     def title(self) -> str:
         """As tables show it.
 
-        >>> Layout("sharded", 64, 8, place="row", groups=8).title
+        >>> RunLayout("sharded", 64, 8, place="row", groups=8).title
         'sharded by row, 8 groups'
         """
         if self.strategy == "sharded":
@@ -86,7 +86,7 @@ class Assumption:
 class Prediction:
     """One layout on one cluster: times in milliseconds of a step, bytes of one device."""
 
-    layout: Layout
+    layout: RunLayout
     batch: int
     step: Range
     parts: Mapping[str, float]  # by PARTS; they add up to step.value

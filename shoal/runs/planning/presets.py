@@ -10,7 +10,15 @@ from dataclasses import replace
 
 import torch
 
-from shoal.runs.planning.cluster import Cluster, Device, Disk, Efficiency, Estimate, Host, Link
+from shoal.runs.planning.cluster import (
+    Cluster,
+    ComputeDevice,
+    Disk,
+    Efficiency,
+    Estimate,
+    Host,
+    NetworkLink,
+)
 
 SHEET = "data sheet"
 FITTED = "fitted to eight published runs of MLPerf (benchmarks/plan.py)"
@@ -19,16 +27,16 @@ TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 
 def _gpu(
     name: str, memory: float, bandwidth: float, float32: float, tf32: float, bfloat16: float
-) -> Device:
+) -> ComputeDevice:
     """Memory in GB, bandwidth in GB/s, dense peaks in TFLOPS (without sparsity)."""
     peaks = {"float32": float32, "tf32": tf32, "bfloat16": bfloat16}
     flops = {key: value * TERA for key, value in peaks.items()}
-    return Device(name, "gpu", memory * GIGA, bandwidth * GIGA, flops, SHEET)
+    return ComputeDevice(name, "gpu", memory * GIGA, bandwidth * GIGA, flops, SHEET)
 
 
-def _core(name: str, bandwidth: float, gflops: float, source: str) -> Device:
+def _core(name: str, bandwidth: float, gflops: float, source: str) -> ComputeDevice:
     flops = {"float32": gflops * GIGA, "tf32": gflops * GIGA, "bfloat16": gflops * GIGA}
-    return Device(name, "core", 0.0, bandwidth * GIGA, flops, source)
+    return ComputeDevice(name, "core", 0.0, bandwidth * GIGA, flops, source)
 
 
 DEVICES = {
@@ -56,32 +64,37 @@ DEVICES = {
 }
 
 
-def nvlink(gigabytes: float) -> Link:
+def nvlink(gigabytes: float) -> NetworkLink:
     """Each way, of a device: half of what data sheets state, which is both ways."""
-    return Link("nvlink", gigabytes * GIGA, 3 * MICRO)
+    return NetworkLink("nvlink", gigabytes * GIGA, 3 * MICRO)
 
 
-def pcie(gigabytes: float) -> Link:
+def pcie(gigabytes: float) -> NetworkLink:
     """Each way, of a device."""
-    return Link("pcie", gigabytes * GIGA, 8 * MICRO)
+    return NetworkLink("pcie", gigabytes * GIGA, 8 * MICRO)
 
 
-def infiniband(gigabits: float) -> Link:
+def infiniband(gigabits: float) -> NetworkLink:
     """Each way, of a device."""
-    return Link("infiniband", gigabits * GIGA / 8, 6 * MICRO)
+    return NetworkLink("infiniband", gigabits * GIGA / 8, 6 * MICRO)
 
 
-def ethernet(gigabits: float) -> Link:
+def ethernet(gigabits: float) -> NetworkLink:
     """Each way, of a device."""
-    return Link("ethernet", gigabits * GIGA / 8, 25 * MICRO)
+    return NetworkLink("ethernet", gigabits * GIGA / 8, 25 * MICRO)
 
 
-IN_MEMORY = Link("memory", 10 * GIGA, 20 * MICRO)
+IN_MEMORY = NetworkLink("memory", 10 * GIGA, 20 * MICRO)
 NVME = Disk(30 * TERA, 24 * GIGA, 12 * GIGA)
 
 
 def _gpus(
-    name: str, device: str, link: Link, price: float, memory: float = 2.0, to_device: float = 55
+    name: str,
+    device: str,
+    link: NetworkLink,
+    price: float,
+    memory: float = 2.0,
+    to_device: float = 55,
 ) -> Host:
     """Eight GPUs and two CPUs with `memory` TB."""
     return Host(

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shoal.runs.planning.cluster import Cluster
-from shoal.runs.planning.links import Reach, Step, all_gather, all_to_all, between_hosts, over
-from shoal.runs.planning.prediction import Layout
+from shoal.runs.planning.links import Reach, StepTime, all_gather, all_to_all, between_hosts, over
+from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CORE, DEVICES
 from shoal.runs.planning.work import TableWork, Work
 
@@ -17,31 +17,31 @@ SORTED = 64  # bytes that sorting moves for an id
 ID = 8  # bytes of an id that travels
 
 
-def _read(step: Step, table: TableWork, reach: Reach, ids: float, vectors: float) -> None:
+def _read(step: StepTime, table: TableWork, reach: Reach, ids: float, vectors: float) -> None:
     """Rows of so many ids, written as so many vectors."""
     moved = ids * (ID + table.value_bytes) + vectors * 4 * table.dim
     step.add("rows_read", moved / reach.gather + ids * (reach.row + table.id_seconds) / 3)
 
 
 def _update(
-    step: Step, table: TableWork, reach: Reach, ids: float, distinct: float, width: int
+    step: StepTime, table: TableWork, reach: Reach, ids: float, distinct: float, width: int
 ) -> None:
     """Gradients of ids are sorted and summed, and distinct rows are written; width: of a number."""
     moved = ids * (SORTED + width * table.dim) + 2 * distinct * table.row_bytes
     step.add("rows_updated", moved / reach.gather + ids * (reach.row + table.id_seconds) * 2 / 3)
 
 
-def _whole(step: Step, table: TableWork, reach: Reach, share: float) -> None:
+def _whole(step: StepTime, table: TableWork, reach: Reach, share: float) -> None:
     """A table that every step reads and updates whole; its products count as dense ones."""
     step.add("rows_updated", share * table.rows * 2 * table.row_bytes / reach.stream)
 
 
-def _row_kernels(step: Step, reach: Reach) -> None:
+def _row_kernels(step: StepTime, reach: Reach) -> None:
     for part, count in ROW_KERNELS.items():
         step.add(part, count * max(reach.kernel, reach.launch))
 
 
-def _single(step: Step, work: Work, cluster: Cluster, layout: Layout, local: float) -> None:
+def _single(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
     """All rows are here."""
     reach = Reach.of(work, cluster, layout)
     for table in work.tables:
@@ -54,7 +54,7 @@ def _single(step: Step, work: Work, cluster: Cluster, layout: Layout, local: flo
     _row_kernels(step, reach)
 
 
-def _ddp(step: Step, work: Work, cluster: Cluster, layout: Layout, local: float) -> None:
+def _ddp(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
     """All rows are everywhere; every process applies the gradients of all."""
     reach, size = Reach.of(work, cluster, layout), layout.processes
     travels = 0.0
@@ -74,7 +74,7 @@ def _ddp(step: Step, work: Work, cluster: Cluster, layout: Layout, local: float)
     _row_kernels(step, reach)
 
 
-def _sharded(step: Step, work: Work, cluster: Cluster, layout: Layout, local: float) -> None:
+def _sharded(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
     """Each row has one owner in its group; ids go there a step ahead, rows and gradients now."""
     reach, group = Reach.of(work, cluster, layout), layout.processes // layout.groups
     owners = _group_of(layout, group)
@@ -104,7 +104,7 @@ def _sharded(step: Step, work: Work, cluster: Cluster, layout: Layout, local: fl
     if group > 1:
         for _ in range(2):  # rows, and their gradients
             all_to_all(step, cluster, owners, rows)
-        ahead = Step()
+        ahead = StepTime()
         all_to_all(ahead, cluster, owners, work.ids * local * ID)
         step.hidden["exchange_inside"] = ahead.seconds["exchange_inside"]
         step.hidden["exchange_between"] = ahead.seconds["exchange_between"]
@@ -119,13 +119,13 @@ def _sharded(step: Step, work: Work, cluster: Cluster, layout: Layout, local: fl
     _row_kernels(step, reach)
 
 
-def _group_of(layout: Layout, group: int) -> Layout:
+def _group_of(layout: RunLayout, group: int) -> RunLayout:
     """The processes that one group of a layout has, as a layout."""
     hosts = max(1, group // layout.per_host)
     return replace(layout, processes=group, hosts=min(hosts, layout.hosts), groups=1)
 
 
-def _skew(layout: Layout, table: TableWork, size: int, distinct: float) -> float:
+def _skew(layout: RunLayout, table: TableWork, size: int, distinct: float) -> float:
     """How much more than the mean the fullest owner has: by chance, or by what cannot be cut."""
     by_chance = math.sqrt(2 * math.log(max(size, 2)) * size / max(distinct, size))
     if layout.place == "column":
@@ -135,13 +135,13 @@ def _skew(layout: Layout, table: TableWork, size: int, distinct: float) -> float
     return 1.0 + by_chance
 
 
-def _served(step: Step, work: Work, cluster: Cluster, layout: Layout, local: float) -> None:
+def _served(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
     """Servers hold rows and dense parameters; workers pull, compute and push."""
     servers, workers = max(1, layout.servers), layout.processes
     reach = Reach.of(work, cluster, replace(layout, threads=max(1, layout.threads)))
     on_server = Reach.of(work, _on_cores(cluster), replace(layout, threads=_server_cores(cluster)))
     link = between_hosts(cluster, layout) if layout.hosts > 1 else cluster.host.inside
-    at_servers, pulled = Step(), 0.0
+    at_servers, pulled = StepTime(), 0.0
     for table in work.tables:
         ids = table.ids * local
         mine = float(table.rows) if table.whole else table.popularity.distinct(ids)
@@ -185,7 +185,7 @@ def _server_cores(cluster: Cluster) -> int:
     return max(1, cluster.host.cores // max(1, cluster.host.devices if cluster.host.on_gpu else 1))
 
 
-def _tiers(step: Step, work: Work, cluster: Cluster, layout: Layout, local: float) -> None:
+def _tiers(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
     """As `sharded` (or `single`); rows that are not in memory come, and others go, beside it."""
     (_single if layout.processes == 1 else _sharded)(step, work, cluster, layout, local)
     moved = 0.0
@@ -199,11 +199,13 @@ def _tiers(step: Step, work: Work, cluster: Cluster, layout: Layout, local: floa
     speed = 0.75 * cluster.host.to_device if layout.over == "host" else cluster.host.disk.read
     if layout.over == "ssd":
         speed /= layout.per_host
-    step.add("rows_read", moved / speed)
-    step.hide("rows_read", sum(step.seconds[p] for p in ("dense_forward", "dense_backward")))
+    took = moved / speed
+    beside = min(took, sum(step.seconds[part] for part in ("dense_forward", "dense_backward")))
+    step.add("rows_read", took - beside)
+    step.hidden["rows_read"] = beside
 
 
-ROWS: dict[str, Callable[[Step, Work, Cluster, Layout, float], None]] = {
+ROWS: dict[str, Callable[[StepTime, Work, Cluster, RunLayout, float], None]] = {
     "single": _single,
     "ddp": _ddp,
     "sharded": _sharded,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.runs.planning.choosing import MOST_HOSTS, layouts
 from shoal.runs.planning.cluster import Cluster
-from shoal.runs.planning.prediction import Layout
+from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.timing import ROOM, memory_of, step_of
 from shoal.runs.planning.work import Work
 
@@ -27,20 +27,20 @@ def scaling(work: Work, cluster: Cluster) -> dict[str, Curves]:
     return found
 
 
-def samples_per_second(work: Work, cluster: Cluster, layout: Layout) -> float:
+def samples_per_second(work: Work, cluster: Cluster, layout: RunLayout) -> float:
     """As `predict` has it, without its error bars."""
     batches = layout.processes if layout.strategy == "ps" and layout.mode == "async" else 1
     return batches * work.batch / sum(step_of(work, cluster, layout).seconds.values())
 
 
-def fits(work: Work, cluster: Cluster, layout: Layout) -> bool:
+def fits(work: Work, cluster: Cluster, layout: RunLayout) -> bool:
     """Whether every memory has room."""
     device, host = memory_of(work, cluster, layout)
     enough = not cluster.host.on_gpu or device <= ROOM * cluster.host.device.memory
     return enough and host <= ROOM * cluster.host.memory
 
 
-def _name(layout: Layout) -> str:
+def _name(layout: RunLayout) -> str:
     """The same for any number of hosts."""
     if layout.strategy == "sharded":
         return f"sharded by {layout.place}" + (", a group a host" if layout.groups > 1 else "")

@@ -25,7 +25,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class TimePlan:
     """What `shoal plan` answers of time and money."""
 
     work: Work
@@ -37,7 +37,7 @@ class Plan:
     met: tuple[Prediction, Cluster] | None = None
 
     @classmethod
-    def of(cls, work: Work, cluster: Cluster, target: Target | None = None) -> Plan:
+    def of(cls, work: Work, cluster: Cluster, target: Target | None = None) -> TimePlan:
         """ValueError where no layout fits the cluster."""
         ranking = rank(work, cluster)
         best = choose(ranking)

@@ -16,10 +16,10 @@ from shoal.runs.planning.failures import (
     simulate_elastic,
     young_interval,
 )
-from shoal.runs.planning.links import Reach, Step, between_hosts, over
-from shoal.runs.planning.prediction import Layout, Prediction
+from shoal.runs.planning.links import Reach, StepTime, between_hosts, over
+from shoal.runs.planning.prediction import Prediction, RunLayout
 from shoal.runs.planning.row_time import ID, _on_cores, _read, _server_cores, _update
-from shoal.runs.planning.showing import Plan, duration
+from shoal.runs.planning.showing import TimePlan, duration
 from shoal.runs.planning.simulate import ServedJob, ServedTimes, simulate_servers
 from shoal.runs.planning.timing import step_of
 from shoal.runs.planning.work import Work
@@ -42,7 +42,7 @@ class Simulated:
     expected: float = 0.0  # batches a second that arithmetic gives the servers
 
     @classmethod
-    def of(cls, plan: Plan, epochs: float, seed: int = 0) -> Simulated:
+    def of(cls, plan: TimePlan, epochs: float, seed: int = 0) -> Simulated:
         """Of so many epochs."""
         best, cluster = plan.best, plan.cluster
         job = long_job(best, cluster, epochs)
@@ -170,20 +170,20 @@ def long_job(best: Prediction, cluster: Cluster, epochs: float) -> LongJob:
     )
 
 
-def _held(best: Prediction, layout: Layout) -> float:
+def _held(best: Prediction, layout: RunLayout) -> float:
     """Bytes of a host that a checkpoint holds: one process of ddp writes for all."""
     per_host = 1 if layout.strategy == "ddp" else layout.per_host
     return best.host_bytes if best.device_room is None else best.device_bytes * per_host
 
 
-def served_job(work: Work, cluster: Cluster, layout: Layout) -> ServedJob:
+def served_job(work: Work, cluster: Cluster, layout: RunLayout) -> ServedJob:
     """Workers and servers of a layout, by the bytes and operations that timing.py counts."""
     local = work.batch / (1 if layout.mode == "async" else layout.processes)
     dense = step_of(work, cluster, layout).seconds
     compute = dense["dense_forward"] + dense["dense_backward"]
     on_server = Reach.of(work, _on_cores(cluster), replace(layout, threads=_server_cores(cluster)))
-    reach, asked, moved = Reach.of(work, cluster, layout), Step(), 0.0
-    here = Step()
+    reach, asked, moved = Reach.of(work, cluster, layout), StepTime(), 0.0
+    here = StepTime()
     for table in work.tables:
         ids = table.ids * local
         mine = float(table.rows) if table.whole else table.popularity.distinct(ids)

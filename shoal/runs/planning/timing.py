@@ -11,21 +11,21 @@ import math
 from dataclasses import replace
 
 from shoal.runs.planning.cluster import Cluster, Estimate
-from shoal.runs.planning.links import Reach, Step, all_reduce
-from shoal.runs.planning.prediction import Assumption, Layout, Prediction, Range
+from shoal.runs.planning.links import Reach, StepTime, all_reduce
+from shoal.runs.planning.prediction import Assumption, Prediction, Range, RunLayout
 from shoal.runs.planning.row_time import ROWS
 from shoal.runs.planning.work import Operations, Work
 
 ROOM = 0.9  # the share of a memory that a plan may fill
 
 
-def predict(work: Work, cluster: Cluster, layout: Layout) -> Prediction:
+def predict(work: Work, cluster: Cluster, layout: RunLayout, bars: bool = True) -> Prediction:
     """A step of a layout, with error bars: each assumption at its worse and better end, alone."""
     step = step_of(work, cluster, layout)
     seconds = sum(step.seconds.values())
     low = high = 0.0
     assumptions = []
-    for name, one in cluster.efficiency.named().items():
+    for name, one in cluster.efficiency.named().items() if bars else ():
         ends = [_with(cluster, name, value) for value in (one.low, one.high)]
         moved = [sum(step_of(work, c, layout).seconds.values()) - seconds for c in ends]
         worse, better = max(0.0, *moved), min(0.0, *moved)
@@ -33,7 +33,9 @@ def predict(work: Work, cluster: Cluster, layout: Layout) -> Prediction:
         if worse > 1e-3 * seconds:
             shown = (one.value, one.low, one.high, one.source)
             assumptions.append(Assumption(name, *shown, effect_ms=1e3 * worse))
-    bars = Range(1e3 * seconds, 1e3 * (seconds - math.sqrt(low)), 1e3 * (seconds + math.sqrt(high)))
+    step_ms = Range(
+        1e3 * seconds, 1e3 * (seconds - math.sqrt(low)), 1e3 * (seconds + math.sqrt(high))
+    )
     parts = {name: 1e3 * value for name, value in step.seconds.items()}
     device, host = memory_of(work, cluster, layout)
     # In async every worker makes steps of the whole batch.
@@ -44,7 +46,7 @@ def predict(work: Work, cluster: Cluster, layout: Layout) -> Prediction:
     return Prediction(
         layout=layout,
         batch=work.batch,
-        step=bars,
+        step=step_ms,
         parts=parts,
         hidden={name: 1e3 * value for name, value in step.hidden.items() if value > 0},
         dense_by_kind={name: 1e3 * value for name, value in step.kinds.items()},
@@ -61,9 +63,9 @@ def predict(work: Work, cluster: Cluster, layout: Layout) -> Prediction:
     )
 
 
-def step_of(work: Work, cluster: Cluster, layout: Layout) -> Step:
+def step_of(work: Work, cluster: Cluster, layout: RunLayout) -> StepTime:
     """Seconds of the slowest process, by part."""
-    reach, step = Reach.of(work, cluster, layout), Step()
+    reach, step = Reach.of(work, cluster, layout), StepTime()
     slices = 1 if layout.strategy == "ps" and layout.mode == "async" else layout.processes
     local = work.batch / slices
     _input(step, work, cluster, layout, local)
@@ -85,14 +87,14 @@ def step_of(work: Work, cluster: Cluster, layout: Layout) -> Step:
 # ---- what every layout does ---------------------------------------------------------------------
 
 
-def _input(step: Step, work: Work, cluster: Cluster, layout: Layout, local: float) -> None:
+def _input(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
     """Batches are made by other cores and copied while the step before computes."""
     made = local * work.input_seconds
     copied = local * work.input_bytes / cluster.host.to_device if cluster.host.on_gpu else 0.0
     step.add("input", made + copied)
 
 
-def _dense(step: Step, work: Work, reach: Reach, local: float) -> None:
+def _dense(step: StepTime, work: Work, reach: Reach, local: float) -> None:
     """Forward and backward; where launches take longer than the device, the rest is idle."""
     for part, each, fixed in (
         ("dense_forward", work.forward, work.forward_step),
@@ -118,7 +120,7 @@ def _of_kind(todo: Operations, reach: Reach) -> dict[str, float]:
 # ---- memory, money, what binds ------------------------------------------------------------------
 
 
-def memory_of(work: Work, cluster: Cluster, layout: Layout) -> tuple[float, float]:
+def memory_of(work: Work, cluster: Cluster, layout: RunLayout) -> tuple[float, float]:
     """Bytes of the fullest device and of the fullest host."""
     rows = float(work.table_bytes)
     local = work.batch / layout.processes
@@ -140,7 +142,7 @@ def memory_of(work: Work, cluster: Cluster, layout: Layout) -> tuple[float, floa
     return 0.0, (held + dense + beside) * layout.per_host
 
 
-def _hosts_paid(cluster: Cluster, layout: Layout) -> float:
+def _hosts_paid(cluster: Cluster, layout: RunLayout) -> float:
     per_host = cluster.host.devices if cluster.host.on_gpu else cluster.host.cores
     used = layout.processes * (1 if cluster.host.on_gpu else layout.threads)
     servers = layout.servers if layout.hosts > 1 else 0

@@ -7,8 +7,10 @@ A Work comes from a config (counting.py) or from plain figures, as published mod
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -29,8 +31,14 @@ class Popularity:
         """Expected distinct rows of so many ids; between points a straight line of logarithms."""
         if ids <= 1:
             return max(0.0, ids)
-        x, y = np.log(np.asarray(self.points, dtype=np.float64)).T
-        return float(min(ids, math.exp(float(np.interp(math.log(ids), x, y)))))
+        x, (sizes, seen) = math.log(ids), self._logarithms
+        k = min(max(1, bisect(sizes, x)), len(sizes) - 1)
+        share = (x - sizes[k - 1]) / (sizes[k] - sizes[k - 1])
+        return min(ids, math.exp(seen[k - 1] + min(1.0, share) * (seen[k] - seen[k - 1])))
+
+    @cached_property
+    def _logarithms(self) -> tuple[list[float], list[float]]:
+        return [math.log(n) for n, _ in self.points], [math.log(d) for _, d in self.points]
 
     def after(self, ids: float, slots: float) -> float:
         """The share of ids that find their row among the `slots` most popular ones."""

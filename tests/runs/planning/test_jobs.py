@@ -12,11 +12,11 @@ import yaml
 
 from shoal.config.errors import ConfigError
 from shoal.runs.planning.jobs import LAUNCHERS, Job, job_of, write_job
-from shoal.runs.planning.prediction import Layout
+from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CLUSTERS
 
-SHARDED = Layout("sharded", 32, 4, place="row")
-SERVED = Layout("ps", 8, 2, servers=3, mode="async")
+SHARDED = RunLayout("sharded", 32, 4, place="row")
+SERVED = RunLayout("ps", 8, 2, servers=3, mode="async")
 WORDS = ["config.yaml", "--strategy.name=sharded", "--launch.nproc=8", "--data.path=a b"]
 
 
@@ -158,7 +158,7 @@ def test_ray():
     words = shlex.split(write_job("ray", collective()), comments=True)
     assert words[:6] == ["ray", "job", "submit", "--", "shoal", "train"]
     assert "--nproc=32" in words and "--ray=auto" in words and "--launch.max_restarts=3" in words
-    ranks = job_of(Layout("ddp", 8, 2, threads=4), CLUSTERS["x86-16"], ["config.yaml"])
+    ranks = job_of(RunLayout("ddp", 8, 2, threads=4), CLUSTERS["x86-16"], ["config.yaml"])
     assert "--run.threads=4" in shlex.split(write_job("ray", ranks), comments=True)
     given = job_of(SHARDED, CLUSTERS["DGX-H100"], ["c.yaml", "--launch.max_restarts=9"])
     assert write_job("ray", given).count("max_restarts") == 1
@@ -173,7 +173,7 @@ def test_a_job_set_of_hosts():
     assert '--group_offset="$((8 * JOB_COMPLETION_INDEX))"' in command
     assert container["env"][0]["name"] == "SHOAL_SECRET"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
-    alone = job_of(Layout("single"), CLUSTERS["x86-16"], ["config.yaml"])
+    alone = job_of(RunLayout("single"), CLUSTERS["x86-16"], ["config.yaml"])
     (one,) = manifest("k8s", alone)["replicatedJobs"]
     assert "env" not in one["template"]["spec"]["template"]["spec"]["containers"][0]
 
@@ -233,4 +233,4 @@ def test_what_is_refused():
     with pytest.raises(ConfigError, match="lower-case"):
         collective(name="My Job")
     with pytest.raises(ConfigError, match="at least one server"):
-        job_of(Layout("ps", 2), CLUSTERS["x86-16"], ["config.yaml"])
+        job_of(RunLayout("ps", 2), CLUSTERS["x86-16"], ["config.yaml"])

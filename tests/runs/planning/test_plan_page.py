@@ -11,7 +11,7 @@ from shoal.pages.look import escape
 from shoal.runs.planning.page import PlanPage, roofline_points
 from shoal.runs.planning.presets import CLUSTERS
 from shoal.runs.planning.scaling import scaling
-from shoal.runs.planning.showing import Plan
+from shoal.runs.planning.showing import TimePlan
 from shoal.runs.planning.simulated import Simulated
 from shoal.runs.planning.work import dlrm_dcnv2
 
@@ -21,7 +21,7 @@ WORK = replace(dlrm_dcnv2(65536), tables=dlrm_dcnv2(1).tables[:10])
 
 @pytest.fixture(scope="module")
 def shown() -> PlanPage:
-    plan = Plan.of(WORK, CLUSTER)
+    plan = TimePlan.of(WORK, CLUSTER)
     return PlanPage(plan, scaling(WORK, CLUSTER), Simulated.of(plan, epochs=5000))
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.runs.planning.prediction import Layout
+from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CLUSTERS
-from shoal.runs.planning.showing import Plan
+from shoal.runs.planning.showing import TimePlan
 from shoal.runs.planning.simulated import START, WAITING, Simulated, long_job, served_job
 from shoal.runs.planning.timing import predict
 from shoal.runs.planning.work import dlrm_dcnv2
@@ -18,13 +18,13 @@ CORES = CLUSTERS["x86-64"].of_size(100)
 WORK = replace(dlrm_dcnv2(65536), tables=dlrm_dcnv2(1).tables[:3])
 
 
-def with_layout(layout: Layout) -> Plan:
-    plan = Plan.of(WORK, CORES)
+def with_layout(layout: RunLayout) -> TimePlan:
+    plan = TimePlan.of(WORK, CORES)
     return replace(plan, best=predict(WORK, CORES, layout))
 
 
 def test_a_job_of_many_hosts_that_fail():
-    plan = Plan.of(WORK, GPUS)
+    plan = TimePlan.of(WORK, GPUS)
     found = Simulated.of(plan, epochs=2000)
     job, host = found.job, GPUS.host
     assert job.hosts == 8 and job.between_failures == pytest.approx(50_000 * 3600 / 8)
@@ -40,20 +40,20 @@ def test_a_job_of_many_hosts_that_fail():
 
 
 def test_a_short_job_saves_at_its_end():
-    found = Simulated.of(Plan.of(WORK, GPUS), epochs=1)
+    found = Simulated.of(TimePlan.of(WORK, GPUS), epochs=1)
     assert found.keys == {} and "none before the end" in str(found) and "1 epoch on" in str(found)
 
 
 def test_one_process_of_ddp_saves_for_all():
     small = replace(WORK, tables=WORK.tables[1:])
-    best = predict(small, GPUS, Layout("ddp", 64, 8))
+    best = predict(small, GPUS, RunLayout("ddp", 64, 8))
     assert long_job(best, GPUS, 1).write == pytest.approx(best.device_bytes / GPUS.host.disk.write)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_queues_of_servers(mode):
     """Simulated and by arithmetic the same, but for what overlaps and queues."""
-    found = Simulated.of(with_layout(Layout("ps", 75, 75, 64, servers=25, mode=mode)), epochs=10)
+    found = Simulated.of(with_layout(RunLayout("ps", 75, 75, 64, servers=25, mode=mode)), epochs=10)
     assert found.served is not None
     assert 0.6 < found.served[1].per_second / found.expected < 1.6
     assert (found.elastic is not None) == (mode == "async")
@@ -63,7 +63,8 @@ def test_queues_of_servers(mode):
 
 def test_more_servers_have_shorter_queues():
     few, many = (
-        served_job(WORK, CORES, Layout("ps", 64, 64, 64, servers=n, mode="async")) for n in (4, 16)
+        served_job(WORK, CORES, RunLayout("ps", 64, 64, 64, servers=n, mode="async"))
+        for n in (4, 16)
     )
     assert few.workers == many.workers == 64
     assert len(few.shares) == 4 and sum(many.shares) == pytest.approx(1.0)
