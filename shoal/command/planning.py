@@ -74,6 +74,13 @@ def plan(
         from shoal.runs.planning.planned import Planned, plan_config
         from shoal.runs.planning.showing import TimePlan
 
+    if output is not None and not (measure or launch):
+        raise typer.BadParameter(
+            "--output is for --measure and --launch; a page goes to --html FILE"
+        )
+    for file in map(Path, filter(None, (html, output))):
+        if not file.parent.is_dir():
+            raise ValueError(f"there is no folder {file.parent} to write {file.name} into; make it")
     if measure:
         return _measure(context.args, output)
     where = _cluster(cluster, hosts, devices)
@@ -89,21 +96,24 @@ def plan(
     else:
         config = resolve_words(context.args).config
         made = plan_config(config, where, wanted, refuse=cluster is None)
+    if made.time is None and (simulate or html is not None or launch is not None):
+        raise ValueError(
+            f"--simulate, --html and --launch need steps: {made.memory.splitlines()[-1]}"
+        )
     if made.time is not None and (simulate or html is not None):
         from shoal.runs.planning.simulated import Simulated
 
-        epochs = float(config.train.epochs) if config is not None else 1.0
+        epochs = 1.0 if config is None else float(config.train.epochs)
         epochs = epochs if wanted is None else wanted.epochs
-        made = replace(made, simulated=Simulated.of(made.time, epochs))
-    if html is not None and made.time is not None:
-        from shoal.runs.planning.page import PlanPage
-        from shoal.runs.planning.scaling import scaling
+        made = replace(made, simulated=Simulated.of(made.time.chosen, epochs))
+    if html is not None:
+        from shoal.runs.planning.page import plan_page
 
-        curves = scaling(made.time.work, made.time.cluster)
-        return _write(PlanPage(made.time, curves, made.simulated).text(), html)
+        _write(plan_page(made), html)
     if launch is not None:
-        return _write(_job(launch, made, context.args, config), output)
-    typer.echo(json.dumps(made.facts(), indent=2) if as_json else str(made).lstrip("\n"))
+        _write(_job(launch, made, context.args, config), output)
+    if html is None and launch is None:
+        typer.echo(json.dumps(made.facts(), indent=2) if as_json else str(made).lstrip("\n"))
 
 
 def _cluster(named: str | None, hosts: int | None, devices: int | None) -> Cluster:
@@ -137,14 +147,12 @@ def _job(launcher: str, made: Planned, words: list[str], config: Config | None) 
     from shoal.runs.planning.jobs import job_of, write_job
 
     if made.time is None or config is None:
-        raise typer.BadParameter("--launch needs a config whose model is trained in steps")
-    best = made.time.best
-    chosen = keys(best)
-    if made.simulated is not None:
-        chosen |= made.simulated.keys
+        raise typer.BadParameter("--launch needs a config: a published model has nothing to start")
+    plan = made.time.chosen
+    chosen = keys(plan.best) | ({} if made.simulated is None else made.simulated.keys)
     all_words = [*words, *(f"--{key}={value}" for key, value in chosen.items())]
     output = config.run.output or "runs/planned"
-    return write_job(launcher, job_of(best.layout, made.time.cluster, all_words, output=output))
+    return write_job(launcher, job_of(plan.best.layout, plan.cluster, all_words, output=output))
 
 
 def _write(text: str, output: str | None) -> None:
@@ -153,12 +161,9 @@ def _write(text: str, output: str | None) -> None:
         return typer.echo(text, nl=False)
     from shoal.world.durable import replace_durably, written
 
-    file = Path(output)
-    if not file.parent.is_dir():
-        raise ValueError(f"there is no folder {file.parent} to write {file.name} into; make it")
-    with written(file):
-        replace_durably(file, text.encode())
-    typer.echo(f"written: {file}")
+    with written(Path(output)):
+        replace_durably(Path(output), text.encode())
+    typer.echo(f"written: {output}")
 
 
 def _published(given: str) -> Work:

@@ -216,14 +216,14 @@ def _product(
     a = torch.ones(number, inputs, device=device, dtype=dtype)
     b = torch.ones(inputs, outputs, device=device, dtype=dtype)
     to = torch.empty(number, outputs, device=device, dtype=dtype)
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
         return repeat(
             lambda: torch.mm(a, b, out=to), device, seconds
         ), 2.0 * number * inputs * outputs
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.set_float32_matmul_precision(before)
 
 
 def _attention(device: torch.device, seconds: float) -> tuple[list[float], float]:

@@ -12,8 +12,9 @@ from shoal.pages.look import Html, Numeral, escape, facts, grid, page, section, 
 from shoal.pages.plots import INK, LINE, SERIES, SOFT, figure
 from shoal.runs.planning.choosing import advice, keys
 from shoal.runs.planning.cluster import Cluster
+from shoal.runs.planning.planned import Planned
 from shoal.runs.planning.prediction import PARTS, Prediction
-from shoal.runs.planning.scaling import Curves
+from shoal.runs.planning.scaling import Curves, scaling
 from shoal.runs.planning.showing import NAMES, TimePlan, duration
 from shoal.runs.planning.simulated import Simulated
 from shoal.runs.planning.work import Work
@@ -283,6 +284,13 @@ class PlanPage:
         )
         heads = ["assumption", "value", "range", "effect", "from"]
         return section("Assumptions", text, table(heads, rows))
+
+
+def plan_page(planned: Planned) -> str:
+    """The page of what `shoal plan` computed of a model with steps."""
+    assert planned.time is not None
+    plan = planned.time
+    return PlanPage(plan, scaling(plan.work, plan.cluster), planned.simulated).text()
 
 
 def roofline_points(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shoal.config.row_rules import show_size
@@ -44,6 +44,14 @@ class TimePlan:
         changes = sensitivity(work, cluster, best.layout)
         met = None if target is None else meet(work, cluster, target)
         return cls(work, cluster, ranking, best, changes, target, met)
+
+    @property
+    def chosen(self) -> TimePlan:
+        """The same on the hosts that meet the target, where there is one."""
+        if self.met is None:
+            return self
+        best, cluster = self.met
+        return replace(self, best=best, cluster=cluster)
 
     def facts(self) -> dict[str, Any]:
         """What `--json` prints."""
