@@ -129,11 +129,11 @@ def _cluster(named: str | None, hosts: int | None, devices: int | None) -> Clust
 def _measure(words: list[str], output: str | None) -> None:
     """Measures, prints what differs from the nearest preset, and writes or prints the file."""
     with importing():
-        from shoal.runs.planning.measure import SHAPES, measure, shapes_of
+        from shoal.runs.planning.measure import measure, shapes_of
         from shoal.runs.planning.measured_cluster import differences, measured_file
 
     config = resolve_words(words).config if words else None
-    shapes = SHAPES if config is None else shapes_of(config)
+    shapes = None if config is None else shapes_of(config)
     folder = None if config is None else config.rows.tiers.ssd
     tell = lambda part: typer.echo(f"measuring: {part}", err=True)  # noqa: E731
     found = measure(shapes, folder, tell=tell)

@@ -32,6 +32,7 @@ DIMS = (16, 64, 128)
 # Rows in, inputs, outputs of a linear layer, where no model says.
 SHAPES = ((4096, 64, 64), (4096, 256, 128), (2048, 512, 512), (2048, 1024, 1024))
 LARGE = 1 << 28  # bytes: beyond every cache
+RECORDED = 50  # calls in a graph of a GPU
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Shape = tuple[int, int, int]
 
@@ -76,13 +77,14 @@ class Measured:
 
 
 def measure(
-    shapes: Sequence[Shape] = SHAPES,
+    shapes: Sequence[Shape] | None = None,
     folder: str | Path | None = None,
     scale: float = 1.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Measured:
-    """This machine; folder: of the disk that is measured; scale: of sizes and seconds, for tests.
+    """This machine; shapes: of linear layers, None: SHAPES, with more rows on a GPU.
 
+    folder: of the disk that is measured; scale: of sizes and seconds, for tests.
     tell: called with a word for each part before it is measured.
     """
     on_gpu = torch.cuda.is_available()
@@ -93,6 +95,7 @@ def measure(
         cores=len(os.sched_getaffinity(0)),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
+    shapes = shapes or [(n * (16 if on_gpu else 1), a, b) for n, a, b in SHAPES]
     size, seconds = int(LARGE * scale) // 4096 * 4096, 0.8 * scale
     if on_gpu:
         found.device_memory = torch.cuda.get_device_properties(0).total_memory
@@ -126,12 +129,12 @@ def measure(
 
 
 def shapes_of(config: Config, most: int = 8) -> list[Shape]:
-    """Linear layers of a config's model with its batch, largest first; SHAPES if it has none."""
+    """Linear layers of a config's model with its batch, the largest first; none: []."""
     parts = parts_of(config)
-    batch = min(8192, config.samples_per_step(1))
+    batch = min(65536, config.samples_per_step(1))
     found = {(batch, *one.shape[::-1]) for one in parts.strategy.dense if one.dim() == 2}
     some = [shape for shape in found if min(shape) > 1]
-    return sorted(some, key=lambda shape: -shape[1] * shape[2])[:most] or list(SHAPES)
+    return sorted(some, key=lambda shape: -shape[1] * shape[2])[:most]
 
 
 @contextmanager
@@ -159,6 +162,19 @@ def repeat(run: Callable[[], object], device: torch.device, seconds: float) -> l
         wait()
         taken.append(time.perf_counter() - begin)
     return taken[2:]
+
+
+def _alone(run: Callable[[], object], device: torch.device, seconds: float) -> list[float]:
+    """Seconds of a call; on a GPU many are recorded, so that launches do not count."""
+    if device.type != "cuda":
+        return repeat(run, device, seconds)
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(RECORDED):
+            run()
+    return [s / RECORDED for s in repeat(graph.replay, device, seconds)]
 
 
 def _copy(device: torch.device, size: int, seconds: float) -> tuple[list[float], float]:
@@ -233,26 +249,18 @@ def _attention(device: torch.device, seconds: float) -> tuple[list[float], float
     dtype = torch.bfloat16 if gpu else torch.float32
     q = torch.ones(batch, heads, length, width, device=device, dtype=dtype)
     run = lambda: nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)  # noqa: E731
-    return repeat(run, device, seconds), 4.0 * batch * heads * length * length * width / 2
+    return _alone(run, device, seconds), 4.0 * batch * heads * length * length * width / 2
 
 
 def _kernel(device: torch.device, seconds: float) -> list[float]:
     """Seconds of an operation on a small tensor; on a GPU of a recorded one."""
-    x, many = torch.ones(64, device=device), 200
-    if device.type == "cuda":
-        x.add_(1.0)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(many):
-                x.add_(1.0)
-        return [s / many for s in repeat(graph.replay, device, seconds)]
+    x = torch.ones(64, device=device)
 
     def run() -> None:
-        for _ in range(many):
+        for _ in range(10):
             x.add_(1.0)
 
-    return [s / many for s in repeat(run, device, seconds)]
+    return [s / 10 for s in _alone(run, device, seconds)]
 
 
 def _launch(device: torch.device, seconds: float) -> list[float]:

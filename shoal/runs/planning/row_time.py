@@ -17,13 +17,13 @@ SORTED = 64  # bytes that sorting moves for an id
 ID = 8  # bytes of an id that travels
 
 
-def _read(step: StepTime, table: TableWork, reach: Reach, ids: float, vectors: float) -> None:
+def read_rows(step: StepTime, table: TableWork, reach: Reach, ids: float, vectors: float) -> None:
     """Rows of so many ids, written as so many vectors."""
     moved = ids * (ID + table.value_bytes) + vectors * 4 * table.dim
     step.add("rows_read", moved / reach.gather + ids * (reach.row + table.id_seconds) / 3)
 
 
-def _update(
+def update_rows(
     step: StepTime, table: TableWork, reach: Reach, ids: float, distinct: float, width: int
 ) -> None:
     """Gradients of ids are sorted and summed, and distinct rows are written; width: of a number."""
@@ -46,11 +46,11 @@ def _single(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, loc
     reach = Reach.of(work, cluster, layout)
     for table in work.tables:
         ids = table.ids * local
-        _read(step, table, reach, ids, table.vectors * local)
+        read_rows(step, table, reach, ids, table.vectors * local)
         if table.whole:
             _whole(step, table, reach, 1.0)
         else:
-            _update(step, table, reach, ids, table.popularity.distinct(ids), 4)
+            update_rows(step, table, reach, ids, table.popularity.distinct(ids), 4)
     _row_kernels(step, reach)
 
 
@@ -60,14 +60,14 @@ def _ddp(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local:
     travels = 0.0
     for table in work.tables:
         ids = table.ids * local
-        _read(step, table, reach, ids, table.vectors * local)
+        read_rows(step, table, reach, ids, table.vectors * local)
         if table.whole:
             _whole(step, table, reach, 1.0 / size)
         mine = table.popularity.distinct(ids)
         every = table.popularity.distinct(ids * size)
-        _update(step, table, reach, ids, 0.0, 4)  # summed here first
+        update_rows(step, table, reach, ids, 0.0, 4)  # summed here first
         if size > 1:
-            _update(step, table, reach, mine * size, every, 4)
+            update_rows(step, table, reach, mine * size, every, 4)
             travels += mine * (ID + 4 * table.dim)
     if size > 1:
         all_gather(step, cluster, layout, travels)
@@ -87,19 +87,19 @@ def _sharded(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, lo
         every = table.popularity.distinct(ids * group)
         skew = _skew(layout, table, group, every)
         if layout.place == "replicate" or group == 1:
-            _read(step, table, reach, ids, table.vectors * local)
-            _update(step, table, reach, ids, every, 4)
+            read_rows(step, table, reach, ids, table.vectors * local)
+            update_rows(step, table, reach, ids, every, 4)
             rows += mine * 4 * table.dim * group / 2  # gathered: half of a trip there and back
         elif work.pooled:  # owners sum the rows of each sample's list
-            _read(step, table, reach, ids * skew, table.vectors * local)
-            _update(step, table, reach, ids * skew, every / group, work.sent_bytes)
+            read_rows(step, table, reach, ids * skew, table.vectors * local)
+            update_rows(step, table, reach, ids * skew, every / group, work.sent_bytes)
             rows += table.vectors * local * table.dim * work.sent_bytes
         else:
             asked = mine * skew  # of a share of the rows by every process
-            _read(step, table, reach, asked, asked)
-            _read(step, table, reach, ids, table.vectors * local)  # the rows that came, by id
-            _update(step, table, reach, ids, 0.0, 4)  # summed before they travel
-            _update(step, table, reach, asked, every / group, 4)
+            read_rows(step, table, reach, asked, asked)
+            read_rows(step, table, reach, ids, table.vectors * local)  # the rows that came, by id
+            update_rows(step, table, reach, ids, 0.0, 4)  # summed before they travel
+            update_rows(step, table, reach, asked, every / group, 4)
             rows += mine * table.dim * work.sent_bytes
     if group > 1:
         for _ in range(2):  # rows, and their gradients
@@ -139,7 +139,7 @@ def _served(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, loc
     """Servers hold rows and dense parameters; workers pull, compute and push."""
     servers, workers = max(1, layout.servers), layout.processes
     reach = Reach.of(work, cluster, replace(layout, threads=max(1, layout.threads)))
-    on_server = Reach.of(work, _on_cores(cluster), replace(layout, threads=_server_cores(cluster)))
+    on_server = Reach.of(work, on_cores(cluster), replace(layout, threads=server_cores(cluster)))
     link = between_hosts(cluster, layout) if layout.hosts > 1 else cluster.host.inside
     at_servers, pulled = StepTime(), 0.0
     for table in work.tables:
@@ -147,10 +147,10 @@ def _served(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, loc
         mine = float(table.rows) if table.whole else table.popularity.distinct(ids)
         every = float(table.rows) if table.whole else table.popularity.distinct(ids * workers)
         asked = mine * workers / servers
-        _read(at_servers, table, on_server, asked, asked)
-        _update(at_servers, table, on_server, asked, every / servers, 4)
-        _read(step, table, reach, ids, table.vectors * local)
-        _update(step, table, reach, ids, 0.0, 4)
+        read_rows(at_servers, table, on_server, asked, asked)
+        update_rows(at_servers, table, on_server, asked, every / servers, 4)
+        read_rows(step, table, reach, ids, table.vectors * local)
+        update_rows(step, table, reach, ids, 0.0, 4)
         pulled += mine * (ID + table.dim * work.sent_bytes)
     dense = 4.0 * work.parameters
     moved = pulled + dense
@@ -173,7 +173,7 @@ def _served(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, loc
     _row_kernels(step, reach)
 
 
-def _on_cores(cluster: Cluster) -> Cluster:
+def on_cores(cluster: Cluster) -> Cluster:
     """Servers compute on cores, also beside GPUs."""
     if not cluster.host.on_gpu:
         return cluster
@@ -181,7 +181,8 @@ def _on_cores(cluster: Cluster) -> Cluster:
     return replace(cluster, host=host, efficiency=CORE)
 
 
-def _server_cores(cluster: Cluster) -> int:
+def server_cores(cluster: Cluster) -> int:
+    """Cores of a server: those of its host, where GPUs share them its part."""
     return max(1, cluster.host.cores // max(1, cluster.host.devices if cluster.host.on_gpu else 1))
 
 

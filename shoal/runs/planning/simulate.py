@@ -305,7 +305,10 @@ class BarrierTimes:
 
 
 def simulate_barriers(
-    phases: Sequence[Sequence[float]], spread: float = 0.0, steps: int = 2000, seed: int = 0
+    phases: Sequence[Sequence[float] | np.ndarray],
+    spread: float = 0.0,
+    steps: int = 2000,
+    seed: int = 0,
 ) -> BarrierTimes:
     """A step of ranks: in each phase every rank works its own seconds, then all meet.
 
@@ -338,28 +341,28 @@ def simulate_barriers(
     )
 
 
-def zipf_shares(
-    rows: int, exponent: float, owners: int, lookups: int | None = None, seed: int = 0
-) -> np.ndarray:
-    """Shares of lookups that owners of rows get: ids by hash, their popularity 1 / rank^exponent.
+def owner_shares(
+    distinct: float, owners: int, top: float = 0.0, seed: int = 0
+) -> tuple[float, ...]:
+    """Shares of an exchange's rows that each owner gets, by hash: chance makes them uneven.
 
-    lookups: of one exchange, which names each id once however often it occurs; None: ids are sent
-    as often as they occur. Ids beyond the first million are spread evenly.
+    distinct: rows of the exchange; top: the share of ids that are the most popular one, where ids
+    travel as often as they occur. Its owner gets all of these.
 
-    >>> zipf_shares(1000, 0.0, owners=4).round(2).tolist()
-    [0.25, 0.25, 0.25, 0.25]
+    >>> shares = owner_shares(1e6, owners=4, top=0.5)
+    >>> round(max(shares), 2), round(sum(shares), 6)
+    (0.62, 1.0)
     """
-    if rows < 1 or owners < 1:
-        raise ValueError(f"{rows} rows over {owners} owners: there must be one of each at least")
-    known = np.arange(1, min(rows, 10**6) + 1) ** -float(exponent)
-    more = np.geomspace(len(known) + 0.5, rows + 0.5, 1001) if rows > len(known) else np.zeros(0)
-    middle = (more[1:] * more[:-1]) ** 0.5 if len(more) else more  # a thousand groups of ids
-    sizes, weight = np.diff(more), middle ** -float(exponent) if len(more) else more
-    total = known.sum() + (sizes * weight).sum()
-    head, tail = known / total, weight / total
-    if lookups is not None:  # the chance that an id occurs at all
-        head = -np.expm1(lookups * np.log1p(-np.minimum(head, 1 - 1e-12)))
-        tail = -np.expm1(lookups * np.log1p(-tail))
-    owner = np.random.default_rng(seed).permutation(len(head)) % owners
-    each = np.bincount(owner, head, minlength=owners) + float((sizes * tail).sum()) / owners
-    return each / each.sum()
+    if owners < 1 or distinct <= 0 or not 0 <= top <= 1:
+        raise ValueError(f"{distinct:g} rows over {owners} owners, {top:g} of them one: impossible")
+    random = np.random.default_rng(seed)
+    mean = distinct / owners
+    # Poisson's distribution; of large numbers the normal one that it becomes.
+    drawn = np.maximum(mean + np.sqrt(mean) * random.standard_normal(owners), 0.0)
+    if mean < 1e4:
+        drawn = random.poisson(mean, owners).astype(float)
+    if not drawn.any():
+        drawn[int(random.integers(owners))] = 1.0
+    shares = (1.0 - top) * drawn / drawn.sum()
+    shares[int(random.integers(owners))] += top
+    return tuple(float(share) for share in shares)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from shoal.embedding.placements.planner import in_columns
 from shoal.runs.planning.cluster import Cluster
 from shoal.runs.planning.failures import (
@@ -18,15 +20,25 @@ from shoal.runs.planning.failures import (
 )
 from shoal.runs.planning.links import Reach, StepTime, between_hosts, over
 from shoal.runs.planning.prediction import Prediction, RunLayout
-from shoal.runs.planning.row_time import ID, _on_cores, _read, _server_cores, _update
+from shoal.runs.planning.row_time import ID, on_cores, read_rows, server_cores, update_rows
 from shoal.runs.planning.showing import TimePlan, duration
-from shoal.runs.planning.simulate import ServedJob, ServedTimes, simulate_servers
+from shoal.runs.planning.simulate import (
+    BarrierTimes,
+    ServedJob,
+    ServedTimes,
+    owner_shares,
+    simulate_barriers,
+    simulate_servers,
+)
 from shoal.runs.planning.timing import step_of
 from shoal.runs.planning.work import Work
 
 START = 90.0  # seconds until processes are started again and have read the data, an assumption
 WAITING = 256 * 2**20  # bytes of a process that wait for the disk while training continues
 BATCHES = 10_000  # that are simulated, at most
+DRAWN = 4_000_000  # times of ranks, about
+# What ranks do between two moments at which all meet.
+PHASES = (("rows_read",), ("dense_forward", "dense_backward"), ("rows_updated",))
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,7 @@ class Simulated:
     step: float  # seconds
     job: LongJob
     times: LongTimes
+    steps: BarrierTimes | None = None  # of ranks that wait for the slowest
     elastic: ElasticTimes | None = None  # of servers: workers that come and go
     served: tuple[ServedJob, ServedTimes] | None = None
     expected: float = 0.0  # batches a second that arithmetic gives the servers
@@ -49,7 +62,7 @@ class Simulated:
         step = 1e-3 * best.step.value
         times = best_interval(job, least=step, seed=seed)
         if best.layout.strategy != "ps":
-            return cls(epochs, step, job, times)
+            return cls(epochs, step, job, times, steps=barriers(plan.work, cluster, best, seed))
         layout, hours = best.layout, job.hours_between_failures
         elastic = None
         if layout.mode == "async":
@@ -58,7 +71,12 @@ class Simulated:
         batches = min(BATCHES, 200 * layout.processes)
         found = simulate_servers(served, batches, seed)
         steps = layout.processes  # in a step of all workers
-        return cls(epochs, step, job, times, elastic, (served, found), steps / step)
+        return cls(
+            *(epochs, step, job, times),
+            elastic=elastic,
+            served=(served, found),
+            expected=steps / step,
+        )
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -77,6 +95,8 @@ class Simulated:
             "daly": daly_interval(self.job),
             "keys": self.keys,
         }
+        if self.steps is not None:
+            made["steps"] = asdict(self.steps)
         if self.elastic is not None:
             made["elastic"] = asdict(self.elastic)
         if self.served is not None:
@@ -115,6 +135,15 @@ class Simulated:
                 f"redone, {times.recovering:.1%} starting again",
             ),
         ]
+        if self.steps is not None:
+            steps = self.steps
+            found.append(
+                (
+                    "steps of ranks",
+                    f"{duration(steps.mean)} (arithmetic: {duration(self.step)}), 99 % less than "
+                    f"{duration(steps.slowest)}; a rank waits {steps.waiting:.0%} for others",
+                )
+            )
         if self.elastic is not None:
             found.append(
                 (
@@ -176,25 +205,58 @@ def _held(best: Prediction, layout: RunLayout) -> float:
     return best.host_bytes if best.device_room is None else best.device_bytes * per_host
 
 
+def barriers(work: Work, cluster: Cluster, best: Prediction, seed: int = 0) -> BarrierTimes | None:
+    """Steps of ranks that own uneven shares of the rows and whose times differ; None: one process.
+
+    The fullest owner takes as long for rows as the prediction says, the others less.
+    """
+    ranks = best.layout.processes
+    if ranks == 1:
+        return None
+    local = work.batch / ranks
+    rows = sum(t.popularity.distinct(t.ids * local * ranks) for t in work.tables if not t.whole)
+    even = best.layout.strategy == "ddp" or best.layout.place in ("column", "replicate") or not rows
+    shares = np.ones(ranks) if even else np.array(owner_shares(rows, ranks, seed=seed))
+    phases: list[np.ndarray] = []
+    for names in PHASES:
+        seconds = 1e-3 * sum(best.parts[name] for name in names)
+        of_rows = names[0].startswith("rows")
+        phases.append(seconds * (shares / shares.max() if of_rows else np.ones(ranks)))
+    met = {name for names in PHASES for name in names} | {"idle"}
+    together = 1e-3 * sum(ms for name, ms in best.parts.items() if name not in met)
+    steps = int(np.clip(DRAWN // ranks, 100, 2000))
+    found = simulate_barriers(phases, cluster.efficiency.jitter.value, steps, seed)
+    return replace(
+        found,
+        mean=found.mean + together,
+        middle=found.middle + together,
+        slowest=found.slowest + together,
+        phases=(*found.phases, together),
+        waiting=found.waiting * found.mean / (found.mean + together),
+    )
+
+
 def served_job(work: Work, cluster: Cluster, layout: RunLayout) -> ServedJob:
     """Workers and servers of a layout, by the bytes and operations that timing.py counts."""
     local = work.batch / (1 if layout.mode == "async" else layout.processes)
     dense = step_of(work, cluster, layout).seconds
     compute = dense["dense_forward"] + dense["dense_backward"]
-    on_server = Reach.of(work, _on_cores(cluster), replace(layout, threads=_server_cores(cluster)))
-    reach, asked, moved = Reach.of(work, cluster, layout), StepTime(), 0.0
-    here = StepTime()
+    on_server = Reach.of(work, on_cores(cluster), replace(layout, threads=server_cores(cluster)))
+    reach = Reach.of(work, cluster, layout)
+    asked, here, rows, moved = StepTime(), StepTime(), 0.0, 0.0
     for table in work.tables:
         ids = table.ids * local
         mine = float(table.rows) if table.whole else table.popularity.distinct(ids)
-        _read(asked, table, on_server, mine, mine)
-        _update(asked, table, on_server, mine, mine, 4)
-        _read(here, table, reach, ids, table.vectors * local)
-        _update(here, table, reach, ids, 0.0, 4)
+        read_rows(asked, table, on_server, mine, mine)
+        update_rows(asked, table, on_server, mine, mine, 4)
+        read_rows(here, table, reach, ids, table.vectors * local)
+        update_rows(here, table, reach, ids, 0.0, 4)
         moved += mine * (ID + table.dim * work.sent_bytes)
+        rows += mine
     parameters = 4.0 * work.parameters
     link = between_hosts(cluster, layout) if layout.hosts > 1 else cluster.host.inside
-    at_servers = over(link, cluster.efficiency, moved + parameters, 0)
+    own = cluster.between if layout.hosts > 1 and cluster.between else link  # of a server's host
+    at_servers = over(own, cluster.efficiency, moved + parameters, 0)
     servers = max(1, layout.servers)
     pull, push = asked.seconds["rows_read"], asked.seconds["rows_updated"]
     pull += parameters / on_server.stream
@@ -205,7 +267,7 @@ def served_job(work: Work, cluster: Cluster, layout: RunLayout) -> ServedJob:
         # A server reads and sends at once: what takes longer counts.
         pull=max(pull, at_servers),
         push=max(push, at_servers),
-        shares=(1.0 / servers,) * servers,
+        shares=owner_shares(max(1.0, rows), servers),
         travel=over(link, cluster.efficiency, moved + parameters, 1),
         mode=layout.mode,
         spread=cluster.efficiency.jitter.value,

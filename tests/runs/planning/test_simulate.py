@@ -9,9 +9,9 @@ from shoal.runs.planning.simulate import (
     Clock,
     ServedJob,
     ServerQueues,
+    owner_shares,
     simulate_barriers,
     simulate_servers,
-    zipf_shares,
 )
 
 
@@ -148,18 +148,18 @@ def test_a_barrier_waits_for_the_slowest():
     assert found.waiting == pytest.approx(1 - 1 / expected, abs=0.01)
 
 
-def test_shares_of_skewed_ids():
-    assert zipf_shares(10**9, 1.2, owners=16).sum() == pytest.approx(1.0)
-    # One id makes up most of a steep distribution: its owner gets that, and its part of the rest.
-    shares, first = zipf_shares(10**6, 2.0, owners=4), 6 / np.pi**2
-    assert shares.max() > first
-    # Where an exchange names an id once, skew all but disappears.
-    once = zipf_shares(10**6, 2.0, owners=4, lookups=10**6)
-    assert once.max() < 0.3
-    # Exactly, with few ids: each occurs with probability 1 - (1 - p)^n.
-    p = np.array([1, 1 / 2, 1 / 3]) / (11 / 6)
-    chance = np.sort(1 - (1 - p) ** 5)
-    assert np.sort(zipf_shares(3, 1.0, owners=3, lookups=5)) == pytest.approx(chance / chance.sum())
+def test_shares_of_owners():
+    # By chance the fullest of 64 has about 2.4 standard deviations more than the mean.
+    for rows in (6_400, 6_400_000):
+        mean = rows / 64
+        most = np.mean([max(owner_shares(rows, 64, seed=k)) for k in range(200)]) * rows
+        assert (most - mean) / np.sqrt(mean) == pytest.approx(2.4, abs=0.2)
+    # Where ids travel as often as they occur, one owner has the most popular one.
+    shares = sorted(owner_shares(10**8, 4, top=0.6))
+    assert shares[-1] == pytest.approx(0.7, abs=0.01) and shares[0] == pytest.approx(0.1, abs=0.01)
+    assert sum(owner_shares(1, 8)) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="impossible"):
+        owner_shares(10, 0)
 
 
 @pytest.mark.parametrize(

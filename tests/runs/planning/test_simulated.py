@@ -6,10 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from shoal.runs.planning.cluster import Estimate
 from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CLUSTERS
 from shoal.runs.planning.showing import TimePlan
-from shoal.runs.planning.simulated import START, WAITING, Simulated, long_job, served_job
+from shoal.runs.planning.simulated import (
+    START,
+    WAITING,
+    Simulated,
+    barriers,
+    long_job,
+    served_job,
+)
 from shoal.runs.planning.timing import predict
 from shoal.runs.planning.work import dlrm_dcnv2
 
@@ -37,6 +45,23 @@ def test_a_job_of_many_hosts_that_fail():
     text = str(found)
     assert "2000 epochs on 8 hosts" in text and "by Young" in text and "servers" not in text
     assert found.facts()["keys"] == found.keys
+
+
+def test_ranks_wait_for_the_slowest():
+    """Near the prediction, whose idle part is a formula for the same."""
+    for layout in (RunLayout("sharded", 64, 8, place="row"), RunLayout("ddp", 64, 8)):
+        best = predict(WORK, GPUS, layout)
+        steps = barriers(WORK, GPUS, best)
+        assert steps is not None and steps.middle <= steps.slowest
+        assert steps.mean == pytest.approx(1e-3 * best.step.value, rel=0.1)
+        # No noise and equal owners: the parts add up, and nobody waits.
+        still = replace(GPUS.efficiency, jitter=Estimate(0.0, 0.0, 0.0))
+        column = replace(best, layout=replace(layout, place="column"))
+        alike = barriers(WORK, replace(GPUS, efficiency=still), column)
+        assert alike is not None and alike.waiting == pytest.approx(0, abs=1e-9)
+        working = sum(ms for name, ms in best.parts.items() if name != "idle")
+        assert alike.mean == pytest.approx(1e-3 * working)
+    assert barriers(WORK, GPUS, predict(WORK, GPUS, RunLayout("single"))) is None
 
 
 def test_a_short_job_saves_at_its_end():
