@@ -144,7 +144,7 @@ def simulate_failures(
         undone.append(lost[~ends])
         active = active[~ends]
     total, kills = float(clock.sum()), np.concatenate(undone)
-    pausing = total - runs * job.work - redone - recovering
+    pausing = max(0.0, total - runs * job.work - redone - recovering)  # but for rounding
     return LongTimes(
         interval=interval,
         seconds=total / runs,

@@ -12,6 +12,7 @@ from shoal.pages.look import Html, Numeral, escape, facts, grid, page, section, 
 from shoal.pages.plots import INK, LINE, SERIES, SOFT, figure
 from shoal.runs.planning.choosing import advice, keys
 from shoal.runs.planning.cluster import Cluster
+from shoal.runs.planning.links import Reach
 from shoal.runs.planning.planned import Planned
 from shoal.runs.planning.prediction import PARTS, Prediction
 from shoal.runs.planning.scaling import Curves, scaling
@@ -167,10 +168,9 @@ class PlanPage:
     def _roofline(self) -> Html:
         points = roofline_points(self.work, self.cluster, self.best)
         device = self.cluster.host.device
-        cores = 1.0 if self.cluster.host.on_gpu else float(self.best.layout.threads)
-        speed = cores * device.bandwidth
-        if not self.cluster.host.on_gpu:
-            speed = min(speed, self.cluster.host.bandwidth)
+        rate, reach = self.cluster.efficiency, Reach.of(self.work, self.cluster, self.best.layout)
+        speed = reach.stream / rate.stream.value
+        cores = reach.products / rate.gemm.value / peak_of(self.work, self.cluster)
 
         def draw(axes: Axes) -> None:
             edges = [x for x, _ in points.values()] or [1.0]
@@ -286,6 +286,12 @@ class PlanPage:
         return section("Assumptions", text, table(heads, rows))
 
 
+def peak_of(work: Work, cluster: Cluster) -> float:
+    """Operations a second of a device's data sheet, at the precision of the work."""
+    flops = cluster.host.device.flops
+    return flops.get(work.precision) or flops["float32"]
+
+
 def plan_page(planned: Planned) -> str:
     """The page of what `shoal plan` computed of a model with steps."""
     assert planned.time is not None
@@ -301,16 +307,15 @@ def roofline_points(
     Bytes of rows are those that their time stands for; an addition is counted for two numbers that
     are moved.
     """
-    host, rate, layout = cluster.host, cluster.efficiency, best.layout
+    layout, reach = best.layout, Reach.of(work, cluster, best.layout)
     slices = 1 if layout.strategy == "ps" and layout.mode == "async" else layout.processes
     local = work.batch / slices
     todo = (work.forward + work.backward).times(local) + work.forward_step + work.backward_step
     operations = todo.products + todo.attention
-    cores = 1.0 if host.on_gpu else float(layout.threads)
     moved = todo.elementwise + 3.0 * 4 * work.parameters
     seconds = 1e-3 * (best.parts["dense_forward"] + best.parts["dense_backward"])
     row_seconds = 1e-3 * (best.parts["rows_read"] + best.parts["rows_updated"])
-    row_bytes = row_seconds * cores * host.device.bandwidth * rate.gather.value
+    row_bytes = row_seconds * reach.gather
     row_operations = row_bytes / 8
     points = {}
     if operations and seconds and moved:

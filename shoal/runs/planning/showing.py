@@ -164,7 +164,13 @@ def duration(seconds: float) -> str:
     >>> duration(5400.0), duration(0.25)
     ('1.5 h', '250 ms')
     """
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+    for unit, size in (
+        ("y", 365.25 * 86400.0),
+        ("d", 86400.0),
+        ("h", 3600.0),
+        ("min", 60.0),
+        ("s", 1.0),
+    ):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{1e3 * seconds:.3g} ms"

@@ -35,6 +35,7 @@ from shoal.runs.planning.work import Work
 
 START = 90.0  # seconds until processes are started again and have read the data, an assumption
 WAITING = 256 * 2**20  # bytes of a process that wait for the disk while training continues
+STATE = 12  # bytes of a dense parameter in a checkpoint: its value and Adam's two
 BATCHES = 10_000  # that are simulated, at most
 DRAWN = 4_000_000  # times of ranks, about
 # What ranks do between two moments at which all meet.
@@ -58,7 +59,7 @@ class Simulated:
     def of(cls, plan: TimePlan, epochs: float, seed: int = 0) -> Simulated:
         """Of so many epochs."""
         best, cluster = plan.best, plan.cluster
-        job = long_job(best, cluster, epochs)
+        job = long_job(plan.work, best, cluster, epochs)
         step = 1e-3 * best.step.value
         times = best_interval(job, least=step, seed=seed)
         if best.layout.strategy != "ps":
@@ -124,10 +125,6 @@ class Simulated:
                 "a checkpoint pauses",
                 f"{duration(job.pause)}, on disk after {duration(job.on_disk)}",
             ),
-            (
-                "a failure undoes",
-                f"{duration(times.lost_each)}, 95 % less than {duration(times.lost_most)}",
-            ),
             ("starting again takes", duration(job.recovery)),
             (
                 "of the time",
@@ -135,6 +132,13 @@ class Simulated:
                 f"redone, {times.recovering:.1%} starting again",
             ),
         ]
+        if times.failures:
+            found.append(
+                (
+                    "a failure undoes",
+                    f"{duration(times.lost_each)}, 95 % less than {duration(times.lost_most)}",
+                )
+            )
         if self.steps is not None:
             steps = self.steps
             found.append(
@@ -183,26 +187,26 @@ class Simulated:
         return f"{self.epochs:g} epoch" + ("" if self.epochs == 1 else "s")
 
 
-def long_job(best: Prediction, cluster: Cluster, epochs: float) -> LongJob:
-    """So many epochs of a layout. A checkpoint writes all rows to every host's disk at once."""
+def long_job(work: Work, best: Prediction, cluster: Cluster, epochs: float) -> LongJob:
+    """So many epochs of a layout. Who holds rows writes them to its host's disk, all at once."""
     layout, host = best.layout, cluster.host
-    holders = layout.servers if layout.strategy == "ps" else layout.per_host
-    held = best.host_bytes if layout.strategy == "ps" else _held(best, layout)
-    waiting = WAITING * max(1, min(holders, layout.per_host))
+    served = layout.strategy == "ps"
+    # Hosts that write, and processes of each that do: of ddp the first process writes for all.
+    writers, each = {
+        "ps": (layout.servers, 1) if layout.hosts > 1 else (1, layout.servers),
+        "single": (1, 1),
+        "ddp": (1, 1),
+    }.get(layout.strategy, (layout.hosts, layout.per_host))
+    held = work.table_bytes / writers + STATE * work.parameters
+    waiting = min(held, WAITING * each)
     return LongJob(
         work=epochs * best.epoch_seconds,
-        hosts=layout.hosts + (layout.servers if layout.strategy == "ps" else 0),
+        hosts=layout.hosts + (layout.servers if served and layout.hosts > 1 else 0),
         hours_between_failures=host.hours_between_failures,
-        pause=max(0.0, held - waiting) / host.disk.write + min(held, waiting) / host.bandwidth,
+        pause=(held - waiting) / host.disk.write + waiting / host.bandwidth,
         write=held / host.disk.write,
         recovery=START + held / host.disk.read,
     )
-
-
-def _held(best: Prediction, layout: RunLayout) -> float:
-    """Bytes of a host that a checkpoint holds: one process of ddp writes for all."""
-    per_host = 1 if layout.strategy == "ddp" else layout.per_host
-    return best.host_bytes if best.device_room is None else best.device_bytes * per_host
 
 
 def barriers(work: Work, cluster: Cluster, best: Prediction, seed: int = 0) -> BarrierTimes | None:

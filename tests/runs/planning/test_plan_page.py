@@ -9,10 +9,12 @@ import pytest
 
 from shoal.pages.look import escape
 from shoal.runs.planning.page import PlanPage, roofline_points
+from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CLUSTERS
 from shoal.runs.planning.scaling import scaling
 from shoal.runs.planning.showing import TimePlan
 from shoal.runs.planning.simulated import Simulated
+from shoal.runs.planning.timing import predict
 from shoal.runs.planning.work import dlrm_dcnv2
 
 CLUSTER = CLUSTERS["DGX-H100"].of_size(2)
@@ -50,17 +52,30 @@ def test_it_asks_nothing_and_runs_nothing(shown):
     assert "no link between hosts" in text and "<h2>Simulated</h2>" not in text
 
 
-def test_points_lie_under_the_roof(shown):
+@pytest.mark.parametrize(
+    "cluster, layout",
+    [
+        (CLUSTER, RunLayout("sharded", 16, 2, place="row")),
+        (CLUSTERS["x86-16"], RunLayout("single", threads=16)),
+        (CLUSTERS["x86-16"], RunLayout("ps", 8, threads=1, servers=2)),
+    ],
+)
+def test_points_lie_under_the_roof(cluster, layout):
     """Nothing computes more than the peak, or more than the memory's bytes allow."""
-    device = CLUSTER.host.device
-    points = roofline_points(WORK, CLUSTER, shown.best)
+    best, host = predict(WORK, cluster, layout), cluster.host
+    points = roofline_points(WORK, cluster, best)
     assert set(points) == {"dense", "rows", "the whole step"}
+    cores = 1 if host.on_gpu else layout.threads
+    bandwidth = cores * host.device.bandwidth
+    bandwidth = bandwidth if host.on_gpu else min(bandwidth, host.bandwidth)
     for intensity, speed in points.values():
-        assert speed <= 1.01 * min(device.flops["bfloat16"], intensity * device.bandwidth)
-    # Dense operations of the step: those of its samples on one of 16 devices.
+        roof = min(cores * host.device.flops["bfloat16"], intensity * bandwidth)
+        assert speed <= 1.01 * roof
+    # Dense operations of the step: those of the samples of one process.
     per_sample = WORK.forward.products + WORK.backward.products
-    seconds = 1e-3 * (shown.best.parts["dense_forward"] + shown.best.parts["dense_backward"])
-    assert points["dense"][1] == pytest.approx(65536 / 16 * per_sample / seconds)
+    seconds = 1e-3 * (best.parts["dense_forward"] + best.parts["dense_backward"])
+    made = 65536 / layout.processes * per_sample / seconds
+    assert points["dense"][1] == pytest.approx(made)
 
 
 def test_scaling_grows_and_ends():

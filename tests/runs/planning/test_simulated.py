@@ -36,7 +36,7 @@ def test_a_job_of_many_hosts_that_fail():
     found = Simulated.of(plan, epochs=2000)
     job, host = found.job, GPUS.host
     assert job.hosts == 8 and job.between_failures == pytest.approx(50_000 * 3600 / 8)
-    held = 8 * plan.best.device_bytes
+    held = WORK.table_bytes / 8 + 12 * WORK.parameters
     assert job.write == pytest.approx(held / host.disk.write)
     assert job.recovery == pytest.approx(START + held / host.disk.read)
     assert job.pause < job.write  # the last bytes wait in memory while training runs
@@ -69,10 +69,17 @@ def test_a_short_job_saves_at_its_end():
     assert found.keys == {} and "none before the end" in str(found) and "1 epoch on" in str(found)
 
 
-def test_one_process_of_ddp_saves_for_all():
-    small = replace(WORK, tables=WORK.tables[1:])
-    best = predict(small, GPUS, RunLayout("ddp", 64, 8))
-    assert long_job(best, GPUS, 1).write == pytest.approx(best.device_bytes / GPUS.host.disk.write)
+def test_who_saves_what():
+    """All hosts of sharded, one process of ddp, every server; dense parameters come on top."""
+    dense = 12 * WORK.parameters
+    for layout, cluster, writers in (
+        (RunLayout("sharded", 64, 8, place="row"), GPUS, 8),
+        (RunLayout("ddp", 64, 8), GPUS, 1),
+        (RunLayout("ps", 75, 75, 64, servers=25), CORES, 25),
+    ):
+        job = long_job(WORK, predict(WORK, cluster, layout), cluster, 1)
+        held = WORK.table_bytes / writers + dense
+        assert job.write == pytest.approx(held / cluster.host.disk.write)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
