@@ -69,7 +69,7 @@ def step_of(work: Work, cluster: Cluster, layout: RunLayout) -> StepTime:
     slices = 1 if layout.strategy == "ps" and layout.mode == "async" else layout.processes
     local = work.batch / slices
     _input(step, work, cluster, layout, local)
-    _dense(step, work, reach, local)
+    _dense(step, work, reach, local, work.joined if cluster.host.on_gpu else 1.0)
     ROWS[layout.strategy](step, work, cluster, layout, local)
     if layout.strategy != "ps":
         update = work.parameters * work.optimizer_bytes / reach.stream
@@ -94,13 +94,15 @@ def _input(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, loca
     step.add("input", made + copied)
 
 
-def _dense(step: StepTime, work: Work, reach: Reach, local: float) -> None:
+def _dense(step: StepTime, work: Work, reach: Reach, local: float, joined: float) -> None:
     """Forward and backward; where launches take longer than the device, the rest is idle."""
     for part, each, fixed in (
         ("dense_forward", work.forward, work.forward_step),
         ("dense_backward", work.backward, work.backward_step),
     ):
         todo = each.times(local) + fixed
+        left = (joined * todo.elementwise, joined * todo.kernels)
+        todo = replace(todo, elementwise=left[0], kernels=left[1])
         times = _of_kind(todo, reach)
         for kind, seconds in times.items():
             step.kinds[kind] = step.kinds.get(kind, 0.0) + seconds
