@@ -57,6 +57,7 @@ CORE_PRIOR = {
     "row": (45e-9, 0.50),
     "launch": (6e-6, 0.50),
     "memory": (0.70, 0.70),
+    "meet": (150e-6, 0.70),
 }
 OWN_GPU_PRIOR = {
     "gemm": (0.70, 0.20),

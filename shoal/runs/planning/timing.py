@@ -16,6 +16,9 @@ from shoal.runs.planning.prediction import Assumption, Prediction, Range, RunLay
 from shoal.runs.planning.row_time import ROWS
 from shoal.runs.planning.work import Operations, Work
 
+# Exchanges of a step one after the other: ddp gathers rows and sums dense gradients; sharded sends
+# counts, ids, rows, gradients and sums; servers are asked for rows and parameters, and get both.
+MEETINGS = {"single": 0, "ddp": 2, "sharded": 5, "ps": 4, "tiers": 5}
 ROOM = 0.9  # the share of a memory that a plan may fill
 
 
@@ -79,6 +82,8 @@ def step_of(work: Work, cluster: Cluster, layout: RunLayout) -> StepTime:
             step.hide("all_reduce", step.seconds["rows_updated"])
     if work.ahead or cluster.host.on_gpu:
         step.hide("input", sum(step.seconds.values()) - step.seconds["input"])
+    if (layout.processes > 1 or layout.servers) and not (work.recorded and cluster.host.on_gpu):
+        step.add("idle", MEETINGS[layout.strategy] * cluster.efficiency.meet.value)
     slowest = cluster.efficiency.jitter.value * math.sqrt(2 * math.log(max(1, layout.processes)))
     step.add("idle", slowest * sum(step.seconds.values()))
     return step
