@@ -57,6 +57,15 @@ CORE_PRIOR = {
     "row": (45e-9, 0.50),
     "launch": (6e-6, 0.50),
     "memory": (0.70, 0.70),
+    "meet": (150e-6, 0.70),
+}
+OWN_GPU_PRIOR = {
+    "gemm": (0.70, 0.20),
+    "attention": (0.37, 0.50),
+    "stream": (0.80, 0.50),
+    "gather": (0.60, 0.30),
+    "kernel": (3.7e-6, 0.50),
+    "launch": (8e-6, 0.50),
 }
 MODEL_ERROR = 0.08  # a row may be off by about this for reasons that no constant has
 # NVIDIA's recsys-examples, HSTU on 16 H100: ms of a step.
@@ -224,7 +233,7 @@ def runs(path: Path, clusters: Callable[[str], Cluster]) -> None:
     for machine, found in rows_of(path, clusters).items():
         print(f"## {machine}: {len(found)} runs\n")
         rows = [row for row, _ in found]
-        prior = GPU_PRIOR if rows[0].cluster.host.on_gpu else CORE_PRIOR
+        prior = OWN_GPU_PRIOR if rows[0].cluster.host.on_gpu else CORE_PRIOR
         fitted = judged(rows, prior)
         right = groups = 0
         for model in dict.fromkeys(group for _, group in found):
@@ -242,14 +251,14 @@ def runs(path: Path, clusters: Callable[[str], Cluster]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measure-here", type=Path, metavar="FILE", help="train, a line each")
-    parser.add_argument("--quick", action="store_true", help="a third of those runs")
+    parser.add_argument("--minutes", type=float, default=60.0, help="then it stops; go on later")
     parser.add_argument("--runs", type=Path, metavar="FILE", help="predict the runs of a file")
     parser.add_argument("--clusters", type=Path, help="folder of MACHINE.yaml, instead of presets")
     args = parser.parse_args()
     if args.measure_here is not None:
         from plan_runs import measure_here
 
-        measure_here(args.measure_here, args.quick)
+        measure_here(args.measure_here, args.minutes)
     elif args.runs is not None:
         from plan_runs import cluster_named
 

@@ -102,6 +102,7 @@ class Efficiency:
     ethernet: Estimate
     memory: Estimate  # between processes of a host, through its memory
     jitter: Estimate  # by which share the step of one device differs from that of another
+    meet: Estimate = Estimate(0.0, 0.0, 0.0)  # seconds until processes begin an exchange
 
     def link(self, link: NetworkLink) -> Estimate:
         """What is reached of a link."""

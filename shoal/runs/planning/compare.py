@@ -8,6 +8,7 @@ comparison, and the run's report shows it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 from contextlib import suppress
@@ -22,6 +23,7 @@ from shoal.runs.planning.counting import count_work
 from shoal.runs.planning.prediction import Prediction, RunLayout
 from shoal.runs.planning.presets import this_machine
 from shoal.runs.planning.timing import predict
+from shoal.runs.planning.work import Work
 from shoal.runs.report.reading import MOST_BYTES, inner, number
 from shoal.runs.run import resolve_run
 from shoal.world.durable import open_regular, replace_durably
@@ -85,7 +87,7 @@ class Comparison:
         return f"{where}\n{in_columns(lines, left=(0,))}\n{bars}"
 
 
-def layout_of(config: Config, cluster: Cluster) -> RunLayout:
+def layout_of(config: Config, cluster: Cluster, work: Work) -> RunLayout:
     """The layout that a config asks for."""
     launch, strategy = config.launch, config.strategy
     size = max(1, launch.nproc, launch.world_size)
@@ -95,9 +97,10 @@ def layout_of(config: Config, cluster: Cluster) -> RunLayout:
     name = strategy.name
     if name == "auto":
         name = "single" if size == 1 else "ddp"
-    tiers = config.rows.tiers
+    tiers, share = config.rows.tiers, 1.0
     if tiers.ssd is not None or tiers.gpu:
-        name = "tiers"
+        name, budget = "tiers", tiers.host if tiers.ssd is not None else tiers.gpu
+        share = min(1.0, size * (budget or math.inf) / max(1, work.table_bytes))
     servers = max(1, launch.servers, len(strategy.ps.addresses)) if name == "ps" else 0
     mode = "sync" if strategy.ps.mode == "sync" else "async"
     return RunLayout(
@@ -105,6 +108,8 @@ def layout_of(config: Config, cluster: Cluster) -> RunLayout:
         place=strategy.place,
         servers=servers,
         mode=mode,  # type: ignore[arg-type]
+        in_memory=share,
+        over="host" if tiers.ssd is None else "ssd",
     )
 
 
@@ -150,7 +155,8 @@ def compare_run(
     """Predict a run on a cluster (this machine) and set it beside what it measured."""
     config = resolve_run(folder, values={"run.output": None}, trust=trust).config
     there = cluster or this_machine()
-    prediction = predict(count_work(config), there, layout_of(config, there))
+    work = count_work(config)
+    prediction = predict(work, there, layout_of(config, there, work))
     whole, phases = measured(Path(folder))
     pairs = {
         name: (sum(prediction.parts[part] for part in parts), phases.get(name))

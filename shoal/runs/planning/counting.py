@@ -35,6 +35,7 @@ MOST_SAMPLES = 128
 SEEN_IDS = 2_000_000  # that popularity is read from, about
 MOST_WHOLE = 1 << 28  # floats of a table that a model reads whole
 EXPECTED_ROWS = 10_000_000  # of a table that grows, whose ids say nothing else
+JOINED = 0.5  # of elementwise work: our kernels on GPUs have norms, dropout, attention in one
 OPTIMIZER_BYTES = {"sgd": 12.0, "adagrad": 20.0, "momentum": 20.0, "adam": 28.0, "adamw": 28.0}
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "rmatmul", "mv")
 BATCHED = ("bmm", "baddbmm", "scaled_dot_product_attention")  # of many small matrices
@@ -262,6 +263,7 @@ def count_work(config: Config, parts: Parts | None = None) -> Work:
         input_seconds=seconds,
         ahead=bool(reader.prefetch),
         pooled=False,
+        joined=JOINED,
         sources=(f"one step of {some[0].size} samples, counted",),
     )
 

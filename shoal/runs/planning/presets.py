@@ -146,6 +146,7 @@ GPU = Efficiency(
     ethernet=Estimate.about(0.60, 0.3, "NCCL or Gloo over TCP"),
     memory=Estimate.about(0.70, 0.3, "copies through the host's memory"),
     jitter=Estimate.about(0.02, 0.5, "an assumption"),
+    meet=Estimate.about(20 * MICRO, 0.5, "NCCL's launch, where steps are not recorded"),
 )
 CORE = replace(
     GPU,
@@ -155,6 +156,7 @@ CORE = replace(
     gather=Estimate.about(0.50, 0.3, "rows on one core"),
     row=Estimate.about(45e-9, 0.4, "rows of 16 numbers on one core: 87 ns an id, with bytes"),
     kernel=Estimate.about(2 * MICRO, 0.5, "an operation on a small tensor"),
+    meet=Estimate.about(150 * MICRO, 0.5, "processes of a host, and Python between them"),
     launch=Estimate.about(6 * MICRO, 0.3, "PyTorch's operations, forward or backward"),
 )
 EFFICIENCY = {"gpu": GPU, "core": CORE}

@@ -16,6 +16,9 @@ from shoal.runs.planning.prediction import Assumption, Prediction, Range, RunLay
 from shoal.runs.planning.row_time import ROWS
 from shoal.runs.planning.work import Operations, Work
 
+# Exchanges of a step one after the other: ddp gathers rows and sums dense gradients; sharded sends
+# counts, ids, rows, gradients and sums; servers are asked for rows and parameters, and get both.
+MEETINGS = {"single": 0, "ddp": 2, "sharded": 5, "ps": 4, "tiers": 5}
 ROOM = 0.9  # the share of a memory that a plan may fill
 
 
@@ -69,7 +72,7 @@ def step_of(work: Work, cluster: Cluster, layout: RunLayout) -> StepTime:
     slices = 1 if layout.strategy == "ps" and layout.mode == "async" else layout.processes
     local = work.batch / slices
     _input(step, work, cluster, layout, local)
-    _dense(step, work, reach, local)
+    _dense(step, work, reach, local, work.joined if cluster.host.on_gpu else 1.0)
     ROWS[layout.strategy](step, work, cluster, layout, local)
     if layout.strategy != "ps":
         update = work.parameters * work.optimizer_bytes / reach.stream
@@ -79,6 +82,8 @@ def step_of(work: Work, cluster: Cluster, layout: RunLayout) -> StepTime:
             step.hide("all_reduce", step.seconds["rows_updated"])
     if work.ahead or cluster.host.on_gpu:
         step.hide("input", sum(step.seconds.values()) - step.seconds["input"])
+    if (layout.processes > 1 or layout.servers) and not (work.recorded and cluster.host.on_gpu):
+        step.add("idle", MEETINGS[layout.strategy] * cluster.efficiency.meet.value)
     slowest = cluster.efficiency.jitter.value * math.sqrt(2 * math.log(max(1, layout.processes)))
     step.add("idle", slowest * sum(step.seconds.values()))
     return step
@@ -94,13 +99,15 @@ def _input(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, loca
     step.add("input", made + copied)
 
 
-def _dense(step: StepTime, work: Work, reach: Reach, local: float) -> None:
+def _dense(step: StepTime, work: Work, reach: Reach, local: float, joined: float) -> None:
     """Forward and backward; where launches take longer than the device, the rest is idle."""
     for part, each, fixed in (
         ("dense_forward", work.forward, work.forward_step),
         ("dense_backward", work.backward, work.backward_step),
     ):
         todo = each.times(local) + fixed
+        left = (joined * todo.elementwise, joined * todo.kernels)
+        todo = replace(todo, elementwise=left[0], kernels=left[1])
         times = _of_kind(todo, reach)
         for kind, seconds in times.items():
             step.kinds[kind] = step.kinds.get(kind, 0.0) + seconds

@@ -151,6 +151,7 @@ class Work:
     input_seconds: float = 0.0  # of a core, to make a sample
     ahead: bool = True  # whether batches are made while others are trained
     pooled: bool = True  # whether rows are summed where they lie, before they travel
+    joined: float = 1.0  # on GPUs: what is left of elementwise work where kernels join operations
     overlapped: bool = False  # whether dense gradients travel while rows are updated
     sources: tuple[str, ...] = ()  # where the figures are from
 
