@@ -30,7 +30,7 @@ def test_simulated_failures():
     told = call(*SMALL, *CLUSTER, "--train.epochs=7", "--simulate")
     assert re.search(r"^simulated +7 epochs on \d+ hosts?", told, re.M) and "by Young" in told
     found = json.loads(call(*SMALL, *CLUSTER, "--simulate", "--json"))["simulated"]
-    assert found["failures"]["seconds"] >= found["job"]["work"] and found["daly"] > 0
+    assert found["failures"]["seconds"] >= 0.999 * found["job"]["work"] and found["daly"] > 0
 
 
 def test_a_page_and_a_job(tmp_path: Path):
