@@ -26,6 +26,7 @@ from shoal.runs.planning.cluster import Cluster, Efficiency, Estimate
 from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CLUSTERS
 from shoal.runs.planning.showing import TimePlan
+from shoal.runs.planning.simulated import Simulated
 from shoal.runs.planning.timing import predict, step_of
 from shoal.runs.planning.work import Popularity, TableWork, Work, dlrm_dcnv2, hstu
 
@@ -220,7 +221,12 @@ def paper() -> None:
         ("10T parameters on 4,096 hosts", ten_trillion(), CLUSTERS["DGX-H100"].of_size(4096)),
         ("100 hosts without GPUs, with servers", click_model(), CLUSTERS["x86-64"].of_size(100)),
     ):
-        print(f"## {title}\n\n```\n{TimePlan.of(work, cluster)}\n```\n")
+        plan = TimePlan.of(work, cluster)
+        print(f"## {title}\n\n```\n{plan}\n\n{Simulated.of(plan, epochs=20)}\n```\n")
+        served = [one for one in plan.ranking if one.layout.strategy == "ps" and one.fits]
+        for one in served:
+            told = Simulated.of(replace(plan, best=one), epochs=20)
+            print(f"with {one.layout.title}:\n\n```\n{told}\n```\n")
 
 
 # ---- runs of ours -------------------------------------------------------------------------------

@@ -14,8 +14,11 @@ from shoal.config.row_rules import show_size
 from shoal.embedding.placements.planner import in_columns
 from shoal.runs.planning.cluster import Cluster, Estimate
 from shoal.runs.planning.cluster_file import read_cluster
+from shoal.runs.planning.links import Reach, StepTime
 from shoal.runs.planning.measure import Measured, Timing
 from shoal.runs.planning.presets import CLUSTERS
+from shoal.runs.planning.row_time import read_rows, update_rows
+from shoal.runs.planning.work import Popularity, TableWork
 
 FAR = 1.25  # a figure that differs by more than this factor is pointed out
 
@@ -158,10 +161,10 @@ def _parts(found: Measured, near: Cluster) -> dict[str, Any]:
 def _rows(found: Measured) -> tuple[Timing, Estimate]:
     """Bytes a second of rows, and seconds of an id beside its bytes: a line through the widths.
 
-    Read and updated by Adagrad, a row of d numbers moves 72 + 28 d bytes, as timing.py counts them.
+    Read and updated by Adagrad, a row moves the bytes that row_time.py counts.
     """
     dims = sorted(found.rows)
-    moved = np.array([72.0 + 28.0 * dim for dim in dims])
+    moved = np.array([bytes_of_row(dim) for dim in dims])
 
     def line(times: list[float]) -> tuple[float, float]:
         seconds = np.array(times)
@@ -185,6 +188,15 @@ def _rows(found: Measured) -> tuple[Timing, Estimate]:
         Timing(speed, speeds[0], speeds[-1]),
         Estimate(max(least, fixed), fixes[0], fixes[-1], "measured"),
     )
+
+
+def bytes_of_row(dim: int) -> float:
+    """That a row of so many numbers moves when it is read once and updated once by Adagrad."""
+    one = TableWork("", 1, dim, 1.0, 1.0, Popularity.uniform(1), 4 * dim, 4 * dim)
+    of_bytes, step = Reach(1.0, 1.0, 1.0, gather=1.0, row=0.0, kernel=0.0, launch=0.0), StepTime()
+    read_rows(step, one, of_bytes, 1.0, 1.0)
+    update_rows(step, one, of_bytes, 1.0, 1.0, 4)
+    return sum(step.seconds.values())
 
 
 def _products(found: Measured, near: Cluster) -> tuple[dict[str, float], list[float], list[float]]:

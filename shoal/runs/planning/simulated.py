@@ -36,7 +36,8 @@ from shoal.runs.planning.work import Work
 START = 90.0  # seconds until processes are started again and have read the data, an assumption
 WAITING = 256 * 2**20  # bytes of a process that wait for the disk while training continues
 STATE = 12  # bytes of a dense parameter in a checkpoint: its value and Adam's two
-BATCHES = 10_000  # that are simulated, at most
+MOST_WORKERS = 400  # that are simulated: of more, a part with its part of the servers
+BATCHES = 10_000  # that are simulated
 DRAWN = 4_000_000  # times of ranks, about
 # What ranks do between two moments at which all meet.
 PHASES = (("rows_read",), ("dense_forward", "dense_backward"), ("rows_updated",))
@@ -69,8 +70,7 @@ class Simulated:
         if layout.mode == "async":
             elastic = simulate_elastic(job.work, layout.hosts, hours, START, seed=seed)
         served = served_job(plan.work, cluster, layout)
-        batches = min(BATCHES, 200 * layout.processes)
-        found = simulate_servers(served, batches, seed)
+        found = simulate_many(served, seed)
         steps = layout.processes  # in a step of all workers
         return cls(
             *(epochs, step, job, times),
@@ -107,6 +107,7 @@ class Simulated:
     def rows(self) -> list[tuple[str, str]]:
         """A figure and its name each."""
         job, times = self.job, self.times
+        undone = f"{duration(times.lost_each)}, 95 % less than {duration(times.lost_most)}"
         between = duration(times.interval) if self.keys else "none before the end"
         formulas = (
             f"{duration(young_interval(job))} by Young, {duration(daly_interval(job))} by Daly"
@@ -120,6 +121,7 @@ class Simulated:
         found += [
             ("with failures", f"{duration(times.seconds)}, 95 % within {duration(times.late)}"),
             ("failures", f"{times.failures:,.3g}"),
+            *([("a failure undoes", undone)] if times.failures else []),
             ("best between checkpoints", f"{between} ({formulas})"),
             (
                 "a checkpoint pauses",
@@ -132,13 +134,6 @@ class Simulated:
                 f"redone, {times.recovering:.1%} starting again",
             ),
         ]
-        if times.failures:
-            found.append(
-                (
-                    "a failure undoes",
-                    f"{duration(times.lost_each)}, 95 % less than {duration(times.lost_most)}",
-                )
-            )
         if self.steps is not None:
             steps = self.steps
             found.append(
@@ -237,6 +232,27 @@ def barriers(work: Work, cluster: Cluster, best: Prediction, seed: int = 0) -> B
         slowest=found.slowest + together,
         phases=(*found.phases, together),
         waiting=found.waiting * found.mean / (found.mean + together),
+    )
+
+
+def simulate_many(job: ServedJob, seed: int = 0) -> ServedTimes:
+    """Any number of workers: of too many a part is simulated, with as large a part of the servers.
+
+    A server then gets as many fewer requests as each of them has more work for it.
+    """
+    factor = max(1.0, min(job.workers / MOST_WORKERS, len(job.shares)))
+    servers = max(1, round(len(job.shares) / factor))
+    factor = len(job.shares) / servers
+    workers = max(1, round(job.workers / factor))
+    part = job
+    if factor > 1:
+        part = replace(job, workers=workers, shares=(1.0 / servers,) * servers, slowdown=())
+    found = simulate_servers(part, max(BATCHES, 4 * workers), seed)
+    return replace(
+        found,
+        batches=round(factor * found.batches),
+        age=factor * found.age,
+        oldest=round(factor * found.oldest),
     )
 
 

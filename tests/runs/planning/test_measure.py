@@ -11,6 +11,7 @@ import yaml
 from shoal.runs.planning.cluster_file import read_cluster
 from shoal.runs.planning.measure import SHAPES, Measured, Timing, measure
 from shoal.runs.planning.measured_cluster import (
+    bytes_of_row,
     differences,
     figures,
     measured_cluster,
@@ -26,8 +27,8 @@ def about(value: float) -> Timing:
 def machine(**other) -> Measured:
     """Two cores that copy 20 GB/s; rows move 10 GB/s and take 50 ns each beside that."""
     speed, fixed = 10e9, 50e-9
-    read = {d: about((8 + 8 * d) / speed + fixed / 3) for d in (16, 64, 128)}
-    updated = {d: about((64 + 20 * d) / speed + 2 * fixed / 3) for d in read}
+    read = {d: about(bytes_of_row(d) / 3 / speed + fixed / 3) for d in (16, 64, 128)}
+    updated = {d: about(bytes_of_row(d) * 2 / 3 / speed + 2 * fixed / 3) for d in read}
     made = Measured(
         device="cpu",
         on_gpu=False,
@@ -51,6 +52,12 @@ def test_a_timing_is_a_median():
     one = Timing.of([4.0, 1.0, 2.0, 3.0, 100.0], units=12.0)
     assert one.value == 4.0 and one.low < one.value < one.high
     assert Timing.of([3.0, 1.0, 2.0]).value == 2.0
+
+
+def test_bytes_of_a_row():
+    """At least: read and written where it goes, a gradient, and row and state there and back."""
+    for dim in (16, 128):
+        assert 28 * dim <= bytes_of_row(dim) <= 28 * dim + 100
 
 
 def test_the_file_holds_what_was_measured():

@@ -10,6 +10,7 @@ from shoal.runs.planning.cluster import Estimate
 from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CLUSTERS
 from shoal.runs.planning.showing import TimePlan
+from shoal.runs.planning.simulate import ServedJob
 from shoal.runs.planning.simulated import (
     START,
     WAITING,
@@ -17,6 +18,7 @@ from shoal.runs.planning.simulated import (
     barriers,
     long_job,
     served_job,
+    simulate_many,
 )
 from shoal.runs.planning.timing import predict
 from shoal.runs.planning.work import dlrm_dcnv2
@@ -91,6 +93,16 @@ def test_queues_of_servers(mode):
     assert (found.elastic is not None) == (mode == "async")
     assert ("a gradient's age" in str(found)) == (mode == "async")
     assert found.job.hosts == 100
+
+
+def test_a_part_stands_for_many():
+    """Workers and servers in proportion: as many times the batches, and the age."""
+    few = ServedJob(400, 0.1, 0.02, 0.02, shares=(1 / 8,) * 8, spread=0.1)
+    many = replace(few, workers=3200, shares=(1 / 64,) * 64)
+    first, second = simulate_many(few), simulate_many(many)
+    assert second.per_second == pytest.approx(8 * first.per_second, rel=0.02)
+    assert second.age == pytest.approx(8 * first.age, rel=0.02)
+    assert second.busy == pytest.approx(first.busy, rel=0.02)
 
 
 def test_more_servers_have_shorter_queues():
