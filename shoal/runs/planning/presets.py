@@ -58,7 +58,7 @@ DEVICES = {
         _gpu("L4", 24, 300, 30.3, 60, 121),
         _gpu("T4", 16, 320, 8.1, 8.1, 65),  # float16 in the place of bfloat16
         _core("x86-core", 12, 160, "AVX-512 at 2.5 GHz: 64 operations a cycle"),
-        _core("arm-core", 12, 48, "Neoverse at 3 GHz: 16 operations a cycle"),
+        _core("arm-core", 15, 48, "Neoverse at 3 GHz: 16 operations a cycle"),
         _core("laptop-core", 15, 50, "a laptop's core at 3 GHz"),
     )
 }
@@ -127,22 +127,22 @@ HOSTS = {
         _cores("x86-16", "x86-core", 16, 128, 100, 0.8),
         _cores("x86-64", "x86-core", 64, 512, 300, 3.0),
         _cores("arm-64", "arm-core", 64, 512, 300, 2.4),
-        _cores("arm-2", "arm-core", 2, 24, 20, 0.1),
+        _cores("arm-2", "arm-core", 2, 24, 26, 0.1),
         _cores("laptop", "laptop-core", 8, 16, 60, 0.0),
     )
 }
 
 GPU = Efficiency(
-    gemm=Estimate.about(0.72, 0.1, f"{FITTED}; products of HSTU: 0.76"),
+    gemm=Estimate.about(0.71, 0.1, f"{FITTED}; products of HSTU: 0.76"),
     attention=Estimate.about(0.37, 0.2, "our kernels on an H200, forward and backward: 0.37"),
     stream=Estimate.about(0.80, 0.1, "a copy's share of the data sheet: 0.89 on an H200"),
-    gather=Estimate.about(0.67, 0.2, f"{FITTED}; rows on an H200: 0.55 to 0.82 of a copy"),
-    row=Estimate.about(0.1e-9, 0.5, "sorting on an H200: 0.06 ns an id"),
-    kernel=Estimate.about(3.7 * MICRO, 0.3, FITTED),
+    gather=Estimate.about(0.63, 0.2, f"{FITTED}; rows on an H200: 0.55 to 0.82 of a copy"),
+    row=Estimate.about(0.06e-9, 0.5, "sorting on an H200"),
+    kernel=Estimate.about(4.2 * MICRO, 0.3, FITTED),
     launch=Estimate.about(8 * MICRO, 0.3, "PyTorch's operations, forward or backward"),
     nvlink=Estimate.about(0.75, 0.15, "NCCL's bandwidth of large messages"),
-    pcie=Estimate.about(0.37, 0.25, f"{FITTED}: eight devices over two bridges"),
-    infiniband=Estimate.about(0.86, 0.15, FITTED),
+    pcie=Estimate.about(0.38, 0.25, f"{FITTED}: eight devices over two bridges"),
+    infiniband=Estimate.about(0.87, 0.13, FITTED),
     ethernet=Estimate.about(0.60, 0.3, "NCCL or Gloo over TCP"),
     memory=Estimate.about(0.70, 0.3, "copies through the host's memory"),
     jitter=Estimate.about(0.02, 0.5, "an assumption"),
@@ -153,8 +153,8 @@ CORE = replace(
     gemm=Estimate.about(0.60, 0.2, "products of float32 on one core"),
     attention=Estimate.about(0.40, 0.3, "products of small matrices on one core"),
     stream=Estimate.about(0.60, 0.3, "a core's copy"),
-    gather=Estimate.about(0.50, 0.3, "rows on one core"),
-    row=Estimate.about(45e-9, 0.4, "rows of 16 numbers on one core: 87 ns an id, with bytes"),
+    gather=Estimate.about(0.55, 0.3, "rows on one core"),
+    row=Estimate.about(40e-9, 0.4, "rows of 16 numbers on one core: 87 ns an id, with bytes"),
     kernel=Estimate.about(2 * MICRO, 0.5, "an operation on a small tensor"),
     meet=Estimate.about(150 * MICRO, 0.5, "processes of a host, and Python between them"),
     launch=Estimate.about(6 * MICRO, 0.3, "PyTorch's operations, forward or backward"),

@@ -12,8 +12,7 @@ from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CORE, DEVICES
 from shoal.runs.planning.work import TableWork, Work
 
-ROW_KERNELS = {"rows_read": 6, "rows_updated": 14}  # of all tables together
-SORTED = 64  # bytes that sorting moves for an id
+ROW_KERNELS = {"rows_read": 3, "rows_updated": 7}  # of all tables together
 ID = 8  # bytes of an id that travels
 
 
@@ -26,13 +25,14 @@ def read_rows(step: StepTime, table: TableWork, reach: Reach, ids: float, vector
 def update_rows(
     step: StepTime, table: TableWork, reach: Reach, ids: float, distinct: float, width: int
 ) -> None:
-    """Gradients of ids are sorted and summed, and distinct rows are written; width: of a number."""
-    moved = ids * (SORTED + width * table.dim) + 2 * distinct * table.row_bytes
+    """Gradients of ids are summed, and distinct rows read and written; width: of a number."""
+    moved = ids * width * table.dim + 2 * distinct * table.row_bytes
     step.add("rows_updated", moved / reach.gather + ids * (reach.row + table.id_seconds) * 2 / 3)
 
 
 def _whole(step: StepTime, table: TableWork, reach: Reach, share: float) -> None:
-    """A table that every step reads and updates whole; its products count as dense ones."""
+    """A table that every step reads, forward and backward, and updates whole."""
+    step.add("rows_read", share * table.rows * 2 * table.value_bytes / reach.stream)
     step.add("rows_updated", share * table.rows * 2 * table.row_bytes / reach.stream)
 
 
@@ -191,12 +191,10 @@ def _tiers(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, loca
     (_single if layout.processes == 1 else _sharded)(step, work, cluster, layout, local)
     moved = 0.0
     for table in work.tables:
-        if not table.whole:
-            ids = table.ids * local
-            slots = layout.in_memory * table.rows / layout.processes
-            missed = max(0.0, table.popularity.distinct(ids * layout.processes) - slots)
-            late = max(missed, (1 - table.popularity.after(ids * 64, slots)) * ids)
-            moved += min(late, table.popularity.distinct(ids)) * table.row_bytes
+        if not table.whole:  # of the rows that this process holds
+            ids, slots = table.ids * local, layout.in_memory * table.rows
+            size = layout.processes
+            moved += table.popularity.missed(ids * size, slots) / size * table.row_bytes
     speed = 0.75 * cluster.host.to_device if layout.over == "host" else cluster.host.disk.read
     if layout.over == "ssd":
         speed /= layout.per_host

@@ -40,10 +40,22 @@ class Popularity:
     def _logarithms(self) -> tuple[list[float], list[float]]:
         return [math.log(n) for n, _ in self.points], [math.log(d) for _, d in self.points]
 
-    def after(self, ids: float, slots: float) -> float:
-        """The share of ids that find their row among the `slots` most popular ones."""
-        seen = self.distinct(ids)
-        return 1.0 if slots >= seen or ids <= 0 else 1.0 - (seen - slots) / max(ids, seen)
+    def missed(self, ids: float, slots: float) -> float:
+        """Rows of the next `ids` that are not among the last `slots` distinct ones.
+
+        >>> Popularity.uniform(1000).missed(10, 1000)
+        0.0
+        """
+        sizes, seen = self._logarithms
+        if slots < 1:
+            return self.distinct(ids)
+        k = bisect(seen, math.log(slots))
+        if k >= len(seen):
+            return 0.0
+        risen = seen[k] - seen[k - 1]
+        share = (math.log(slots) - seen[k - 1]) / risen if k and risen > 0 else 0.0
+        before = math.exp(sizes[max(0, k - 1)] + share * (sizes[k] - sizes[max(0, k - 1)]))
+        return max(0.0, min(self.distinct(before + ids) - slots, self.distinct(ids)))
 
     @classmethod
     def uniform(cls, rows: float) -> Popularity:
