@@ -74,6 +74,12 @@ def plan(
         from shoal.runs.planning.planned import Planned, plan_config
         from shoal.runs.planning.showing import TimePlan
 
+    later = {"--simulate": simulate, "--html": html, "--launch": launch}
+    first = {"--cluster": cluster, "--target": target, "--published": published, "--json": as_json}
+    if measure:
+        _refuse("--measure", {**first, **later, "--compare": compare})
+    elif compare is not None:
+        _refuse("--compare", later)
     if output is not None and not (measure or launch):
         raise typer.BadParameter(
             "--output is for --measure and --launch; a page goes to --html FILE"
@@ -114,6 +120,13 @@ def plan(
         _write(_job(launch, made, context.args, config), output)
     if html is None and launch is None:
         typer.echo(json.dumps(made.facts(), indent=2) if as_json else str(made).lstrip("\n"))
+
+
+def _refuse(option: str, others: dict[str, object]) -> None:
+    """Options that would have no effect beside one."""
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise typer.BadParameter(f"{option} goes without {', '.join(given)}")
 
 
 def _cluster(named: str | None, hosts: int | None, devices: int | None) -> Cluster:

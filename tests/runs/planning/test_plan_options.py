@@ -56,6 +56,8 @@ def test_a_job_has_the_hosts_of_the_target():
     "words, wanted",
     [
         ([*SMALL, "--output", "x"], "--output is for --measure and --launch"),
+        (["--measure", "--json", "--html", "p.html"], "--measure goes without --json, --html"),
+        (["--compare", "run", "--simulate"], "--compare goes without --simulate"),
         ([*SMALL, *CLUSTER, "--launch", "slum"], "did you mean slurm"),
         ([*SMALL, *CLUSTER, "--html", "nowhere/plan.html"], "there is no folder nowhere"),
         (["--published", "hstu:512", "--cluster", "DGX-H100", "--launch", "ray"], "needs a config"),
