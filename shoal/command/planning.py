@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -122,7 +123,7 @@ def plan(
         typer.echo(json.dumps(made.facts(), indent=2) if as_json else str(made).lstrip("\n"))
 
 
-def _refuse(option: str, others: dict[str, object]) -> None:
+def _refuse(option: str, others: Mapping[str, object]) -> None:
     """Options that would have no effect beside one."""
     given = [name for name, value in others.items() if value]
     if given:
