@@ -156,7 +156,8 @@ def overrides_of(words: list[str]) -> Iterator[str]:
     for word, after in pairwise([*words, ""]):
         key, equals, _ = word.removeprefix("--").partition("=")
         key = key.replace("-", "_")
-        known = key in {*KEYS, *SECTIONS, *WORDS} - {"ips", "gpus", "config_files"}
+        # `launch` is an option of `shoal plan`
+        known = key in {*KEYS, *SECTIONS, *WORDS} - {"ips", "gpus", "config_files", "launch"}
         if not known and not key.startswith((*FREE, "model.")):
             continue
         if equals:

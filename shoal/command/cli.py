@@ -20,6 +20,7 @@ from shoal.command import (
     exit,
     inspect,
     new,
+    planning,
     quickstart,
     report,
     serving,
@@ -56,7 +57,7 @@ app.command("export")(serving.export)
 app.command("recommend")(serving.recommend)
 app.command("predict")(serving.predict)
 app.command("prepare", **INPUTS)(data.prepare)
-app.command("plan", **FILES)(inspect.plan)
+app.command("plan", **FILES)(planning.plan)
 app.command("models")(inspect.models)
 app.command("runs")(inspect.runs)
 app.command("report")(report.report)

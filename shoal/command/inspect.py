@@ -1,4 +1,4 @@
-"""Commands that look things up or after: configs, models, runs, plans, checkpoints, keys."""
+"""Commands that look things up or after: configs, models, runs, checkpoints, keys."""
 
 from __future__ import annotations
 
@@ -131,16 +131,6 @@ def keys_make(
         f"{made}: copy {made}/for-servers to the hosts of servers and {made}/for-workers to those "
         "of workers, and set strategy.ps.keys to the folder that holds them"
     )
-
-
-def plan(context: typer.Context) -> None:
-    """Print what every table takes of which memory; refuse what does not fit this machine.
-
-    Configs and keys as for train: shoal plan config.yaml --launch.nproc=4
-    """
-    from shoal.runs.plan import plan_run
-
-    typer.echo(plan_run(resolve_words(context.args).config))
 
 
 def checkpoint_verify(run: Annotated[str, RUN]) -> None:

@@ -12,7 +12,7 @@ from shoal.config.schema import Config
 from shoal.data.dataset import Dataset
 from shoal.embedding.rows.table import Table
 from shoal.runs.build import Parts
-from shoal.runs.plan import plan_memory
+from shoal.runs.row_memory import plan_memory
 
 ITEM_FIELDS = ("item", "history", "target", "shown", "output")  # as models call them
 

@@ -84,6 +84,7 @@ class Trainer:
         )
         self.beside: dict[str, Any] = {}  # what result.json has besides, known before training
         self.train_seconds: list[float] = []
+        self.phases: dict[str, float] = {}  # seconds of the last epoch
         self.eval_seconds: list[float] = []
         self.test_seconds: float | None = None
         self.trackers = Trackers(config.run.trackers if self.world.is_main else [])
@@ -154,10 +155,12 @@ class Trainer:
     # ---- one epoch ------------------------------------------------------------------------------
 
     def _epoch(self, epochs: int) -> None:
-        begun = time.perf_counter()
+        begun, phases = time.perf_counter(), dict(self.strategy.phases)
         first_batch, sent = self.cursor.batch, self.world.bytes_sent
         self._train(epochs)
-        self._end_epoch(epochs, time.perf_counter() - begun, first_batch, sent)
+        seconds = time.perf_counter() - begun
+        self.phases = {key: v - phases[key] for key, v in self.strategy.phases.items()}
+        self._end_epoch(epochs, seconds, first_batch, sent)
 
     def _end_epoch(self, epochs: int, seconds: float, first_batch: int, sent: int) -> None:
         """Report an epoch, evaluate and save; sent: bytes before its first batch."""
@@ -168,6 +171,8 @@ class Trainer:
         loss = cursor.loss_sum / max(1, cursor.losses)
         line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
         line["train_seconds"] = seconds
+        if self.phases and self.world.device.type == "cpu":  # the clock of a GPU is another
+            line["phases"] = self.phases | {"rest": seconds - sum(self.phases.values())}
         if len(self.losses.by_rank) > 1:
             line["loss_by_rank"] = self.losses.by_rank
         shown = f"{cursor.loss_sum:z.{self.config.run.loss_decimals}f}"  # z: no minus before a zero

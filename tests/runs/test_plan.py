@@ -8,7 +8,8 @@ from click_model import click_config, tiny_clicks  # noqa: F401
 
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Table
-from shoal.runs.plan import Machine, plan_run, plan_tables_of
+from shoal.runs.planning.planned import plan_run
+from shoal.runs.row_memory import Machine, plan_tables_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SMALL = Machine(host=10**9, gpu=None)

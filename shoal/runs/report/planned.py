@@ -5,22 +5,45 @@ from shoal.pages.look import Html, Numeral, section, table
 from shoal.runs.report.reading import RunRecord, inner, number, short
 
 MOST_TABLES = 200
+PHASES = {
+    "forward_backward": "rows read, forward and backward",
+    "update": "exchange, rows updated, optimizer",
+    "rest": "input and the rest",
+}
 
 Row = tuple[str, Numeral | None, Numeral | None]  # part, planned, measured
 
 
 def planned_and_measured(record: RunRecord) -> Html:
     """A line for each part; a planner of something else adds its lines here."""
-    rows = _memory(record)
+    rows, times = _memory(record), _times(record)
     if not rows:
-        return Html("")
+        return times
     plan = inner(record.result, "plan")
     holder = str(plan.get("holder", "process"))
     text = f"Of the fullest {short(holder, 20)}. Planned: as the command shoal plan computes it."
     if holder == "server":
         text += " Servers do not report what they measured."
     heads = ["part", "planned", "measured"]
-    return section("Planned and measured", text, table(heads, rows))
+    return Html(section("Planned and measured", text, table(heads, rows)) + times)
+
+
+def _times(record: RunRecord) -> Html:
+    """What `shoal plan --compare` left in the run's folder."""
+    found, phases = record.plan, inner(record.plan, "phases")
+    planned, took = number(found.get("predicted_ms")), number(found.get("measured_ms"))
+    if planned is None or not took:
+        return Html("")
+    low, high = number(found.get("low_ms")), number(found.get("high_ms"))
+    rows: list[Row] = []
+    for name, text in PHASES.items():
+        one = inner(phases, name)
+        rows.append((text, _ms(one.get("predicted_ms")), _ms(one.get("measured_ms"))))
+    rows.append(("a whole step", _ms(planned), _ms(took)))
+    text = f"Milliseconds of a step; predicted {planned / took - 1:+.0%} of what was measured."
+    if low is not None and high is not None:
+        text += f" It was to lie between {low:.3g} and {high:.3g}."
+    return section("Predicted and measured", text, table(["part", "predicted", "measured"], rows))
 
 
 def _memory(record: RunRecord) -> list[Row]:
@@ -50,6 +73,11 @@ def _memory(record: RunRecord) -> list[Row]:
             what = f"{name} memory at its peak: rows, model, data and program"
             rows.append((what, None, _size(max(peaks))))
     return rows
+
+
+def _ms(given: object) -> Numeral | None:
+    found = number(given)
+    return None if found is None else Numeral(f"{found:.3g}")
 
 
 def _size(size: float | None) -> Numeral | None:

@@ -46,6 +46,7 @@ class RunRecord:
     summary: dict[str, Any]  # as `shoal runs` lists it
     config: dict[str, Any] = field(default_factory=dict)  # by dotted key
     result: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)  # what `shoal plan --compare` left
     epochs: list[EpochLine] = field(default_factory=list)
     users: "pl.DataFrame | None" = None
     evaluated: int = 0  # users; the file may hold a sample of them
@@ -111,6 +112,9 @@ def _read_record(folder: Path, name: str) -> RunRecord:
             record.result = _object(_text(folder / "result.json"))
     else:
         record.missing.append("result.json: the run has no result yet, so no test is shown")
+    if (folder / "plan.json").exists():
+        with _noting(record, "plan.json"):
+            record.plan = _object(_text(folder / "plan.json"))
     with _noting(record, "metrics.jsonl"):
         record.epochs = list(_epochs(_text(folder / "metrics.jsonl"), record))
     if not (folder / "evaluation").is_dir():

@@ -11,6 +11,7 @@ A step is `forward_backward`, the same for all, and `update`: how processes agre
 who applies them. `update` of each strategy shows that top to bottom.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ class Strategy(ABC):
     def __init__(self, world: World | None = None):
         self.world = world or World()
         self.row_world = self.world  # the ranks that hold the rows between them
+        # Seconds of all steps so far, by this process's clock: a GPU may be behind it.
+        self.phases = {"forward_backward": 0.0, "update": 0.0}
 
     # ---- setting up -----------------------------------------------------------------------------
 
@@ -189,8 +192,13 @@ class Strategy(ABC):
 
     def step(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         """As `train_step`, with this rank's slice in parts: one update, less memory."""
+        begun = time.perf_counter()
         sums = self.forward_backward(parts)
-        return self.update(sums, self.lr(lr))
+        middle = time.perf_counter()
+        loss = self.update(sums, self.lr(lr))
+        self.phases["forward_backward"] += middle - begun
+        self.phases["update"] += time.perf_counter() - middle
+        return loss
 
     def lr(self, given: float | None) -> float:
         """The learning rate of a step."""

@@ -1,7 +1,7 @@
 """What the rows of a run take of this machine: GPU memory, host memory, disk.
 
-The data is read and the model is made, as for the run itself; rows are not. Tables that grow have
-no size yet: what one of their rows takes is printed, and nothing of it is counted.
+Tables that grow have no size yet: what one of their rows takes is printed, and nothing of it is
+counted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from shoal.config.row_rules import show_size
-from shoal.config.schema import Config, StrategySection
+from shoal.config.schema import Config
 from shoal.embedding.engines.budgets import (
     INDEX_FIXED,
     INDEX_GPU,
@@ -34,11 +33,6 @@ from shoal.embedding.engines.local import gpu_need, lives_on_gpu
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.planner import in_columns, plan_tables
 from shoal.embedding.rows.table import Table
-from shoal.embedding.service import RowService
-from shoal.runs.build import build
-from shoal.training.strategy import Strategy
-from shoal.world.gpus import pick_device
-from shoal.world.world import World
 
 
 @dataclass(frozen=True)
@@ -54,43 +48,6 @@ class Machine:
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         gpu = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
         return cls(host, gpu)
-
-
-class _Planned(Exception):
-    """The tables of a model, instead of their rows."""
-
-    def __init__(self, tables: dict[str, Table], optimizers: dict[str, RowOptimizer]):
-        super().__init__()
-        self.tables, self.optimizers = tables, optimizers
-
-
-class _OnlyTables(Strategy):
-    """Stops where a strategy would make rows."""
-
-    name = "plan"
-
-    def make_rows(self, tables: dict[str, Table]) -> RowService:
-        raise _Planned(tables, self.row_optimizers)
-
-    def update(self, sums: object, lr: float) -> Tensor:
-        raise NotImplementedError  # it never gets that far
-
-
-def plan_run(config: Config, machine: Machine | None = None) -> str:
-    """A table of what each process holds; ValueError with the nearest remedy if it cannot fit."""
-    device = pick_device(config.run.device, 0)
-    alone = StrategySection(name="single")
-    try:
-        build(
-            config.model_copy(update={"strategy": alone}),
-            World(torch.device("cpu")),
-            lambda section, world, timeout: _OnlyTables(world),
-        )
-    except _Planned as found:
-        tables, optimizers = found.tables, found.optimizers
-    else:
-        return f"{config.model.title} has no tables: there are no rows to place"
-    return plan_tables_of(config, tables, optimizers, device, machine or Machine.here(device))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,136 @@
+"""Seconds of a step while they are added up, what a process reaches, and what travels.
+
+An exchange between hosts goes by way of the devices of a host: what is for another host is brought
+together inside first, so that a device sends one message to each other host.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from shoal.runs.planning.cluster import Cluster, Efficiency, NetworkLink
+from shoal.runs.planning.prediction import PARTS, RunLayout
+from shoal.runs.planning.work import Work
+
+
+@dataclass
+class StepTime:
+    """Seconds by part, while they are added up."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    hidden: dict[str, float] = field(default_factory=dict)
+    kinds: dict[str, float] = field(default_factory=dict)
+    sent: dict[str, float] = field(default_factory=lambda: {"inside": 0.0, "between": 0.0})
+
+    def add(self, part: str, seconds: float) -> None:
+        """More of a part."""
+        self.seconds[part] += seconds
+
+    def hide(self, part: str, beside: float) -> None:
+        """A part runs beside `beside` seconds of others; what is longer stays."""
+        free = min(self.seconds[part], beside)
+        self.seconds[part] -= free
+        self.hidden[part] = self.hidden.get(part, 0.0) + free
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What one process reaches of its device (or of its cores), per second."""
+
+    products: float
+    attention: float
+    stream: float
+    gather: float
+    row: float  # seconds of an id
+    kernel: float  # seconds of a kernel
+    launch: float  # seconds of the host for an operation; 0: steps are recorded
+
+    @classmethod
+    def of(cls, work: Work, cluster: Cluster, layout: RunLayout) -> Reach:
+        """Of one process of a layout."""
+        host, device, rate = cluster.host, cluster.host.device, cluster.efficiency
+        peak = device.flops.get(work.precision) or device.flops["float32"]
+        bandwidth, cores = device.bandwidth, 1.0
+        if not host.on_gpu:
+            there = layout.per_host + (layout.servers / layout.hosts)
+            cores = min(layout.threads, host.devices / max(1.0, there))
+            bandwidth = min(cores * bandwidth, host.bandwidth / max(1.0, there))
+        recorded = work.recorded and host.on_gpu
+        return cls(
+            products=cores * peak * rate.gemm.value,
+            attention=cores * peak * rate.attention.value,
+            stream=bandwidth * rate.stream.value,
+            gather=bandwidth * rate.gather.value,
+            row=rate.row.value / cores,
+            kernel=rate.kernel.value,
+            launch=0.0 if recorded else rate.launch.value,
+        )
+
+
+def between_hosts(cluster: Cluster, layout: RunLayout) -> NetworkLink:
+    """What a process has of the link to other hosts: its device's, or its share of the host's."""
+    link = cluster.between
+    assert link is not None, "Cluster.of_size refuses hosts without a link"
+    return (
+        link if cluster.host.on_gpu else replace(link, bandwidth=link.bandwidth / layout.per_host)
+    )
+
+
+def over(link: NetworkLink, rate: Efficiency, bytes_: float, messages: float) -> float:
+    """Seconds of bytes over a link, in so many messages one after the other."""
+    return bytes_ / (link.bandwidth * rate.link(link).value) + messages * link.latency
+
+
+def all_to_all(step: StepTime, cluster: Cluster, layout: RunLayout, bytes_: float) -> None:
+    """Every process sends its share of `bytes_` to every other; between hosts by way of its host.
+
+    What goes to another host is brought together inside first, so that a device sends one message
+    to each other host.
+    """
+    inside, hosts = layout.per_host, layout.hosts
+    if inside > 1:
+        moved = bytes_ * (inside - 1) / inside
+        step.sent["inside"] += moved
+        step.add("exchange_inside", over(cluster.host.inside, cluster.efficiency, moved, 1))
+    if hosts > 1:
+        moved = bytes_ * (hosts - 1) / hosts
+        step.sent["between"] += moved
+        link, messages = between_hosts(cluster, layout), 1 + (hosts - 1) / 8
+        step.add(
+            "exchange_between",
+            over(link, cluster.efficiency, moved, messages),
+        )
+
+
+def all_gather(step: StepTime, cluster: Cluster, layout: RunLayout, bytes_: float) -> None:
+    """Every process receives `bytes_` of every other one."""
+    inside, hosts = layout.per_host, layout.hosts
+    if hosts > 1:
+        moved = bytes_ * (hosts - 1)
+        step.sent["between"] += moved
+        part = over(between_hosts(cluster, layout), cluster.efficiency, moved, math.log2(hosts))
+        step.add("exchange_between", part)
+    if inside > 1:
+        moved = bytes_ * hosts * (inside - 1)
+        step.sent["inside"] += moved
+        part = over(cluster.host.inside, cluster.efficiency, moved, math.log2(inside))
+        step.add("exchange_inside", part)
+
+
+def all_reduce(
+    step: StepTime, cluster: Cluster, layout: RunLayout, bytes_: float, part: str = "all_reduce"
+) -> None:
+    """A sum over all processes: scattered inside a host, then between hosts, then gathered."""
+    inside, hosts = layout.per_host, layout.hosts
+    if inside > 1 and bytes_:
+        moved = 2 * bytes_ * (inside - 1) / inside
+        step.sent["inside"] += moved
+        step.add(part, over(cluster.host.inside, cluster.efficiency, moved, 2 * math.log2(inside)))
+    if hosts > 1 and bytes_:
+        moved = 2 * bytes_ / inside * (hosts - 1) / hosts
+        step.sent["between"] += moved
+        step.add(
+            part,
+            over(between_hosts(cluster, layout), cluster.efficiency, moved, 2 * math.log2(hosts)),
+        )

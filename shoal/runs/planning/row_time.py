@@ -1,0 +1,213 @@
+"""Rows of a step, by strategy: who reads and updates how many, and what travels for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from shoal.runs.planning.cluster import Cluster
+from shoal.runs.planning.links import Reach, StepTime, all_gather, all_to_all, between_hosts, over
+from shoal.runs.planning.prediction import RunLayout
+from shoal.runs.planning.presets import CORE, DEVICES
+from shoal.runs.planning.work import TableWork, Work
+
+ROW_KERNELS = {"rows_read": 3, "rows_updated": 7}  # of all tables together
+ID = 8  # bytes of an id that travels
+
+
+def read_rows(step: StepTime, table: TableWork, reach: Reach, ids: float, vectors: float) -> None:
+    """Rows of so many ids, written as so many vectors."""
+    moved = ids * (ID + table.value_bytes) + vectors * 4 * table.dim
+    step.add("rows_read", moved / reach.gather + ids * (reach.row + table.id_seconds) / 3)
+
+
+def update_rows(
+    step: StepTime, table: TableWork, reach: Reach, ids: float, distinct: float, width: int
+) -> None:
+    """Gradients of ids are summed, and distinct rows read and written; width: of a number."""
+    moved = ids * width * table.dim + 2 * distinct * table.row_bytes
+    step.add("rows_updated", moved / reach.gather + ids * (reach.row + table.id_seconds) * 2 / 3)
+
+
+def _whole(step: StepTime, table: TableWork, reach: Reach, share: float) -> None:
+    """A table that every step reads, forward and backward, and updates whole."""
+    step.add("rows_read", share * table.rows * 2 * table.value_bytes / reach.stream)
+    step.add("rows_updated", share * table.rows * 2 * table.row_bytes / reach.stream)
+
+
+def _row_kernels(step: StepTime, reach: Reach) -> None:
+    for part, count in ROW_KERNELS.items():
+        step.add(part, count * max(reach.kernel, reach.launch))
+
+
+def _single(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
+    """All rows are here."""
+    reach = Reach.of(work, cluster, layout)
+    for table in work.tables:
+        ids = table.ids * local
+        read_rows(step, table, reach, ids, table.vectors * local)
+        if table.whole:
+            _whole(step, table, reach, 1.0)
+        else:
+            update_rows(step, table, reach, ids, table.popularity.distinct(ids), 4)
+    _row_kernels(step, reach)
+
+
+def _ddp(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
+    """All rows are everywhere; every process applies the gradients of all."""
+    reach, size = Reach.of(work, cluster, layout), layout.processes
+    travels = 0.0
+    for table in work.tables:
+        ids = table.ids * local
+        read_rows(step, table, reach, ids, table.vectors * local)
+        if table.whole:
+            _whole(step, table, reach, 1.0 / size)
+        mine = table.popularity.distinct(ids)
+        every = table.popularity.distinct(ids * size)
+        update_rows(step, table, reach, ids, 0.0, 4)  # summed here first
+        if size > 1:
+            update_rows(step, table, reach, mine * size, every, 4)
+            travels += mine * (ID + 4 * table.dim)
+    if size > 1:
+        all_gather(step, cluster, layout, travels)
+    _row_kernels(step, reach)
+
+
+def _sharded(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
+    """Each row has one owner in its group; ids go there a step ahead, rows and gradients now."""
+    reach, group = Reach.of(work, cluster, layout), layout.processes // layout.groups
+    owners = _group_of(layout, group)
+    rows = 0.0
+    for table in work.tables:
+        if table.whole:
+            _whole(step, table, reach, 1.0 / layout.processes)
+        ids = table.ids * local
+        mine = table.popularity.distinct(ids)
+        every = table.popularity.distinct(ids * group)
+        skew = _skew(layout, table, group, every)
+        if layout.place == "replicate" or group == 1:
+            read_rows(step, table, reach, ids, table.vectors * local)
+            update_rows(step, table, reach, ids, every, 4)
+            rows += mine * 4 * table.dim * group / 2  # gathered: half of a trip there and back
+        elif work.pooled:  # owners sum the rows of each sample's list
+            read_rows(step, table, reach, ids * skew, table.vectors * local)
+            update_rows(step, table, reach, ids * skew, every / group, work.sent_bytes)
+            rows += table.vectors * local * table.dim * work.sent_bytes
+        else:
+            asked = mine * skew  # of a share of the rows by every process
+            read_rows(step, table, reach, asked, asked)
+            read_rows(step, table, reach, ids, table.vectors * local)  # the rows that came, by id
+            update_rows(step, table, reach, ids, 0.0, 4)  # summed before they travel
+            update_rows(step, table, reach, asked, every / group, 4)
+            rows += mine * table.dim * work.sent_bytes
+    if group > 1:
+        for _ in range(2):  # rows, and their gradients
+            all_to_all(step, cluster, owners, rows)
+        ahead = StepTime()
+        all_to_all(ahead, cluster, owners, work.ids * local * ID)
+        step.hidden["exchange_inside"] = ahead.seconds["exchange_inside"]
+        step.hidden["exchange_between"] = ahead.seconds["exchange_between"]
+    if layout.groups > 1:  # groups agree on the rows that any of them touched
+        across = replace(layout, processes=layout.groups, hosts=min(layout.groups, layout.hosts))
+        touched = sum(
+            t.popularity.distinct(t.ids * local * group) / group * 4 * t.dim
+            for t in work.tables
+            if not t.whole
+        )
+        all_gather(step, cluster, across, touched)
+    _row_kernels(step, reach)
+
+
+def _group_of(layout: RunLayout, group: int) -> RunLayout:
+    """The processes that one group of a layout has, as a layout."""
+    hosts = max(1, group // layout.per_host)
+    return replace(layout, processes=group, hosts=min(hosts, layout.hosts), groups=1)
+
+
+def _skew(layout: RunLayout, table: TableWork, size: int, distinct: float) -> float:
+    """How much more than the mean the fullest owner has: by chance, or by what cannot be cut."""
+    by_chance = math.sqrt(2 * math.log(max(size, 2)) * size / max(distinct, size))
+    if layout.place == "column":
+        return 1.0
+    if layout.place == "table":
+        return 1.25
+    return 1.0 + by_chance
+
+
+def _served(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
+    """Servers hold rows and dense parameters; workers pull, compute and push."""
+    servers, workers = max(1, layout.servers), layout.processes
+    reach = Reach.of(work, cluster, replace(layout, threads=max(1, layout.threads)))
+    on_server = Reach.of(work, on_cores(cluster), replace(layout, threads=server_cores(cluster)))
+    link = between_hosts(cluster, layout) if layout.hosts > 1 else cluster.host.inside
+    at_servers, pulled = StepTime(), 0.0
+    for table in work.tables:
+        ids = table.ids * local
+        mine = float(table.rows) if table.whole else table.popularity.distinct(ids)
+        every = float(table.rows) if table.whole else table.popularity.distinct(ids * workers)
+        asked = mine * workers / servers
+        read_rows(at_servers, table, on_server, asked, asked)
+        update_rows(at_servers, table, on_server, asked, every / servers, 4)
+        read_rows(step, table, reach, ids, table.vectors * local)
+        update_rows(step, table, reach, ids, 0.0, 4)
+        pulled += mine * (ID + table.dim * work.sent_bytes)
+    dense = 4.0 * work.parameters
+    moved = pulled + dense
+    trip = max(
+        over(link, cluster.efficiency, moved, 2),
+        over(link, cluster.efficiency, moved * workers / servers, 2),
+    )
+    served = at_servers.seconds["rows_read"] + at_servers.seconds["rows_updated"]
+    served += workers * dense * 3 / servers / on_server.stream
+    part = "exchange_between" if layout.hosts > 1 else "exchange_inside"
+    step.sent["between" if layout.hosts > 1 else "inside"] += 2 * moved
+    step.add(part, 2 * trip)
+    step.add("rows_read", at_servers.seconds["rows_read"])
+    step.add("rows_updated", served - at_servers.seconds["rows_read"])
+    if layout.mode == "async":  # pulls ahead, pushes behind
+        busy = step.seconds["dense_forward"] + step.seconds["dense_backward"]
+        for name in (part, "rows_read", "rows_updated"):
+            step.hide(name, busy)
+            busy -= step.hidden[name]
+    _row_kernels(step, reach)
+
+
+def on_cores(cluster: Cluster) -> Cluster:
+    """Servers compute on cores, also beside GPUs."""
+    if not cluster.host.on_gpu:
+        return cluster
+    host = replace(cluster.host, device=DEVICES["x86-core"], devices=cluster.host.cores)
+    return replace(cluster, host=host, efficiency=CORE)
+
+
+def server_cores(cluster: Cluster) -> int:
+    """Cores of a server: those of its host, where GPUs share them its part."""
+    return max(1, cluster.host.cores // max(1, cluster.host.devices if cluster.host.on_gpu else 1))
+
+
+def _tiers(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
+    """As `sharded` (or `single`); rows that are not in memory come, and others go, beside it."""
+    (_single if layout.processes == 1 else _sharded)(step, work, cluster, layout, local)
+    moved = 0.0
+    for table in work.tables:
+        if not table.whole:  # of the rows that this process holds
+            ids, slots = table.ids * local, layout.in_memory * table.rows
+            size = layout.processes
+            moved += table.popularity.missed(ids * size, slots) / size * table.row_bytes
+    speed = 0.75 * cluster.host.to_device if layout.over == "host" else cluster.host.disk.read
+    if layout.over == "ssd":
+        speed /= layout.per_host
+    took = moved / speed
+    beside = min(took, sum(step.seconds[part] for part in ("dense_forward", "dense_backward")))
+    step.add("rows_read", took - beside)
+    step.hidden["rows_read"] = beside
+
+
+ROWS: dict[str, Callable[[StepTime, Work, Cluster, RunLayout, float], None]] = {
+    "single": _single,
+    "ddp": _ddp,
+    "sharded": _sharded,
+    "ps": _served,
+    "tiers": _tiers,
+}
