@@ -2,6 +2,7 @@
 
     python benchmarks/dlrm_dcnv2_gpu.py                        # all parts
     python benchmarks/dlrm_dcnv2_gpu.py --parts copy rows      # some of them, as below
+    python benchmarks/dlrm_dcnv2_gpu.py --tiers 0.1            # a tenth of the rows in GPU memory
     python benchmarks/dlrm_dcnv2_gpu.py --device cpu --rows-scale 0.001 --batch 64 --steps 2
 
 26 features in 26 tables of width 128, 204.2M rows in sum (the counts of the Criteo set, at most 40M
@@ -15,6 +16,10 @@ rows      lookup and update of all bags alone, beside the bytes that they must m
 bfloat16  as rows, with rows of bfloat16
 plain     nn.EmbeddingBag(sparse=True) + torch.optim.Adagrad at the largest size that fits
 compiled  steps of the whole model, its dense part by torch.compile
+tiers     (by --tiers alone) steps whose rows have that share of their bytes in GPU memory, and all
+          of them in host memory (105 GB at full size), beside all rows in GPU memory. Each step has
+          ids of its own, the next batch is announced before each, as the trainer does, and steps
+          before the measured ones fill the slots. Losses of both must agree.
 
 The floor of rows counts each distinct row of a step once where it is read, once where it is read to
 be updated and once where it is written, sums and their gradients once each, and ids once. A lookup
@@ -39,7 +44,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shoal.config.row_rules import RowsSection
+from shoal.config.row_rules import RowsSection, TiersSection
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature
@@ -48,6 +53,7 @@ from shoal.embedding.rows.bags import Bags
 from shoal.embedding.service import Lookup
 from shoal.models.base import Facts
 from shoal.models.clicks.dcnv2 import DCNV2
+from shoal.training.strategy.graphed import Graphed
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
@@ -85,11 +91,11 @@ def features(args: argparse.Namespace) -> tuple[Feature, ...]:
     return (*sparse, Feature("dense", "numbers", length=DENSE))
 
 
-def make_batches(args: argparse.Namespace, scale: float) -> list[Batch]:
+def make_batches(args: argparse.Namespace, scale: float, count: int = SETS) -> list[Batch]:
     """Ids of a zipf popularity over the rows, spread over the table; made where they are used."""
     generator = torch.Generator(args.device).manual_seed(1)
     made = []
-    for _ in range(SETS):
+    for _ in range(count):
         ids: dict[str, Tensor | Jagged] = {}
         for k, (rows, size) in enumerate(zip(table_rows(scale), BAGS)):
             u = torch.rand(args.batch * size, generator=generator, device=args.device)
@@ -151,7 +157,9 @@ def measure_copy(args: argparse.Namespace) -> None:
     say(f"copy: {args.speed / 1e12:.2f} TB/s")
 
 
-def make_strategy(args: argparse.Namespace, dtype: str, compiled: bool = False) -> Single:
+def make_strategy(
+    args: argparse.Namespace, dtype: str, compiled: bool = False, gpu: int | None = None
+) -> Single:
     facts = Facts(num_slots=26, num_dense=DENSE, features=features(args), per_feature=True)
     options = DCNV2.Options(
         dim=DIM,
@@ -162,13 +170,14 @@ def make_strategy(args: argparse.Namespace, dtype: str, compiled: bool = False) 
         structure="stacked",
     )
     torch.manual_seed(1)
-    strategy = Single(World(args.device))
+    world = World(args.device)
+    strategy = Graphed(world, auto=True) if args.graph else Single(world)
     optimizer = OptimizerSection(name="adagrad", lr=0.005, rows={"name": "rowwise_adagrad"})
     strategy.setup(
         DCNV2(options, facts),
         optimizer,
         1,
-        rows=RowsSection(dtype=dtype),
+        rows=RowsSection(dtype=dtype, tiers=TiersSection(gpu=gpu)),
         precision=args.precision,
         compiled=compiled,
     )
@@ -239,9 +248,11 @@ def measure_steps(
     args: argparse.Namespace, batches: list[Batch], strategy: Single, name: str
 ) -> None:
     def step(k: int) -> Tensor:
-        return strategy.train_step(batches[k % SETS])
+        return strategy.train_step(strategy.receive(batches[k % SETS]))
 
     first = float(step(0))
+    if args.graph:
+        name += ", recorded"
     ms = timed(step, args, args.steps, 5)
     last = float(step(0))
     if "bfloat16 rows" not in name:  # plain PyTorch has none
@@ -256,6 +267,51 @@ def measure_steps(
 def measure_compiled(args: argparse.Namespace, batches: list[Batch]) -> None:
     strategy = make_strategy(args, "float32", compiled=True)
     measure_steps(args, batches, strategy, f"model, compiled, {args.precision} products")
+
+
+def measure_tiers(args: argparse.Namespace) -> None:
+    """A share of the rows in GPU memory, beside all of them."""
+    batches = make_batches(args, args.rows_scale, args.warm + args.steps + 1)
+    rows = table_rows(args.rows_scale)
+    budget = int(args.tiers * sum(rows) * 4 * (DIM + 1))
+    say(f"{len(batches)} batches; {budget / 1e9:.1f} GB of GPU memory for rows in tiers")
+    curves, first = [], 0.0
+    for name, gpu in ((f"{args.tiers:.0%} of the rows", budget), ("all rows", None)):
+        strategy = make_strategy(args, "float32", gpu=gpu)
+        wait(args)
+        cached = [e for e in strategy.engines.values() if e.offloaded]
+        say(f"{name}: made, {len(cached)} tables in tiers{memory(args)}")
+        losses = []
+        for k, (batch, following) in enumerate(pairwise(batches)):
+            if k == args.warm:
+                wait(args)
+                before = [one.group.traffic for one in cached]
+                begin = time.perf_counter()
+            strategy.prefetch(following)
+            losses.append(strategy.train_step(batch))
+        wait(args)
+        ms = 1e3 * (time.perf_counter() - begin) / args.steps
+        curves.append(torch.stack(losses).double().cpu())
+        line = f"{name}: {ms:.2f} ms a step, {args.batch / ms * 1e3:,.0f} samples/s"
+        if cached:
+            moved = [
+                (now.cold - then.cold, now.ahead - then.ahead)
+                for now, then in zip([one.group.traffic for one in cached], before)
+            ]
+            late, ahead = (sum(part) / args.steps for part in zip(*moved))
+            both = (late + ahead) * 4 * (DIM + 4) / 1e9
+            line += (
+                f"; rows that come in a step: {ahead:,.0f} ahead, {late:,.0f} late, "
+                f"{both:.2f} GB each way ({both / ms * 1e3:.0f} GB/s)"
+            )
+        elif first:
+            line += f"; in tiers {ms / first:.0%} of that"
+        first = first or ms
+        say(line + memory(args))
+        del strategy, cached
+        clean(args)
+    apart = float((curves[0] - curves[1]).abs().max())
+    say(f"losses differ by {apart:.1e} at most, of {float(curves[0][-1]):.4f} at the end")
 
 
 def phases(args: argparse.Namespace, step: Callable[[int], Any], name: str) -> None:
@@ -365,6 +421,9 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=14, help="so many largest are listed")
     parser.add_argument("--plain-scales", type=float, nargs="+", default=[0.5, 0.4, 0.25, 0.1])
     parser.add_argument("--most-seconds", type=float, default=400.0, help="no part begins later")
+    parser.add_argument("--graph", action="store_true", help="steps are recorded")
+    parser.add_argument("--tiers", type=float, help="share of the rows' bytes in GPU memory")
+    parser.add_argument("--warm", type=int, default=30, help="steps of --tiers before the measured")
     parts = ["copy", "rows", "bfloat16", "plain", "compiled"]
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     args = parser.parse_args()
@@ -373,6 +432,9 @@ def main() -> None:
     where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU (to try the script)"
     rows = sum(table_rows(args.rows_scale))
     say(f"{where}, torch {torch.__version__}; {rows:,} rows x {DIM}, batch {args.batch:,}")
+    if args.tiers is not None:
+        measure_tiers(args)
+        return
     batches: list[Batch] = []
     calls: dict[str, Callable[[], None]] = {
         "copy": lambda: measure_copy(args),

@@ -15,6 +15,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -200,6 +201,9 @@ def pooled(threads: int, generator: torch.Generator) -> None:
             store.pull_bags(ids, over),
             store.push_bags(ids, grads, over, LR),
         )
+    steps["shoal native, float32, lookup alone"] = partial(
+        Native(Table("z", dim, rows), RowOptimizer("sgd"), 0, threads=threads).pull_bags, ids, over
+    )
     for rowwise in (True, False):
         peer = fbgemm_step([rows], dim, [ids], grads, rowwise, offsets)
         if peer:

@@ -74,6 +74,7 @@ app.add_typer(new_app, name="new")
 
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets, and look at them.")
 data_app.command("fetch")(data.fetch)
+data_app.command("make", **FILES)(data.make)
 data_app.command("describe", **FILES)(data.describe)
 app.add_typer(data_app, name="data")
 

@@ -1,4 +1,4 @@
-"""Commands about data: `shoal data fetch | describe` and `shoal prepare`."""
+"""Commands about data: `shoal data fetch | make | describe` and `shoal prepare`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,29 @@ def fetch(
     from shoal.data.sources import fetch as archives
 
     typer.echo(f"{name}: {archives.fetch(name, Path(to))}")
+
+
+def make(
+    context: typer.Context,
+    to: Annotated[str, typer.Option(help="The folder, a new one.")],
+    days: Annotated[int, typer.Option(help="Files to train on, of each kind.")] = 2,
+) -> None:
+    """Write planted clicks (data.clicks.planted) as MLPerf's multi-hot Criteo.
+
+    The folders train, valid and test get day_N_sparse_multi_hot.npz, _dense.npy and _labels.npy.
+    """
+    from shoal.data.clicks.make_days import make_days
+
+    section = resolve_words(context.args).config.data.clicks.planted
+    best = make_days(section, Path(to), days)
+    for phase, auc in best.items():
+        typer.echo(f"{to}/{phase}: the best possible AUC is {auc:.4f}")
+    typer.echo(
+        f"train on it: shoal train --model=DCNV2 --data.format=multi_hot --data.path={to} "
+        f"--data.clicks.train=train/*.npz --data.clicks.valid=valid/*.npz "
+        f"--data.clicks.test=test/*.npz --data.clicks.slots={section.slots} "
+        f"--data.clicks.dense={section.dense}"
+    )
 
 
 def describe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator, with_config
 from typing_extensions import TypedDict
@@ -18,9 +18,9 @@ MOST_COLUMNS = 1 << 16  # of a click log
 # Names of data.format; `add_format` adds those that come with a package.
 FORMATS = Choices(
     *("auto", "atomic", "movielens", "prepared", "planted", "random", "planted_clicks"),
-    *("slots", "criteo", "csv", "parquet", "arrow", "jsonl"),
+    *("slots", "criteo", "multi_hot", "csv", "parquet", "arrow", "jsonl"),
 )
-CLICK_FORMATS = ["slots", "criteo", "planted_clicks"]  # csv and parquet hold either
+CLICK_FORMATS = ["slots", "criteo", "multi_hot", "planted_clicks"]  # csv and parquet hold either
 GENERATED = ("planted", "random", "planted_clicks")  # names and formats of data that Shoal makes
 DATASETS = "dataset"  # the default of data.path
 PREPARED = "manifest.json"  # the file that makes a folder a prepared one
@@ -126,6 +126,9 @@ class RandomSection(Section):
     seed: int = Field(7, description="another seed, another data set of that size")
 
 
+Bag = Annotated[int, Field(ge=1, le=10_000)]
+
+
 class PlantedClicksSection(Section):
     """The generated click log: a planted logistic model, so that the best possible AUC is known."""
 
@@ -133,11 +136,24 @@ class PlantedClicksSection(Section):
         50_000, ge=10, le=MOST_ROWS, description="rows to train on; a tenth more for each test"
     )
     slots: int = Field(8, ge=1, le=MOST_COLUMNS, description="slots of a sample")
-    ids_per_slot: int = Field(1000, ge=1, le=MOST_ROWS, description="distinct ids of a slot")
+    ids_per_slot: Count | list[Count] = Field(
+        1000, description="distinct ids of a slot; a list: of each"
+    )
+    bags: Bag | list[Bag] = Field(1, description="ids that a slot of a sample holds; a list: each")
     dense: int = Field(4, ge=0, le=MOST_COLUMNS, description="dense values of a sample")
     popularity: float = Field(1.05, ge=0, description="exponent of the ids' power law")
     strength: float = Field(1.0, ge=0, description="0: clicks do not depend on anything")
     seed: int = Field(7, description="another seed, another data set of that size")
+
+    @model_validator(mode="after")
+    def _one_for_each_slot(self) -> Self:
+        for key in ("ids_per_slot", "bags"):
+            given = getattr(self, key)
+            if isinstance(given, list) and len(given) != self.slots:
+                raise ValueError(
+                    f"{key} has {len(given)} numbers, and there are {self.slots} slots"
+                )
+        return self
 
 
 class ClicksSection(Section):
@@ -164,8 +180,10 @@ class ClicksSection(Section):
     )
     label: str | None = Field(None, description="the label's name; null: that of the format")
     group: str | None = Field(None, description="the slot that GAUC groups by")
-    rows: Count | None = Field(
-        None, description="ids are folded below this number; null: tables grow"
+    rows: Count | list[Count] | None = Field(
+        None,
+        description="ids are folded below this number; multi_hot: a number for each slot; null: "
+        "tables grow",
     )
     threads: int = Field(1, ge=1, description="threads of a worker that parse")
     profile: bool = Field(False, description="log the reader's own speed after every epoch")

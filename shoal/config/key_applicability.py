@@ -9,6 +9,10 @@ from shoal.config.yaml_io import inline
 
 READERS = {key: mark for key, one in KEYS.items() for mark in [one.mark(ReadBy)] if mark}
 STALENESS = "strategy.ps.staleness"
+EACH_STEP = (
+    "rows are counted or dropped (rows.admission, rows.decay, rows.shrink) or gradients clipped "
+    "(train.clip_grad_norm), which groups must agree upon in each step: set strategy.groups_every=1"
+)
 
 
 def unread(config: Config, processes: int | None = None) -> Iterator[tuple[str, str, ReadBy]]:
@@ -45,6 +49,7 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
             default = inline(KEYS[key].default)
             given = inline(value_of(config, key))
             yield key, f"given {given}, which {text}: choose that, or set {key}={default}"
+    yield from _sharded_refusals(config)
     elsewhere = config.strategy.ps.addresses and not config.launch.servers
     if config.strategy.name == "ps" and config.rows.tiers.ssd is not None and elsewhere:
         yield (
@@ -52,6 +57,25 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
             "servers that were started separately (strategy.ps.addresses) have their own budgets: "
             "leave out rows.tiers, and start them with --tiers-host and --tiers-ssd",
         )
+
+
+def _sharded_refusals(config: Config) -> Iterator[tuple[str, str]]:
+    """What strategy sharded cannot do together."""
+    section = config.strategy
+    if section.backend == "torchrec":
+        for key in ("strategy.groups", "strategy.groups_every", "strategy.exchange"):
+            if value_of(config, key) != KEYS[key].default:
+                yield key, "strategy.backend=torchrec has none: set strategy.backend=native"
+    if section.groups == 1 and section.groups_every > 1:
+        yield "strategy.groups_every", "there is one group: set strategy.groups to 2 or more"
+    if section.groups > 1 and config.launch.encrypt:
+        yield (
+            "strategy.groups",
+            "launch.encrypt leads all ranks through one tunnel, and groups need their own: leave "
+            "out one of the two",
+        )
+    if section.groups_every > 1 and (config.rows.asked or config.train.clip_grad_norm):
+        yield "strategy.groups_every", EACH_STEP
 
 
 def refuse_unread(config: Config, processes: int, device: str) -> None:

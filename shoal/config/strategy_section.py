@@ -100,6 +100,24 @@ class StrategySection(Section):
     memory: Annotated[float | None, SHARDED] = Field(
         None, gt=0, description="GiB of rows a rank may hold; null: any"
     )
+    # Elsewhere users would count on what it promises.
+    groups: Annotated[int, ReadBy(("sharded",), refused=True)] = Field(
+        1,
+        ge=1,
+        description="sharded: groups of processes; each holds all tables, sharded inside",
+    )
+    groups_every: Annotated[int, ReadBy(("sharded",), refused=True)] = Field(
+        1,
+        ge=1,
+        description="steps after which groups agree on rows; 1: exact, more: rows are averaged, "
+        "see docs/understand/strategies.md",
+    )
+    exchange: Annotated[
+        Literal["float32", "bfloat16", "float16"], ReadBy(("sharded",), refused=True)
+    ] = Field(
+        "float32",
+        description="sharded: how rows and gradients travel; see docs/understand/strategies.md",
+    )
     overlap: Annotated[bool, SHARDED] = Field(
         True, description="ids of the next batch travel during this one"
     )

@@ -45,6 +45,8 @@ class Embeddings(nn.Module):
         self._service: RowService | None = None
         self._numbers = {field: number for number, field in enumerate(self.fields)}
         self._outputs: dict[str, OutputTable] = {}  # fields that a softmax reads whole
+        self.read_pooled: set[str] = set()  # fields whose lists were read as sums, so far
+        self.read_singly: set[str] = set()  # fields that were read id by id
 
     def stay_out_of_compilation(self) -> None:
         """Lookups go to a service, which torch.compile must not look into."""
@@ -110,11 +112,7 @@ class Embeddings(nn.Module):
         """`pooled` of several fields, by name, their rows looked up together."""
         for way in how.values():
             check_pooling(way)
-        bags = {
-            field: Bags(ids.offsets, ids.weights)
-            for field in how
-            if isinstance(ids := batch.ids[field], Jagged)
-        }
+        bags = {f: own for f in how if (own := _bags_of(batch, f)) is not None}
         every = self._look_up([(field, batch.flat_ids(field)) for field in how], batch, bags)
         made = dict(zip(how, every))
         for field, own in bags.items():
@@ -143,6 +141,8 @@ class Embeddings(nn.Module):
         bags: Mapping[str, Bags] = MappingProxyType({}),
     ) -> list[Tensor]:
         service = self.service
+        self.read_pooled.update(bags)
+        self.read_singly.update(field for field, _ in wanted if field not in bags)
         # The ids of a batch in training are known to the service by the number of their field.
         known = batch is not None and batch is service.batch
         lookups = [
@@ -183,17 +183,27 @@ class Embeddings(nn.Module):
     # ---- what a step needs ----------------------------------------------------------------------
 
     def lookups(self, batch: Batch) -> list[Lookup]:
-        """Those fields that the batch has and that are looked up row by row."""
+        """Those fields that the batch has and that are looked up by id; lists with their bags.
+
+        Whether these are pooled shows when the model reads them.
+        """
         made = []
         for field, table in self.fields.items():
             if field in batch.ids and field not in self._outputs:
                 counted = table.name in self.service.counted
                 clicks = _labels_of(batch, field) if counted else None
-                made.append(Lookup(table.name, batch.flat_ids(field), self._numbers[field], clicks))
+                bags, flat = _bags_of(batch, field), batch.flat_ids(field)
+                made.append(Lookup(table.name, flat, self._numbers[field], clicks, bags))
         return made
 
     def extra_repr(self) -> str:
         return ", ".join(f"{t.name}: [{t.rows}, {t.dim}]" for t in self.tables.values())
+
+
+def _bags_of(batch: Batch, field: str) -> Bags | None:
+    """The lists of a field; None: it has none."""
+    ids = batch.ids[field]
+    return Bags(ids.offsets, ids.weights) if isinstance(ids, Jagged) else None
 
 
 def _labels_of(batch: Batch, field: str) -> Tensor:

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
@@ -48,6 +49,12 @@ class Lookup:
         """The same ids as every service reads them: [n], contiguous."""
         return self.ids if isinstance(self.ids, Every) else flat_ids(self.table, self.ids)
 
+    def ids_in(self, table: Table, device: torch.device) -> Tensor:
+        """The same one by one, those of every row too."""
+        if isinstance(self.flat, Every):
+            return torch.arange(table.rows or 0, device=device)
+        return self.flat
+
 
 @dataclass(frozen=True)
 class RowGradients:
@@ -71,6 +78,16 @@ class RowGradients:
         if scale != 1.0:
             self.grads.mul_(scale)
         return self
+
+    def at(self, kept: Tensor) -> RowGradients:
+        """Some of the gradients, with the ids of each: kept [n] bool."""
+        assert not isinstance(self.ids, Every) and self.counts is None
+        if self.bags is None:
+            return replace(self, ids=self.ids[kept], grads=self.grads[kept])
+        ids = kept.repeat_interleave(self.bags.offsets.diff(), output_size=len(self.ids))
+        bags = self.bags.kept(ids)
+        some = Bags(bags.offsets[F.pad(kept, (1, 0), value=True)], bags.weights)
+        return replace(self, ids=self.ids[ids], grads=self.grads[kept], bags=some)
 
     def summed(self, rows: int | None = None) -> RowGradients:
         """The same of distinct ids, ascending, summed; rows: all ids are below it."""

@@ -50,6 +50,14 @@ def code_map(codes: Tensor, limit: int, places: Tensor | int = 0) -> Tensor:
     return found
 
 
+def group_by(owners: Tensor, size: int) -> Tensor:
+    """Where numbers below `size` stand among `owners` [n]: those of 0, of 1, ..., each in order."""
+    if owners.is_cuda or size > 32:
+        found = owners.argsort(stable=True)
+        return found[: int((owners < size).sum())]
+    return torch.cat([(owners == one).nonzero().squeeze(1) for one in range(size)])
+
+
 def _whole(numbers: Tensor) -> Tensor:
     """Numbers [n] as the core reads them."""
     if numbers.dtype != torch.int64 or numbers.dim() != 1:

@@ -189,7 +189,7 @@ def _holders(
     if name != "sharded" or size == 1:
         return ("process" if size == 1 else "rank"), dict(tables), here
     plan = plan_tables(tables, size, config.strategy, optimizers)
-    fullest = max(range(size), key=plan.bytes_on)
+    fullest = max(range(size // config.strategy.groups), key=plan.bytes_on)
     part = {
         key: replace(
             sharding.table,
@@ -243,7 +243,9 @@ def _refuse_too_much(
     remedy = f"--rows.tiers.host={budget} --rows.tiers.ssd=FOLDER"
     if machine.gpu is not None and total["gpu"] > gpu_room:
         who, kind, need, room = f"a {what}", "GPU", total["gpu"], gpu_room
-        gpus = math.ceil(need * (size if config.strategy.name == "sharded" else 1) / gpu_room)
+        groups = config.strategy.groups  # more than one under sharded alone
+        shares = size // groups if config.strategy.name == "sharded" else 1
+        gpus = groups * math.ceil(need * shares / gpu_room)
         spread = f"spread them over {gpus} GPUs (--strategy.name=sharded --launch.nproc={gpus})"
         if here * need <= host_room:
             remedy = f"keep rows in host memory (--rows.tiers.gpu=0), or {spread}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.world.world import Arriving, World
+from shoal.world.world import Arriving, Subset, World
 
 
 class SharedGpu(World):
@@ -46,11 +46,19 @@ class SharedGpu(World):
         return self.inner.stack(tensor.cpu()).to(self.device)
 
     def start_all_to_all(
-        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+        self,
+        tensor: Tensor,
+        sent: list[int],
+        received: list[int],
+        out: Tensor | None = None,
+        among: Subset | None = None,
     ) -> Arriving:
-        came = self.inner.start_all_to_all(tensor.cpu(), sent, received).wait()
+        came = self.inner.start_all_to_all(tensor.cpu(), sent, received, among=among).wait()
         # What was in host memory stays there: ids and counts are looked at by the host.
         return Arriving(came.to(tensor.device) if out is None else out.copy_(came))
+
+    def subset(self, ranks: list[int]) -> Subset:
+        return self.inner.subset(ranks)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         return self.inner.broadcast_bytes(data)

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -80,6 +81,14 @@ class Arriving:
         return self._tensor
 
 
+@dataclass(frozen=True)
+class Subset:
+    """Some of the ranks, in order; group: theirs, where they talk through torch."""
+
+    ranks: list[int]
+    group: Any = None
+
+
 class World:
     """One process alone: rank 0 of 1, collectives are the identity."""
 
@@ -129,9 +138,17 @@ class World:
         return self.start_all_to_all(tensor, sent, received, out).wait()
 
     def start_all_to_all(
-        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+        self,
+        tensor: Tensor,
+        sent: list[int],
+        received: list[int],
+        out: Tensor | None = None,
+        among: Subset | None = None,
     ) -> Arriving:
-        """`all_to_all` that travels while the caller goes on; the tensor must rest meanwhile."""
+        """`all_to_all` that travels while the caller goes on; the tensor must rest meanwhile.
+
+        among: some of the ranks, this one too, whose it is; sent and received are theirs.
+        """
         return Arriving(tensor if out is None else out.copy_(tensor))
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
@@ -145,6 +162,10 @@ class World:
     def slice(self, size: int) -> tuple[int, int]:
         """This rank's [start, stop) of `size` things: contiguous, sizes differ by at most one."""
         return size * self.rank // self.size, size * (self.rank + 1) // self.size
+
+    def subset(self, ranks: list[int]) -> Subset:
+        """Some of the ranks, who may talk among themselves; all ranks call it."""
+        return Subset(ranks)
 
     def group(self) -> dist.ProcessGroup:
         """The ranks as a torch.distributed group, for libraries that talk among them themselves."""
@@ -216,11 +237,7 @@ class Group(World):
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         if backend == "nccl":
             torch.cuda.set_device(self.device)
-        options: MakeOptions | None = None
-        if self._tunnel is not None:
-            options = self._tunnel.open
-        elif self._address is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
-            options = partial(options_at, self._address)
+        options = self._gloo_options()
         try:
             with gloo_with(options), BEAT.waiting("the connections between all ranks"):
                 dist.init_process_group(
@@ -238,6 +255,14 @@ class Group(World):
             raise WorldError(
                 f"rank {self.rank} could not form the {backend} group{where}: {error}"
             ) from error
+
+    def _gloo_options(self) -> MakeOptions | None:
+        """At which address a group is made; None: where torch chooses."""
+        if self._tunnel is not None:
+            return self._tunnel.open
+        if self._address is None or "GLOO_SOCKET_IFNAME" in os.environ:
+            return None
+        return partial(options_at, self._address)
 
     def group(self) -> dist.ProcessGroup:
         if not dist.is_initialized():  # ranks of one host need none, and then nothing listens
@@ -309,18 +334,34 @@ class Group(World):
         return out.view(self.size, *tensor.shape)
 
     def start_all_to_all(
-        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+        self,
+        tensor: Tensor,
+        sent: list[int],
+        received: list[int],
+        out: Tensor | None = None,
+        among: Subset | None = None,
     ) -> Arriving:
         tensor = tensor.contiguous()
         if out is None:
             out = tensor.new_empty(sum(received), *tensor.shape[1:])
-        away = sum(sent) - sent[self.rank]  # what stays here is no traffic
+        ranks = range(self.size) if among is None else among.ranks
+        away = sum(sent) - sent[ranks.index(self.rank)]  # what stays here is no traffic
         with self._collective("all_to_all", away * out[:0].new_empty(1, *out.shape[1:]).nbytes):
             if self.shm is not None:
-                wait = self.shm.start_all_to_all(tensor, sent, received, out)
+                to, by = dict(zip(ranks, sent)), dict(zip(ranks, received))
+                every = [[one.get(r, 0) for r in range(self.size)] for one in (to, by)]
+                wait = self.shm.start_all_to_all(tensor, every[0], every[1], out)
             else:
-                wait = dist.all_to_all_single(out, tensor, received, sent, async_op=True).wait
+                group = None if among is None else among.group
+                given = (out, tensor, received, sent)
+                wait = dist.all_to_all_single(*given, group=group, async_op=True).wait
         return self._arriving("all_to_all", out, wait)
+
+    def subset(self, ranks: list[int]) -> Subset:
+        if self.shm is not None or len(ranks) == self.size:
+            return Subset(ranks)
+        with gloo_with(self._gloo_options()):
+            return Subset(ranks, dist.new_group(ranks, timeout=TIMEOUT))
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         if self.shm is not None:

@@ -51,6 +51,7 @@ def make(folder: Path) -> dict[str, Target]:
         "criteo": _clicks("criteo", [CRITEO * 5]),
         "csv": _clicks("csv", [CSV, gzip.compress(CSV)]),
         "parquet": _clicks("parquet", [_parquet()]),
+        "multi_hot": _days(folder),
         **{f"table_{form}": _table(form, seeds) for form, seeds in _tables().items()},
         "yaml": Target([YAML], "config.yaml", _read_config),
         "toml": Target([TOML], "config.toml", _read_config),
@@ -224,6 +225,27 @@ def _clicks(form: str, seeds: list[bytes]) -> Target:
         log.count(path)
 
     return Target(seeds, f"log.{form}", read)
+
+
+def _days(folder: Path) -> Target:
+    """The ids of a day; its other files stand beside it."""
+    from shoal.config.schema import ClicksSection, PlantedClicksSection
+    from shoal.data.clicks.log import ClickLog, make_layout
+    from shoal.data.clicks.make_days import make_days
+
+    section = PlantedClicksSection(samples=20, slots=2, ids_per_slot=9, bags=[3, 1], dense=1)
+    make_days(section, folder / "days", days=1)
+    for one in (folder / "days" / "train").iterdir():
+        one.replace(folder / one.name)
+    name = "day_0_sparse_multi_hot.npz"
+    layout = make_layout(ClicksSection(slots=2, dense=1, rows=[9, 9]), "multi_hot")
+
+    def read(path: Path) -> None:
+        mapped = ClickLog([path], "multi_hot", layout).mapped()
+        assert mapped is not None
+        mapped.batch_of(slice(0, len(mapped)))
+
+    return Target([(folder / name).read_bytes()], name, read)
 
 
 # ---- checkpoints --------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ def test_what_each_table_takes():
 def test_sharded_and_servers_hold_a_part():
     sharded = plan(click_config(strategy__name="sharded", launch__nproc=4))
     assert "each rank holds, 4 of them" in sharded and "250,000" in sharded
+    groups = plan(click_config(strategy__name="sharded", launch__nproc=4, strategy__groups=2))
+    assert "each rank holds, 4 of them" in groups and "500,000" in groups
     servers = plan(click_config(strategy__name="ps", launch__servers=2))
     assert "each server holds, 2 of them" in servers and "500,000" in servers
 

@@ -9,10 +9,12 @@ import torch
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
+from shoal.data.features import Feature
 from shoal.embedding.rows.store import EVERY
 from shoal.models.base import ClickModel, Facts
 from shoal.models.clicks.dcnv2 import DCNV2
 from shoal.models.clicks.dlrm import DLRM
+from shoal.models.clicks.history.din import DIN
 from shoal.models.general.bpr import BPR
 from shoal.models.general.lightgcn import LightGCN
 from shoal.models.general.ngcf import NGCF
@@ -24,7 +26,7 @@ from shoal.models.sequential.hstu import HSTU
 from shoal.models.sequential.sasrec import SASRec
 from shoal.models.sequential.tiger import TIGER
 from shoal.training.strategy import make_strategy
-from shoal.training.strategy.graphed import Graphed, ask, pad, padded_length
+from shoal.training.strategy.graphed import Graphed, ListRoom, ask, has_lists, pad, padded_length
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
@@ -82,6 +84,115 @@ def test_padded_batches_have_the_same_loss_and_gradients():
         results.append([torch.stack(losses), *model.parameters(), strategy.stores["output"].values])
     for padded, plain in zip(*reversed(results)):
         torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-6)
+
+
+def list_batch(seed: int, size: int = 32, fixed: bool = False) -> Batch:
+    """Two features with lists of ids, one of them weighted, one with single ids."""
+    generator = torch.Generator().manual_seed(seed)
+    most = (
+        torch.full((2, size), 3) if fixed else torch.randint(0, 7, (2, size), generator=generator)
+    )
+    lists = []
+    for lengths in most:
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        values = torch.randint(1, 60, (int(offsets[-1]),), generator=generator)
+        lists.append(Jagged(values, offsets))
+    weights = torch.rand(len(lists[1].values), generator=generator)
+    ids = {"a": lists[0], "b": Jagged(lists[1].values, lists[1].offsets, weights)}
+    ids["c"] = torch.randint(0, 60, (size,), generator=generator)
+    labels = (torch.rand(size, generator=generator) < 0.4).float()
+    return Batch(size, ids, {"d": torch.rand(size, generator=generator)}, labels)
+
+
+def list_model(kind: type[ClickModel] = DCNV2) -> ClickModel:
+    features = (
+        Feature("a", "ids", rows=60, pooling="mean"),
+        Feature("b", "ids", rows=60),
+        Feature("c", "id", rows=60),
+        Feature("d", "number"),
+    )
+    torch.manual_seed(3)
+    facts = Facts(num_slots=3, num_dense=1, features=features, per_feature=True)
+    return kind(kind.Options(dim=4), facts)
+
+
+def test_lists_have_room_for_what_was_seen():
+    strategy = Single()
+    strategy.setup(list_model(), OptimizerSection(name="adam"), seed=1)
+    room = ListRoom(strategy.embeddings)
+    first = list_batch(1)
+    assert room.fit(first) is first and not room.fits(first)  # nobody has read it yet
+    strategy.train_step(first)
+    assert room.fits(first)
+    for seed in range(2, 30):
+        batch = list_batch(seed)
+        padded = room.fit(batch)
+        assert room.fits(padded) and room.fit(padded) is padded
+        for name in ("a", "b"):
+            before, after = batch.ids[name], padded.ids[name]
+            count = len(before.values)
+            assert torch.equal(after.values[:count], before.values)
+            assert (after.values[count:] == 0).all()
+            assert torch.equal(after.offsets[:-1], before.offsets[:-1])
+            assert int(after.offsets[-1]) == len(after.values)
+        assert (padded.ids["b"].weights[len(batch.ids["b"].values) :] == 0).all()
+    shapes = {(len(b.ids["a"].values), len(b.ids["b"].values))
+              for b in (room.fit(list_batch(seed)) for seed in range(30))}  # fmt: skip
+    assert len(shapes) == 1  # all have come once, and have the same room
+    other = room.fit(list_batch(1, size=7))
+    assert room.fits(other) and len(other.ids["a"].values) < next(iter(shapes))[0]
+
+
+def test_pads_of_lists_change_nothing():
+    results = []
+    for padded in (False, True):
+        strategy = Single()
+        strategy.setup(list_model(), OptimizerSection(name="adam", lr=0.01), seed=1)
+        room = ListRoom(strategy.embeddings)
+        losses = []
+        for step in range(8):
+            batch = list_batch(step)
+            losses.append(strategy.train_step(room.fit(batch) if padded else batch))
+        rows = [store.pull(EVERY) for store in strategy.stores.values()]
+        results.append([torch.stack(losses), *strategy.model.parameters(), *rows])
+    for plain, other in zip(*results):
+        assert torch.equal(plain, other)
+
+
+def test_lists_that_are_read_id_by_id_have_no_room():
+    features = (
+        Feature("a", "sequence", side="user", rows=60, length=4, table="c"),
+        Feature("b", "ids", rows=60),
+        Feature("c", "id", side="item", rows=60),
+        Feature("d", "number"),
+    )
+    strategy = Single()
+    facts = Facts(num_slots=3, num_dense=1, features=features, per_feature=True)
+    strategy.setup(DIN(DIN.Options(dim=4), facts), OptimizerSection(name="adam"), seed=1)
+    room = ListRoom(strategy.embeddings)
+    batch = list_batch(1)
+    strategy.train_step(room.fit(batch))
+    assert not room.fits(room.fit(batch))
+    assert room.fit(list_batch(2)).ids["a"] is not None
+    before = list_batch(2)
+    assert room.fit(before).ids["a"] is before.ids["a"]
+
+
+def test_slots_of_one_table_fit_where_all_have_one_size():
+    """Their id 0 is learned: it pads nothing."""
+    strategy = Single()
+    model = DCNV2(DCNV2.Options(dim=4), Facts(num_slots=2, rows=60))
+    strategy.setup(model, OptimizerSection(name="adam"), seed=1)
+    room = ListRoom(strategy.embeddings)
+
+    def batch(lengths: list[int]) -> Batch:
+        offsets = torch.tensor([0, *lengths]).cumsum(0)
+        return Batch(2, {"slots": Jagged(torch.ones(sum(lengths)).long(), offsets)},
+                     {}, torch.tensor([0.0, 1.0]))  # fmt: skip
+
+    strategy.train_step(room.fit(batch([1, 2, 1, 2])))
+    assert room.fits(room.fit(batch([1, 2, 1, 2])))
+    assert not room.fits(room.fit(batch([1, 2, 1, 1])))
 
 
 def test_on_a_cpu_steps_are_not_recorded():
@@ -245,6 +356,27 @@ def test_models_whose_steps_are_recorded_unasked(name, optimizer):
         results.append([torch.stack(losses), *learned(strategy.model)])
         if isinstance(strategy, Graphed):
             assert strategy.recorder._recorded
+    for recorded, plain in zip(*results):
+        torch.testing.assert_close(recorded, plain, rtol=1e-3, atol=5e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd", "adam"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_steps_with_lists_are_recorded(optimizer, fixed):
+    device, results = torch.device("cuda"), []
+    for strategy in (Graphed(World(device), auto=True), Single(World(device))):
+        strategy.setup(list_model(), OptimizerSection(name=optimizer, lr=0.01), seed=1)
+        losses = []
+        for step in range(24):
+            begin_step(5, step, device)
+            batch = strategy.receive(list_batch(step % 6, 32 if step % 3 else 20, fixed))
+            losses.append(strategy.train_step(batch, lr=0.01 / (1 + step // 12)))
+        end_steps()
+        rows = [store.pull(EVERY) for store in strategy.stores.values()]
+        results.append([torch.stack(losses), *learned(strategy.model), *rows])
+        if isinstance(strategy, Graphed):
+            assert len(strategy.recorder._recorded) >= 2 and has_lists(batch)
     for recorded, plain in zip(*results):
         torch.testing.assert_close(recorded, plain, rtol=1e-3, atol=5e-4)
 

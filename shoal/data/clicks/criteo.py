@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.config.schema import ClicksSection
 from shoal.data.clicks.decode import decode, read_lines
-from shoal.data.clicks.formats import LineFormat
+from shoal.data.clicks.formats import LineFormat, folded_below
 from shoal.data.clicks.lines import Parser
 from shoal.data.clicks.samples import Layout, Samples
 
@@ -35,7 +35,7 @@ class Criteo(LineFormat):
                     f"data.clicks.{key} is {getattr(section, key)}, but raw Criteo has "
                     f"{len(names)} of them; leave it out"
                 )
-        return Layout(SLOTS, DENSE, "label", section.rows)
+        return Layout(SLOTS, DENSE, "label", folded_below(section))
 
     def looks_so(self, file: Path, first: bytes) -> bool:
         return first.count(b"\t") == len(COLUMNS) - 1 and not self.has_header(first)

@@ -14,6 +14,7 @@ from shoal.config.output import flat
 from shoal.config.schema import ClicksSection, Config
 from shoal.data.clicks import planted
 from shoal.data.clicks.custom import Custom
+from shoal.data.clicks.formats import FORMATS, LineFormat
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.mapped import open_log
 from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
@@ -173,6 +174,7 @@ def _prepared(config: Config, world: World, tile: int) -> ClickData:
             )
     for key in ("label", "rows", "slots", "dense"):
         said, made = getattr(clicks, key), getattr(layout, key)
+        made = layout.slot_rows if key == "rows" and layout.slot_rows else made
         same = (len(made), [*made]) if isinstance(made, tuple) else (made,)
         if said is not None and said not in same:
             raise ValueError(
@@ -194,7 +196,8 @@ def _fingerprint(config: Config, layout: Layout, files: list[list[Any]]) -> dict
     """What tells one log's samples and their order from another's, prepared or not."""
     clicks = config.data.clicks
     return {
-        "layout": [list(layout.slots), list(layout.dense), layout.label, layout.rows],
+        "layout": [list(layout.slots), list(layout.dense), layout.label, layout.rows]
+        + [list(layout.slot_rows)] * bool(layout.slot_rows),
         "files": files,
         "command": clicks.pipe_command,
         "order": [clicks.reader, config.train.shuffle and clicks.reader == "memory"],
@@ -209,8 +212,8 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         raise ValueError("data.clicks.reader custom needs data.clicks.custom: FILE.py[:CLASS]")
     if clicks.reader == "custom" and clicks.pipe_command is not None:
         raise ValueError("data.clicks: a custom reader and pipe_command exclude each other")
-    if clicks.pipe_command is not None and form == "parquet":
-        raise ValueError("data.clicks.pipe_command works on lines; Parquet files have none")
+    if clicks.pipe_command is not None and not isinstance(FORMATS[form], LineFormat):
+        raise ValueError(f"data.clicks.pipe_command works on lines; {form} files have none")
     layout = make_layout(clicks, form)
     files: dict[str, list[Path]] = {}
     sources: dict[str, str] = {}
@@ -290,10 +293,13 @@ class _Maker:
             return Custom(section.custom, files.files, self.flat, files.layout, batch_size, tile)
         if section.reader == "stream":
             return Stream(files, batch_size, counts, section.threads, tile, section.profile)
-        samples = load(files, section.threads, section.profile)
+        mapped = files.mapped()
+        samples = mapped or load(files, section.threads, section.profile)
         shuffle = tile is None and self.config.train.shuffle
         seed = self.config.run.seed
-        return InMemory(samples, files.layout, batch_size, seed, shuffle, tile)
+        reader = InMemory(samples, files.layout, batch_size, seed, shuffle, tile)
+        reader.prefetch = mapped is not None  # a disk may have to be waited for
+        return reader
 
     def _counts(self, files: ClickLog) -> list[int] | None:
         """Samples of every file, for a stream: each rank counts some. None: a program decides."""

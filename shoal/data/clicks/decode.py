@@ -129,7 +129,7 @@ def _ids(
             lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
             series = series.filter(pl.Series(lengths > 0)).explode()
         if series.dtype.is_integer() and not raw:
-            ids = layout.fold(_whole(series).to_numpy().copy())
+            ids = _placed(series, layout, slot)
         elif series.dtype.is_integer() or series.dtype in (pl.String, pl.Categorical, pl.Enum):
             tokens = series.cast(pl.String).fill_null("")
             if not listed:
@@ -151,6 +151,18 @@ def _ids(
         ids = _of_text(pl.concat([*texts.values()]), slots, layout, raw).reshape(len(texts), -1)
         found |= {slot: (one, None) for slot, one in zip(texts, ids)}
     return [found[slot] for slot in range(len(layout.slots))]
+
+
+def _placed(series: pl.Series, layout: Layout, slot: int) -> np.ndarray:
+    """Whole numbers of a slot as ids: 0 where a cell is empty."""
+    ids = _whole(series).to_numpy().copy()
+    if not layout.slot_rows:
+        return layout.fold(ids)
+    if ids.min(initial=0) < 0:
+        raise ValueError(f"{series.name} has the id {ids.min()}; ids of this log are 0 or more")
+    ids = layout.place(ids, slot)
+    ids[series.is_null().to_numpy()] = 0
+    return ids
 
 
 def _whole(series: pl.Series) -> pl.Series:

@@ -7,14 +7,27 @@ known, here or in a package of your own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
+
+import numpy as np
 
 from shoal.config.schema import ClicksSection, add_format
+from shoal.data.batch import Batch
 from shoal.data.clicks.lines import BLOCK_BYTES, Block, LineBlock, Parser, count_lines, line_chunks
 from shoal.data.clicks.samples import Layout
 from shoal.data.packed import LONGEST_LINE, open_text
+
+
+class Mapped(Protocol):
+    """Samples that lie in files, and their batches."""
+
+    def __len__(self) -> int: ...
+
+    def batch_of(self, rows: slice | np.ndarray) -> Batch:
+        """The batch of the given samples, in the given order."""
+        ...
 
 
 class ClickFormat:
@@ -31,7 +44,8 @@ class ClickFormat:
                 "n stands for C1 to Cn"
             )
         slots, dense = numbered("C", section.slots), numbered("I", section.dense or 0)
-        return checked(Layout(slots, dense, section.label or "label", section.rows, True))
+        rows = folded_below(section)
+        return checked(Layout(slots, dense, section.label or "label", rows, True))
 
     def looks_so(self, file: Path, first: bytes) -> bool:
         """Whether a file has this format, by its name and its first line."""
@@ -44,6 +58,10 @@ class ClickFormat:
     def blocks(self, file: Path, layout: Layout, separator: str) -> Iterator[Block]:
         """The samples of a file, in order."""
         raise NotImplementedError  # every format writes its own
+
+    def mapped(self, files: Sequence[Path], layout: Layout) -> Mapped | None:
+        """All samples, left where they lie; None: they must be parsed first."""
+        return None
 
 
 class LineFormat(ClickFormat):
@@ -102,7 +120,7 @@ def register(form: ClickFormat) -> None:
 def looks_like(file: Path) -> str:
     """The format of a file, by its name and its first line."""
     first = b""
-    if file.suffix != ".parquet":
+    if file.suffix not in (".parquet", ".npz", ".npy"):
         with open_text(file) as source:
             first = first_line(source)
     for form in FORMATS.values():
@@ -119,6 +137,15 @@ def numbered(prefix: str, names: list[str] | int) -> tuple[str, ...]:
     if isinstance(names, int):
         return tuple(f"{prefix}{k + 1}" for k in range(names))
     return tuple(names)
+
+
+def folded_below(section: ClicksSection) -> int | None:
+    """data.clicks.rows, of formats whose slots share one numbering."""
+    if isinstance(section.rows, list):
+        raise ValueError(
+            "data.clicks.rows: a number for each slot is for data.format=multi_hot; give one number"
+        )
+    return section.rows
 
 
 def checked(layout: Layout) -> Layout:

@@ -11,14 +11,15 @@ from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks import pipe
 from shoal.data.clicks.criteo import Criteo
 from shoal.data.clicks.delimited import CsvClicks
-from shoal.data.clicks.formats import FORMATS, looks_like, register
+from shoal.data.clicks.formats import FORMATS, Mapped, looks_like, register
 from shoal.data.clicks.lines import Block
+from shoal.data.clicks.multi_hot import MultiHot
 from shoal.data.clicks.parquet import ParquetClicks
 from shoal.data.clicks.samples import Layout
 from shoal.data.clicks.slots import SLOTS
 from shoal.data.sources.files import find_files
 
-for _form in (ParquetClicks(), Criteo(), SLOTS, CsvClicks()):
+for _form in (ParquetClicks(), MultiHot(), Criteo(), SLOTS, CsvClicks()):
     register(_form)  # they are tried in this order
 
 
@@ -42,6 +43,10 @@ class ClickLog:
         first = worker * each + min(worker, more)
         files = self.files[first : first + each + (worker < more)]
         return ClickLog(files, self.form, self.layout, self.command, self.separator)
+
+    def mapped(self) -> Mapped | None:
+        """All samples, left in their files; None: this format must be parsed."""
+        return None if self.command else FORMATS[self.form].mapped(self.files, self.layout)
 
     def count(self, file: Path) -> int | None:
         """Samples of one file; None where a program decides."""

@@ -97,7 +97,7 @@ class LogSteps(PrepareSteps):
         return {
             **manifest,
             "rows": manifest["rows"] + writer.rows,
-            "layout": {**asdict(layout), "slots": list(layout.slots), "dense": list(layout.dense)},
+            "layout": {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(layout).items()},
             "arrays": writer.close(),
             "bad_rows": manifest["bad_rows"] + bad_rows,
             "files": [*manifest["files"], *log.fingerprint()],
@@ -159,11 +159,7 @@ def open_log(folder: Path) -> tuple[Samples, Layout, list[list[Any]]]:
                 f"data.path={folder.parent} and data.name={folder.name}"
             )
         compared = check_arrays(folder, all_stored(manifest))
-        said = {
-            **manifest["layout"],
-            **{k: tuple(manifest["layout"][k]) for k in ("slots", "dense")},
-        }
-        layout = Layout(**said)
+        layout = Layout.of(manifest["layout"])
         arrays = {n: map_array(folder, Stored.of(e)) for n, e in manifest["arrays"].items()}
         samples = _samples(layout, arrays, manifest["rows"], compared)
         return samples, layout, manifest["files"]

@@ -4,14 +4,16 @@
                                   + sum over pairs of slots of factor(id) * factor(other id)
                                   + sum over dense values of weight * value  )
 
-each of the three scaled to a deviation of its own. Ids follow a power law within each slot, and an
-id belongs to one slot alone: 1 + slot * ids_per_slot + number; 0 is nobody's. Everything is a pure
-function of (seed, what it is), so that any part of the log can be made alone.
+each of the three scaled to a deviation of its own. A slot that holds a bag of k ids has the sum of
+their weights, and of their factors, over the root of k. Ids follow a power law within each slot,
+and an id belongs to one slot alone: 1 + ids of the slots before + number; 0 is nobody's. Everything
+is a pure function of (seed, what it is), so that any part of the log can be made alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -34,52 +36,106 @@ class PlantedClicks:
 
     def best_auc(self) -> float:
         """The AUC of the true probabilities on these samples: no model is expected above it."""
-        clicked = self.samples.labels == 1
-        _, place, counts = np.unique(self.probabilities, return_inverse=True, return_counts=True)
-        ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # from 1, equal ones share theirs
-        positives, negatives = int(clicked.sum()), int((~clicked).sum())
-        above = ranks[clicked].sum() - positives * (positives + 1) / 2
-        return float(above / (positives * negatives))
+        return auc(self.probabilities, self.samples.labels)
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The share of pairs of a click and no click that are in order; equal scores count half.
+
+    nan where there are none.
+    """
+    clicked = labels == 1
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # from 1, equal ones share theirs
+    positives, negatives = int(clicked.sum()), int((~clicked).sum())
+    above = ranks[clicked].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives or np.nan))
+
+
+def slot_rows(section: PlantedClicksSection) -> list[int]:
+    """Distinct ids of every slot."""
+    given = section.ids_per_slot
+    return given if isinstance(given, list) else [given] * section.slots
+
+
+def bag_sizes(section: PlantedClicksSection) -> list[int]:
+    """Ids that every slot of a sample holds."""
+    return section.bags if isinstance(section.bags, list) else [section.bags] * section.slots
 
 
 def layout(section: PlantedClicksSection) -> Layout:
     """The columns: slots 1, 2, ... and the dense values."""
     names = tuple(str(k + 1) for k in range(section.slots))
-    rows = 1 + section.slots * section.ids_per_slot
+    rows = 1 + sum(slot_rows(section))
     return Layout(names, ("dense_feature",) * section.dense, "click", rows)
 
 
-def planted_clicks(section: PlantedClicksSection, phase: Phase) -> PlantedClicks:
-    """The samples of one phase. valid and test have a tenth of the training samples each."""
+def indices(section: PlantedClicksSection, phase: Phase) -> range:
+    """Numbers of one phase's samples. valid and test have a tenth of the training samples each."""
     tenth = max(1, section.samples // 10)
     first = {"train": 0, "valid": section.samples, "test": section.samples + tenth}[phase]
-    index = first + np.arange(section.samples if phase == "train" else tenth)
-    numbers = _ids(section, index)  # [n, slots], from 0 within each slot
+    return range(first, first + (section.samples if phase == "train" else tenth))
+
+
+def planted_clicks(section: PlantedClicksSection, phase: Phase) -> PlantedClicks:
+    """The samples of one phase."""
+    return planted_samples(section, np.asarray(indices(section, phase)))
+
+
+def planted_samples(section: PlantedClicksSection, index: np.ndarray) -> PlantedClicks:
+    """The samples of these numbers: [n]."""
+    numbers = planted_ids(section, index)
     dense = _normal(hash64(section.seed, DENSE, index[:, None], np.arange(section.dense)))
     odds = -1.0 + section.strength * _score(section, numbers, dense)
     probabilities = 1 / (1 + np.exp(-odds))
     labels = uniform(hash64(section.seed, LABELS, index)) < probabilities
-    ids = 1 + np.arange(section.slots) * section.ids_per_slot + numbers
-    samples = Samples(
-        section.slots, labels.astype(np.float32), dense.astype(np.float32), ids.astype(np.int64)
-    )
-    return PlantedClicks(samples, probabilities)
+    starts = np.cumsum([0, *slot_rows(section)])[:-1]
+    sizes = bag_sizes(section)
+    ids = (1 + np.repeat(starts, sizes) + numbers).astype(np.int64)
+    given = section.slots, labels.astype(np.float32), dense.astype(np.float32)
+    if max(sizes) == 1:
+        return PlantedClicks(Samples(*given, ids), probabilities)
+    offsets = np.concatenate([[0], np.cumsum(np.tile(sizes, len(index)))])
+    return PlantedClicks(Samples(*given, ids.reshape(-1), offsets), probabilities)
 
 
-def _ids(section: PlantedClicksSection, index: np.ndarray) -> np.ndarray:
-    weights = np.arange(1, section.ids_per_slot + 1) ** -section.popularity
-    limits = np.cumsum(weights) / weights.sum()
-    drawn = uniform(hash64(section.seed, IDS, index[:, None], np.arange(section.slots)))
-    return np.minimum(np.searchsorted(limits, drawn, side="right"), section.ids_per_slot - 1)
+def planted_ids(
+    section: PlantedClicksSection, index: np.ndarray, slot: int | None = None
+) -> np.ndarray:
+    """Ids of these samples' bags, or of one slot's, from 0 in each slot: [n, ids of a sample]."""
+    bounds = np.cumsum([0, *bag_sizes(section)])
+    wanted = range(section.slots) if slot is None else range(slot, slot + 1)
+    columns = np.arange(bounds[wanted.start], bounds[wanted.stop])
+    drawn = uniform(hash64(section.seed, IDS, index[:, None], columns))
+    found = np.empty(drawn.shape, np.int64)
+    for one in wanted:
+        part = slice(bounds[one] - columns[0], bounds[one + 1] - columns[0])
+        rows = slot_rows(section)[one]
+        limits = _limits(rows, section.popularity)
+        found[:, part] = np.minimum(np.searchsorted(limits, drawn[:, part], "right"), rows - 1)
+    return found
+
+
+@lru_cache(maxsize=32)
+def _limits(rows: int, popularity: float) -> np.ndarray:
+    """The share of draws that fall on ids up to each: [rows]."""
+    weights = np.arange(1, rows + 1) ** -popularity
+    return np.cumsum(weights) / weights.sum()
 
 
 def _score(section: PlantedClicksSection, numbers: np.ndarray, dense: np.ndarray) -> np.ndarray:
-    seed, slots = section.seed, np.arange(section.slots)
-    weights = _normal(hash64(seed, WEIGHTS, slots, numbers))
-    score = DEVIATION["slots"] * weights.sum(axis=1) / np.sqrt(section.slots)
+    seed, sizes = section.seed, bag_sizes(section)
+    slots = np.repeat(np.arange(section.slots), sizes)
+    starts, roots = np.cumsum([0, *sizes])[:-1], np.sqrt(sizes)
+
+    def of_bags(what: int) -> np.ndarray:
+        each = _normal(hash64(seed, what, slots, numbers))
+        return np.add.reduceat(each, starts, axis=1) / roots  # [n, slots]
+
+    score = DEVIATION["slots"] * of_bags(WEIGHTS).sum(axis=1) / np.sqrt(section.slots)
     pairs = section.slots // 2
     if pairs:
-        factors = _normal(hash64(seed, FACTORS, slots, numbers))
+        factors = of_bags(FACTORS)
         products = factors[:, 0 : 2 * pairs : 2] * factors[:, 1 : 2 * pairs : 2]
         score += DEVIATION["pairs"] * products.sum(axis=1) / np.sqrt(pairs)
     if section.dense:

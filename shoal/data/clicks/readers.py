@@ -21,6 +21,7 @@ from types import MappingProxyType
 import numpy as np
 
 from shoal.data.batch import Batch
+from shoal.data.clicks.formats import Mapped
 from shoal.data.clicks.lines import Block
 from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.per_feature import per_feature
@@ -115,7 +116,12 @@ class ClickReader(Reader):
         self.columns = {feature.name: feature.column for feature in features}
 
     def finish(self, batch: Batch) -> Batch:
-        return per_feature(batch, self.layout, self.columns) if self.columns else batch
+        if not self.columns:
+            return batch
+        made = per_feature(batch, self.layout, self.columns)
+        if self.tile is None:  # GAUC groups by a slot, and nothing in training reads them
+            del made.ids["slots"]
+        return made
 
     def global_size(self, size: int) -> int:
         return self.batch_size if self.tile is None else self.tile * size
@@ -131,7 +137,7 @@ class InMemory(ClickReader):
 
     def __init__(
         self,
-        samples: Samples | JoinedSamples | Made,
+        samples: Samples | JoinedSamples | Made | Mapped,
         layout: Layout,
         batch_size: int,
         seed: int = 0,

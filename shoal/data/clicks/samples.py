@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ class Layout:
     """The columns of a click log.
 
     A name may come several times in `dense`: so many values it has. `rows`: ids are folded below
-    this number. `others`: what is not named here is passed over; else it is an error.
+    this number. `others`: what is not named here is passed over; else it is an error. `slot_rows`:
+    ids count from 0 in each slot, which has so many; `place` gives those of all slots together.
     """
 
     slots: tuple[str, ...]
@@ -28,6 +30,7 @@ class Layout:
     label: str
     rows: int | None = None
     others: bool = False
+    slot_rows: tuple[int, ...] = ()
 
     def features(self) -> tuple[Feature, ...]:
         """The columns as features: slots with one table for all, and numbers."""
@@ -54,6 +57,18 @@ class Layout:
         # Modulo first: id - 1 would overflow for the smallest id.
         folded = (ids % (rows - 1) - 1) % (rows - 1) + 1 if rows > 1 else np.zeros_like(ids)
         return np.where(outside, folded, ids)
+
+    def place(self, ids: np.ndarray, slot: int, out: np.ndarray | None = None) -> np.ndarray:
+        """Ids of one slot, from 0, as ids among those of all slots, from 1: int64."""
+        if ids.max(initial=0) >= self.slot_rows[slot]:
+            ids = ids % self.slot_rows[slot]
+        return np.add(ids, 1 + sum(self.slot_rows[:slot]), out=out, dtype=np.int64)
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Layout:
+        """Of what `asdict` gave and JSON has made lists of."""
+        lists = {key: tuple(said.get(key, ())) for key in ("slots", "dense", "slot_rows")}
+        return cls(**{**said, **lists})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import ClicksSection
-from shoal.data.clicks.formats import LineFormat, checked, numbered
+from shoal.data.clicks.formats import LineFormat, checked, folded_below, numbered
 from shoal.data.clicks.lines import BadLine, Parser, show
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.kernels.core import has_core
@@ -42,7 +42,7 @@ class SlotFormat(LineFormat):
         dense = (DENSE,) * width if isinstance(width, int) else tuple(width)
         others = isinstance(slots, list)
         label = section.label or LABEL
-        return checked(Layout(numbered("", slots), dense, label, section.rows, others))
+        return checked(Layout(numbered("", slots), dense, label, folded_below(section), others))
 
     def looks_so(self, file: Path, first: bytes) -> bool:
         return b":" in first.split(b" ")[0]

@@ -14,8 +14,10 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import StrategySection
 from shoal.embedding.engines.budgets import row_bytes as row_bytes_of
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placements.step_bytes import StepBytes, step_bytes
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.embedding.rows.table import Table
+from shoal.embedding.service import Lookup
 
 MIB = 1 << 20
 
@@ -27,6 +29,13 @@ class Plan:
     shardings: dict[str, Sharding]
     row_bytes: dict[str, int]  # a row and its optimizer state
     lookups: dict[str, int]  # fields that read the table
+    itemsize: int = 4  # bytes of a value that travels
+
+    def step_bytes(
+        self, lookups: Sequence[Sequence[Lookup]], counted: Collection[str] = ()
+    ) -> list[StepBytes]:
+        """What each rank sends in a step, for lookups[rank]; counted: tables that count ids."""
+        return step_bytes(self.shardings, lookups, self.itemsize, counted)
 
     def bytes_on(self, rank: int) -> int:
         """Bytes of rows and state that a rank holds; growing tables count nothing."""
@@ -80,7 +89,16 @@ def plan_tables(
     optimizers: Mapping[str, RowOptimizer],
     lookups: Mapping[str, int] | None = None,
 ) -> Plan:
-    """Choose a placement for every table: from its size, or as the config says."""
+    """Choose a placement for every table: from its size, or as the config says.
+
+    size: of all ranks; tables are spread over those of each of the section's groups.
+    """
+    if size % section.groups:
+        raise ValueError(
+            f"strategy.groups: given {section.groups}, and {size} processes are not so many equal "
+            f"groups: choose a number that divides {size}"
+        )
+    size //= section.groups
     unknown = [name for name in section.tables if name not in tables]
     if unknown:
         raise ValueError(
@@ -108,7 +126,8 @@ def plan_tables(
             chosen[name] = Placement(place, by)
     _share_out(chosen, total, size, free)
     shardings = {name: Sharding(table, chosen[name], size) for name, table in tables.items()}
-    plan = Plan(shardings, row_bytes, {name: (lookups or {}).get(name, 1) for name in tables})
+    read = {name: (lookups or {}).get(name, 1) for name in tables}
+    plan = Plan(shardings, row_bytes, read, 4 if section.exchange == "float32" else 2)
     most = max((plan.bytes_on(rank) for rank in range(size)), default=0)
     if section.memory is not None and most > section.memory * 1024 * MIB:
         raise ValueError(

@@ -36,7 +36,7 @@ class RoutedRows(RowService, Generic[T]):
         self._staged: T | None = None  # has the rows of the batch in training
         self._pending: list[T] = []  # trips of this step, whose gradients will be collected
         self._clicks: dict[int, Tensor] = {}  # of the batch's fields, where ids are counted
-        self._found: set[str] = set()  # tables that lookups found staged rows of
+        self._found: set[str] = set()  # tables that lookups read by the batch's ids
         self._unstaged: set[str] = set()  # tables whose rows the model does not look up by batch
 
     @abstractmethod
@@ -71,9 +71,9 @@ class RoutedRows(RowService, Generic[T]):
         wanted = self._worth_staging(lookups)
         if trip is None and wanted:
             trip = self._trip(wanted)
+        self._staged, self._found = trip, set()
         if trip is not None:
             self._stage(trip)
-            self._staged, self._found = trip, set()
             self._add(trip)
         self._continue_prefetched()
 
@@ -102,6 +102,10 @@ class RoutedRows(RowService, Generic[T]):
             part.clicks = self._clicks
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
+        if learn:
+            by_batch = {one.table for one in lookups if one.field is not None}
+            self._found |= by_batch
+            self._unstaged -= by_batch
         if learn and self._staged is not None:
             found = self._find_staged(self._staged, lookups)
             if found is not None:
@@ -124,13 +128,12 @@ class RoutedRows(RowService, Generic[T]):
             part = trip.parts.get(lookup.table)
             if part is None or isinstance(lookup.flat, Every):
                 return None  # the same on every rank
-            if lookup.field is not None and lookup.field in part.fields:
-                number = part.fields.index(lookup.field)
-                chosen.append((part, number, part.inverse[number]))
-                continue
-            inverse, lost = part.distinct.find(lookup.flat)
-            surely, missing = False, missing or lost
-            chosen.append((part, None, inverse))
+            found = part.find(lookup)
+            if found is None:
+                return None  # likewise
+            number, inverse, lost = found
+            surely, missing = surely and number is not None, missing or lost
+            chosen.append((part, number, inverse))
         # Ids that a model made of the batch's ids: all ranks find them, or all go and ask.
         if not surely and not self._everywhere(missing):
             return None

@@ -2,13 +2,14 @@
 
 A training step makes three trips however many tables there are: ids to the owners, rows back,
 gradients to the owners. Ids are sent one batch ahead; rows are read only after the update before
-them, so the numbers are those of one process. Where ids are counted (see
-shoal.embedding.rows.admission), how often each came travels with its gradient.
+them, so the numbers are those of one process. Of lists that a model reads pooled, owners return
+sums where that is fewer bytes (asked.py), and expand what gradients come for them. Where ids are
+counted (see shoal.embedding.rows.admission), how often each came travels with its gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,10 +18,13 @@ from torch import Tensor
 from shoal.config.row_rules import RowRules
 from shoal.embedding.engines.local import pull_all
 from shoal.embedding.output_table import Held
-from shoal.embedding.placements.route import Route, TableTrip, exchange
+from shoal.embedding.placements.exchange import WirePrecision, exchange
+from shoal.embedding.placements.groups import RankGroups
+from shoal.embedding.placements.route import Route, TableTrip
 from shoal.embedding.placements.routed import RoutedRows, T
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.admission import tend
+from shoal.embedding.rows.bags import join_bags
 from shoal.embedding.rows.store import Every, Store
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients
 from shoal.world.world import World
@@ -34,9 +38,12 @@ class SpreadRows(RoutedRows[T]):
         world: World,
         tables: Mapping[str, ShardedTable],
         rules: Mapping[str, RowRules] | None = None,
+        groups: RankGroups | None = None,
     ):
+        """world: the ranks that hold the tables between them; groups: there are others who do."""
         super().__init__(tables, rules, world.device)
         self.world, self.sharded = world, dict(tables)
+        self.groups = groups or RankGroups(world)
 
     @property
     def stores(self) -> dict[str, Store]:
@@ -44,7 +51,7 @@ class SpreadRows(RoutedRows[T]):
 
     def _everywhere(self, missing: bool) -> bool:
         vote = torch.tensor([float(missing)], device=self.device)
-        return float(self.world.all_reduce(vote)) == 0
+        return float(self.groups.whole.all_reduce(vote)) == 0
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
         if not learn:  # no gradients follow, so replicas are read without the other ranks
@@ -80,8 +87,49 @@ class SpreadRows(RoutedRows[T]):
 class ShardedRows(SpreadRows[Route]):
     """Engines of all ranks, read and updated by their owners."""
 
+    def __init__(
+        self,
+        world: World,
+        tables: Mapping[str, ShardedTable],
+        rules: Mapping[str, RowRules] | None = None,
+        groups: RankGroups | None = None,
+        precision: WirePrecision | None = None,
+    ):
+        super().__init__(world, tables, rules, groups)
+        self.precision = precision or WirePrecision()
+        self._lists: set[int] = set()  # fields of the batch in training that are lists
+        self._read: dict[int, bool] = {}  # fields read in this step: always pooled?
+        self._pooled: dict[int, bool] = {}  # likewise, when each was last read
+
+    def begin(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        self._lists |= {
+            one.field for one in lookups if one.bags is not None and one.field is not None
+        }
+        super().begin(batch, lookups)
+
+    def _worth_staging(self, lookups: Sequence[Lookup]) -> list[Lookup]:
+        """Lists are staged once the model has shown how it reads them: pooled, or one by one."""
+        return [
+            one if one.field is None or self._pooled.get(one.field) else replace(one, bags=None)
+            for one in super()._worth_staging(lookups)
+            if one.bags is None or one.field in self._pooled
+        ]
+
+    def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
+        for one in lookups if learn else ():
+            if one.field is not None:
+                pooled = one.bags is not None
+                self._read[one.field] = self._read.get(one.field, True) and pooled
+        return super().pull(lookups, learn)
+
+    def _end_step(self) -> list[Route]:
+        unread = dict.fromkeys(self._lists - self._pooled.keys(), False)
+        self._pooled |= unread | self._read
+        self._lists, self._read = set(), {}
+        return super()._end_step()
+
     def _trip(self, lookups: Sequence[Lookup]) -> Route:
-        return Route(self.world, self.sharded, lookups)
+        return Route(self.world, self.sharded, lookups, self.precision)
 
     @staticmethod
     def _parts(trips: Sequence[Route]) -> list[TableTrip]:
@@ -97,13 +145,13 @@ class ShardedRows(SpreadRows[Route]):
         outputs = self._take_outputs({part.sharding.table.name for part in parts})
         unused = any(part.unused() is not None for part in parts if not part.placed.counted)
         flat = torch.cat([*dense, torch.tensor([float(unused)], device=self.device)])
-        flat = self.world.all_reduce(flat)
+        flat = self.groups.whole.all_reduce(flat)
         gathered = self._send_all(self._parts(self._end_step()), some_unused=float(flat[-1]) > 0)
         rows = {
             name: self._joined(name, some + outputs.get(name, []))
             for name, some in gathered.items()
         }
-        return Collected(flat[:-1], rows)
+        return Collected(flat[:-1], self.groups.agreed(rows, self.sharded, self.precision))
 
     def _send_all(self, parts: list[TableTrip], some_unused: bool) -> dict[str, list[RowGradients]]:
         """Gradients that came to this rank, of each trip, by table."""
@@ -116,11 +164,10 @@ class ShardedRows(SpreadRows[Route]):
         seen = iter(sent[len(parts) :])
         used = self._used(parts) if some_unused and len(counted) < len(parts) else {}
         for number, (part, grads) in enumerate(zip(parts, sent)):
-            one = RowGradients(
-                part.theirs, grads, next(seen).cpu() if part.placed.counted else None
-            )
+            counts = next(seen).cpu() if part.placed.counted else None
+            one = RowGradients(part.theirs, grads, counts, bags=part.their_bags)
             if number in used:
-                one = replace(one, ids=part.theirs[used[number]], grads=grads[used[number]])
+                one = one.at(used[number])
             gathered[part.sharding.table.name].append(one)
         return gathered
 
@@ -134,7 +181,9 @@ class ShardedRows(SpreadRows[Route]):
             keys = [torch.empty(0, dtype=torch.int64), *(table.keys(one.ids) for one in some)]
             grads = [torch.empty(0, width, device=self.device), *(one.grads for one in some)]
             joined = RowGradients(
-                torch.cat([one.to(self.device) for one in keys]), torch.cat(grads)
+                torch.cat([one.to(self.device) for one in keys]),
+                torch.cat(grads),
+                bags=join_bags([(len(key), one.bags) for key, one in zip(keys[1:], some)]),
             )
         if table.counted:
             counts = [one.counts for one in some if one.counts is not None]
@@ -147,10 +196,21 @@ class ShardedRows(SpreadRows[Route]):
         for name, rules in self.rules.items():
             tend(self.sharded[name], rules, self.sharded[name].sharding.num_shares)
         self._step_outputs(lr, scale)
+        self.groups.stepped(self.sharded)
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        self.groups.agree(self.sharded)
+
+    def saved(self) -> Iterator[tuple[str, Store]]:
+        """Of the first group: the others hold the same rows."""
+        if self.groups.peers.is_main:
+            yield from super().saved()
 
     def _send(self, parts: list[TableTrip], counted: list[TableTrip]) -> list[Tensor]:
-        """Each part's gradients as they came: [theirs, columns held here]; then the counts."""
+        """Each part's gradients as they came: [vectors, columns held here]; then the counts."""
         world, size, rank = self.world, self.world.size, self.world.rank
+        precision = self.precision
         if not parts:
             return []
         seen = [part.seen() for part in counted]
@@ -159,19 +219,24 @@ class ShardedRows(SpreadRows[Route]):
             pieces = []
             for part in parts:
                 first, last = part.sharding.columns[r]
-                pieces.append(part.grads[part.outgoing(r), first:last].reshape(-1))  # type: ignore[index]
-            pieces += [c[part.outgoing(r)].reshape(-1) for c, part in zip(seen, counted)]
+                assert part.grads is not None
+                pieces.append(precision.narrow(part.grads[part.outgoing(r), first:last]))
+            pieces += [precision.exact(c[part.outgoing(r)]) for c, part in zip(seen, counted)]
             outgoing.append(pieces)
-        widths = [part.sharding.width(rank) for part in parts] + [2] * len(counted)
-        parts = parts + counted
-        lengths = [[p.their_counts[r] * w for p, w in zip(parts, widths)] for r in range(size)]
-        came = exchange(world, outgoing, lengths)
+        widths = [part.sharding.width(rank) for part in parts]
+        wide = [*widths, *[2 * 4 // precision.itemsize] * len(counted)]
+        every = parts + counted
+        lengths = [[p.their_counts[r] * w for p, w in zip(every, wide)] for r in range(size)]
+        came = [torch.cat(one) for one in exchange(world, outgoing, lengths)]
+        grads = [precision.widen(one) for one in came[: len(parts)]]
+        grads += [precision.from_exact(one) for one in came[len(parts) :]]
         return [
-            torch.cat(one).view(len(p.theirs), width) for p, width, one in zip(parts, widths, came)
+            one.view(sum(p.their_counts), width)
+            for p, width, one in zip(every, [*widths, *[2] * len(counted)], grads)
         ]
 
     def _used(self, parts: list[TableTrip]) -> dict[int, Tensor]:
-        """Which of the keys that came had a gradient [theirs], by the number of the part.
+        """Which of the vectors asked here had a gradient [n], by the number of the part.
 
         Rows that got no gradient are not updated.
         """
@@ -181,7 +246,7 @@ class ShardedRows(SpreadRows[Route]):
         used = []
         for part in some:
             unused = part.unused()
-            whole = torch.ones(len(part.keys), dtype=torch.uint8, device=self.device)
+            whole = torch.ones(part.num_vectors, dtype=torch.uint8, device=self.device)
             used.append(whole if unused is None else (~unused).to(torch.uint8))
         outgoing = [[u[part.outgoing(r)] for u, part in zip(used, some)] for r in range(size)]
         lengths = [[part.their_counts[r] for part in some] for r in range(size)]

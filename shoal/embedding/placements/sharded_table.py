@@ -47,7 +47,7 @@ class ShardedTable:
         """One optimizer step of rows that this rank holds, by the keys of its engine."""
         if self.engine is not None:
             self.engine.step = self.step
-            push_counted(self.engine, one.ids, one.scaled(scale).grads, lr, one.counts)
+            push_counted(self.engine, one.ids, one.scaled(scale).grads, lr, one.counts, one.bags)
         self.step += 1
 
     def keys(self, ids: Ids) -> Tensor:
@@ -55,6 +55,11 @@ class ShardedTable:
         if isinstance(ids, Every):
             return torch.arange(self.sharding.shares[self.world.rank])
         return ids
+
+    @property
+    def num_held(self) -> int | None:
+        """Rows of a fixed table that this rank holds; None: it grows."""
+        return None if self.sharding.grows else self.sharding.shares[self.world.rank]
 
     @property
     def counted(self) -> bool:

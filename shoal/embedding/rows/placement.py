@@ -128,6 +128,20 @@ class Sharding:
             owner = owner.masked_fill(ids == self.table.padding, self.size)
         return owner
 
+    def assigned(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The owner of each id, and its code; of growing tables the id.
+
+        The padding id has the owner `size`. Where everyone holds all rows, the owner is 0.
+        """
+        if self.grows and not self.everyone:
+            return self.owners(ids), ids
+        codes = ids if self.grows else self.codes(ids)
+        if self.everyone:
+            padding = self.table.padding
+            return torch.zeros_like(ids) if padding is None else (ids == padding) * self.size, codes
+        bounds = torch.tensor(self.bounds[1:], device=ids.device)
+        return torch.bucketize(codes, bounds, right=True), codes
+
     def numbering(self, rank: int) -> Numbering:
         """Fixed tables: which id each row of a rank's engine is."""
         rows = self.table.rows

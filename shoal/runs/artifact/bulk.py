@@ -308,7 +308,10 @@ def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.nda
         return
     layout = encoder.layout
     form = "criteo" if encoder.form == "criteo" else "slots"  # (as generated clicks are written)
-    file = _with_labels(source, form, layout.label, scratch)
+    if layout.slot_rows:  # prepared or not
+        form, file = "multi_hot", source
+    else:
+        file = _with_labels(source, form, layout.label, scratch)
     for block in ClickLog([file], form, layout).blocks(file):
         for first in range(0, len(block), some):
             batch = block.samples(slice(first, first + some)).batch()

@@ -438,9 +438,9 @@ class Artifact:
                 )
             return read_encoder(self.folder, self.manifest)
         with files.damaged(f"artifact {self.folder}: layout"):
-            lists = {key: tuple(facts[key]) for key in ("slots", "dense")}
-            layout = Layout(**{**facts, **lists})
-            return LogEncoder(layout, self.signature["format"], dict(self.signature["apart"]))
+            return LogEncoder(
+                Layout.of(facts), self.signature["format"], dict(self.signature["apart"])
+            )
 
     @property
     def labels(self) -> list[list[str]]:

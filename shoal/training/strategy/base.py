@@ -59,6 +59,7 @@ class Strategy(ABC):
 
     def __init__(self, world: World | None = None):
         self.world = world or World()
+        self.row_world = self.world  # the ranks that hold the rows between them
 
     # ---- setting up -----------------------------------------------------------------------------
 
@@ -247,12 +248,13 @@ class Strategy(ABC):
         return summed, scale * factor
 
     def _row_squares(self, gradients: Gradients) -> Tensor:
-        """The sum of squares of all rows' summed gradients, over all ranks."""
+        """The sum of squares of all rows' summed gradients, over the ranks that hold rows."""
         whole = sum_squares([one.grads for one in gradients.values() if not one.partial])
         if not any(one.partial for one in gradients.values()):
             return whole
         mine = sum_squares([one.grads for one in gradients.values() if one.partial])
-        return whole + self.world.all_reduce(mine.reshape(1).to(self.world.device)).cpu().squeeze(0)
+        summed = self.row_world.all_reduce(mine.reshape(1).to(self.world.device))
+        return whole + summed.cpu().squeeze(0)
 
     # ---- evaluating, saving, ending -------------------------------------------------------------
 

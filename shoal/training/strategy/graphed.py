@@ -6,7 +6,12 @@ A shape of batch that comes a second time is recorded, and replayed from then on
 Shapes must repeat, so lists whose length varies are padded up to a few lengths. Such a list,
 `masked`, names places of a field `target`: of a bidirectional model those of hidden items, of
 another sequential one all that have a target. Pads name a place whose target is 0, which counts for
-nothing. Other lists vary too much: such steps are not recorded.
+nothing.
+
+Lists of ids that a model reads pooled (features of kind `ids`) have room for as many ids as were
+seen (ListRoom). Pads are the padding id, which adds nothing, at the end of the last list. Steps
+with lists that are read otherwise are not recorded, nor are those of tables without a padding id
+whose lists vary (the slots of a click log, unless data.features describes them).
 
 `strategy.graph: true` refuses what cannot be recorded; with `auto` such a run is as under Single.
 """
@@ -24,6 +29,7 @@ from torch import Tensor
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.engines.local import begin_all
+from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.store import Every, Ids
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
@@ -103,6 +109,7 @@ class Recorder:
         self._known_lr: float | None = None
         self._recorded: dict[tuple, tuple[torch.cuda.CUDAGraph, Batch]] = {}  # and what it reads
         self._seen: set[tuple] = set()
+        self._room = ListRoom(strategy.embeddings)
         self._memory: Tensor | None = None
         self._pool = torch.cuda.graph_pool_handle()
         self._copies = torch.cuda.Stream(self.device)
@@ -112,7 +119,9 @@ class Recorder:
 
     def receive(self, batch: Batch) -> Batch:
         """The batch in the GPU's memory, by copies that steps before it do not wait for."""
-        if not has_lists(batch):
+        if has_lists(batch):
+            batch = self._room.fit(batch)
+        else:
             batch = pad(ask(batch) if self._asks else batch)
         while len(self._done) > 8:  # batches of later steps wait in the GPU's memory
             self._done.popleft().synchronize()
@@ -170,8 +179,10 @@ class Recorder:
 
     def _needs_host(self, batch: Batch) -> bool:
         """Whether the host takes part in a step: it reads what each step of a click model predicts
-        (train.print_every), or lists whose lengths vary."""
-        return bool(self.strategy.model._forward_hooks) or has_lists(batch)
+        (train.print_every), or lists that have no room of their own."""
+        if has_lists(batch) and (self.offloaded or not self._room.fits(batch)):
+            return True
+        return bool(self.strategy.model._forward_hooks)
 
     @property
     def _asks(self) -> bool:
@@ -203,9 +214,69 @@ def shape_of(batch: Batch) -> tuple:
     return tuple((key, tuple(x.shape), x.dtype) for key, x in tensors(batch).items())
 
 
+class ListRoom:
+    """How many ids the lists of each field have room for, by what came so far.
+
+    At first as many as the first batch has: of bags of one size that is all. A batch with more gets
+    room for some more than it has (padded_length). Batches of another size have their own.
+    """
+
+    def __init__(self, modules: Sequence[Embeddings]):
+        self.modules = modules
+        self.most: dict[tuple[str, int], int] = {}
+
+    def fit(self, batch: Batch) -> Batch:
+        """The batch with pads where there is room left; the same one where nothing is padded."""
+        ids = dict(batch.ids)
+        for name, one in lists_of(batch).items():
+            count, known = len(one.values), self.most.get((name, len(one.offsets)))
+            if known is None or count > known:
+                known = count if known is None else padded_length(count)
+                self.most[name, len(one.offsets)] = known
+            pad_id = self._pad_of(name)
+            if pad_id is not None and count < known and len(one.offsets) > 1:
+                ids[name] = _filled(one, known, pad_id)
+        changed = any(ids[name] is not one for name, one in batch.ids.items())
+        return replace(batch, ids=ids) if changed else batch
+
+    def fits(self, batch: Batch) -> bool:
+        """Whether all lists fill their room, and are read pooled alone, as the steps before did."""
+        return all(
+            self._is_pooled(name) and self.most.get((name, len(one.offsets))) == len(one.values)
+            for name, one in lists_of(batch).items()
+        )
+
+    def _is_pooled(self, name: str) -> bool:
+        pooled = any(name in module.read_pooled for module in self.modules)
+        return pooled and not any(name in module.read_singly for module in self.modules)
+
+    def _pad_of(self, name: str) -> int | None:
+        """The padding id of all tables that a field's lists are read from; None: there is none."""
+        if not self._is_pooled(name):
+            return None
+        found = {m.fields[name].padding for m in self.modules if name in m.fields}
+        return found.pop() if len(found) == 1 else None
+
+
+def _filled(lists: Jagged, wanted: int, pad_id: int) -> Jagged:
+    """Pads at the end of the last list, so many that there are `wanted` ids."""
+    more = (0, wanted - len(lists.values))
+    values = torch.nn.functional.pad(lists.values, more, value=pad_id)
+    end = torch.full_like(lists.offsets[:1], wanted)
+    weights = None if lists.weights is None else torch.nn.functional.pad(lists.weights, more)
+    return Jagged(values, torch.cat([lists.offsets[:-1], end]), weights)
+
+
+def lists_of(batch: Batch) -> dict[str, Jagged]:
+    """Fields whose ids come in lists of any length."""
+    return {
+        name: ids for name, ids in batch.ids.items() if isinstance(ids, Jagged) and name != "masked"
+    }
+
+
 def has_lists(batch: Batch) -> bool:
     """Whether ids come in lists whose lengths vary as they like."""
-    return any(isinstance(ids, Jagged) and name != "masked" for name, ids in batch.ids.items())
+    return bool(lists_of(batch))
 
 
 def ask(batch: Batch) -> Batch:

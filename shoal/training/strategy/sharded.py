@@ -7,7 +7,12 @@ ranks at its owner before the row's optimizer sees them.
 
 import logging
 
+import torch
+
+from shoal.config.key_applicability import EACH_STEP
 from shoal.config.schema import StrategySection
+from shoal.embedding.placements.exchange import WirePrecision
+from shoal.embedding.placements.groups import RankGroups
 from shoal.embedding.placements.planner import Plan, plan_tables
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
@@ -16,6 +21,7 @@ from shoal.embedding.rows.admission import admission_of
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
 from shoal.training.strategy.collective import Collective
+from shoal.world.subworld import cut
 from shoal.world.world import World
 
 log = logging.getLogger("shoal")
@@ -32,15 +38,20 @@ class Sharded(Collective):
         self.prefetches = self.section.overlap
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
-        self.plan = self.make_plan(tables, self.section)
+        self.plan, section = self.make_plan(tables, self.section), self.section
+        if section.groups_every > 1 and (self.rules or self.clip_grad_norm is not None):
+            raise ValueError(f"strategy.groups_every: {EACH_STEP}")
+        group, peers = cut(self.world, section.groups)
         if tables:
-            log.info("tables over %d processes:\n%s", self.world.size, self.plan)
-        shardings, rank = self.plan.shardings, self.world.rank
+            of = "" if section.groups == 1 else f", in each of {section.groups} groups"
+            log.info("tables over %d processes%s:\n%s", group.size, of, self.plan)
+        shardings, rank = self.plan.shardings, group.rank
         admissions = {
             name: admission_of(self.rules.get(name), sharding.share(rank))
             for name, sharding in shardings.items()
         }
-        fused = self.section.fused and self.world.device.type == "cpu"
+        # Gradients of rows that groups sum between them must be written.
+        fused = section.fused and self.world.device.type == "cpu" and section.groups == 1
         engines = make_shard_engines(
             shardings,
             rank,
@@ -53,11 +64,15 @@ class Sharded(Collective):
         )
         placed = {
             name: ShardedTable(
-                sharding, self.world, self.row_optimizers[name], engines.get(name), admissions[name]
+                sharding, group, self.row_optimizers[name], engines.get(name), admissions[name]
             )
             for name, sharding in shardings.items()
         }
-        return ShardedRows(self.world, placed, self.rules)
+        self.row_world = group
+        groups = RankGroups(self.world, peers, section.groups_every)
+        return ShardedRows(
+            group, placed, self.rules, groups, WirePrecision(getattr(torch, section.exchange))
+        )
 
     def make_plan(self, tables: dict[str, Table], section: StrategySection) -> Plan:
         """Where each table goes."""
