@@ -23,12 +23,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("commands.md", "every_model.md", "every_key.md")
-PAGES = {
-    str(page.relative_to(ROOT)): page
-    for folder in ("start", "from", "reference", "understand")
-    for page in sorted((ROOT / "docs" / folder).glob("*.md"))
-    if page.name not in GENERATED
-}
 # What cannot be run in one folder of one machine, and the tests that run the like.
 ELSEWHERE = {
     r"10\.0\.0\.|192\.0\.2\.|=…": "tests/cluster/test_joining.py",
@@ -41,12 +35,12 @@ SHORT = {
     "train": ["--train.epochs=1"],
     "launch": ["-o", "train.epochs=1"],
     "tune": ["--trials", "2", "--train.epochs=1"],
-    "sweep": ["--train.epochs=1", "--seeds", "2"],
+    "sweep": ["--train.epochs=1"],
     "backtest": ["--train.epochs=1"],
 }
 CLICKS = """
 model: {name: DeepFM}
-data: {name: clicks, format: planted, planted: {kind: clicks, samples: 2000}}
+data: {format: planted_clicks, clicks: {planted: {samples: 2000}}}
 """
 ITEMS = "model: {name: BPR}\ndata: {name: ml-100k}\n"
 # What a page's config.yaml is where it is not ITEMS, and commands that come before its own.
@@ -55,17 +49,17 @@ TRAIN = "shoal train config.yaml --output RUN"
 BEFORE = {
     "bert4rec": ["shoal train --model=BERT4Rec --data.name=ml-100k --output RUN"],
     "own_models": [
-        "shoal new model TwoTower",
-        "shoal train --model=two_tower.py:TwoTower --data.name=ml-100k --output RUN",
+        "shoal new model Tower",
+        "shoal train --model=tower.py:Tower --data.name=ml-100k --output RUN",
     ],
     "export": [
-        TRAIN,
+        "shoal train --model=SASRec --data.name=ml-100k --output RUN",
         "shoal train clicks.yaml --output runs/clicks",
         "shoal export runs/clicks --to exported/clicks",
     ],
     "report": [TRAIN, *(f"shoal train config.yaml --output {one}" for one in ("OTHER", "THIRD"))],
     "explain": ["shoal train --model=EASE --data.name=ml-100k --output RUN"],
-    "board": [TRAIN],
+    "board": ["shoal train config.yaml --output runs/first"],
     "serving": [TRAIN, "shoal export RUN --to exported/monday"],
     "failure": [TRAIN],
     "distributed": [TRAIN],
@@ -85,6 +79,14 @@ def commands_of(text: str) -> list[str]:
     ]
 
 
+PAGES = {
+    str(page.relative_to(ROOT)): page
+    for folder in ("start", "from", "reference", "understand")
+    for page in sorted((ROOT / "docs" / folder).glob("*.md"))
+    if page.name not in GENERATED and commands_of(page.read_text())
+}
+
+
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that pages name."""
@@ -98,11 +100,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frame.write_csv(stage / "ratings.csv")
     frame.write_csv(stage / "interactions.csv")
     people = polars.DataFrame({"user_id": range(1, 201), "gender": ["f", "m"] * 100})
-    films = polars.DataFrame({"item_id": range(1, 241), "genre": ["a", "b", "c"] * 80})
+    people = people.with_columns(age=polars.lit(30), occupation=polars.lit("baker"))
+    films = polars.DataFrame({"item_id": range(1, 241), "class": ["a", "b", "c"] * 80})
+    films = films.with_columns(release_year=polars.lit(1994))
     for name in ("ml-100k", "ml-1m", "shop"):
         folder = stage if name == "shop" else stage / "dataset" / name
         folder.mkdir(parents=True, exist_ok=True)
-        atomic(frame, folder / f"{name}.inter")
+        rated = frame.with_columns(label=polars.col("rating") > 3) if name == "shop" else frame
+        atomic(rated.cast({polars.Boolean: polars.Int64}), folder / f"{name}.inter")
         atomic(people, folder / f"{name}.user")
         atomic(films, folder / f"{name}.item")
     for day in range(2):
@@ -129,7 +134,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def atomic(frame: polars.DataFrame, to: Path) -> None:
-    kinds = {"rating": "float", "timestamp": "float"}
+    kinds = dict.fromkeys(("rating", "timestamp", "label", "age"), "float")
     named = frame.rename({name: f"{name}:{kinds.get(name, 'token')}" for name in frame.columns})
     named.write_csv(to, separator="\t")
 
@@ -137,13 +142,14 @@ def atomic(frame: polars.DataFrame, to: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_page(page: str, stage: Path, tmp_path: Path) -> None:
-    commands, name = commands_of(PAGES[page].read_text()), PAGES[page].stem
-    if not commands:
-        return
+    text, name = PAGES[page].read_text(), PAGES[page].stem
+    commands = commands_of(text)
     folder = tmp_path / "here"
     shutil.copytree(stage, folder, symlinks=True)
     (folder / "config.yaml").write_text(CONFIGS.get(name, ITEMS))
     shutil.copy(folder / "config.yaml", folder / "CONFIG.yaml")
+    for file, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", text, re.M | re.S):
+        (folder / file).write_text(code)
     for command in [*BEFORE.get(name, ()), *commands]:
         elsewhere = next((one for key, one in ELSEWHERE.items() if re.search(key, command)), None)
         if elsewhere is not None:
@@ -156,7 +162,7 @@ def run(command: str, folder: Path) -> None:
     words = shlex.split(command, comments=True)[1:]
     found = [glob.glob(word, root_dir=folder) if "*" in word else [] for word in words]
     words = [one for word, files in zip(words, found) for one in (sorted(files) or [word])]
-    words += SHORT.get(words[0], [])
+    words += [] if "epochs=" in command else SHORT.get(words[0], [])
     if words[0] in ("serve", "board") or "--follow" in words:
         return serve(words, folder)
     done = subprocess.run(
