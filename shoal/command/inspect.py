@@ -25,7 +25,7 @@ def models(
     ] = False,
 ) -> None:
     """List the models, or describe one of them."""
-    from shoal.models import MODELS, describe
+    from shoal.models import describe, overview
 
     if space:
         from shoal.runs.tuning.defaults import default_space
@@ -34,7 +34,7 @@ def models(
         if name is None:
             raise typer.BadParameter("--space needs a model: shoal models BPR --space")
         return typer.echo(space_text(default_space(name)), nl=False)
-    for line in MODELS if name is None else describe(name):
+    for line in overview() if name is None else describe(name):
         typer.echo(line)
 
 

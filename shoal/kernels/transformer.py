@@ -28,13 +28,38 @@ def attend(
     """
     from shoal.kernels.gpu.attention import Attended
 
-    return Attended.apply(packed, pads, ends, p, key, first, causal, hidden)
+    shape = packed.shape[:2]
+    rows = packed.flatten(0, 1)
+    made = Attended.apply(rows, *shape, pads, None, ends, p, key, first, causal, hidden)
+    return made.unflatten(0, shape)
 
 
-def takes_attention(packed: Tensor, p: float) -> bool:
-    """Whether there is a kernel of attention with dropout p: [b, l, 3, heads, d]."""
+def attend_ragged(
+    packed: Tensor,
+    length: int,
+    starts: Tensor,
+    ends: Tensor,
+    p: float,
+    key: Tensor,
+    first: int,
+    causal: bool,
+    hidden: float,
+) -> Tensor:
+    """The same of sequences one after the other: [n, 3, heads, d] -> [n, width].
+
+    Sequence i, of `length` places at most, has the ends[i] rows from starts[i] on: int32 and int64
+    [b]. Masks are those of sequences that all have `length` places.
+    """
+    from shoal.kernels.gpu.attention import Attended
+
+    shape = starts.shape[0], length
+    return Attended.apply(packed, *shape, None, starts, ends, p, key, first, causal, hidden)
+
+
+def takes_attention(x: Tensor, width: int, p: float) -> bool:
+    """Whether there is a kernel of attention with dropout p over heads so wide, for such an x."""
     widest = 128  # tiles of wider heads do not fit
-    return 0.0 < p < 1.0 and packed.shape[-1] <= widest and makes_masks(packed)
+    return 0.0 < p < 1.0 and width <= widest and makes_masks(x)
 
 
 def takes_norm(x: Tensor, change: Tensor, weight: Tensor, p: float) -> bool:

@@ -3,10 +3,13 @@
 A class elsewhere is named FILE.py:Class or package.module:Class (own.py).
 """
 
+import ast
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from shoal.config.errors import did_you_mean
@@ -39,6 +42,31 @@ MODELS: dict[str, str] = {
     for folder, names in _FOLDERS.items()
     for name in names.split()
 }
+
+_GROUPS = {
+    "general": "who took what",
+    "sequential": "what comes next, from the order of what people took",
+    "retrieval": "vectors of people and items, or of items alone",
+    "knowledge": "what is known of items, as a graph",
+    "clicks": "whether somebody clicks, from features and a label",
+    "clicks.history": "the same, with what they did before",
+    "clicks.labels": "the same, with several labels",
+}
+_AUTHORS = re.compile(r", (?=[A-Z][\w-]+(?: et al\.| and [A-Z]\w+,|, ))")  # behind a title
+
+
+def overview() -> Iterator[str]:
+    """All models by what they learn from, line by line, each with the title of its paper."""
+    widest = max(map(len, MODELS))
+    for number, (folder, heading) in enumerate(_GROUPS.items()):
+        yield from ("",) * (number > 0)
+        yield f"{heading}:"
+        for name in _FOLDERS[folder].split():
+            file = Path(__file__).parent.joinpath(*folder.split("."), f"{name.lower()}.py")
+            about = ast.get_docstring(ast.parse(file.read_bytes())) or ""  # imports nothing
+            about = about.partition("\n\n")[0].replace("\n", " ").partition(": ")[2]
+            yield f"  {name:{widest}}  {_AUTHORS.split(about)[0].removesuffix('.')}"
+    yield from ("", "shoal models NAME describes one of them")
 
 
 def find(name: str) -> type[Model]:

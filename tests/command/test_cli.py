@@ -73,7 +73,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_models() -> None:
-    assert call("models").split() == list(MODELS)
+    listed = re.findall(r"^  (\S+) +(.*)", call("models"), re.MULTILINE)
+    assert [name for name, _ in listed] == list(MODELS)
+    assert all(title for _, title in listed)
     assert {"Pop", "BPR", "NeuMF", "LightGCN", "SASRec"} <= set(MODELS)
 
 

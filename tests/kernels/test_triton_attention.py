@@ -87,13 +87,33 @@ def test_nothing_is_read_behind_the_end(length: int, causal: bool) -> None:
 
     def attended(behind: float, ends: Tensor | None) -> list[Tensor]:
         x = packed.where(real[..., None, None], behind).requires_grad_()
-        out = kernels.Attended.apply(x, pads, ends, 0.3, key, 5, causal, -1e9)
+        out = kernels.Attended.apply(
+            x.flatten(0, 1), 4, length, pads, None, ends, 0.3, key, 5, causal, -1e9
+        ).view(4, length, 8)
         (grad,) = torch.autograd.grad((out.where(real, 0.0) * weights).sum(), x)
         return [out, grad]
 
     whole, cut = attended(0.0, None), attended(float("nan"), ends_of(pads))
     torch.testing.assert_close(cut[0], whole[0] * real, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(cut[1], whole[1], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", [9, 70])
+def test_rows_of_items_alone(monkeypatch: pytest.MonkeyPatch, length: int, causal: bool) -> None:
+    """As among all places: what is wanted of a transformer, and all gradients."""
+    torch.manual_seed(5)
+    layers = Transformer(2, 2, 16, 32, 0.2, 0.4, causal=causal).to(DEVICE)
+    x = torch.randn(4, length, 16, device=DEVICE)
+    pads = pads_of(4, length, "right")
+    assert pads is not None
+    real = (~pads).view(-1).nonzero().view(-1)
+    tokens = torch.cat([real, torch.full((3,), pads.numel() - 1, device=DEVICE)])
+    wanted = real[::2]
+    plain = run(monkeypatch, layers, x, False, pads, wanted)
+    packed = run(monkeypatch, layers, x, True, pads, wanted, tokens)
+    for ours, theirs in zip(packed, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=5e-5, atol=5e-5)
 
 
 def test_a_transformer_whose_wanted_places_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +141,8 @@ def test_a_slice_is_dropped_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_to_attend() -> None:
-    packed = torch.zeros(0, 5, 3, 2, 4, device=DEVICE, requires_grad=True)
+    packed = torch.zeros(0, 3, 2, 4, device=DEVICE, requires_grad=True)
     key = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    out = kernels.Attended.apply(packed, None, None, 0.5, key, 0, True, -1e9)
+    out = kernels.Attended.apply(packed, 0, 5, None, None, None, 0.5, key, 0, True, -1e9)
     out.sum().backward()
-    assert out.shape == (0, 5, 8) and packed.grad.shape == packed.shape
+    assert out.shape == (0, 8) and packed.grad.shape == packed.shape

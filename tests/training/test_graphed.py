@@ -26,7 +26,15 @@ from shoal.models.sequential.hstu import HSTU
 from shoal.models.sequential.sasrec import SASRec
 from shoal.models.sequential.tiger import TIGER
 from shoal.training.strategy import make_strategy
-from shoal.training.strategy.graphed import Graphed, ListRoom, ask, has_lists, pad, padded_length
+from shoal.training.strategy.graphed import (
+    Graphed,
+    ListRoom,
+    ask,
+    count_tokens,
+    has_lists,
+    pad,
+    padded_length,
+)
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
@@ -435,3 +443,51 @@ def test_many_steps_of_many_shapes_whose_batches_come_from_a_thread(model):
             assert len(strategy.recorder._recorded) >= 3
     assert curves[0].isfinite().all()
     torch.testing.assert_close(*curves, rtol=2e-3, atol=2e-3)
+
+
+def short_histories(seed: int, name: str = "SASRec") -> Batch:
+    """Of 64 histories with room for 20 items, 1 to 6 in each."""
+    draw = torch.Generator().manual_seed(seed)
+    real = torch.arange(20) < torch.randint(1, 7, (64, 1), generator=draw)
+    history, target = torch.randint(1, ITEMS, (2, 64, 20), generator=draw) * real
+    if name == "SASRec":
+        return Batch(64, {"history": history, "target": target})
+    hidden = (torch.rand(64, 20, generator=draw) < 0.4) & real
+    target = history * hidden
+    offsets = torch.nn.functional.pad(hidden.sum(1).cumsum(0), (1, 0))
+    places = Jagged(hidden.view(-1).nonzero().view(-1), offsets)
+    history = history.masked_fill(hidden, ITEMS)
+    return Batch(64, {"history": history, "target": target, "masked": places})
+
+
+def test_places_of_items_are_counted_where_many_have_none():
+    batch = ask(short_histories(1))
+    tokens, real = count_tokens(batch).flat_ids("tokens"), batch.tensor("history").view(-1) > 0
+    assert len(tokens) == 256 > int(real.sum())  # one of a few numbers
+    assert torch.equal(tokens[: int(real.sum())], real.nonzero().view(-1))
+    assert (tokens[int(real.sum()) :] == 64 * 20 - 1).all()
+    full = Batch(2, {"history": torch.ones(2, 200).long(), "target": torch.ones(2, 200).long()})
+    assert "tokens" not in count_tokens(ask(full)).ids
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["SASRec", "BERT4Rec"])
+def test_recorded_steps_leave_out_pads(name):
+    """The losses are those of computing all places."""
+    losses = []
+    for kind in (Single, Graphed):
+        torch.manual_seed(1)
+        model = {"SASRec": SASRec, "BERT4Rec": BERT4Rec}[name]
+        how = {"hidden_size": 32, "hidden_dropout_prob": 0.2, "attn_dropout_prob": 0.2}
+        facts = Facts(num_items=ITEMS, max_len=20, train_items=torch.arange(1, ITEMS))
+        strategy = kind(World(torch.device("cuda")))
+        strategy.setup(model(model.Options(**how), facts), OptimizerSection(lr=0.01), seed=1)
+        strategy.model.train()
+        received = [strategy.receive(short_histories(k % 4, name)) for k in range(12)]
+        assert all(("tokens" in one.ids) == (kind is Graphed) for one in received)
+        made = []
+        for step, batch in enumerate(received):
+            begin_step(1, step, torch.device("cuda"))
+            made.append(strategy.train_step(batch).clone())
+        losses.append(torch.stack(made).cpu())
+    torch.testing.assert_close(*losses, rtol=2e-4, atol=1e-4)

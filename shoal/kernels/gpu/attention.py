@@ -9,10 +9,12 @@ CPU, agree on them.
 Queries, keys and values are read from where their one layer wrote them, and so are gradients
 written:
 
-    packed  [b, l, 3, heads, d]   ->   out  [b, l, heads * d]
+    packed  [n, 3, heads, d]   ->   out  [n, heads * d]
+
+of b sequences of l places each, pads among them, or of sequences that begin where `starts` say.
 
 Nothing is added up by atomics: a tile of queries goes over all keys, a tile of keys over all
-queries. What lies at or behind the end of a sample's sequence is not read: zeros are written there.
+queries. What lies at or behind the end of a sequence is not read, and is zero where it is there.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -54,6 +56,14 @@ def _end_of(ends, sample, L, ENDS: tl.constexpr):
 
 
 @triton.jit
+def _start_of(starts, sample, L, STARTS: tl.constexpr):
+    start = sample * L
+    if STARTS:
+        start = tl.load(starts + sample)
+    return start
+
+
+@triton.jit
 def _scores(query, key, pads, sample, row, other, L, end, SCALE: tl.constexpr,
             HIDDEN: tl.constexpr, CAUSAL: tl.constexpr, PADS: tl.constexpr, FULL: tl.constexpr):
     """[queries, keys]; what is hidden is far below the rest, what is not there infinitely."""
@@ -76,17 +86,19 @@ def _kept(mixed, first, pair, row, other, L, THRESHOLD: tl.constexpr, KEEP: tl.c
 
 
 @triton.jit(do_not_specialize=["first"])
-def _attend(packed, pads, ends, key, out, top, total, first, L, HEADS: tl.constexpr,
+def _attend(packed, pads, starts, ends, key, out, top, total, first, L, HEADS: tl.constexpr,
             DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
-            HIDDEN: tl.constexpr, CAUSAL: tl.constexpr, PADS: tl.constexpr, ENDS: tl.constexpr,
-            THRESHOLD: tl.constexpr, KEEP: tl.constexpr, FULL: tl.constexpr):
+            HIDDEN: tl.constexpr, CAUSAL: tl.constexpr, PADS: tl.constexpr,
+            STARTS: tl.constexpr, ENDS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
+            FULL: tl.constexpr):
     pair = tl.program_id(1).to(tl.int64)
     sample, head = pair // HEADS, pair % HEADS
     mixed = mixed_key(key)
     column = tl.arange(0, WIDTH)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    begin = packed + (sample * L * 3 * HEADS + head) * DIM
+    place = _start_of(starts, sample, L, STARTS)
     end = _end_of(ends, sample, L, ENDS)
+    begin = packed + (place * 3 * HEADS + head) * DIM
     query = _tile(begin, row, column, end, 3 * HEADS * DIM, DIM)
     most = tl.full([BLOCK], float("-inf"), tl.float32)
     whole = tl.zeros([BLOCK], tl.float32)
@@ -108,7 +120,8 @@ def _attend(packed, pads, ends, key, out, top, total, first, L, HEADS: tl.conste
         mix = product(weight.to(values.dtype), values, mix * shrink[:, None], FULL)
         most = higher
     mix = tl.where((row < end)[:, None], mix / whole[:, None], 0.0)
-    _put(out + (sample * L * HEADS + head) * DIM, row, column, mix, L, HEADS * DIM, DIM)
+    edge = end if STARTS else L  # what lies behind is of the next sequence
+    _put(out + (place * HEADS + head) * DIM, row, column, mix, edge, HEADS * DIM, DIM)
     tl.store(top + pair * L + row, most, mask=row < L)
     tl.store(total + pair * L + row, whole, mask=row < L)
 
@@ -127,26 +140,29 @@ def _gradients(score, values, grad, made, top, total, kept, pair, row, L,
 
 
 @triton.jit(do_not_specialize=["first"])
-def _keys_backward(packed, pads, ends, key, out, top, total, grad, grads, first, L,
+def _keys_backward(packed, pads, starts, ends, key, out, top, total, grad, grads, first, L,
                    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
                    BLOCK: tl.constexpr, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
-                   CAUSAL: tl.constexpr, PADS: tl.constexpr, ENDS: tl.constexpr,
-                   THRESHOLD: tl.constexpr, KEEP: tl.constexpr, FULL: tl.constexpr,
-                   ONE: tl.constexpr):
+                   CAUSAL: tl.constexpr, PADS: tl.constexpr, STARTS: tl.constexpr,
+                   ENDS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
+                   FULL: tl.constexpr, ONE: tl.constexpr):
     """Gradients of a tile of keys and values; of queries too where the tile is the only ONE."""
     pair = tl.program_id(1).to(tl.int64)
     sample, head = pair // HEADS, pair % HEADS
     mixed = mixed_key(key)
     column = tl.arange(0, WIDTH)
     other = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inner = (sample * L * 3 * HEADS + head) * DIM
-    outer = (sample * L * HEADS + head) * DIM
+    place = _start_of(starts, sample, L, STARTS)
     end = _end_of(ends, sample, L, ENDS)
+    inner = (place * 3 * HEADS + head) * DIM
+    outer = (place * HEADS + head) * DIM
     keys = _tile(packed + inner + HEADS * DIM, other, column, end, 3 * HEADS * DIM, DIM)
     values = _tile(packed + inner + 2 * HEADS * DIM, other, column, end, 3 * HEADS * DIM, DIM)
+    edge = end if STARTS else L
     of_keys = tl.zeros([BLOCK, WIDTH], tl.float32)
     of_values = tl.zeros([BLOCK, WIDTH], tl.float32)
-    begin, last = 0, tl.where(tl.program_id(0) * BLOCK < end, end, 0)
+    begin = 0
+    last = tl.where(tl.program_id(0) * BLOCK < end, end, 0)
     if CAUSAL and not PADS:
         begin = tl.program_id(0) * BLOCK
     if ONE:  # it also writes the zeros of a sample without items
@@ -167,28 +183,31 @@ def _keys_backward(packed, pads, ends, key, out, top, total, grad, grads, first,
         if ONE:
             nothing = tl.zeros([BLOCK, WIDTH], tl.float32)
             of_query = product(of_score, keys, nothing, FULL)
-            _put(grads + inner, row, column, of_query, L, 3 * HEADS * DIM, DIM)
-    _put(grads + inner + HEADS * DIM, other, column, of_keys, L, 3 * HEADS * DIM, DIM)
-    _put(grads + inner + 2 * HEADS * DIM, other, column, of_values, L, 3 * HEADS * DIM, DIM)
+            _put(grads + inner, row, column, of_query, edge, 3 * HEADS * DIM, DIM)
+    _put(grads + inner + HEADS * DIM, other, column, of_keys, edge, 3 * HEADS * DIM, DIM)
+    _put(grads + inner + 2 * HEADS * DIM, other, column, of_values, edge, 3 * HEADS * DIM, DIM)
 
 
 @triton.jit(do_not_specialize=["first"])
-def _queries_backward(packed, pads, ends, key, out, top, total, grad, grads, first, L,
+def _queries_backward(packed, pads, starts, ends, key, out, top, total, grad, grads, first, L,
                       HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
                       BLOCK: tl.constexpr, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
-                      CAUSAL: tl.constexpr, PADS: tl.constexpr, ENDS: tl.constexpr,
-                      THRESHOLD: tl.constexpr, KEEP: tl.constexpr, FULL: tl.constexpr):
+                      CAUSAL: tl.constexpr, PADS: tl.constexpr, STARTS: tl.constexpr,
+                      ENDS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
+                      FULL: tl.constexpr):
     pair = tl.program_id(1).to(tl.int64)
     sample, head = pair // HEADS, pair % HEADS
     mixed = mixed_key(key)
     column = tl.arange(0, WIDTH)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inner = (sample * L * 3 * HEADS + head) * DIM
-    outer = (sample * L * HEADS + head) * DIM
+    place = _start_of(starts, sample, L, STARTS)
     end = _end_of(ends, sample, L, ENDS)
+    inner = (place * 3 * HEADS + head) * DIM
+    outer = (place * HEADS + head) * DIM
     query = _tile(packed + inner, row, column, end, 3 * HEADS * DIM, DIM)
     of_out = _tile(grad + outer, row, column, end, HEADS * DIM, DIM)
     made = _tile(out + outer, row, column, end, HEADS * DIM, DIM)
+    edge = end if STARTS else L
     of_query = tl.zeros([BLOCK, WIDTH], tl.float32)
     last = tl.where(tl.program_id(0) * BLOCK < end, end, 0)
     if CAUSAL and not PADS:
@@ -204,18 +223,24 @@ def _queries_backward(packed, pads, ends, key, out, top, total, grad, grads, fir
                                  L, end, FULL)
         of_score = (of_score * SCALE).to(query.dtype)
         of_query = product(of_score, keys, of_query, FULL)
-    _put(grads + inner, row, column, of_query, L, 3 * HEADS * DIM, DIM)
+    _put(grads + inner, row, column, of_query, edge, 3 * HEADS * DIM, DIM)
 # fmt: on
 
 
 class Attended(torch.autograd.Function):
-    """packed [b, l, 3, heads, d], pads bool [b, l], ends int32 [b] -> [b, l, heads * d]."""
+    """packed [n, 3, heads, d] of some sequences of at most so many places -> [n, heads * d].
+
+    pads: bool [b, l], starts: int64 [b], ends: int32 [b], each of them or None.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         packed: Tensor,
+        sequences: int,
+        length: int,
         pads: Tensor | None,
+        starts: Tensor | None,
         ends: Tensor | None,
         p: float,
         key: Tensor,
@@ -224,39 +249,40 @@ class Attended(torch.autograd.Function):
         hidden: float,
     ) -> Tensor:
         packed = packed.contiguous()
-        size, length, _, heads, dim = packed.shape
-        out = packed.new_empty(size, length, heads * dim)
-        top = torch.empty(size * heads * length, dtype=torch.float32, device=packed.device)
+        count, _, heads, dim = packed.shape
+        # Rows that are of no sequence are zeros.
+        out = (packed.new_empty if starts is None else packed.new_zeros)(count, heads * dim)
+        top = torch.empty(sequences * heads * length, dtype=torch.float32, device=packed.device)
         total = torch.empty_like(top)
         seen = key if pads is None else pads.contiguous().view(torch.uint8)
-        ctx.first = first & WORD
-        ctx.how = _shape(packed, causal, pads is not None, ends is not None, p, hidden)
-        ends = key if ends is None else ends
-        ctx.save_for_backward(packed, seen, ends, key, out, top, total)
+        ctx.first, ctx.sequences, ctx.length = first & WORD, sequences, length
+        ctx.how = _shape(packed, length, causal, p, hidden)
+        ctx.how |= {"PADS": pads is not None}
+        ctx.how |= {"STARTS": starts is not None, "ENDS": ends is not None}
+        where = [key if one is None else one for one in (starts, ends)]
+        ctx.save_for_backward(packed, seen, *where, key, out, top, total)
         if packed.numel():
-            grid = (triton.cdiv(length, ctx.how["BLOCK"]), size * heads)
-            given = (packed, seen, ends, key, out, top, total, ctx.first, length)
+            grid = (triton.cdiv(length, ctx.how["BLOCK"]), sequences * heads)
+            given = (packed, seen, *where, key, out, top, total, ctx.first, length)
             _attend[grid](*given, **ctx.how)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         packed, *kept = ctx.saved_tensors
-        grads = torch.empty_like(packed)
-        size, length, _, heads, _ = packed.shape
+        grads = (torch.zeros_like if ctx.how["STARTS"] else torch.empty_like)(packed)
         if packed.numel():
-            grid = (triton.cdiv(length, ctx.how["BLOCK"]), size * heads)
-            given = (packed, *kept, grad.contiguous(), grads, ctx.first, length)
+            heads = packed.shape[2]
+            grid = (triton.cdiv(ctx.length, ctx.how["BLOCK"]), ctx.sequences * heads)
+            given = (packed, *kept, grad.contiguous(), grads, ctx.first, ctx.length)
             _keys_backward[grid](*given, ONE=grid[0] == 1, **ctx.how)
             if grid[0] > 1:
                 _queries_backward[grid](*given, **ctx.how)
-        return grads, None, None, None, None, None, None, None
+        return grads, *[None] * 10
 
 
-def _shape(
-    packed: Tensor, causal: bool, pads: bool, ends: bool, p: float, hidden: float
-) -> dict[str, Any]:
-    _, length, _, heads, dim = packed.shape
+def _shape(packed: Tensor, length: int, causal: bool, p: float, hidden: float) -> dict[str, Any]:
+    _, _, heads, dim = packed.shape
     width = max(16, triton.next_power_of_2(dim))
     most = 64 if width * packed.element_size() <= 256 else 32  # what fits the chip
     return {
@@ -267,8 +293,6 @@ def _shape(
         "SCALE": dim**-0.5,
         "HIDDEN": hidden,
         "CAUSAL": causal,
-        "PADS": pads,
-        "ENDS": ends,
         "THRESHOLD": threshold(p),
         "KEEP": 1.0 / (1.0 - p),
         "FULL": is_full(),

@@ -135,7 +135,7 @@ class AddedAndNormed(torch.autograd.Function):
         }
         ctx.first, ctx.count, ctx.kind = first & WORD, x.numel() // width, change.dtype
         ctx.set_materialize_grads(False)
-        rows = key if rows is None else rows
+        rows = key if rows is None else rows.contiguous()
         ctx.save_for_backward(sums, weight, key, rows)
         if ctx.count:
             grid = (triton.cdiv(ctx.count, ctx.how["ROWS"]),)

@@ -79,6 +79,23 @@ class Packed:
         every = torch.cat(places).clamp(max=len(tokens) - 1)
         return cls(length, tokens, groups, every, back)
 
-    def rows_of(self, wanted: Tensor) -> Tensor:
-        """The packed rows of places that are real: [n], counted in [b * l] -> [n]."""
-        return torch.searchsorted(self.tokens, wanted)
+
+@dataclass(frozen=True)
+class RaggedRows:
+    """The same for a kernel that finds each sequence among the packed rows."""
+
+    length: int  # places of a sequence, pads included
+    tokens: Tensor  # int64 [n], ascending: which of all places are real; more of the last are spare
+    starts: Tensor  # int64 [b]: the first row of each sequence
+    ends: Tensor  # int32 [b]: how many it has
+
+    @classmethod
+    def of(cls, pads: Tensor, tokens: Tensor) -> RaggedRows:
+        """Of pads, bool [b, l], which come after the items."""
+        ends = (~pads).sum(1)
+        return cls(pads.shape[1], tokens, ends.cumsum(0) - ends, ends.int())
+
+
+def rows_of(tokens: Tensor, wanted: Tensor) -> Tensor:
+    """The packed rows of places that are real: [n], counted in [b * l] -> [n]."""
+    return torch.searchsorted(tokens, wanted)

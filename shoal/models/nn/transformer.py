@@ -12,11 +12,25 @@ from torch import Tensor, nn
 
 from shoal.kernels.dropout import drop
 from shoal.kernels.products import products_of
-from shoal.kernels.transformer import add_and_norm, attend, takes_attention, takes_norm
+from shoal.kernels.transformer import (
+    add_and_norm,
+    attend,
+    attend_ragged,
+    takes_attention,
+    takes_norm,
+)
 from shoal.models.nn.dropout import Dropout, draw_key, recomputed
 from shoal.models.nn.dropout import dropout as drop_out
 from shoal.models.nn.mlp import begin_normal
-from shoal.models.nn.packing import LengthGroup, Packed, ends_of, pack, spread
+from shoal.models.nn.packing import (
+    LengthGroup,
+    Packed,
+    RaggedRows,
+    ends_of,
+    pack,
+    rows_of,
+    spread,
+)
 
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -97,16 +111,23 @@ class Transformer(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
+        self,
+        x: Tensor,
+        pads: Tensor | None = None,
+        wanted: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor:
         """States of all positions, or of the `wanted` ones ([n], counted in [b * l]): [n, width].
 
         pads, bool [b, l]: positions after the items of a sequence, which no item sees. Their states
         mean nothing: where leaving them out is faster, nothing is computed for them (`packs`).
+        tokens, [n]: with `wanted`, the positions that are no pads, where they were counted before.
         """
         blocks, normed = cast("list[Residual]", list(self.blocks)), None
-        shape, packed = x.shape[:2], packs(x, pads) if self.training else None
-        ends = ends_of(pads) if pads is not None and self.training and x.is_cuda else None
+        shape, packed, ends = x.shape[:2], None, None
+        if self.training and pads is not None and blocks:
+            packed = self._packs(x, pads, tokens if wanted is not None else None)
+            ends = ends_of(pads) if x.is_cuda and packed is None else None
         if packed is not None:
             x = pack(x, packed.tokens)
         for number in range(0, len(blocks), 2):
@@ -125,6 +146,14 @@ class Transformer(nn.Module):
             return states
         return spread(states, packed.tokens, *shape)
 
+    def _packs(self, x: Tensor, pads: Tensor, tokens: Tensor | None) -> Packed | RaggedRows | None:
+        """How layers read x without its pads; None: they read all of it."""
+        attention = cast("Any", self.blocks[0]).layer
+        width = x.shape[2] // attention.heads
+        if tokens is not None and takes_attention(x, width, attention.dropout):
+            return RaggedRows.of(pads, tokens)
+        return packs(x, pads)
+
     def extended(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Of one sequence, m places x [m, width] behind n that are kept [n, state_width]: what to
         keep of them, [m, state_width], and their states, [m, width]; causal, and without dropout.
@@ -139,13 +168,13 @@ class Transformer(nn.Module):
         return torch.cat(rows, 1), self.norm(x)
 
 
-def packs(x: Tensor, pads: Tensor | None) -> Packed | None:
-    """How layers read x [b, l, width] without its pads, bool [b, l]; None: they read all of it.
+def packs(x: Tensor, pads: Tensor) -> Packed | None:
+    """How layers read x [b, l, width] without its pads, bool [b, l], on a CPU; None: all of it.
 
-    On a CPU, from a quarter of pads on: with fewer, gathering costs about what they do. A GPU
-    records steps of one shape: there attention alone leaves them out (`ends_of`).
+    From a quarter of pads on: with fewer, gathering costs about what they do. On a GPU whoever
+    records steps counts the others before (graphed.py); else attention alone leaves pads out.
     """
-    if pads is None or not x.is_cpu or torch.compiler.is_compiling():
+    if not x.is_cpu or torch.compiler.is_compiling():
         return None
     return Packed.of(pads) if 4 * int(pads.sum()) > pads.numel() else None
 
@@ -156,7 +185,7 @@ def _layer(
     after: nn.LayerNorm,
     pads: Tensor | None,
     ends: Tensor | None,
-    packed: Packed | None,
+    packed: Packed | RaggedRows | None,
     wanted: Tensor | None,
     x: Tensor,
     normed: Tensor | None,
@@ -173,7 +202,7 @@ def _layer(
     change = attention.layer(normed, pads, wanted, packed, ends)
     rows = wanted
     if packed is not None:
-        x = x if wanted is None else x.index_select(0, packed.rows_of(wanted))
+        x = x if wanted is None else x.index_select(0, rows_of(packed.tokens, wanted))
         rows = packed.tokens if wanted is None else wanted
     elif wanted is not None:
         x = x.flatten(0, 1).index_select(0, wanted)
@@ -225,16 +254,20 @@ class Attention(nn.Module):
         x: Tensor,
         pads: Tensor | None = None,
         wanted: Tensor | None = None,
-        packed: Packed | None = None,
+        packed: Packed | RaggedRows | None = None,
         ends: Tensor | None = None,
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         if packed is not None:
-            mixed = self._attend_packed(self.query_key_value(x), packed, dropout)
-            return self.out(mixed if wanted is None else mixed[packed.rows_of(wanted)])
+            made = self.query_key_value(x)
+            if isinstance(packed, RaggedRows):
+                mixed = self._attend_ragged(made, packed, dropout)
+            else:
+                mixed = self._attend_packed(made, packed, dropout)
+            return self.out(mixed if wanted is None else mixed[rows_of(packed.tokens, wanted)])
         size, length, width = x.shape
         split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
-        if takes_attention(split, dropout):
+        if takes_attention(split, width // self.heads, dropout):
             masks = draw_key(x.device, self.heads * length * length)
             mixed = attend(split, pads, ends, dropout, *masks, self.causal, HIDDEN)
         else:
@@ -254,6 +287,13 @@ class Attention(nn.Module):
         scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
         mixed = scores.masked_fill(later, HIDDEN).softmax(-1) @ value
         return self.out(mixed.squeeze(0).transpose(0, 1).flatten(1)), own
+
+    def _attend_ragged(self, made: Tensor, packed: RaggedRows, rate: float) -> Tensor:
+        """By a kernel: [n, 3 * width] -> [n, width]."""
+        split = made.view(made.shape[0], 3, self.heads, -1)
+        masks = draw_key(made.device, self.heads * packed.length * packed.length)
+        where = (packed.length, packed.starts, packed.ends)
+        return attend_ragged(split, *where, rate, *masks, self.causal, HIDDEN)
 
     def _attend_packed(self, made: Tensor, packed: Packed, rate: float) -> Tensor:
         """Group by group: [n, 3 * width] -> [n, width]."""

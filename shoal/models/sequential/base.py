@@ -133,12 +133,16 @@ class NextItem(Sequential, Retrieval):
         """[b, l, d] of windows, [b, d] of prefixes; called for training and for scores alike."""
         raise NotImplementedError  # every such model writes its own
 
+    def states_at(self, batch: Batch, asked: Tensor) -> Tensor:
+        """Those of some places [n], counted in [b * l]: [n, d]."""
+        return self.states(batch).flatten(0, 1)[asked]
+
     def forward(self, batch: Batch) -> Output:
         target = batch.tensor("target")
         if "masked" in batch.ids:  # of a step that is recorded; pads have no target
             asked = batch.flat_ids("masked")
             target = target.view(-1)[asked]
-            made = self.loss(self.states(batch).flatten(0, 1)[asked], target, None)
+            made = self.loss(self.states_at(batch, asked), target, None)
             return Output(made.loss, torch.count_nonzero(target))
         real = target > 0
         negatives = batch.tensor("neg_item")[real] if "neg_item" in batch.ids else None
@@ -149,6 +153,11 @@ class NextItem(Sequential, Retrieval):
         if self.samples == "windows":
             states = at_last(states, batch.tensor("history"))
         return self.asked(states)
+
+
+def tokens_of(batch: Batch) -> Tensor | None:
+    """Places of the history [b * l] that have an item, where they were counted (graphed.py)."""
+    return batch.flat_ids("tokens") if "tokens" in batch.ids else None
 
 
 def num_places(history: Tensor, facts: Facts) -> int:

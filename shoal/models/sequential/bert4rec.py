@@ -25,7 +25,13 @@ from shoal.models.nn.losses import (
 )
 from shoal.models.nn.transformer import Activation, Transformer
 from shoal.models.options import Count, NotNegative, Share
-from shoal.models.sequential.base import SEQUENCE_DEFAULTS, AttentionOptions, lengths, num_places
+from shoal.models.sequential.base import (
+    SEQUENCE_DEFAULTS,
+    AttentionOptions,
+    lengths,
+    num_places,
+    tokens_of,
+)
 
 
 class BERT4Rec(Retrieval):
@@ -102,10 +108,16 @@ class BERT4Rec(Retrieval):
         self.dropout = Dropout(options.hidden_dropout_prob)
         self.transformer = Transformer.of(options, width, std, causal=False)
 
-    def encode(self, history: Tensor, wanted: Tensor, vectors: Tensor | None = None) -> Tensor:
+    def encode(
+        self,
+        history: Tensor,
+        wanted: Tensor,
+        vectors: Tensor | None = None,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
         """States of wanted places ([n], counted in [b * l]) of sequences [b, l] with masks: [n, d].
 
-        vectors [b, l, d] are the rows of the sequences' items.
+        vectors [b, l, d] are the rows of the sequences' items; tokens [n] places that are no pads.
 
         Positions are counted from the end of a sequence: its last item is at position max_len - 1
         however long it is, as if pads came first.
@@ -118,13 +130,14 @@ class BERT4Rec(Retrieval):
         position = first + torch.arange(length, device=history.device)
         positions = F.embedding(position.clamp_(max=self.facts.max_len - 1), self.positions)
         x = self.dropout(self.norm(vectors + positions))
-        return self.transformer(x, pads, wanted)
+        return self.transformer(x, pads, wanted, tokens)
 
     def forward(self, batch: Batch) -> Output:
         history, target = batch.tensor("history"), batch.tensor("target")
         wanted = places(batch)
         vectors = self.embed.field("history", batch)
-        states, targets = self.encode(history, wanted, vectors), target.view(-1)[wanted]
+        states = self.encode(history, wanted, vectors, tokens_of(batch))
+        targets = target.view(-1)[wanted]
         if self.options.loss_type == "CE":
             stop = self.mask_token
             loss = self.embed.full_softmax("output", states, targets, "output_bias", stop)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.transformer import Transformer
-from shoal.models.sequential.base import AttentionOptions, NextItem, num_places
+from shoal.models.sequential.base import AttentionOptions, NextItem, num_places, tokens_of
 from shoal.models.sequential.extending import Extending
 
 
@@ -38,13 +38,20 @@ class SASRec(Extending):
         self.transformer = Transformer.of(options, width, std, causal=True)
         self.state_width = self.transformer.state_width
 
-    def encode(self, vectors: Tensor, pads: Tensor | None = None) -> Tensor:
-        """States of every position: item vectors [b, l, d] -> [b, l, d]; pads bool [b, l]."""
+    def encode(self, vectors: Tensor, pads: Tensor | None = None, *some: Tensor | None) -> Tensor:
+        """States of every position: item vectors [b, l, d] -> [b, l, d]; pads bool [b, l].
+
+        some: places whose states are wanted, and places of items, as in Transformer.forward.
+        """
         places = num_places(vectors, self.facts)
-        return self.transformer(self.dropout(vectors + self.positions[:places]), pads)
+        return self.transformer(self.dropout(vectors + self.positions[:places]), pads, *some)
 
     def states(self, batch: Batch) -> Tensor:
         return self.encode(self.embed.field("history", batch), batch.tensor("history") == 0)
+
+    def states_at(self, batch: Batch, asked: Tensor) -> Tensor:
+        vectors, pads = self.embed.field("history", batch), batch.tensor("history") == 0
+        return self.encode(vectors, pads, asked, tokens_of(batch))
 
     def extended(self, batch: Batch) -> Tensor:
         kept, new = batch.dense["kept"], batch.tensor("new")

@@ -6,7 +6,8 @@ A shape of batch that comes a second time is recorded, and replayed from then on
 Shapes must repeat, so lists whose length varies are padded up to a few lengths. Such a list,
 `masked`, names places of a field `target`: of a bidirectional model those of hidden items, of
 another sequential one all that have a target. Pads name a place whose target is 0, which counts for
-nothing.
+nothing. Another, `tokens`, names places of a field `history` that have an item, where a quarter of
+them or more have none: layers compute nothing for those.
 
 Lists of ids that a model reads pooled (features of kind `ids`) have room for as many ids as were
 seen (ListRoom). Pads are the padding id, which adds nothing, at the end of the last list. Steps
@@ -122,7 +123,7 @@ class Recorder:
         if has_lists(batch):
             batch = self._room.fit(batch)
         else:
-            batch = pad(ask(batch) if self._asks else batch)
+            batch = count_tokens(pad(ask(batch) if self._asks else batch))
         while len(self._done) > 8:  # batches of later steps wait in the GPU's memory
             self._done.popleft().synchronize()
         with torch.cuda.stream(self._copies):
@@ -270,7 +271,9 @@ def _filled(lists: Jagged, wanted: int, pad_id: int) -> Jagged:
 def lists_of(batch: Batch) -> dict[str, Jagged]:
     """Fields whose ids come in lists of any length."""
     return {
-        name: ids for name, ids in batch.ids.items() if isinstance(ids, Jagged) and name != "masked"
+        name: ids
+        for name, ids in batch.ids.items()
+        if isinstance(ids, Jagged) and name not in ("masked", "tokens")
     }
 
 
@@ -303,6 +306,24 @@ def pad(batch: Batch) -> Batch:
     free = int((targets == 0).to(torch.uint8).argmax())
     values = torch.nn.functional.pad(masked.values, (0, wanted - count), value=free)
     return replace(batch, ids={**batch.ids, "masked": replace(masked, values=values)})
+
+
+def count_tokens(batch: Batch) -> Batch:
+    """The batch with the places `tokens` of all items of `history`, where many have none.
+
+    Their number is one of a few; what is spare, at least one, names the last place.
+    """
+    history = batch.ids.get("history")
+    if "masked" not in batch.ids or not isinstance(history, Tensor) or history.numel() == 0:
+        return batch
+    tokens = (history.reshape(-1) > 0).nonzero().view(-1)
+    step = max(128, 1 << (len(tokens).bit_length() - 4))
+    wanted = (len(tokens) // step + 1) * step
+    if 4 * wanted > 3 * history.numel():
+        return batch
+    more = torch.full((wanted - len(tokens),), history.numel() - 1)
+    offsets = torch.tensor([0, wanted])
+    return replace(batch, ids={**batch.ids, "tokens": Jagged(torch.cat([tokens, more]), offsets)})
 
 
 def padded_length(count: int) -> int:
