@@ -88,8 +88,8 @@ def rank(work: Work, cluster: Cluster, bars: bool = True) -> list[Prediction]:
 
 
 def choose(ranking: list[Prediction]) -> Prediction:
-    """The fastest that fits, synchronous, and that Shoal can run; ValueError where nothing fits."""
-    able = [one for one in ranking if one.fits and one.layout.groups == 1]
+    """The fastest that fits, synchronous where one is; ValueError where nothing fits."""
+    able = [one for one in ranking if one.fits]
     able = [one for one in able if one.layout.mode == "sync"] or able
     if not able:
         least = min(ranking, key=lambda one: one.short)
@@ -208,6 +208,8 @@ def keys(best: Prediction) -> dict[str, Any]:
     found: dict[str, Any] = {"strategy.name": name}
     if layout.strategy == "sharded":
         found["strategy.place"] = layout.place
+        if layout.groups > 1:
+            found["strategy.groups"] = layout.groups
     if layout.strategy == "ps":
         found |= {"strategy.ps.mode": layout.mode, "launch.servers": layout.servers}
     if layout.strategy == "tiers":

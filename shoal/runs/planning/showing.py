@@ -105,7 +105,7 @@ class TimePlan:
             held = one.host_bytes if one.device_room is None else one.device_bytes
             lines.append(
                 (
-                    one.layout.title + (" (2D: not in Shoal yet)" if one.layout.groups > 1 else ""),
+                    one.layout.title,
                     str(one.layout.processes),
                     f"{one.step.value:.3g}",
                     f"{one.step.low:.3g} to {one.step.high:.3g}",
