@@ -90,7 +90,8 @@ def fitted(path: str | Path, given: Mapping[str, list[int]], items: Ids) -> Tens
         more = ", ..." if len(missing) > 3 else ""
         raise ValueError(
             f"{path} has no codes for {len(missing)} of {len(own)} items of the data: "
-            f"{names}{more}; add them, or make codes of all items: `shoal codes make` with the same model and data"
+            f"{names}{more}; add them, or make codes of all items: `shoal codes make` with the "
+            "same model and data"
         )
     if len(given) > len(own):
         log.info("%s: %d items are not in the data, not used", path, len(given) - len(own))
