@@ -10,8 +10,10 @@ MovieLens-1M's users (--data), or a long tail, log-normal around 30 items, up to
 drawn at random: they do not change the time of a step.
 
 On a CPU `padded` computes every place, and `packed` what the transformer leaves out pads for (one
-line: shoal/models/nn/transformer.py, `packs`). On a GPU `packed` leaves them out in attention alone
-(`ends_of`), and a third side is a batch of as many items without pads: the most one could gain.
+line: shoal/models/nn/transformer.py, `packs`). On a GPU `packed` are recorded steps of places of
+items alone (shoal/training/strategy/graphed.py, `count_tokens`) where there are enough pads, else
+attention leaves pads out; a third side is a batch of as many items without pads: the most one could
+gain.
 
 Both sides step in turn, and of `--rounds` the median counts.
 """
@@ -39,6 +41,7 @@ from shoal.models.nn import transformer
 from shoal.models.nn.dropout import begin_step
 from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.models.sequential.sasrec import SASRec
+from shoal.training.strategy import graphed
 from shoal.training.strategy.graphed import Graphed
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
@@ -115,15 +118,15 @@ def compare(args: argparse.Namespace, name: str, max_len: int) -> None:
     lengths = window_lengths(args, max_len)[:BATCH]
     batch = batch_of(name, lengths, max_len, args.device)
     strategy = strategy_of(name, max_len, args.device)
-    rule = "ends_of" if args.device == "cuda" else "packs"
-    used = getattr(transformer, rule)
 
     def padded(step: int) -> float:
-        setattr(transformer, rule, lambda *_: None)
+        used = transformer.packs, transformer.ends_of, graphed.count_tokens
+        transformer.packs = transformer.ends_of = lambda *_: None
+        graphed.count_tokens = lambda batch: batch
         try:
             return timed(whole, batch, step)
         finally:
-            setattr(transformer, rule, used)
+            transformer.packs, transformer.ends_of, graphed.count_tokens = used
 
     sides: dict[str, Callable[[int], float]]
     whole = strategy_of(name, max_len, args.device)  # a recorded step stays as it was recorded

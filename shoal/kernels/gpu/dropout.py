@@ -63,6 +63,7 @@ class Masked(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, p: float, key: Tensor, first: int, rows: Tensor | None
     ) -> Tensor:
+        rows = None if rows is None else rows.contiguous()
         ctx.save_for_backward(key, rows)
         ctx.p, ctx.first = p, first
         x = x.contiguous()

@@ -316,6 +316,8 @@ def count_tokens(batch: Batch) -> Batch:
     history = batch.ids.get("history")
     if "masked" not in batch.ids or not isinstance(history, Tensor) or history.numel() == 0:
         return batch
+    if history.is_cuda:  # it was received before
+        return batch
     tokens = (history.reshape(-1) > 0).nonzero().view(-1)
     step = max(128, 1 << (len(tokens).bit_length() - 4))
     wanted = (len(tokens) // step + 1) * step
