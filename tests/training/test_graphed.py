@@ -446,27 +446,27 @@ def test_many_steps_of_many_shapes_whose_batches_come_from_a_thread(model):
 
 
 def short_histories(seed: int, name: str = "SASRec") -> Batch:
-    """Of 64 histories with room for 20 items, 1 to 6 in each."""
+    """Of 2048 histories with room for 20 items, 1 to 6 in each."""
     draw = torch.Generator().manual_seed(seed)
-    real = torch.arange(20) < torch.randint(1, 7, (64, 1), generator=draw)
-    history, target = torch.randint(1, ITEMS, (2, 64, 20), generator=draw) * real
+    real = torch.arange(20) < torch.randint(1, 7, (2048, 1), generator=draw)
+    history, target = torch.randint(1, ITEMS, (2, 2048, 20), generator=draw) * real
     if name == "SASRec":
-        return Batch(64, {"history": history, "target": target})
-    hidden = (torch.rand(64, 20, generator=draw) < 0.4) & real
+        return Batch(2048, {"history": history, "target": target})
+    hidden = (torch.rand(2048, 20, generator=draw) < 0.4) & real
     target = history * hidden
     offsets = torch.nn.functional.pad(hidden.sum(1).cumsum(0), (1, 0))
     places = Jagged(hidden.view(-1).nonzero().view(-1), offsets)
     history = history.masked_fill(hidden, ITEMS)
-    return Batch(64, {"history": history, "target": target, "masked": places})
+    return Batch(2048, {"history": history, "target": target, "masked": places})
 
 
 def test_places_of_items_are_counted_where_many_have_none():
     batch = ask(short_histories(1))
     tokens, real = count_tokens(batch).flat_ids("tokens"), batch.tensor("history").view(-1) > 0
-    assert len(tokens) == 256 > int(real.sum())  # one of a few numbers
+    assert len(tokens) == 7680 > int(real.sum())  # one of a few numbers
     assert torch.equal(tokens[: int(real.sum())], real.nonzero().view(-1))
-    assert (tokens[int(real.sum()) :] == 64 * 20 - 1).all()
-    full = Batch(2, {"history": torch.ones(2, 200).long(), "target": torch.ones(2, 200).long()})
+    assert (tokens[int(real.sum()) :] == 2048 * 20 - 1).all()
+    full = Batch(200, {name: torch.ones(200, 200).long() for name in ("history", "target")})
     assert "tokens" not in count_tokens(ask(full)).ids
 
 

@@ -6,8 +6,8 @@ A shape of batch that comes a second time is recorded, and replayed from then on
 Shapes must repeat, so lists whose length varies are padded up to a few lengths. Such a list,
 `masked`, names places of a field `target`: of a bidirectional model those of hidden items, of
 another sequential one all that have a target. Pads name a place whose target is 0, which counts for
-nothing. Another, `tokens`, names places of a field `history` that have an item, where a quarter of
-them or more have none: layers compute nothing for those.
+nothing. Another, `tokens`, names places of a field `history` that have an item, in large batches
+where a quarter of them or more have none: layers compute nothing for those.
 
 Lists of ids that a model reads pooled (features of kind `ids`) have room for as many ids as were
 seen (ListRoom). Pads are the padding id, which adds nothing, at the end of the last list. Steps
@@ -308,15 +308,18 @@ def pad(batch: Batch) -> Batch:
     return replace(batch, ids={**batch.ids, "masked": replace(masked, values=values)})
 
 
+MANY_PLACES = 1 << 15  # with fewer, steps are as long as their kernels take to begin
+
+
 def count_tokens(batch: Batch) -> Batch:
     """The batch with the places `tokens` of all items of `history`, where many have none.
 
     Their number is one of a few; what is spare, at least one, names the last place.
     """
     history = batch.ids.get("history")
-    if "masked" not in batch.ids or not isinstance(history, Tensor) or history.numel() == 0:
-        return batch
-    if history.is_cuda:  # it was received before
+    if "masked" not in batch.ids or not isinstance(history, Tensor) or history.is_cuda:
+        return batch  # one on the GPU was received before
+    if history.numel() < MANY_PLACES:
         return batch
     tokens = (history.reshape(-1) > 0).nonzero().view(-1)
     step = max(128, 1 << (len(tokens).bit_length() - 4))
