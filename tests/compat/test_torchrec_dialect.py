@@ -14,7 +14,8 @@ from shoal.compat.dialects import torchrec
 from shoal.config import ConfigError
 from shoal.config.schema import Config
 from shoal.data.prepared.prepare import load_dataset
-from shoal.runs.row_memory import Machine, plan_run
+from shoal.runs.planning.planned import plan_run
+from shoal.runs.row_memory import Machine
 from shoal.runs.run import resolve
 
 EXAMPLE = yaml.safe_load((Path(__file__).parent / "torchrec_defaults.yaml").read_text())

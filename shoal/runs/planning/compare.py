@@ -11,7 +11,6 @@ import json
 import math
 import os
 import statistics
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from shoal.runs.planning.prediction import Prediction, RunLayout
 from shoal.runs.planning.presets import this_machine
 from shoal.runs.planning.timing import predict
 from shoal.runs.planning.work import Work
-from shoal.runs.report.reading import MOST_BYTES, inner, number
+from shoal.runs.report.reading import inner, number, objects, text_of
 from shoal.runs.run import resolve_run
-from shoal.world.durable import open_regular, replace_durably
+from shoal.world.durable import replace_durably
 
 FILE = "plan.json"
 # What the clock of a step tells apart, and the parts of a prediction that fall into it.
@@ -115,8 +114,8 @@ def layout_of(config: Config, cluster: Cluster, work: Work) -> RunLayout:
 
 def measured(folder: Path) -> tuple[float, dict[str, float]]:
     """Milliseconds of a step of a run, and of its phases; ValueError where it trained nothing."""
-    before, epochs = 0, []
-    for line in _lines(folder / "metrics.jsonl"):
+    before, epochs, path = 0, [], folder / "metrics.jsonl"
+    for line in objects(text_of(path)) if path.is_file() else ():
         step, seconds = line.get("step"), number(line.get("train_seconds"))
         if isinstance(step, int) and seconds is not None:
             if step > before:
@@ -133,20 +132,6 @@ def measured(folder: Path) -> tuple[float, dict[str, float]]:
         if each:
             found[name] = statistics.median(each)
     return whole, found
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Objects of JSON, a line each; of a run that was killed the last may be torn."""
-    if not path.is_file():
-        return []
-    with open_regular(path) as file:
-        every = file.read(MOST_BYTES).decode("utf-8", errors="replace").splitlines()
-    found = []
-    for text in every:
-        with suppress(ValueError, RecursionError):
-            line = json.loads(text)
-            found += [line] if isinstance(line, dict) else []
-    return found
 
 
 def compare_run(

@@ -109,14 +109,14 @@ def _read_record(folder: Path, name: str) -> RunRecord:
         record.config = flat(read_file(folder / "config.yaml")[0])
     if (folder / "result.json").exists():
         with _noting(record, "result.json"):
-            record.result = _object(_text(folder / "result.json"))
+            record.result = _object(text_of(folder / "result.json"))
     else:
         record.missing.append("result.json: the run has no result yet, so no test is shown")
     if (folder / "plan.json").exists():
         with _noting(record, "plan.json"):
-            record.plan = _object(_text(folder / "plan.json"))
+            record.plan = _object(text_of(folder / "plan.json"))
     with _noting(record, "metrics.jsonl"):
-        record.epochs = list(_epochs(_text(folder / "metrics.jsonl"), record))
+        record.epochs = list(_epochs(text_of(folder / "metrics.jsonl"), record))
     if not (folder / "evaluation").is_dir():
         record.missing.append(
             "evaluation/ is not there: intervals, quality by user and lists are not shown "
@@ -144,7 +144,8 @@ def _noting(record: RunRecord, file: str) -> Iterator[None]:
         record.missing.append(f"{file} is damaged ({one_line(error)})")
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """A file's text; ValueError where it is longer than any that a run writes."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
@@ -158,16 +159,21 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
+def objects(text: str) -> Iterator[dict[str, Any]]:
+    """Of each line its object; an empty one where a line holds none, as one that was torn."""
+    for line in text.splitlines():
+        try:
+            yield _object(line)
+        except (ValueError, RecursionError):
+            yield {}
+
+
 def _epochs(text: str, record: RunRecord) -> Iterator[EpochLine]:
     """The lines, ascending by epoch; a torn last line is that of a run that was killed."""
     found, bad = {}, 0
-    for line in text.splitlines():
-        try:
-            one = _object(line)
-            epoch = one["epoch"]
-            if not isinstance(epoch, int):
-                raise ValueError
-        except (ValueError, KeyError, RecursionError):
+    for one in objects(text):
+        epoch = one.get("epoch")
+        if not isinstance(epoch, int):
             bad += 1
             continue
         ranks = one.get("loss_by_rank")
