@@ -31,6 +31,7 @@ def test_every_page_is_in_the_site(site: Path) -> None:
         assert name.name == "index.html" or f'href="{name}"' in front, name  # the side bar
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_site_in_a_browser(site: Path) -> None:
     """Read from files, without a server: nothing leaves the machine, and the search finds pages."""

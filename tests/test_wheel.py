@@ -38,6 +38,7 @@ def smoke(python: Path, folder: Path) -> None:
     run(python, folder, str(ROOT / ".ci" / "smoke.py"), str(folder / "smoke"))
 
 
+@pytest.mark.slow
 def test_a_wheel_without_a_compiler_works_alone(tmp_path: Path) -> None:
     """As does one of a machine for which there is no wheel with a core."""
     (tmp_path / "programs").mkdir()

@@ -36,6 +36,7 @@ def test_nproc(place: Path, short: Path, alone: Path) -> None:
     assert "Warning" not in output
 
 
+@pytest.mark.slow
 def test_torchrun(place: Path, short: Path, alone: Path) -> None:
     words = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")
     command = Command(

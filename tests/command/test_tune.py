@@ -265,6 +265,7 @@ def test_a_grid_and_own_models(folder: Path) -> None:
     finish("tune", "--resume", "study", "--trust", cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_sweep(folder: Path, call: Callable[..., str]) -> None:
     words = (*SMALL[1:], "--models", "Pop,BPR", "--seeds", "2")
     output = finish(

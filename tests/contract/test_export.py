@@ -34,7 +34,7 @@ from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.evaluation import Evaluator
 from shoal.world.world import World
 
-QUICK = ["UserKNN", "DIN", "HSTURanker"]
+QUICK = ["UserKNN", "DIN"]
 FITTING = {  # of one width, for models that add or multiply vectors
     name: {key: value for key, value in said.items() if key != "dim"}
     for name, said in FEATURES.items()
@@ -90,6 +90,7 @@ def test_features_of_every_kind(model: str, shop: Path, tmp_path: Path) -> None:
     export_here(trained(own), own, tmp_path / "artifact")
 
 
+@pytest.mark.slow
 def test_a_history_with_times_typed_by_hand(tmp_path: Path) -> None:
     config = zoo_config("HSTU")
     artifact = export_here(trained(config), config, tmp_path / "artifact")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.models.nn import transformer
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
-from shoal.models.nn.packing import Packed, pack, spread
+from shoal.models.nn.packing import Packed, pack, rows_of, spread
 from shoal.models.nn.transformer import Transformer
 from shoal.runs.build import build
 from shoal.world.world import World
@@ -105,7 +105,6 @@ def test_where_it_is_done() -> None:
     assert sum(LENGTHS) <= len(packed.places) < 40 * 9
     places = pack(torch.arange(40 * 11).view(40, 11), packed.tokens)
     assert torch.equal(places[packed.places][packed.back], packed.tokens)
-    assert transformer.packs(x, None) is None
     assert transformer.packs(x, pads_of([11] * 40, 11)) is None  # few pads
     assert transformer.packs(x, pads_of([0] * 40, 11)) is None
     assert transformer.packs(x, pads_of(LENGTHS, 11).flip(1)) is None  # pads before items
@@ -150,4 +149,4 @@ def test_packing_and_back() -> None:
 def test_pads_alone_in_a_sequence() -> None:
     packed = Packed.of(pads_of([0, 2, 0], 4))
     assert packed is not None and packed.tokens.tolist() == [4, 5]
-    assert packed.rows_of(torch.tensor([5, 4])).tolist() == [1, 0]
+    assert rows_of(packed.tokens, torch.tensor([5, 4])).tolist() == [1, 0]

@@ -311,6 +311,7 @@ def test_a_service_refuses_a_hostile_graph_in_one_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_service_lives_on_when_a_graph_goes_wrong(tmp_path: Path) -> None:
     """It passed every check, and what a request holds leads outside its arrays."""
     pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")

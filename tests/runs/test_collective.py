@@ -148,6 +148,7 @@ def page_loop(world: World, sign: str) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_page_trains_embeddings_alone(tmp_path: Path) -> None:
     plain = page_loop(World(), "-")
     for spread in (page_loop(World(), "+"), *run_ranks(page_loop, 2, tmp_path, "+")):

@@ -76,8 +76,8 @@ def rename(file: Path, to: Path) -> None:
     ("order", "bring"),
     [
         (lambda one: (not is_manifest(one), one.name), copy),
-        (lambda one: (is_manifest(one), one.name), copy),
-        (lambda one: one.name, rename),
+        pytest.param(lambda one: (is_manifest(one), one.name), copy, marks=pytest.mark.slow),
+        pytest.param(lambda one: one.name, rename, marks=pytest.mark.slow),
         (lambda one: (not is_manifest(one), [-ord(k) for k in one.name]), rename),
     ],
     ids=["cp, manifest first", "cp, manifest last", "rsync", "rsync, backwards"],

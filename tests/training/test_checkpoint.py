@@ -64,7 +64,10 @@ def checkpoints(run: Path) -> list[Path]:
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.endswith("_seconds")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k != "phases" and not k.endswith("_seconds")}
+        for line in lines
+    ]
 
 
 def rows_of(path: Path) -> Path:

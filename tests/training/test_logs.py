@@ -33,6 +33,7 @@ def objects(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_log_for_machines_is_one_object_per_line(tmp_path: Path) -> None:
     words = ("--run.log=json", "--nproc=2", "--learner=adam")  # launched, and with a note
     lines = objects(finish(*WORDS, *words, cwd=tmp_path))
