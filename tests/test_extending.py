@@ -107,6 +107,7 @@ def test_a_plugin_adds_a_metric_a_dialect_a_strategy_and_a_row_optimizer(plugin:
     assert updates > 2 and updates % 2 == 0  # of two epochs, each through our strategy
 
 
+@pytest.mark.slow
 def test_a_metric_from_outside_does_not_depend_on_the_number_of_processes(plugin: Path) -> None:
     words = ["--run.plugins=ours.py", "--n_epochs=1", "--eval.metrics=[HalfRecall]"]
     words.append("--eval.valid_metric=HalfRecall@5")

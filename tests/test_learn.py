@@ -19,7 +19,6 @@ sys.path.insert(0, str(LEARN))
 
 from notebooks import TUTORIALS, executed  # noqa: E402
 
-QUICK = ("sequences",)  # runs in `make test`
 NUMBER = r"(\d+\.\d+)"
 ANSI = re.compile(r"\x1b\[[\d;]*m")
 
@@ -172,10 +171,8 @@ CHECKS = (own_data, features, clicks, sequences, own_model, own_loop, many_proce
 FACTS = {check.__name__: check for check in (*CHECKS, gpu, tiers, serving, daily)}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TUTORIALS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TUTORIALS)
 def test_a_tutorial_runs_and_is_true(name: str, tmp_path: Path) -> None:
     ran = Ran(name, tmp_path)
     FACTS[name](ran)

@@ -29,7 +29,7 @@ def words() -> list[str]:
     return [f"--{key}={value}" for key, value in DATA.items() if key.startswith("data.")]
 
 
-@pytest.mark.parametrize("method", ["rqvae", "kmeans"])
+@pytest.mark.parametrize("method", [pytest.param("rqvae", marks=pytest.mark.slow), "kmeans"])
 def test_made_codes_are_good_and_tiger_takes_them(method: str, tmp_path: Path) -> None:
     file = str(tmp_path / "codes.json")
     options = ("--levels", "2", "--size", "16", "--steps", "30", "--method", method)

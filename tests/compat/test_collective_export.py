@@ -68,6 +68,7 @@ def answers(folder: str | Path) -> list[float]:
     return shoal.load(folder).answer(given).tolist()
 
 
+@pytest.mark.slow
 def test_a_loop(tmp_path: Path) -> None:
     path, expected = exported(World(), str(tmp_path / "model"))
     assert answers(path) == pytest.approx(expected, abs=1e-6)

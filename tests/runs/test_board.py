@@ -275,6 +275,7 @@ def row(name: str) -> str:
     return ROW.replace("NAME", json.dumps(name))
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_run_is_watched_while_it_trains_and_stopped(tmp_path: Path) -> None:
     root = tmp_path / "runs"

@@ -19,8 +19,8 @@ MANY = 1 << 26
 MAX_LEN = 12
 
 
-SLOW = pytest.mark.slow
-KINDS = ["HSTU", pytest.param("HSTU without times", marks=SLOW), pytest.param("SASRec", marks=SLOW)]
+pytestmark = pytest.mark.slow
+KINDS = ["HSTU", "HSTU without times", "SASRec"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -141,7 +141,6 @@ def test_parts_that_are_too_large_are_smaller(folder: Path) -> None:
     same(person.asks(artifact), person.asks(plain))
 
 
-@pytest.mark.slow
 def test_in_service(folder: Path) -> None:
     service = Service(folder, MANY)
     person = Person(service.model, 2)
@@ -159,7 +158,6 @@ def test_in_service(folder: Path) -> None:
     assert Service(folder).kept() == {}
 
 
-@pytest.mark.slow
 def test_an_export_proves_it(folder: Path, tmp_path: Path) -> None:
     """Where the graph that extends answers otherwise, nothing is exported."""
     copy = tmp_path / "copy"

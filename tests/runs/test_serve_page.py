@@ -155,6 +155,7 @@ def test_with_a_token(artifact: Path, browser: Browser) -> None:
         browser.wait_for("!!document.querySelector('#list .row')")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_samples_of_a_click_model(browser: Browser) -> None:
     with Running(exported()["DNN"]) as served:

@@ -133,6 +133,7 @@ def test_what_is_served_may_be_copied_over(days: Path, served: Served, tmp_path:
         assert served.call("/ready")[1]["artifact"] == here.name
 
 
+@pytest.mark.slow
 def test_a_delta_waits_for_what_it_builds_upon(tmp_path: Path) -> None:
     root = tmp_path / "days"
     version(root / "day-0")
