@@ -61,6 +61,7 @@ BEFORE = {
     "report": [TRAIN, *(f"shoal train config.yaml --output {one}" for one in ("OTHER", "THIRD"))],
     "explain": ["shoal train --model=EASE --data.name=ml-100k --output RUN"],
     "board": ["shoal train config.yaml --output runs/first"],
+    "plan": ["shoal train config.yaml --output runs/first"],
     "serving": [TRAIN, "shoal export RUN --to exported/monday"],
     "failure": [TRAIN],
     "distributed": [TRAIN],
