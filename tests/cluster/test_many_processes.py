@@ -47,6 +47,7 @@ def test_torchrun(place: Path, short: Path, alone: Path) -> None:
     assert "run: torchrun" in command.output
 
 
+@pytest.mark.slow
 def test_two_hosts(place: Path, short: Path, alone: Path) -> None:
     port = free_port()
     hosts = [

@@ -105,6 +105,7 @@ def test_one_that_fails_is_reported_once_and_the_run_goes_on(tmp_path: Path) -> 
     assert len(curves_of(tmp_path / "run")["loss/train"]) == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_ends_its_trackers_without_a_result(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     words = (*WORDS, "--run.trackers=own.py:Written", "--launch.nproc=2")
