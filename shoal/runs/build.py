@@ -128,8 +128,11 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
 
 
 def describe_items(config: Config, features: bool) -> tuple[Dataset, Facts]:
-    """What a model would know of a config's interactions, and of features of its items."""
-    dataset, table = _load(config, World(), features)
+    """What a model would know of a config's interactions, and of features of its items.
+
+    features: whether they are read where the config's model has no use for them.
+    """
+    dataset, table = _load(config, World(), features or find(config.model.name).reads_features)
     return dataset, _facts(config, dataset, table)
 
 
