@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import codecs
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from shoal.config import Resolved
-from shoal.config.data_section import FieldsSection
+from shoal.config.data_section import DataSection, FieldsSection
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import CLICK_FORMATS
 from shoal.data.clicks.formats import looks_like
+from shoal.data.packed import open_text
 from shoal.data.prepared.named import data_values, holds_log
 from shoal.data.sources.roles import NAMES, need_roles, roles_of, shown
-from shoal.data.sources.table import columns_of
+from shoal.data.sources.table import columns_of, format_of
+from shoal.data.sources.text import TextFormat
 from shoal.models import find
 
 SHEETS = (".xlsx", ".xls", ".ods")
+ENCODINGS = ("utf-8", "cp1252", "latin-1")  # the last reads any bytes
+LOOK_BYTES = 1 << 28  # of a text, to find its encoding
 
 
 def with_data(resolved: Resolved, path: str | Path) -> Resolved:
@@ -43,8 +48,41 @@ def check_there(path: Path) -> None:
         raise ValueError(f"{path} is a spreadsheet: save it as csv there, and give {path.stem}.csv")
 
 
+def encoding_of(path: Path) -> str:
+    """The first of ENCODINGS that reads a text."""
+    if not isinstance(format_of(path, DataSection()), TextFormat):
+        return ENCODINGS[0]
+    with open_text(path) as source:
+        begins = source.read(2)
+    if begins in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    for encoding in ENCODINGS[:-1]:
+        decoder = codecs.getincrementaldecoder(encoding)()
+        with suppress(UnicodeDecodeError), open_text(path) as source:
+            for _ in range(LOOK_BYTES >> 20):
+                block = source.read(1 << 20)
+                decoder.decode(block, final=not block)
+                if not block:
+                    break
+            return encoding
+    return ENCODINGS[-1]
+
+
+def _with_encoding(resolved: Resolved, path: Path) -> Resolved:
+    """The same with data.encoding as the text is, where the config does not say it."""
+    if resolved.origins["data.encoding"] != "default":
+        return resolved
+    encoding = encoding_of(path)
+    if encoding == resolved.config.data.encoding:
+        return resolved
+    resolved = resolved.with_values({"data.encoding": encoding}, f"the bytes of {path}")
+    note = f"{path}: not UTF-8, read as {encoding}; change with --data.encoding=NAME"
+    return replace(resolved, read_notes=[*resolved.read_notes, note])
+
+
 def with_columns(resolved: Resolved, path: Path, known: tuple[str, ...] = ()) -> Resolved:
-    """The same with data.fields for the columns of a table; known: columns found without."""
+    """The same with data.encoding and data.fields of a table; known: columns found without."""
+    resolved = _with_encoding(resolved, path)
     columns = columns_of(path, resolved.config.data)
     return guess_columns(resolved, columns, str(path), known=known)
 

@@ -4,7 +4,6 @@ Everything is decided here from the answers and from a look at the file: which c
 the text is encoded, which model suits. The config is checked by reading the data with it.
 """
 
-import codecs
 import os
 import re
 from dataclasses import dataclass, field
@@ -16,17 +15,15 @@ from shoal.config.data_section import DATASETS, DataSection
 from shoal.config.yaml_io import inline
 from shoal.data.dataset import Dataset
 from shoal.data.doubts import doubts
-from shoal.data.packed import open_text
 from shoal.data.prepared.captions import columns_of_captions
 from shoal.data.prepared.named import named_data
 from shoal.data.prepared.prepare import load_dataset
 from shoal.data.sources.fetch import ARCHIVES
 from shoal.data.sources.roles import NAMES, need_roles, roles_of, shown
 from shoal.data.sources.table import columns_of, format_of, read_frame
-from shoal.data.sources.text import TextFormat
 from shoal.data.statistics import time_span
 from shoal.models import find
-from shoal.runs.given import check_there
+from shoal.runs.given import check_there, encoding_of
 from shoal.runs.run import resolve
 
 TASKS = {
@@ -41,7 +38,6 @@ PLACES = {
 }
 # Of EASE: its time grows with the cube of the items, and an artifact has a row for each user.
 MOST_ITEMS, MOST_CELLS = 10_000, 100_000_000
-ENCODINGS = ("utf-8", "cp1252", "latin-1")  # the last reads any bytes
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ def _of_file(asked: Asked, notes: list[str]) -> list[str]:
     check_there(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name the file in it that says who took what")
-    encoding = _encoding(path)
+    encoding = encoding_of(path)
     section = DataSection(encoding=encoding, bad_rows="skip")
     columns = columns_of(path, section)
     for role, name in asked.columns.items():
@@ -178,27 +174,6 @@ def _split(asked: Asked, timed: bool) -> list[str]:
     if asked.task == "next":  # where the same item may come again
         return [*split, "    by: leave_one_out  # the last item of a user"]
     return ["  filter:", "    duplicates: first  # a user's item counts once; null: always", *split]
-
-
-def _encoding(path: Path) -> str:
-    """The first of ENCODINGS that reads all of a text."""
-    if not isinstance(format_of(path, DataSection()), TextFormat):
-        return ENCODINGS[0]
-    with open_text(path) as source:
-        begins = source.read(2)
-    if begins in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return "utf-16"
-    for encoding in ENCODINGS[:-1]:
-        decoder = codecs.getincrementaldecoder(encoding)()
-        try:
-            with open_text(path) as source:
-                while block := source.read(1 << 20):
-                    decoder.decode(block)
-                decoder.decode(b"", final=True)
-            return encoding
-        except UnicodeDecodeError:
-            continue
-    return ENCODINGS[-1]
 
 
 def _threshold(

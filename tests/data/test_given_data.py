@@ -61,6 +61,21 @@ def test_the_walk_of_a_newcomer() -> None:
     assert call("runs").count("BX-Book") >= 1
 
 
+def test_letters_of_windows_are_read_as_they_are() -> None:
+    lines = [f"{user},Ü{isbn},Größe {stars}" for user, isbn, stars in ROWS]
+    text = "\n".join(["user_id,item_id,size", *lines])
+    for encoding, name in (("cp1252", "cp1252"), ("utf-16", "utf-16"), ("utf-8", "")):
+        Path("log.csv").write_bytes(text.encode(encoding))
+        told = call("data", "describe", "log.csv")
+        assert "The number of items: 32" in told
+        guessed = f"log.csv: not UTF-8, read as {name}; change with --data.encoding=NAME"
+        assert (guessed in told) == bool(name)
+    Path("log.csv").write_bytes(text.encode("cp1252"))
+    assert "not UTF-8, read as cp1252" in call("prepare", "log.csv", "--to", "made")
+    told = call("data", "describe", "log.csv", "--data.encoding=cp1250")
+    assert "not UTF-8" not in told and "The number of items: 32" in told
+
+
 def frame() -> pl.DataFrame:
     return pl.DataFrame(ROWS, ["userId", "movieId", "rating"], orient="row")
 
