@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from shoal.config.launch_section import LaunchSection
 from shoal.config.schema import Config, StrategySection
 from shoal.data.batch import Batch
 from shoal.embedding.engines.budgets import row_bytes, value_bytes
@@ -220,7 +221,8 @@ class _Counting(Strategy):
 def parts_of(config: Config) -> Parts:
     """A run's parts without rows: its data is read and its model made, for one process."""
     torch.manual_seed(0)
-    alone = config.model_copy(update={"strategy": StrategySection(name="single")})
+    here = {"strategy": StrategySection(name="single"), "launch": LaunchSection()}
+    alone = config.model_copy(update=here)
     return build(alone, World(_CPU), lambda section, world, timeout: _Counting(world))
 
 

@@ -32,6 +32,19 @@ def test_memory_and_time_of_a_config():
     assert re.search(r"^single +1 ", told, re.M) and "keys of this plan:" in told
 
 
+STRATEGIES = {
+    "ps": ["--launch.nproc=2", "--launch.servers=1", "--strategy.ps.mode=async"],
+    "sharded": ["--launch.nproc=4", "--strategy.groups=2", "--strategy.exchange=float16"],
+    "ddp": ["--launch.nproc=2"],
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_configs_of_many_processes(name: str):
+    told = call("plan", *SMALL, f"--strategy.name={name}", *STRATEGIES[name])
+    assert "keys of this plan:" in told
+
+
 def test_on_a_cluster_file(tmp_path: Path):
     file = tmp_path / "cluster.yaml"
     file.write_text("hosts: 2\nhost: DGX-A100\nbetween: {kind: ethernet, bandwidth: 100Gb/s}\n")
