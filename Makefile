@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q --no-compile
 TORCH := torch==2.13.0
 TRITON := triton==3.9.0
 MINUTES ?= 30
-# Those in constraints.txt are part of `make setup`; the others are large.
+# Those in the locks are part of `make setup` or `make tools`; the others are large.
 SMALL_EXTRAS := docs index remote report serve servers tensorboard tune zstd
 LARGE_EXTRAS := mlflow onnx ray torchrec torchx wandb
 EXTRAS ?= $(LARGE_EXTRAS)
@@ -28,32 +28,32 @@ $(error EXTRAS=$(EXTRAS): there are $(SMALL_EXTRAS) $(LARGE_EXTRAS))
 endif
 CORE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: train test test-all check docs notebooks wheels matrix extras browser fuzz chaos setup clean
+.PHONY: train test test-all check docs notebooks wheels matrix extras browser fuzz chaos setup tools clean
 
 train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
 
-test: setup
+test: tools
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # A torch for CPUs comes without Triton (200 MB); torchfm has models that tests train as a user's own.
-test-all: setup extras
+test-all: tools extras
 	$(BIN)/python -c "import triton" 2>/dev/null || $(PIP) --no-deps $(TRITON)
 	$(PIP) --no-deps torchfm
 	$(BIN)/python -m pytest -q
 
-check: setup
+check: tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # A tutorial that did not change is not run again (build/docs-cache).
-docs: setup
+docs: tools
 	$(BIN)/python docs/generate.py
 	SHOAL_DOCS_RUN=1 PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 	@echo "docs: build/docs/index.html"
 
-notebooks: setup
+notebooks: tools
 	$(BIN)/python docs/learn/notebooks.py build/notebooks
 
 # Installed in place (-e), as `make setup` does: a plain `pip install` would put a copy of Shoal beside
@@ -80,7 +80,7 @@ browser:
 	command -v chromium >/dev/null || apt-get install -y -q --no-install-recommends chromium
 
 # The core is built once more, with the sanitizers of the compiler (ASan and UBSan).
-fuzz: setup
+fuzz: tools
 	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -DSHOAL_SANITIZE=address,undefined -DSHOAL_SANITIZE_CORE=ON
@@ -89,11 +89,12 @@ fuzz: setup
 	  --core $$(ls build/fuzz/_core*.so) --findings build/fuzz/findings $(if $(SEED),--seed $(SEED))
 
 chaos: MINUTES = 60
-chaos: setup
+chaos: tools
 	PYTHONPATH=tests:tests/helpers $(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(TRIAL),--trial $(TRIAL))
 
 setup: $(VENV)/.ready
+tools: $(VENV)/.tools
 
 # Everything but torch is taken only with the hashes of the locks. torch has builds for CPUs and for
 # many GPUs, from indexes of its own or from the host; it is pinned, and its hash is not. The core is
@@ -101,11 +102,15 @@ setup: $(VENV)/.ready
 # compiled, by importing it, so that the first run starts as fast as the second.
 $(VENV)/.ready: constraints.txt .ci/build.txt pyproject.toml $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --require-hashes --no-deps -r .ci/build.txt
-	$(PIP) --no-build-isolation --no-deps -e . & core=$$!; \
+	( $(PIP) --require-hashes --no-deps -r .ci/build.txt && \
+	  $(PIP) --no-build-isolation --no-deps -e . ) & core=$$!; \
 	  $(PIP) --require-hashes --no-deps -r constraints.txt && $(PIP) $(TORCH) && wait $$core
 	$(BIN)/python -m compileall -q -j 0 shoal
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import polars, shoal, torch.utils.tensorboard, typer; shoal.run"
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.ready .ci/tools.txt
+	$(PIP) --require-hashes --no-deps -r .ci/tools.txt
 	touch $@
 
 clean:

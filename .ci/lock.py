@@ -13,7 +13,10 @@ import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LOCKS = (HERE.parent / "constraints.txt", HERE / "build.txt", HERE / "wheels.txt")
+LOCKS = (
+    HERE.parent / "constraints.txt",
+    *(HERE / f"{name}.txt" for name in ("build", "tools", "wheels")),
+)
 INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
 PYTHONS = ("311", "312", "313", "314")
 PLATFORM = re.compile(r"any|(manylinux|macosx)\S*_(x86_64|aarch64|arm64|universal2)")

@@ -82,7 +82,7 @@ def core_ways(model: str, scratch: str) -> dict[str, list[str]]:
         served = ["--strategy.name=ps", f"--launch.servers={servers}"]
         found[f"ps on {size - servers} and {servers}"] = [*workers, *served]
     if model in TIERED:
-        tiers = ["--rows.tiers.host=8MB", f"--rows.tiers.ssd={scratch}", "--run.threads=1"]
+        tiers = ["--rows.tiers.host=16MB", f"--rows.tiers.ssd={scratch}", "--run.threads=1"]
         found["tiers, 1 thread"] = tiers
     return found
 

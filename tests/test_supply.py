@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 LARGE = {"mlflow", "onnx", "ray", "torchrec", "torchx", "wandb"}
-LOCKS = [(ROOT / name).read_text() for name in ("constraints.txt", ".ci/build.txt")]
+NAMES = ("constraints.txt", ".ci/build.txt", ".ci/tools.txt")
+LOCKS = [(ROOT / name).read_text() for name in NAMES]
 PINS = re.findall(r"^([\w.-]+)==(\S+)(.*)$", "\n".join(LOCKS).replace("\\\n", " "), re.MULTILINE)
 TEXTS = [
     *(ROOT / "Makefile", ROOT / ".ci" / "run"),
@@ -50,9 +51,9 @@ def test_setup_fetches_from_the_index_of_pip_alone() -> None:
     for file in files:
         text = (ROOT / file).read_text()
         assert not re.search(r"https?://|git\+|FetchContent|ExternalProject", text), file
-    lines = [line for line in dry_run("-B", "setup").stdout.splitlines() if "pip install" in line]
+    lines = [line for line in dry_run("-B", "tools").stdout.splitlines() if "pip install" in line]
     commands = [one for line in lines for one in re.split("&+", line) if "pip install" in one]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for one in commands:
         assert re.search(r"--require-hashes|--no-build-isolation --no-deps| torch==", one), one
 
