@@ -33,8 +33,9 @@ CORE := CMakeLists.txt $(wildcard csrc/*)
 train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
 
+# Three at a time: tests of processes and sockets wait for much of theirs.
 test: tools
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # A torch for CPUs comes without Triton (200 MB); torchfm has models that tests train as a user's own.
 test-all: tools extras
