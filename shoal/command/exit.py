@@ -34,8 +34,10 @@ def print_result(result: dict[str, Any], run: RunSection) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    base = result.get("base", {})  # of click models: metrics of always predicting their share
-    heads = ["metric", "best valid", "test", *([f"always {base['clicks']:.4f}"] if base else [])]
+    # Beside a model: always predicting the share of clicks, or the same popular items for everyone.
+    base = result.get("base", {})
+    beside = f"always {base['clicks']:.4f}" if "clicks" in base else "popular items"
+    heads = ["metric", "best valid", "test", *([beside] if base else [])]
     table = Table(*heads, title=f"{result['model']} on {result['dataset']}")
     for name, value in result["test"].items():
         cells = [result["best_valid"].get(name), value, *([base.get(name)] if base else [])]

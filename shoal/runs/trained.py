@@ -129,7 +129,7 @@ class Trained:
             "world_size": self.world.size,
             "best_valid": valid,
             "test": test,
-            **evaluator.beside,
+            **evaluator.beside(),
             "epochs": self.state["epoch"],
             "best_epoch": self.state["best_epoch"],
             "seconds": {

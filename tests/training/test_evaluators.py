@@ -46,6 +46,23 @@ def test_recommend_never_counts_the_padding(repeatable: bool) -> None:
     assert items[0].tolist() == wanted and scores[0].tolist() == [-item for item in wanted]
 
 
+@pytest.mark.parametrize("mode", ["full", "uni20"])
+def test_popular_items_stand_beside_a_model(mode: str, tmp_path: Path) -> None:
+    """What a run of Pop finds; and the log says where the model is worse."""
+    values = {**QUIET, "eval.mode": mode, "eval.metrics": ["Recall", "NDCG", "GAUC"]}
+    values |= {"eval.valid_metric": "NDCG@10", "train.optimizer.lr": 1e-9}
+    found, told = {}, {}
+    for name in ("BPR", "Pop"):
+        output = tmp_path / name
+        found[name] = shoal.run(name, "planted", None, {**values, "run.output": str(output)})
+        told[name] = (output / "train.log").read_text()
+    popular = found["Pop"]["test"]
+    assert found["BPR"]["base"] == popular == found["Pop"]["base"]
+    assert found["BPR"]["test"]["ndcg@10"] < popular["ndcg@10"]
+    line = f"the most popular items for everyone: ndcg@10 {popular['ndcg@10']:.4f}"
+    assert f"{line}\n" in told["Pop"] and f"{line}. The model has " in told["BPR"]
+
+
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that gets as far as an epoch fails."""

@@ -85,7 +85,6 @@ class ClickEvaluator:
         self.results = None
         self.base: dict[str, float] = {}  # of the phase that was evaluated last
 
-    @property
     def beside(self) -> dict[str, Any]:
         """As of Evaluator: what a constant prediction is worth, to compare with."""
         return {"base": self.base} if self.base else {}
@@ -94,7 +93,7 @@ class ClickEvaluator:
         """As of Evaluator: nothing in the folder, a line in the log."""
         if self.base:
             log.info("%s", base_line(self.base))
-        return self.beside
+        return self.beside()
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has samples, as far as that is known before they are read."""

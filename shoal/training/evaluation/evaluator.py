@@ -24,6 +24,7 @@ from shoal.models.base import Model, Retrieval
 from shoal.training.evaluation.cold import Cold, cold_line
 from shoal.training.evaluation.groups import groups_of
 from shoal.training.evaluation.phases import EARLIER, PhaseData, UserLists
+from shoal.training.evaluation.popular import Popular, popular_line
 from shoal.training.evaluation.user_results import UserResults, chosen_users
 from shoal.training.metrics import MetricSet, Ranked, Valued, pair_counts
 from shoal.world.world import World
@@ -56,7 +57,8 @@ class Evaluator:
         self.groups = groups_of(dataset, section.groups)
         self._phases: dict[str, tuple[PhaseData, Histories | None]] = {}
         self._encoded: Tensor | None = None  # vectors of all items, where they are one block
-        # Of the last evaluation: what users got, and figures of those without training.
+        # Of the last evaluation: metrics, what users got, and figures of those without training.
+        self.values: dict[str, float] = {}
         self.results: UserResults | None = None
         self.cold: dict[str, Any] = {}
         self._listeners: list[Callable[[Any], None]] = []  # of blocks, in the present evaluation
@@ -84,9 +86,29 @@ class Evaluator:
                 "AUC, LogLoss, MAE and RMSE need labels, and full ranking has none; "
                 "use eval.mode labeled, uniN or popN, or leave those metrics out"
             )
-        self._encoded = None  # rows may have changed
         was_training = model.training
         model.eval()
+        self._rank(model, data, histories, metrics, progress)
+        model.train(was_training)
+        self.cold = {} if cold is None else cold.result(self.world)
+        kept = metrics.kept()
+        self.results = None
+        if kept is not None:
+            positives, group = data.to_find(kept.users.numpy()), self.section.groups.user
+            self.results = UserResults(self.dataset, kept, metrics.num_users, positives, group)
+        self.values = metrics.compute(f"the {phase} split of {self.dataset.name!r}")
+        return self.values
+
+    def _rank(
+        self,
+        model: Model | Popular,
+        data: PhaseData,
+        histories: Histories | None,
+        metrics: MetricSet,
+        progress: Progress = lambda steps, total: steps,
+    ) -> None:
+        """Rank for all users of a phase, this rank's here; the metrics are those of all ranks."""
+        self._encoded = None  # rows may have changed
         with torch.inference_mode():
             # Tiles together share vectors of items; without such they would only take memory.
             together = self.section.batch_size if isinstance(model, Retrieval) else 1
@@ -96,15 +118,17 @@ class Evaluator:
                     self._rank_all(model, data, metrics, bounds, queries)
                 else:
                     self._rank_candidates(model, data, metrics, bounds, queries)
-        model.train(was_training)
         metrics.reduce(self.world)
-        self.cold = {} if cold is None else cold.result(self.world)
-        kept = metrics.kept()
-        self.results = None
-        if kept is not None:
-            positives, group = data.to_find(kept.users.numpy()), self.section.groups.user
-            self.results = UserResults(self.dataset, kept, metrics.num_users, positives, group)
-        return metrics.compute(f"the {phase} split of {self.dataset.name!r}")
+
+    def _popular(self) -> dict[str, float]:
+        """Metrics of the most popular items for every test user; none where scores are values."""
+        data, _ = self._prepared("test")
+        metrics = self._metrics()
+        if metrics.wants_valued:
+            return {}
+        self._listeners = [metrics.update]
+        self._rank(Popular(self.popularity).to(self.world.device), data, None, metrics)
+        return metrics.compute()
 
     def _metrics(self, keep: Tensor | None = None) -> MetricSet:
         return MetricSet(
@@ -122,19 +146,24 @@ class Evaluator:
             listener(block)
 
     def leave(self, folder: Path) -> dict[str, Any]:
-        """After a test: write and log what it found beside metrics; what result.json has of it."""
+        """After a test: write and log what it found beside metrics; what result.json has of it.
+
+        Every rank calls it.
+        """
         if self.results is not None and self.world.is_main:
             self.results.write(folder / "evaluation")
-        if not self.cold:
-            return {}
+        found = self.beside()
         metric, decimals = self.section.valid_metric.lower(), self.section.decimals
-        log.info("%s", cold_line(self.cold, metric, decimals))
-        return self.beside
+        if "base" in found:
+            log.info("%s", popular_line(found["base"], self.values, metric, decimals))
+        if self.cold:
+            log.info("%s", cold_line(self.cold, metric, decimals))
+        return found
 
-    @property
     def beside(self) -> dict[str, Any]:
-        """What result.json has of the last test beside metrics."""
-        return {"cold": self.cold} if self.cold else {}
+        """What result.json has of the last test beside metrics. Every rank calls it."""
+        found = {"base": self._popular(), "cold": self.cold}
+        return {name: value for name, value in found.items() if value}
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has anything to evaluate on."""
@@ -197,7 +226,7 @@ class Evaluator:
 
     def _rank_all(
         self,
-        model: Model,
+        model: Model | Popular,
         data: PhaseData,
         metrics: MetricSet,
         bounds: list[tuple[int, int]],
@@ -230,7 +259,9 @@ class Evaluator:
             owners = torch.from_numpy(users)
             self._add(Ranked(items, hits, counts, won, negatives, first, owners))
 
-    def _scored(self, model: Model, scorers: list[Scorer]) -> Iterator[tuple[int, int, Tensor]]:
+    def _scored(
+        self, model: Model | Popular, scorers: list[Scorer]
+    ) -> Iterator[tuple[int, int, Tensor]]:
         """Scores of all tiles, a block of items after the other: tile, first item, [users, items].
 
         One block: its vectors are made once and kept. Many: once per round, to bound memory.
@@ -245,7 +276,7 @@ class Evaluator:
             for tile, scorer in enumerate(scorers):
                 yield tile, start, scorer(block, vectors)
 
-    def _scorer(self, model: Model, asked: Batch) -> Scorer:
+    def _scorer(self, model: Model | Popular, asked: Batch) -> Scorer:
         if isinstance(model, Retrieval):
             queries = model.encode_query(asked)
             return lambda block, vectors: queries @ vectors.T
@@ -256,7 +287,7 @@ class Evaluator:
 
     def _rank_candidates(
         self,
-        model: Model,
+        model: Model | Popular,
         data: PhaseData,
         metrics: MetricSet,
         bounds: list[tuple[int, int]],
