@@ -1,7 +1,8 @@
 """Runs that the planner is held against: small configs, trained here, a line of JSON each.
 
 A line has the machine, the words of the command and the median step of its epochs without the
-first. benchmarks/plan.py reads them.
+first. The same run may have several lines, of different minutes: their median counts.
+benchmarks/plan.py reads them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,19 +90,19 @@ def core_ways(model: str, scratch: str) -> dict[str, list[str]]:
     return found
 
 
-def measure_here(path: Path, minutes: float) -> None:
+def measure_here(path: Path, minutes: float, rounds: int) -> None:
     """Train every config in every way, the most different first; those of the file are kept."""
     until = time.monotonic() + 60 * minutes
-    known = {(line["machine"], line["model"], line["way"]) for line in _lines(path)}
+    known = Counter((line["machine"], line["model"], line["way"]) for line in _lines(path))
     with tempfile.TemporaryDirectory() as scratch:
         todo = []
         for machine, device in machines().items():
             for model, words in MODELS.items():
                 every = core_ways(model, scratch) if device else gpu_ways(model)
                 for number, (way, more) in enumerate(every.items()):
-                    if (machine, model, way) not in known:
-                        todo.append((number, machine, model, way, [*words, *device, *more]))
-        for _, machine, model, way, words in sorted(todo, key=lambda one: one[0]):
+                    for turn in range(known[machine, model, way], rounds):
+                        todo.append((turn, number, machine, model, way, [*words, *device, *more]))
+        for _, _, machine, model, way, words in sorted(todo, key=lambda one: one[:2]):
             if time.monotonic() > until:
                 return print("the time is over: the same command goes on")
             line = _train(model, words, Path(scratch) / "run")
@@ -147,9 +150,12 @@ def rows_of(path: Path, clusters: Any) -> dict[str, list[tuple[Row, str]]]:
 
     found: dict[str, list[tuple[Row, str]]] = {}
     works: dict[str, Any] = {}
+    turns: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for line in _lines(path):
-        if line.get("ms") is None:
-            continue
+        if line.get("ms") is not None:
+            turns.setdefault((line["machine"], line["model"], line["way"]), []).append(line)
+    for lines in turns.values():
+        line = lines[0] | {"ms": statistics.median(one["ms"] for one in lines)}
         words = [w for w in line["words"] if not w.startswith("--rows.tiers")]
         config = resolve([], words).config
         what = " ".join(w for w in words if not w.startswith(("--strategy", "--launch", "--run")))
