@@ -34,10 +34,10 @@ def print_result(result: dict[str, Any], run: RunSection) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    # Beside a model: always predicting the share of clicks, or the same popular items for everyone.
+    from shoal.runs.results import base_name
+
     base = result.get("base", {})
-    beside = f"always {base['clicks']:.4f}" if "clicks" in base else "popular items"
-    heads = ["metric", "best valid", "test", *([beside] if base else [])]
+    heads = ["metric", "best valid", "test", *([base_name(base)] if base else [])]
     table = Table(*heads, title=f"{result['model']} on {result['dataset']}")
     for name, value in result["test"].items():
         cells = [result["best_valid"].get(name), value, *([base.get(name)] if base else [])]

@@ -42,8 +42,19 @@ class RunResult(dict[str, Any]):
         valid, test = self.get("best_valid") or {}, self.get("test") or {}
         if not (valid or test):
             return look.Html("<p>not evaluated</p>")
-        rows = [(name, valid.get(name), test.get(name)) for name in {**valid, **test}]
-        return look.table(("metric", "valid", "test"), rows)
+        base = self.get("base") or {}
+        columns = {"valid": valid, "test": test, **({base_name(base): base} if base else {})}
+        rows = [(name, *(one.get(name) for one in columns.values())) for name in {**valid, **test}]
+        return look.table(("metric", *columns), rows)
+
+
+def base_name(base: Mapping[str, float]) -> str:
+    """What stands beside a model: of clicks always the same chance, else the same popular items.
+
+    >>> base_name({"clicks": 0.25, "auc": 0.5}), base_name({"ndcg@10": 0.1})
+    ('always 0.2500', 'popular items')
+    """
+    return f"always {base['clicks']:.4f}" if "clicks" in base else "popular items"
 
 
 class StudyResult(dict[str, Any]):

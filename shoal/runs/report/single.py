@@ -10,8 +10,9 @@ from shoal.runs.report import figures
 from shoal.runs.report.examples import lists_of_users, most_recommended
 from shoal.runs.report.planned import planned_and_measured
 from shoal.runs.report.quality import by_activity, by_popularity, catalogue
-from shoal.runs.report.reading import RunRecord, inner, number, short
+from shoal.runs.report.reading import RunRecord, inner, number, numbers, short
 from shoal.runs.report.statistics import MeanInterval, mean_interval
+from shoal.runs.results import base_name
 
 MOST_METRICS = 60  # that a page shows
 OTHER_CURVES = 8  # small ones, beside the loss and the metric that decides
@@ -138,12 +139,14 @@ def _test_table(record: RunRecord, intervals: dict[str, MeanInterval]) -> Html:
     test, valid = record.test, record.best_valid
     if not test and not valid:
         return Html("")
+    base = numbers(record.result.get("base"))
     rows = [
         (
             short(name, 60),
             test.get(name),
             interval_text(intervals[name]) if name in intervals else None,
             valid.get(name),
+            *([base.get(name)] if base else []),
         )
         for name in list({**test, **valid})[:MOST_METRICS]
     ]
@@ -154,7 +157,8 @@ def _test_table(record: RunRecord, intervals: dict[str, MeanInterval]) -> Html:
             f"The interval holds 95 % of the means when the {len(record.users):,} users are drawn "
             "anew (bootstrap): how far another set of such users would move the figure."
         )
-    return section("Test", text, table(["metric", "test", "95 % interval", "best valid"], rows))
+    heads = ["metric", "test", "95 % interval", "best valid", *([base_name(base)] if base else [])]
+    return section("Test", text, table(heads, rows))
 
 
 def _seconds(record: RunRecord) -> Html:

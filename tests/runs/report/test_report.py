@@ -51,6 +51,7 @@ def test_a_real_run_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     said = text_of(page)
     assert f"BPR on planted reaches mrr@10 {result['test']['mrr@10']:.4f} on the test part" in said
     assert "host memory at its peak" in said and "without hits user 91 64 90" in said
+    assert "metric test 95 % interval best valid popular items recall@10" in said
     for words in ("90 users", "Quality by activity", "Recommended most", "Users served worst"):
         assert words in said
     assert "is not there" not in said and "damaged" not in said
