@@ -20,11 +20,12 @@ from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset, Phase
 from shoal.data.history import Histories
 from shoal.kernels.topk import TopK
-from shoal.models.base import Model, Retrieval
+from shoal.models.base import Facts, Model, Retrieval
+from shoal.models.general.pop import Pop
 from shoal.training.evaluation.cold import Cold, cold_line
 from shoal.training.evaluation.groups import groups_of
 from shoal.training.evaluation.phases import EARLIER, PhaseData, UserLists
-from shoal.training.evaluation.popular import Popular, popular_line
+from shoal.training.evaluation.popular import popular_line
 from shoal.training.evaluation.user_results import UserResults, chosen_users
 from shoal.training.metrics import MetricSet, Ranked, Valued, pair_counts
 from shoal.world.world import World
@@ -101,7 +102,7 @@ class Evaluator:
 
     def _rank(
         self,
-        model: Model | Popular,
+        model: Model,
         data: PhaseData,
         histories: Histories | None,
         metrics: MetricSet,
@@ -127,7 +128,9 @@ class Evaluator:
         if metrics.wants_valued:
             return {}
         self._listeners = [metrics.update]
-        self._rank(Popular(self.popularity).to(self.world.device), data, None, metrics)
+        items = torch.from_numpy(self.dataset.item_ids("train"))
+        facts = Facts(num_items=self.dataset.num_items, train_items=items)
+        self._rank(Pop(Pop.Options(), facts).to(self.world.device), data, None, metrics)
         return metrics.compute()
 
     def _metrics(self, keep: Tensor | None = None) -> MetricSet:
@@ -226,7 +229,7 @@ class Evaluator:
 
     def _rank_all(
         self,
-        model: Model | Popular,
+        model: Model,
         data: PhaseData,
         metrics: MetricSet,
         bounds: list[tuple[int, int]],
@@ -259,9 +262,7 @@ class Evaluator:
             owners = torch.from_numpy(users)
             self._add(Ranked(items, hits, counts, won, negatives, first, owners))
 
-    def _scored(
-        self, model: Model | Popular, scorers: list[Scorer]
-    ) -> Iterator[tuple[int, int, Tensor]]:
+    def _scored(self, model: Model, scorers: list[Scorer]) -> Iterator[tuple[int, int, Tensor]]:
         """Scores of all tiles, a block of items after the other: tile, first item, [users, items].
 
         One block: its vectors are made once and kept. Many: once per round, to bound memory.
@@ -276,7 +277,7 @@ class Evaluator:
             for tile, scorer in enumerate(scorers):
                 yield tile, start, scorer(block, vectors)
 
-    def _scorer(self, model: Model | Popular, asked: Batch) -> Scorer:
+    def _scorer(self, model: Model, asked: Batch) -> Scorer:
         if isinstance(model, Retrieval):
             queries = model.encode_query(asked)
             return lambda block, vectors: queries @ vectors.T
@@ -287,7 +288,7 @@ class Evaluator:
 
     def _rank_candidates(
         self,
-        model: Model | Popular,
+        model: Model,
         data: PhaseData,
         metrics: MetricSet,
         bounds: list[tuple[int, int]],
