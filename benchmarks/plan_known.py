@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shoal.runs.planning.cluster import Estimate
 from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CLUSTERS
 from shoal.runs.planning.work import Operations, Popularity, TableWork, Work, dlrm_dcnv2, hstu
@@ -134,6 +135,8 @@ def on_cores() -> list[Row]:
     from plan import Row
 
     arm, found = CLUSTERS["arm-2"], []
+    rates = replace(arm.efficiency, step=Estimate(0.0, 0.0, 0.0))  # rows alone: no step around them
+    arm = replace(arm, efficiency=rates)
     for name, work, one, two in (
         (
             "26 x 100,000 x 16",

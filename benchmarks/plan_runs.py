@@ -2,6 +2,10 @@
 
 A line has the machine, the words of the command and the median step of its epochs without the
 first. The same run may have several lines, of different minutes: their median counts.
+
+A virtual machine's speed changes within minutes, by half and more. So a layer is timed just before
+and after each run, and when the machine is measured: the file MACHINE.yaml beside FILE. Steps on
+cores are scaled by what the layer took, as if all of it had been in the same minute.
 benchmarks/plan.py reads them.
 """
 
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shoal.runs.planning import measure_layers as layers
 from shoal.runs.planning.cluster import Cluster
 from shoal.runs.planning.cluster_file import read_cluster
 from shoal.runs.planning.compare import layout_of, measured
@@ -49,6 +54,7 @@ MODELS = {
     "BERT4Rec": [*HISTORIES, "--train.batch_size=256"],
     "HSTU": [*HISTORIES, "--train.batch_size=256"],
 }
+MEASURED = "measured"  # in the place of a way: the machine itself was
 TIERED = ("BPR", "DLRM", "DCNV2")  # whose tables are looked up alone
 
 
@@ -94,28 +100,59 @@ def measure_here(path: Path, minutes: float, rounds: int) -> None:
     """Train every config in every way, the most different first; those of the file are kept."""
     until = time.monotonic() + 60 * minutes
     known = Counter((line["machine"], line["model"], line["way"]) for line in _lines(path))
+    for machine, device in machines().items():
+        if not known[machine, "", MEASURED]:
+            _measure_cluster(path, machine, on_gpu=not device)
     with tempfile.TemporaryDirectory() as scratch:
         todo = []
         for machine, device in machines().items():
             for model, words in MODELS.items():
                 every = core_ways(model, scratch) if device else gpu_ways(model)
                 for number, (way, more) in enumerate(every.items()):
+                    every_word = [*_without(words, more), *device, *more]
                     for turn in range(known[machine, model, way], rounds):
-                        todo.append((turn, number, machine, model, way, [*words, *device, *more]))
+                        todo.append((turn, number, machine, model, way, every_word))
         for _, _, machine, model, way, words in sorted(todo, key=lambda one: one[:2]):
             if time.monotonic() > until:
                 return print("the time is over: the same command goes on")
-            line = _train(model, words, Path(scratch) / "run")
-            line = {"machine": machine, "model": model, "way": way, **line}
-            with path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            before = layer_seconds()
+            line = _train(model, words, scratch)
+            line |= {"layer": (before + layer_seconds()) / 2}
+            _write(path, {"machine": machine, "model": model, "way": way, **line})
             shown = "failed" if line["ms"] is None else f"{line['ms']:.3f} ms"
             print(f"{machine:22} {model:9} {way:18} {shown}", flush=True)
 
 
-def _train(model: str, words: list[str], folder: Path) -> dict[str, Any]:
+def _measure_cluster(path: Path, machine: str, on_gpu: bool) -> None:
+    """As `shoal plan --measure`, without GPUs or with them."""
+    before = layer_seconds()
+    seen = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    file = path.absolute().with_name(f"{machine}.yaml")
+    command = [sys.executable, "-m", "shoal", "plan", "--measure", f"--output={file}"]
+    subprocess.run(command, check=True, env={**os.environ, **seen})
+    layer = (before + layer_seconds()) / 2
+    _write(path, {"machine": machine, "model": "", "way": MEASURED, "ms": None, "layer": layer})
+
+
+def layer_seconds() -> float:
+    """Of one core: how fast this machine is now."""
+    return statistics.median(layers.layer(1, 1.0)[0])
+
+
+def _write(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _without(words: list[str], others: list[str]) -> list[str]:
+    """The words whose keys the others do not give."""
+    given = {word.partition("=")[0] for word in others}
+    return [word for word in words if word.partition("=")[0] not in given]
+
+
+def _train(model: str, words: list[str], scratch: str) -> dict[str, Any]:
     words = [f"--model={model}", *COMMON, *words]
-    output = folder.with_name(f"{folder.name}-{abs(hash(tuple(words)))}")
+    output = Path(tempfile.mkdtemp(prefix="run-", dir=scratch)) / "run"
     command = [sys.executable, "-m", "shoal", "train", *words, f"--run.output={output}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
@@ -154,8 +191,12 @@ def rows_of(path: Path, clusters: Any) -> dict[str, list[tuple[Row, str]]]:
     for line in _lines(path):
         if line.get("ms") is not None:
             turns.setdefault((line["machine"], line["model"], line["way"]), []).append(line)
-    for lines in turns.values():
-        line = lines[0] | {"ms": statistics.median(one["ms"] for one in lines)}
+    usual = {one["machine"]: one["layer"] for one in _lines(path) if one["way"] == MEASURED}
+    for (machine, *_), lines in turns.items():
+        of_cores = machine in usual and "cores" in machine
+        speeds = [usual[machine] / one["layer"] if of_cores else 1.0 for one in lines]
+        ms = statistics.median(speed * one["ms"] for speed, one in zip(speeds, lines))
+        line = lines[0] | {"ms": ms}
         words = [w for w in line["words"] if not w.startswith("--rows.tiers")]
         config = resolve([], words).config
         what = " ".join(w for w in words if not w.startswith(("--strategy", "--launch", "--run")))

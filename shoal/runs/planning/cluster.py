@@ -103,6 +103,9 @@ class Efficiency:
     memory: Estimate  # between processes of a host, through its memory
     jitter: Estimate  # by which share the step of one device differs from that of another
     meet: Estimate = Estimate(0.0, 0.0, 0.0)  # seconds until processes begin an exchange
+    cold: Estimate = Estimate(0.0, 0.0, 0.0)  # seconds of a process for a row that a disk brings
+    threads: Estimate = Estimate(1.0, 1.0, 1.0)  # of a core, that one more busy core adds
+    step: Estimate = Estimate(0.0, 0.0, 0.0)  # seconds of the host for a step that does nothing
 
     def link(self, link: NetworkLink) -> Estimate:
         """What is reached of a link."""

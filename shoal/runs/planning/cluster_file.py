@@ -48,7 +48,7 @@ QUANTITIES = {
     **dict.fromkeys(("devices", "cores", "hosts"), "count"),
     **dict.fromkeys(("price", "hours_between_failures"), "number"),
 }
-SECONDS = ("row", "kernel", "launch", "meet")  # of efficiency
+SECONDS = ("row", "kernel", "launch", "meet", "cold", "step")  # of efficiency
 MAY_BE_ZERO = ("latency", "price")
 REQUIRED = {
     ComputeDevice: ("bandwidth", "flops"),

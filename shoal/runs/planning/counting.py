@@ -188,6 +188,8 @@ class _CountedOutput(OutputTable):
         logits = float(int((targets != 0).sum()) * self.num_rows)
         products, moved = 2.0 * logits * self.table.dim, 8.0 * logits  # written and read in pieces
         counter.add(Operations(products=products, elementwise=moved, kernels=3))
+        vectors, name = counter.counted.vectors, self.table.name
+        vectors[name] = vectors.get(name, 0.0) + logits / self.num_rows
         counter.counted.whole.update(names)
         return hidden.sum()
 

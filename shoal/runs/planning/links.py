@@ -13,6 +13,10 @@ from shoal.runs.planning.cluster import Cluster, Efficiency, NetworkLink
 from shoal.runs.planning.prediction import PARTS, RunLayout
 from shoal.runs.planning.work import Work
 
+# What threads that take a host's last core do of a model's layers, of what they could: they wait
+# for each other after every operation, and something else always runs there. Seen on two cores.
+LAST_CORE = 0.8
+
 
 @dataclass
 class StepTime:
@@ -51,21 +55,37 @@ class Reach:
         """Of one process of a layout."""
         host, device, rate = cluster.host, cluster.host.device, cluster.efficiency
         peak = device.flops.get(work.precision) or device.flops["float32"]
-        bandwidth, cores = device.bandwidth, 1.0
+        bandwidth, cores, of_layers = device.bandwidth, 1.0, 1.0
+        stream = bandwidth * rate.stream.value
         if not host.on_gpu:
-            there = layout.per_host + (layout.servers / layout.hosts)
-            cores = min(layout.threads, host.devices / max(1.0, there))
-            bandwidth = min(cores * bandwidth, host.bandwidth / max(1.0, there))
+            there = max(1.0, layout.per_host + layout.servers / layout.hosts)
+            cores = _cores(min(layout.threads, host.devices / there), layout.per_host, rate)
+            last = layout.threads > 1 and not has_spare_core(cluster, layout)
+            of_layers = cores * (LAST_CORE if last else 1.0)
+            bandwidth = min(cores * bandwidth, host.bandwidth / there)
+            stream = min(of_layers * stream, host.bandwidth / there)
         recorded = work.recorded and host.on_gpu
         return cls(
-            products=cores * peak * rate.gemm.value,
-            attention=cores * peak * rate.attention.value,
-            stream=bandwidth * rate.stream.value,
+            products=of_layers * peak * rate.gemm.value,
+            attention=of_layers * peak * rate.attention.value,
+            stream=stream,
             gather=bandwidth * rate.gather.value,
             row=rate.row.value / cores,
             kernel=rate.kernel.value,
             launch=0.0 if recorded else rate.launch.value,
         )
+
+
+def _cores(each: float, processes: int, rate: Efficiency) -> float:
+    """What the cores of a process do, in cores that are alone: busy ones slow each other down."""
+    busy = each * processes
+    return each if busy <= 1.0 else (1.0 + rate.threads.value * (busy - 1.0)) / processes
+
+
+def has_spare_core(cluster: Cluster, layout: RunLayout) -> bool:
+    """Whether what runs beside a step has a core; on GPUs the host's cores are free for it."""
+    busy = layout.per_host * layout.threads + layout.servers / layout.hosts
+    return cluster.host.on_gpu or cluster.host.devices > busy
 
 
 def between_hosts(cluster: Cluster, layout: RunLayout) -> NetworkLink:

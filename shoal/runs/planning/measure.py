@@ -11,30 +11,29 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from shoal.config.schema import Config, LaunchSection
 from shoal.embedding.engines.local import make_engines
+from shoal.embedding.engines.tiered import Tiered
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Table
 from shoal.launch.hosts import scratch_folder
 from shoal.launch.ranks import launch
+from shoal.runs.planning import measure_layers as layers
 from shoal.runs.planning import measure_links
 from shoal.runs.planning.counting import parts_of
+from shoal.runs.planning.measure_layers import PRECISIONS, Shape, repeat, with_threads
+from shoal.world.world import World
 
 DIMS = (16, 64, 128)
 # Rows in, inputs, outputs of a linear layer, where no model says.
 SHAPES = ((4096, 64, 64), (4096, 256, 128), (2048, 512, 512), (2048, 1024, 1024))
 LARGE = 1 << 28  # bytes: beyond every cache
-RECORDED = 50  # calls in a graph of a GPU
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,17 @@ class Measured:
     devices: int = 0  # GPUs
     copy: Timing | None = None  # of one device
     copy_all: Timing | None = None  # of all cores of the host
-    stream: Timing | None = None  # an elementwise operation on one device
+    stream: Timing | None = None  # elementwise operations on one device
     rows: dict[int, tuple[Timing, Timing]] = field(default_factory=dict)  # dim: seconds an id
     products: dict[str, dict[Shape, Timing]] = field(default_factory=dict)  # by precision
     attention: Timing | None = None
+    threads: Timing | None = None  # of a core, that one more thread of a process adds
     kernel: Timing | None = None  # seconds
     launch: Timing | None = None
+    step: Timing | None = None  # of a step that computes next to nothing
+    cold: Timing | None = None  # seconds of a row that a disk brings
     to_device: Timing | None = None
-    links: dict[str, Timing] = field(default_factory=dict)  # all_reduce, all_to_all, latency
+    links: dict[str, Timing] = field(default_factory=dict)  # all_reduce, all_to_all, latency, steps
     disk: dict[str, Timing] = field(default_factory=dict)  # read, write, latency
 
 
@@ -100,13 +102,13 @@ def measure(
     if on_gpu:
         found.device_memory = torch.cuda.get_device_properties(0).total_memory
         found.devices = torch.cuda.device_count()
-    with _threads(found.cores):
+    with with_threads(found.cores):
         tell("memory")
         found.copy_all = Timing.of(*_copy(torch.device("cpu"), size, seconds))
-    with _threads(1):
+    with with_threads(1):
         found.copy = Timing.of(*_copy(device, size * (8 if on_gpu else 1), seconds))
-        found.stream = Timing.of(*_add(device, size * (4 if on_gpu else 1), seconds))
         if on_gpu:
+            found.stream = Timing.of(*_add(device, 4 * size, seconds))
             found.to_device = Timing.of(*_to_device(size, seconds))
         tell("rows")
         for dim in DIMS:
@@ -114,17 +116,27 @@ def measure(
         tell("products")
         for precision in (*PRECISIONS, *(["tf32"] if on_gpu else [])):
             found.products[precision] = {
-                shape: Timing.of(*_product(device, shape, precision, seconds / len(shapes)))
+                shape: Timing.of(*layers.product(device, shape, precision, seconds / len(shapes)))
                 for shape in shapes
             }
-        found.attention = Timing.of(*_attention(device, seconds))
+        found.attention = Timing.of(*layers.attention(device, seconds))
+        tell("layers")
+        if not on_gpu:
+            speeds = [one.value for one in found.products["float32"].values()]
+            products, attention = statistics.median(speeds), found.attention.value
+            found.stream = Timing.of(*layers.elementwise(products, attention, seconds))
+        found.threads = Timing.of(layers.added_by_thread(min(4, found.cores), seconds))
         tell("operations")
-        found.kernel = Timing.of(_kernel(device, seconds / 4))
-        found.launch = Timing.of(_launch(device, seconds / 4))
+        found.kernel = Timing.of(layers.kernel(device, seconds / 4))
+        found.launch = Timing.of(layers.launch(device, seconds / 4))
+        little = measure_links.little_step(World(device), "single")
+        found.step = Timing.of(repeat(little, device, seconds / 4))
     tell("links between processes")
     found.links = _links(found.devices, scale)
     tell("disk")
     found.disk = _disk(Path(folder or "."), size)
+    with with_threads(1):
+        found.cold = Timing.of(_cold_rows(Path(folder or "."), scale))
     return found
 
 
@@ -135,46 +147,6 @@ def shapes_of(config: Config, most: int = 8) -> list[Shape]:
     found = {(batch, *one.shape[::-1]) for one in parts.strategy.dense if one.dim() == 2}
     some = [shape for shape in found if min(shape) > 1]
     return sorted(some, key=lambda shape: -shape[1] * shape[2])[:most]
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Torch computes with so many."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def repeat(run: Callable[[], object], device: torch.device, seconds: float) -> list[float]:
-    """Seconds of each call, for about so long and at least five times; the first two do not count.
-
-    What a device is given is waited for.
-    """
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    taken: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(taken) < 7 or (time.perf_counter() < end and len(taken) < 1000):
-        begin = time.perf_counter()
-        run()
-        wait()
-        taken.append(time.perf_counter() - begin)
-    return taken[2:]
-
-
-def _alone(run: Callable[[], object], device: torch.device, seconds: float) -> list[float]:
-    """Seconds of a call; on a GPU many are recorded, so that launches do not count."""
-    if device.type != "cuda":
-        return repeat(run, device, seconds)
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(RECORDED):
-            run()
-    return [s / RECORDED for s in repeat(graph.replay, device, seconds)]
 
 
 def _copy(device: torch.device, size: int, seconds: float) -> tuple[list[float], float]:
@@ -200,7 +172,7 @@ def _rows(device: torch.device, dim: int, scale: float, seconds: float) -> tuple
     """Seconds an id that rows anywhere in a large table take to be read, and updated (Adagrad)."""
     gpu = device.type == "cuda"
     rows = max(1000, int((16 if gpu else 1) * LARGE * scale) // (8 * dim))  # values and state
-    number = max(256, int((1 << 20 if gpu else 1 << 15) * scale))
+    number = max(256, int((1 << 22 if gpu else 1 << 15) * scale))
     table, optimizer = Table("measured", dim, rows), RowOptimizer("adagrad")
     engine = make_engines(
         {"measured": table},
@@ -223,57 +195,32 @@ def _rows(device: torch.device, dim: int, scale: float, seconds: float) -> tuple
     )
 
 
-def _product(
-    device: torch.device, shape: Shape, precision: str, seconds: float
-) -> tuple[list[float], float]:
-    """A linear layer: [rows, inputs] by [inputs, outputs]."""
-    number, inputs, outputs = shape
-    dtype = PRECISIONS.get(precision, torch.float32)
-    a = torch.ones(number, inputs, device=device, dtype=dtype)
-    b = torch.ones(inputs, outputs, device=device, dtype=dtype)
-    to = torch.empty(number, outputs, device=device, dtype=dtype)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        return repeat(
-            lambda: torch.mm(a, b, out=to), device, seconds
-        ), 2.0 * number * inputs * outputs
-    finally:
-        torch.set_float32_matmul_precision(before)
+def _cold_rows(folder: Path, scale: float) -> list[float]:
+    """Seconds of each row that comes from a disk and sends another one there (Adagrad).
 
-
-def _attention(device: torch.device, seconds: float) -> tuple[list[float], float]:
-    """Of a sequence model: 4 heads of 64 over 256 positions; on a core 2 heads of 32 over 50."""
-    gpu = device.type == "cuda"
-    batch, heads, length, width = (256, 4, 256, 64) if gpu else (32, 2, 50, 32)
-    dtype = torch.bfloat16 if gpu else torch.float32
-    q = torch.ones(batch, heads, length, width, device=device, dtype=dtype)
-    run = lambda: nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)  # noqa: E731
-    return _alone(run, device, seconds), 4.0 * batch * heads * length * length * width / 2
-
-
-def _kernel(device: torch.device, seconds: float) -> list[float]:
-    """Seconds of an operation on a small tensor; on a GPU of a recorded one."""
-    x = torch.ones(64, device=device)
-
-    def run() -> None:
-        for _ in range(10):
-            x.add_(1.0)
-
-    return [s / 10 for s in _alone(run, device, seconds)]
-
-
-def _launch(device: torch.device, seconds: float) -> list[float]:
-    """Seconds of the host for an operation of a model, forward or backward."""
-    x, many = torch.ones(64, device=device, requires_grad=True), 100
-
-    def run() -> None:
-        y = x
-        for _ in range(many):
-            y = y * 1.0
-        y.sum().backward()
-
-    return [s / (2 * many) for s in repeat(run, device, seconds)]
+    Its steps ask for rows of a table of which memory holds a half, and for as many that it holds.
+    """
+    dim, rows, number = 64, max(2048, int((1 << 17) * scale)), max(128, int((1 << 13) * scale))
+    optimizer = RowOptimizer("adagrad")
+    grads, generator = torch.ones(number, dim), torch.Generator().manual_seed(1)
+    taken = []
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".shoal-measure-") as scratch:
+        engine = Tiered(Table("measured", dim, rows), optimizer, 0, rows // 2, Path(scratch))
+        for some in torch.arange(rows).split(number):  # all exist, the first half is cold
+            engine.push(some, torch.ones(len(some), dim), 0.01)
+        for _ in range(12):
+            ids = torch.randint(0, rows, (number,), generator=generator)
+            before = engine.traffic.cold
+            begin = time.perf_counter()
+            engine.pull(ids)
+            moved = time.perf_counter() - begin
+            again = time.perf_counter()
+            engine.pull(ids)
+            hit = time.perf_counter() - again
+            engine.push(ids, grads, 0.01)
+            taken.append((moved - hit) / max(1, engine.traffic.cold - before))
+        engine.cold.close()
+    return taken[2:]
 
 
 def _links(gpus: int, scale: float) -> dict[str, Timing]:

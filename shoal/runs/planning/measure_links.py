@@ -1,4 +1,6 @@
-"""A script of two ranks: how fast they talk. measure.py starts it, rank 0 writes the times down.
+"""A script of two ranks: how fast they talk, and how long steps take that compute next to nothing.
+
+measure.py starts it, rank 0 writes the times down:
 
 python -m shoal.launch --nproc 2 measure_links.py FILE cpu|cuda SCALE
 """
@@ -10,10 +12,39 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.rows.table import Table
+from shoal.models.base import Facts, Model, Output
+from shoal.training.strategy import make_strategy
 from shoal.world.world import World, connect
 
 LARGE = 1 << 26  # bytes
+STRATEGIES = ("ddp", "sharded")
+
+
+class Little(Model):
+    """A lookup and a linear layer: its steps are Python and little else."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Facts())
+        self.embed = Embeddings(item=Table("items", 4, 1000))
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, batch: Batch) -> Output:
+        return Output(self.layer(self.embed.field("item", batch)).square().sum(), batch.size)
+
+
+def little_step(world: World, strategy: str) -> Callable[[], object]:
+    """A step of eight samples on each rank."""
+    made = make_strategy(StrategySection(name=strategy), world)
+    made.setup(Little(), OptimizerSection(name="adagrad"), seed=1)
+    ids = torch.arange(1, 9) + 8 * world.rank
+    batch = made.receive(Batch(8, {"item": ids}, first=8 * world.rank))
+    return lambda: made.train_step(batch)
 
 
 def times_of(run: Callable[[], object], world: World, seconds: float, most: int) -> list[float]:
@@ -52,6 +83,9 @@ def main(file: str, device: str, scale: float) -> None:
             None,
         ),
     }
+    for name in STRATEGIES:
+        step = little_step(world, name)
+        found[name] = times_of(step, world, seconds / 4, 200), None
     if world.is_main:
         Path(file).write_text(json.dumps(found))
     world.close()

@@ -16,8 +16,10 @@ from shoal.runs.planning.cluster import Cluster, Estimate
 from shoal.runs.planning.cluster_file import read_cluster
 from shoal.runs.planning.links import Reach, StepTime
 from shoal.runs.planning.measure import Measured, Timing
+from shoal.runs.planning.measure_links import STRATEGIES
 from shoal.runs.planning.presets import CLUSTERS
 from shoal.runs.planning.row_time import read_rows, update_rows
+from shoal.runs.planning.timing import MEETINGS
 from shoal.runs.planning.work import Popularity, TableWork
 
 FAR = 1.25  # a figure that differs by more than this factor is pointed out
@@ -86,8 +88,12 @@ def figures(cluster: Cluster) -> dict[str, tuple[float, str]]:
             f"products, {name}": (peak * rate.gemm.value, "FLOPS")
             for name, peak in device.flops.items()
         },
+        "a core, by one more thread": (rate.threads.value, ""),
         "an operation": (rate.kernel.value, "s"),
         "an operation of a model": (rate.launch.value, "s"),
+        "a step of nothing": (rate.step.value, "s"),
+        "until processes meet": (rate.meet.value, "s"),
+        "a row from a disk": (rate.cold.value, "s"),
         "between processes": (host.inside.bandwidth * rate.link(host.inside).value, "B/s"),
         "a message": (host.inside.latency, "s"),
         "disk, read": (host.disk.read, "B/s"),
@@ -100,7 +106,8 @@ def figures(cluster: Cluster) -> dict[str, tuple[float, str]]:
 
 def _parts(found: Measured, near: Cluster) -> dict[str, Any]:
     """What the file holds."""
-    assert found.copy and found.copy_all and found.stream and found.kernel and found.launch
+    assert found.copy and found.copy_all and found.stream
+    assert found.kernel and found.launch and found.cold and found.threads and found.step
     host = near.host
     rows, row = _rows(found)
     # Of a GPU the data sheet says what there is; of cores the best that was measured does.
@@ -115,6 +122,9 @@ def _parts(found: Measured, near: Cluster) -> dict[str, Any]:
         "row": [_seconds(x) for x in (row.value, row.low, row.high)],
         "kernel": _span(found.kernel),
         "launch": _span(found.launch),
+        "cold": _span(found.cold),
+        "threads": _share(found.threads, 1.0),
+        "step": _span(found.step),
     }
     made: dict[str, Any] = {
         "preset": host.name,
@@ -141,6 +151,8 @@ def _parts(found: Measured, near: Cluster) -> dict[str, Any]:
             "bandwidth": _speed(max(speeds)),
             "latency": _seconds(found.links["latency"].value),
         }
+        if not found.on_gpu:
+            efficiency["meet"] = _meet(found)
         middle = math.sqrt(speeds[0] * speeds[1])
         efficiency[kind] = [_ratio(x / max(speeds)) for x in (middle, min(speeds), max(speeds))]
     made["disk"] = {
@@ -156,6 +168,16 @@ def _parts(found: Measured, near: Cluster) -> dict[str, Any]:
             "latency": _seconds(link.latency),
         }
     return {**whole, "efficiency": efficiency}
+
+
+def _meet(found: Measured) -> list[str]:
+    """Seconds of an exchange of next to nothing: what a step of two processes takes longer."""
+    assert found.step is not None
+    more = sorted(
+        max(1e-6, (found.links[name].value - found.step.value) / MEETINGS[name])
+        for name in STRATEGIES
+    )
+    return [_seconds(x) for x in (statistics.mean(more), *more)]
 
 
 def _rows(found: Measured) -> tuple[Timing, Estimate]:
@@ -240,6 +262,8 @@ def _bytes(x: float) -> str:
 def _shown(x: float, unit: str) -> str:
     if unit == "s":
         return _seconds(x)
+    if not unit:
+        return f"{x:.2f}"
     if unit == "FLOPS":
         return f"{x / 1e9:,.1f} GFLOPS"
     return show_size(int(x)) + ("/s" if unit == "B/s" else "")

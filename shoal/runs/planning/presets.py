@@ -147,6 +147,8 @@ GPU = Efficiency(
     memory=Estimate.about(0.70, 0.3, "copies through the host's memory"),
     jitter=Estimate.about(0.02, 0.5, "an assumption"),
     meet=Estimate.about(20 * MICRO, 0.5, "NCCL's launch, where steps are not recorded"),
+    step=Estimate.about(0.5e-3, 0.5, "Python, and copies of a batch, for BPR on an H200"),
+    cold=Estimate.about(8 * MICRO, 0.5, "a slot found, a row read, another written, on one core"),
 )
 CORE = replace(
     GPU,
@@ -154,6 +156,8 @@ CORE = replace(
     attention=Estimate.about(0.40, 0.3, "products of small matrices on one core"),
     stream=Estimate.about(0.60, 0.3, "a core's copy"),
     gather=Estimate.about(0.55, 0.3, "rows on one core"),
+    threads=Estimate.about(0.70, 0.3, "layers of a model on 2 and 4 cores of virtual machines"),
+    step=Estimate.about(0.4e-3, 0.5, "Python, for a step of a small model"),
     row=Estimate.about(40e-9, 0.4, "rows of 16 numbers on one core: 87 ns an id, with bytes"),
     kernel=Estimate.about(2 * MICRO, 0.5, "an operation on a small tensor"),
     meet=Estimate.about(150 * MICRO, 0.5, "processes of a host, and Python between them"),

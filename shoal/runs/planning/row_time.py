@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shoal.runs.planning.cluster import Cluster
-from shoal.runs.planning.links import Reach, StepTime, all_gather, all_to_all, between_hosts, over
+from shoal.runs.planning.links import (
+    Reach,
+    StepTime,
+    all_gather,
+    all_to_all,
+    between_hosts,
+    has_spare_core,
+    over,
+)
 from shoal.runs.planning.prediction import RunLayout
 from shoal.runs.planning.presets import CORE, DEVICES
 from shoal.runs.planning.work import TableWork, Work
@@ -80,9 +88,11 @@ def _sharded(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, lo
     owners = _group_of(layout, group)
     rows = 0.0
     for table in work.tables:
-        if table.whole:
-            _whole(step, table, reach, 1.0 / layout.processes)
         ids = table.ids * local
+        if table.whole:  # every process meets its rows with the states of all
+            _whole(step, table, reach, 1.0 / layout.processes)
+            for _ in range(2):  # and their gradients back
+                all_gather(step, cluster, layout, table.vectors * local * 4 * table.dim)
         mine = table.popularity.distinct(ids)
         every = table.popularity.distinct(ids * group)
         skew = _skew(layout, table, group, every)
@@ -106,8 +116,12 @@ def _sharded(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, lo
             all_to_all(step, cluster, owners, rows)
         ahead = StepTime()
         all_to_all(ahead, cluster, owners, work.ids * local * ID)
-        step.hidden["exchange_inside"] = ahead.seconds["exchange_inside"]
-        step.hidden["exchange_between"] = ahead.seconds["exchange_between"]
+        spare = has_spare_core(cluster, layout)
+        for part in ("exchange_inside", "exchange_between"):
+            if spare:
+                step.hidden[part] = ahead.seconds[part]
+            else:
+                step.add(part, ahead.seconds[part])
     if layout.groups > 1:  # groups agree on the rows that any of them touched
         across = replace(layout, processes=layout.groups, hosts=min(layout.groups, layout.hosts))
         touched = sum(
@@ -154,10 +168,9 @@ def _served(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, loc
         pulled += mine * (ID + table.dim * work.sent_bytes)
     dense = 4.0 * work.parameters
     moved = pulled + dense
-    trip = max(
-        over(link, cluster.efficiency, moved, 2),
-        over(link, cluster.efficiency, moved * workers / servers, 2),
-    )
+    # Between hosts a server's link has it all; inside one every core of a server copies.
+    shared = workers / servers / (1 if layout.hosts > 1 else server_cores(cluster))
+    trip = over(link, cluster.efficiency, moved * max(1.0, shared), 2)
     served = at_servers.seconds["rows_read"] + at_servers.seconds["rows_updated"]
     served += workers * dense * 3 / servers / on_server.stream
     part = "exchange_between" if layout.hosts > 1 else "exchange_inside"
@@ -189,17 +202,20 @@ def server_cores(cluster: Cluster) -> int:
 def _tiers(step: StepTime, work: Work, cluster: Cluster, layout: RunLayout, local: float) -> None:
     """As `sharded` (or `single`); rows that are not in memory come, and others go, beside it."""
     (_single if layout.processes == 1 else _sharded)(step, work, cluster, layout, local)
-    moved = 0.0
+    reach, size, moved = Reach.of(work, cluster, layout), layout.processes, 0.0
     for table in work.tables:
         if not table.whole:  # of the rows that this process holds
             ids, slots = table.ids * local, layout.in_memory * table.rows
-            size = layout.processes
-            moved += table.popularity.missed(ids * size, slots) / size * table.row_bytes
-    speed = 0.75 * cluster.host.to_device if layout.over == "host" else cluster.host.disk.read
+            missed = table.popularity.missed(ids * size, slots) / size
+            moved += missed * table.row_bytes
+            if layout.over == "ssd":  # a slot is found for each, while nobody computes
+                step.add("rows_read", ids * reach.row / 3 + missed * cluster.efficiency.cold.value)
+    speed = 0.75 * cluster.host.to_device
     if layout.over == "ssd":
-        speed /= layout.per_host
+        speed = cluster.host.disk.read / layout.per_host
     took = moved / speed
     beside = min(took, sum(step.seconds[part] for part in ("dense_forward", "dense_backward")))
+    beside = beside if has_spare_core(cluster, layout) else 0.0
     step.add("rows_read", took - beside)
     step.hidden["rows_read"] = beside
 

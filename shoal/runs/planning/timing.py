@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from shoal.runs.planning.cluster import Cluster, Estimate
-from shoal.runs.planning.links import Reach, StepTime, all_reduce
+from shoal.runs.planning.links import Reach, StepTime, all_reduce, has_spare_core
 from shoal.runs.planning.prediction import Assumption, Prediction, Range, RunLayout
 from shoal.runs.planning.row_time import ROWS
 from shoal.runs.planning.work import Operations, Work
@@ -19,6 +19,7 @@ from shoal.runs.planning.work import Operations, Work
 # Exchanges of a step one after the other: ddp gathers rows and sums dense gradients; sharded sends
 # counts, ids, rows, gradients and sums; servers are asked for rows and parameters, and get both.
 MEETINGS = {"single": 0, "ddp": 2, "sharded": 5, "ps": 4, "tiers": 5}
+TIER_OPERATIONS = 100  # that the host launches for rows which come to a GPU, recorded step or not
 ROOM = 0.9  # the share of a memory that a plan may fill
 
 
@@ -80,8 +81,9 @@ def step_of(work: Work, cluster: Cluster, layout: RunLayout) -> StepTime:
         all_reduce(step, cluster, layout, work.parameters * work.reduced_bytes)
         if work.overlapped:
             step.hide("all_reduce", step.seconds["rows_updated"])
-    if work.ahead or cluster.host.on_gpu:
+    if cluster.host.on_gpu or (work.ahead and has_spare_core(cluster, layout)):
         step.hide("input", sum(step.seconds.values()) - step.seconds["input"])
+    _host(step, cluster, layout)
     if (layout.processes > 1 or layout.servers) and not (work.recorded and cluster.host.on_gpu):
         step.add("idle", MEETINGS[layout.strategy] * cluster.efficiency.meet.value)
     slowest = cluster.efficiency.jitter.value * math.sqrt(2 * math.log(max(1, layout.processes)))
@@ -114,6 +116,15 @@ def _dense(step: StepTime, work: Work, reach: Reach, local: float, joined: float
         busy = sum(times.values()) + todo.kernels * reach.kernel
         step.add(part, busy)
         step.add("idle", max(0.0, todo.kernels * reach.launch - busy))
+
+
+def _host(step: StepTime, cluster: Cluster, layout: RunLayout) -> None:
+    """Python between the parts: before them on a core, beside them where a GPU computes."""
+    rate, busy = cluster.efficiency, sum(step.seconds.values())
+    if not cluster.host.on_gpu:
+        return step.add("idle", rate.step.value)
+    tiers = TIER_OPERATIONS * rate.launch.value if layout.strategy == "tiers" else 0.0
+    step.add("idle", max(0.0, rate.step.value + tiers - busy))
 
 
 def _of_kind(todo: Operations, reach: Reach) -> dict[str, float]:

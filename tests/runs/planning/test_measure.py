@@ -42,7 +42,13 @@ def machine(**other) -> Measured:
         attention=about(10e9),
         kernel=about(2e-6),
         launch=about(5e-6),
-        links={"all_reduce": about(4e9), "all_to_all": about(2e9), "latency": about(30e-6)},
+        cold=about(3e-6),
+        threads=about(0.7),
+        step=about(4e-4),
+        links={
+            **{"all_reduce": about(4e9), "all_to_all": about(2e9), "latency": about(30e-6)},
+            **{"ddp": about(8e-4), "sharded": about(9e-4)},  # 200 and 100 us an exchange
+        },
         disk={"read": about(2e9), "write": about(1e9), "latency": about(8e-5)},
     )
     return replace(made, **other)
@@ -69,6 +75,8 @@ def test_the_file_holds_what_was_measured():
     assert reached["products, float32"] == pytest.approx(41.5e9, rel=1e-3)
     assert reached["between processes"] == pytest.approx(math.sqrt(8) * 1e9, rel=1e-3)
     assert reached["bandwidth of a host's memory"] == 30e9
+    assert reached["until processes meet"] == pytest.approx(150e-6)
+    assert reached["a core, by one more thread"] == 0.7 and reached["a row from a disk"] == 3e-6
     host = found.host
     assert (host.devices, host.cores, host.memory) == (2, 2, 16e9)
     assert host.inside.latency == pytest.approx(30e-6) and host.disk.write == 1e9
@@ -130,12 +138,11 @@ def test_this_machine(tmp_path):
     """Every figure is there, and a file comes of it; none of them is judged."""
     parts: list[str] = []
     found = measure(folder=tmp_path, scale=0.02, tell=parts.append)
-    assert parts == ["memory", "rows", "products", "operations", "links between processes", "disk"]
+    assert parts == [
+        *("memory", "rows", "products", "layers", "operations", "links between processes", "disk")
+    ]
     figures_found = figures(read_cluster(yaml.safe_load(measured_file(found))))
     assert all(math.isfinite(value) and value > 0 for value, _ in figures_found.values())
-    assert set(found.rows) == {16, 64, 128} and set(found.links) == {
-        "all_reduce",
-        "all_to_all",
-        "latency",
-    }
+    assert set(found.rows) == {16, 64, 128}
+    assert set(found.links) == {"all_reduce", "all_to_all", "latency", "ddp", "sharded"}
     assert not list(tmp_path.iterdir())  # nothing is left on the disk

@@ -15,6 +15,7 @@ from shoal.runs.planning.cluster import (
     Host,
     NetworkLink,
 )
+from shoal.runs.planning.links import LAST_CORE
 from shoal.runs.planning.prediction import PARTS, RunLayout
 from shoal.runs.planning.presets import CLUSTERS
 from shoal.runs.planning.timing import predict, step_of
@@ -90,15 +91,63 @@ def test_launches_are_idle_time_unless_recorded():
     assert seconds(RunLayout("single"), replace(work, recorded=True), slow)["idle"] == 0
 
 
+CORE = ComputeDevice("core", "core", 0.0, 1000.0, {"float32": 100.0})
+CORES = replace(CLUSTER, host=replace(HOST, device=CORE, devices=4, cores=4, bandwidth=2000.0))
+
+
+def with_rates(cluster: Cluster, **values: float) -> Cluster:
+    rates = {name: Estimate(x, x, x) for name, x in values.items()}
+    return replace(cluster, efficiency=replace(cluster.efficiency, **rates))
+
+
 def test_cores_of_a_process_share_the_hosts_memory():
-    core = ComputeDevice("core", "core", 0.0, 1000.0, {"float32": 100.0})
-    host = replace(HOST, device=core, devices=4, cores=4, bandwidth=2000.0)
-    cluster = replace(CLUSTER, host=host)
-    one, four = (seconds(RunLayout("single", threads=n), cluster=cluster) for n in (1, 4))
-    assert four["rows_read"] == pytest.approx(one["rows_read"] / 2)  # 2000 for all cores
+    one, three, four = (seconds(RunLayout("single", threads=n), cluster=CORES) for n in (1, 3, 4))
+    assert three["rows_read"] == pytest.approx(one["rows_read"] / 2)  # 2000 for all cores
     # 600 operations: 6 s on one core; 400 bytes: 0.4 s at 1000 a second.
     assert one["dense_forward"] == pytest.approx(6.4)
-    assert four["dense_forward"] == pytest.approx(6.0 / 4 + 0.2)
+    assert three["dense_forward"] == pytest.approx(6.0 / 3 + 0.2)
+    assert four["dense_forward"] == pytest.approx(6.0 / (4 * LAST_CORE) + 0.2)
+
+
+def test_busy_cores_slow_each_other_down():
+    """With half of a core for each after the first, three are 2, and four are 2.5."""
+    cluster = with_rates(CORES, threads=0.5)
+    threads = seconds(RunLayout("single", threads=3), cluster=cluster)
+    assert threads["dense_forward"] == pytest.approx(6.0 / 2 + 0.2)
+    fixed = 100 / 25 / 2.5  # operations of a step as such: each process does them all
+    processes = seconds(RunLayout("ddp", 4, 1), cluster=cluster)
+    assert processes["dense_forward"] == pytest.approx(5.0 / 2.5 + 0.2 + fixed)
+
+
+def test_what_runs_beside_a_step_needs_a_core():
+    work = replace(WORK, input_seconds=0.01)
+    spare, full = (seconds(RunLayout("single", threads=n), work, CORES) for n in (3, 4))
+    assert spare["input"] == 0 and full["input"] == pytest.approx(0.1)
+
+
+def test_a_step_of_nothing_takes_its_time():
+    """On a core before the step; where a GPU computes for longer, nobody sees it."""
+    assert seconds(RunLayout("single"), WORK, with_rates(CORES, step=0.3))["idle"] == 0.3
+    on_gpu = sum(seconds(RunLayout("single")).values())
+    short, long = (
+        seconds(RunLayout("single"), WORK, with_rates(CLUSTER, step=x)) for x in (0.3, on_gpu + 2)
+    )
+    assert short["idle"] == 0 and long["idle"] == pytest.approx(2)
+
+
+def test_rows_of_a_disk_take_a_core_besides():
+    layout = RunLayout("tiers", in_memory=0.0, over="ssd")
+    quick, slow = (seconds(layout, WORK, with_rates(CORES, cold=x)) for x in (0.0, 0.5))
+    assert slow["rows_read"] - quick["rows_read"] == pytest.approx(10 * 0.5)  # ten rows, all there
+
+
+def test_states_travel_to_an_output_layer():
+    """Two processes with 5 samples of 3 states of 16 bytes each: those of the other, and back."""
+    table = replace(TABLE, rows=100, ids=0.0, vectors=3.0, whole=True)
+    work = replace(WORK, tables=(table,))
+    found = seconds(RunLayout("sharded", 2, 1, place="row"), work)
+    rows = 2 * 0.25  # none, but two messages
+    assert found["exchange_inside"] == pytest.approx(2 * (5 * 3 * 16 / 50 + 0.25) + rows)
 
 
 def test_distinct_rows():
