@@ -164,25 +164,30 @@ def _half_rows(work: Work) -> Work:
     return replace(work, tables=tuple(tables))
 
 
-def advice(best: Prediction) -> str:
-    """What to change first, by what binds."""
+def advice(best: Prediction, cluster: Cluster) -> str:
+    """What to change first, by what binds, of what the cluster's devices can do."""
+    device = cluster.host.device
+    more = "more devices" if cluster.host.on_gpu else "more cores"
+    faster = device.flops.get("bfloat16", 0.0) > 1.1 * device.flops["float32"]
+    half = "train.precision=bfloat16 where it is float32, or " if faster else ""
+    recorded = ", recorded steps (strategy.graph)" if cluster.host.on_gpu else ""
     for word, text in {
-        "rows": "rows in bfloat16 (rows.dtype), a row-wise optimizer, or more devices",
+        "rows": f"rows in bfloat16 (rows.dtype), a row-wise optimizer, or {more}",
         "inside": "devices with a faster link, a larger share of small tables replicated "
         "(strategy.replicate_below), or rows that travel in half the bytes",
         "between": "a faster network, fewer and larger hosts, or a larger batch",
         "all-reduce": "a larger batch, so that gradients travel less often",
-        "products": "train.precision=bfloat16 where it is float32, or more devices",
-        "attention": "shorter histories, or more devices",
-        "elementwise": "train.compile, which joins operations, or train.precision=bfloat16",
-        "kernels": "a larger batch, or recorded steps (strategy.graph)",
-        "launches": "a larger batch, recorded steps (strategy.graph), or fewer processes",
+        "products": f"{half}{more}",
+        "attention": f"shorter histories, or {more}",
+        "elementwise": f"{half}train.compile, which joins operations",
+        "kernels": f"a larger batch{recorded}",
+        "launches": f"a larger batch{recorded}, or fewer processes",
         "input": "prepared data (shoal prepare), or more cores",
         "optimizer": "a larger batch, so that it runs less often",
     }.items():
         if word in best.binds:
             return text
-    return "more devices"
+    return more
 
 
 def meet(work: Work, cluster: Cluster, target: Target) -> tuple[Prediction, Cluster] | None:

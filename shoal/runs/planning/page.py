@@ -78,7 +78,7 @@ class PlanPage:
         best = self.best
         return (
             f"{_sentence(best.layout.title)} takes {_bars(best)} a step of {best.batch:,} samples. "
-            f"It is bound by {best.binds}; what would help: {advice(best)}."
+            f"It is bound by {best.binds}; what would help: {advice(best, self.cluster)}."
         )
 
     def _facts(self) -> Html:

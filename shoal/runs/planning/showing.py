@@ -69,7 +69,7 @@ class TimePlan:
             "chosen": self.best.layout.title,
             "keys": keys(self.best),
             "binds": self.best.binds,
-            "advice": advice(self.best),
+            "advice": advice(self.best, self.cluster),
             "sensitivity": [
                 {"what": what, "step_ms": ms, "rate": rate} for what, ms, rate in self.changes
             ],
@@ -132,7 +132,7 @@ class TimePlan:
         text = f"chosen: {best.layout.title}\n{in_columns(lines, left=(0,))}"
         text += f"\ndense: {kinds}" if kinds else ""
         text += f"\na device sends in a step: {sent}" if sent else ""
-        return f"{text}\nwhat binds: {best.binds}; to change it: {advice(best)}"
+        return f"{text}\nwhat binds: {best.binds}; to change it: {advice(best, self.cluster)}"
 
     def _changes(self) -> str:
         lines = [("what if", "ms a step", "samples/s")]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.runs.planning.choosing import Target, choose, keys, meet, rank, sensitivity
+from shoal.runs.planning.choosing import Target, advice, choose, keys, meet, rank, sensitivity
 from shoal.runs.planning.presets import CLUSTERS
 from shoal.runs.planning.showing import TimePlan
 from shoal.runs.planning.work import dlrm_dcnv2
@@ -64,6 +64,15 @@ def test_sensitivity():
     assert found["batch doubled"] > 1 > found["batch halved"]
     assert found["links inside at half"] < 1 < found["memory bandwidth doubled"]
     assert "links between hosts at half" not in found  # there is one host
+
+
+def test_advice_is_of_the_machine():
+    """Cores have no faster products of halves, and record no steps."""
+    for name, told in (("DGX-H100", True), ("x86-16", False)):
+        best = replace(choose(rank(WORK, CLUSTERS[name])), binds="products of matrices")
+        assert ("bfloat16" in advice(best, CLUSTERS[name])) is told
+        waits = replace(best, binds="launches and waiting")
+        assert ("graph" in advice(waits, CLUSTERS[name])) is told
 
 
 FACTS = {
