@@ -22,6 +22,7 @@ from shoal.embedding.engines.local import make_engines
 from shoal.embedding.engines.tiered import Tiered
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Table
+from shoal.kernels.core import has_core
 from shoal.launch.hosts import scratch_folder
 from shoal.launch.ranks import launch
 from shoal.runs.planning import measure_layers as layers
@@ -72,7 +73,7 @@ class Measured:
     kernel: Timing | None = None  # seconds
     launch: Timing | None = None
     step: Timing | None = None  # of a step that computes next to nothing
-    cold: Timing | None = None  # seconds of a row that a disk brings
+    cold: Timing | None = None  # seconds of a row that a disk brings; None: there is no core
     to_device: Timing | None = None
     links: dict[str, Timing] = field(default_factory=dict)  # all_reduce, all_to_all, latency, steps
     disk: dict[str, Timing] = field(default_factory=dict)  # read, write, latency
@@ -135,8 +136,9 @@ def measure(
     found.links = _links(found.devices, scale)
     tell("disk")
     found.disk = _disk(Path(folder or "."), size)
-    with with_threads(1):
-        found.cold = Timing.of(_cold_rows(Path(folder or "."), scale))
+    if has_core():  # without it no rows lie on a disk
+        with with_threads(1):
+            found.cold = Timing.of(_cold_rows(Path(folder or "."), scale))
     return found
 
 
@@ -218,7 +220,7 @@ def _cold_rows(folder: Path, scale: float) -> list[float]:
             engine.pull(ids)
             hit = time.perf_counter() - again
             engine.push(ids, grads, 0.01)
-            taken.append((moved - hit) / max(1, engine.traffic.cold - before))
+            taken.append(max(1e-9, moved - hit) / max(1, engine.traffic.cold - before))
         engine.cold.close()
     return taken[2:]
 

@@ -107,7 +107,7 @@ def figures(cluster: Cluster) -> dict[str, tuple[float, str]]:
 def _parts(found: Measured, near: Cluster) -> dict[str, Any]:
     """What the file holds."""
     assert found.copy and found.copy_all and found.stream
-    assert found.kernel and found.launch and found.cold and found.threads and found.step
+    assert found.kernel and found.launch and found.threads and found.step
     host = near.host
     rows, row = _rows(found)
     # Of a GPU the data sheet says what there is; of cores the best that was measured does.
@@ -122,10 +122,11 @@ def _parts(found: Measured, near: Cluster) -> dict[str, Any]:
         "row": [_seconds(x) for x in (row.value, row.low, row.high)],
         "kernel": _span(found.kernel),
         "launch": _span(found.launch),
-        "cold": _span(found.cold),
         "threads": _share(found.threads, 1.0),
         "step": _span(found.step),
     }
+    if found.cold is not None:
+        efficiency["cold"] = _span(found.cold)
     made: dict[str, Any] = {
         "preset": host.name,
         "name": "measured",

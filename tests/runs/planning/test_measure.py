@@ -91,6 +91,12 @@ def test_the_file_is_read_back(tmp_path):
     assert file.read_text().startswith("# shoal plan --measure: 2 cores")
 
 
+def test_without_a_core_rows_of_a_disk_are_the_presets():
+    assert (
+        measured_cluster(machine(cold=None)).efficiency.cold == nearest(machine()).efficiency.cold
+    )
+
+
 def test_the_nearest_preset():
     assert nearest(machine()).host.devices <= 16
     gpu = {"on_gpu": True, "devices": 1, "device_memory": 141 * 10**9}
