@@ -5,7 +5,8 @@
 # make wheels      what a release has, into dist/: wheels for Linux, and the source
 # make matrix      those wheels in empty environments: each Python here with each torch (PYTHONS=…, TORCHES=…)
 # make extras      the large extras (EXTRAS="ray onnx" for some of them)
-# make docs        the documentation as a site, in build/docs (its tutorials run)
+# make docs        the documentation as a site, in build/docs (its tutorials run, minutes;
+#                  TUTORIALS=off: shown without their output, seconds)
 # make notebooks   the tutorials as executed Jupyter notebooks, in build/notebooks
 # make browser     Chromium of Debian, for the tests of pages
 # make fuzz        strange messages, files, configs and calls, 30 minutes (MINUTES=…, SEED=…)
@@ -19,6 +20,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q --no-compile
 TORCH := torch==2.13.0
 TRITON := triton==3.9.0
 MINUTES ?= 30
+TUTORIALS ?= on
 # Those in the locks are part of `make setup` or `make tools`; the others are large.
 SMALL_EXTRAS := docs index remote report serve servers tensorboard tune zstd
 LARGE_EXTRAS := mlflow onnx ray torchrec torchx wandb
@@ -48,10 +50,14 @@ check: tools
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A tutorial that did not change is not run again (build/docs-cache).
+# A tutorial that did not change is not run again (build/docs-cache). Which one runs, and how long it
+# took, is printed (docs/conf.py).
 docs: tools
+ifeq ($(filter on off,$(TUTORIALS)),)
+	$(error TUTORIALS=$(TUTORIALS): on or off)
+endif
 	$(BIN)/python docs/generate.py
-	SHOAL_DOCS_RUN=1 PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m sphinx -q -W --keep-going docs build/docs
+	SHOAL_DOCS_RUN=$(if $(filter on,$(TUTORIALS)),1) PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 	@echo "docs: build/docs/index.html"
 
 notebooks: tools

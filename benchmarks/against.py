@@ -6,8 +6,10 @@
 Both commits are put into folders of their own, each with its native core, and are used through the
 command line alone; with `--keep FOLDER` they stay there for the next time. Times are seconds of an
 epoch as result.json has them (`start`: from the command to the first step; `evaluation`: of one
-evaluation), and those of a whole run after its start. Medians over rounds; a ratio above 1 is
-slower than before.
+evaluation), and those of a whole run after its start. Of the cases `service` they are seconds of a
+request, by the clock and of CPU time of the service: each side trains a SASRec (50 positions, width
+64, some 7,000 items), exports and serves it, and answers a fixed number of requests. Medians over
+rounds; a ratio above 1 is slower than before.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
+import time
 import venv
 from pathlib import Path
+
+from serve import cpu_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 QUIET = ["--run.progress=false", "--run.tensorboard=false", "--run.log_level=warning"]
@@ -39,7 +44,12 @@ CLICKS = ["recipes/planted-clicks-dnn-ps.yaml", "--train.epochs=8"]
 def planted(model: str, users: int, items: int) -> list[str]:
     """Words of a run on data of this size."""
     sizes = {"users": users, "items": items, "interactions": 20 * users}
-    return [f"--model={model}", "--data.name=planted"] + [
+    by = "leave_one_out" if model == "SASRec" else "ratio"
+    order = "time" if model == "SASRec" else "random"
+    # Written out: a version from before the data decided had a split by model.
+    split = [f"--data.split.by={by}", f"--data.split.order={order}"]
+    split.append(f"--eval.repeatable={str(model == 'SASRec').lower()}")
+    return [f"--model={model}", "--data.name=planted", *split] + [
         f"--data.planted.{key}={value}" for key, value in sizes.items()
     ]
 
@@ -67,6 +77,25 @@ CASES = {
 }
 
 
+# Clients that ask at the same time, of a service.
+SERVICES = {"service, 1 client": 1, "service, 64 clients": 64}
+REQUESTS = {1: 300, 64: 2000}
+# As both sides understand it, through Python: `shoal export` has had other words.
+EXPORT = """
+import json, pathlib, shoal, sys
+place = pathlib.Path(sys.argv[1])
+shoal.run(model="SASRec", config_dict={
+    "data.name": "planted", "data.planted.users": 4000, "data.planted.items": 20_000,
+    "data.planted.interactions": 20_000, "data.max_len": 50, "train.epochs": 1,
+    "train.eval_every": 0, "run.progress": False, "run.tensorboard": False,
+    "run.log_level": "warning", "run.output": str(place / "run"),
+})
+shoal.export(place / "run", place / "artifact")
+names = [str(name) for name in shoal.load(place / "artifact").items.words[1:].tolist()]
+(place / "names.json").write_text(json.dumps(names))
+"""
+
+
 def make_side(commit: str | None, folder: Path) -> Path:
     """A tree (None: this one as it is committed) with its core and an environment of its own."""
     if not folder.exists():
@@ -75,11 +104,12 @@ def make_side(commit: str | None, folder: Path) -> Path:
     wanted = subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip()
     for words in (["fetch", "-q", "origin"], ["checkout", "-q", wanted]):
         subprocess.run(["git", "-C", folder, *words], check=True)
-    site = sysconfig.get_paths()["purelib"]
+    # Packages may lie in several folders: those that a .pth file of this environment adds, too.
+    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     venv.create(folder / ".side", with_pip=False)
     inner = next((folder / ".side" / "lib").glob("python*")) / "site-packages"
     # Plain folders: what was installed as editable there stays out.
-    (inner / "side.pth").write_text(f"{folder}\n{site}\n")
+    (inner / "side.pth").write_text("\n".join([str(folder), *packages, ""]))
     python = folder / ".side" / "bin" / "python"
     found = [sys.executable, "-m", "nanobind", "--cmake_dir"]
     nanobind = subprocess.run(found, capture_output=True, text=True, check=True).stdout.strip()
@@ -89,6 +119,8 @@ def make_side(commit: str | None, folder: Path) -> Path:
     build += [f"-Dnanobind_DIR={nanobind}"]
     for command in (build, ["cmake", "--build", folder / "build", "-j"]):
         subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+    if not list((folder / "shoal").glob("_core*")):
+        raise SystemExit(f"{folder}: the native core of {commit or 'HEAD'} was not built")
     return folder
 
 
@@ -107,10 +139,41 @@ def seconds_of(side: Path, name: str, words: list[str]) -> tuple[float, float]:
     return found[key], found["total"] - found["startup"]
 
 
+def seconds_of_request(side: Path, clients: int) -> tuple[float, float]:
+    """Seconds of a request to the service of a side, by the clock and of its CPU time."""
+    python, place = side / ".side" / "bin" / "python", side / ".service"
+    if not (place / "names.json").exists():
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        subprocess.run([python, "-c", EXPORT, place], cwd=side, check=True, capture_output=True)
+    announced = place / "url"
+    announced.unlink(missing_ok=True)
+    words = ["-m", "shoal", "serve", place / "artifact", "--port=0", f"--announce={announced}"]
+    process = subprocess.Popen([python, *words], cwd=side, stderr=subprocess.DEVNULL)
+    try:
+        while not (announced.exists() and announced.read_text()):
+            if process.poll() is not None:
+                raise SystemExit(f"{side}: its service ended with {process.returncode}")
+            time.sleep(0.05)
+        load = [sys.executable, ROOT / "benchmarks" / "serve.py", "--load", announced.read_text()]
+        load += [f"--names={place / 'names.json'}", f"--clients={clients}"]
+        for requests in (REQUESTS[clients] // 4, REQUESTS[clients]):  # the first warm it up
+            used = cpu_seconds(process.pid)
+            asked = [*load, f"--requests={requests}"]
+            done = subprocess.run(asked, check=True, capture_output=True, text=True)
+            used = cpu_seconds(process.pid) - used
+        found = json.loads(done.stdout)
+        return 1 / found["rate"], used / found["all"]
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    cases = [*CASES, *SERVICES]
     parser.add_argument("commit")
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--cases", nargs="+", default=cases, choices=cases)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keep", type=Path, help="folder for both, used again if it is there")
     options = parser.parse_args()
@@ -120,18 +183,22 @@ def main() -> None:
         place.mkdir(exist_ok=True)
         sides = [make_side(options.commit, place / "before"), make_side(None, place / "now")]
         print(
-            f"\n| case | {options.commit}, s | now, s | now ÷ before | after the start, s | now, s "
-            "| now ÷ before |\n| --- | --- | --- | --- | --- | --- | --- |"
+            f"\n| case | {options.commit}, s | now, s | now ÷ before "
+            "| after the start (service: CPU), s | now, s | now ÷ before |\n"
+            "| --- | --- | --- | --- | --- | --- | --- |"
         )
         for name in options.cases:
             times: list[list[tuple[float, float]]] = [[], []]
             for _ in range(options.rounds):
                 for side, spent in zip(sides, times):
-                    spent.append(seconds_of(side, name, CASES[name]))
+                    if name in SERVICES:
+                        spent.append(seconds_of_request(side, SERVICES[name]))
+                    else:
+                        spent.append(seconds_of(side, name, CASES[name]))
             cells = []
             for what in range(2):
                 before, now = (statistics.median(one[what] for one in spent) for spent in times)
-                cells.append(f"{before:.4f} | {now:.4f} | {now / before:.3f}")
+                cells.append(f"{before:.5f} | {now:.5f} | {now / before:.3f}")
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 

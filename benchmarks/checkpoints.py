@@ -30,11 +30,11 @@ import torch
 
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.models import find
 from shoal.models.base import Facts
 from shoal.training.checkpoint.writing import Checkpoints
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies.single import Single
 
 SLOTS, DENSE = 26, 13
 READY = 64  # batches, used in turns

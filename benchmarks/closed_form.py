@@ -110,6 +110,7 @@ def measured_here(solver: str, epochs: int, facts: Facts) -> tuple[float, float,
     )
     wall, cpu = time.perf_counter(), time.process_time()
     model = IALS(own, facts)
+    model.solve()
     spent = time.perf_counter() - wall, time.process_time() - cpu
     return *spent, loss(facts, model.items)
 
@@ -131,7 +132,7 @@ def loss(facts: Facts, items: Tensor) -> float:
     """Of item vectors and the best user vectors for them, in float64."""
     items = items.double()
     taken = UserItems(facts.train_users, facts.train_items, USERS, ITEMS)
-    lists = ListsByLength(Jagged(taken.items, taken.starts), ITEMS)
+    lists = ListsByLength(Jagged(taken.items, taken.starts), ITEMS, WIDTH)
     users = solve(IALS.Options(alpha=ALPHA, reg_weight=REG, nu=0.0), lists, items)
     scores = (users[facts.train_users] * items[facts.train_items]).sum(1)
     everything = (users.T @ users * (items.T @ items)).sum()
@@ -187,7 +188,7 @@ def fit_large(name: str, count: int, threads: int) -> None:
     facts = Facts(count, count, train_users=pairs[0], train_items=pairs[1])
     model = find(name)
     start = time.perf_counter()
-    model(model.Options(), facts)
+    model(model.Options(), facts).solve()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # of kB
     print(f"| {name} | {time.perf_counter() - start:.1f} | {peak:.1f} |", flush=True)
 

@@ -127,6 +127,7 @@ def train(
     values: dict[str, Any] = {
         "data.path": str(root),
         "data.name": f"day-{day}",
+        "data.split.by": "ratio",
         "data.split.order": "time",
         "train.epochs": epochs,
         "train.eval_every": epochs,  # once, at the end

@@ -109,7 +109,7 @@ def compare_preparing(folder: Path, sizes: list[int], memory: str, peers: bool) 
     """Shoal and pandas in turn, for every size."""
     print("\n| rows | side | kept | seconds | CPU seconds | peak memory, GB | CPU s per M rows |")
     print("| --- " * 7 + "|")
-    shoal = [sys.executable, "-m", "shoal.command.cli", "prepare"]
+    shoal = [sys.executable, "-m", "shoal.cli.main", "prepare"]
     for rows in sizes:
         csv = folder / f"books-{rows}.csv"
         to = ["--to", str(folder / f"prepared-{rows}"), "--memory", memory]
@@ -136,8 +136,8 @@ def windows_reader(path: str, name: str = "planted", threads: int = 1):  # type:
     import torch
 
     from shoal.data.history import Histories
+    from shoal.data.loading.load import load_dataset
     from shoal.data.masking import MaskedWindows, Masking
-    from shoal.data.prepared.prepare import load_dataset
     from shoal.runs.run import resolve
 
     torch.set_num_threads(threads)
@@ -229,7 +229,7 @@ def click_rows():  # type: ignore[no-untyped-def]
 
 def prepared_clicks(folder: Path, path: Path):  # type: ignore[no-untyped-def]
     """The reader of the same rows in a prepared folder, which shuffles them."""
-    from shoal.data.clicks.mapped import prepare_log
+    from shoal.clicks.memory_mapped import prepare_log
     from shoal.data.prepared.folder import PrepareJob
 
     prepare_log(PrepareJob([str(path)], folder / "clicks", click_config(path, "memory").data))
@@ -243,9 +243,9 @@ def click_reader(path: Path):  # type: ignore[no-untyped-def]
 
 def open_log(config):  # type: ignore[no-untyped-def]
     """The reader that a config names."""
-    from shoal.data.clicks import open_clicks
+    from shoal.clicks import open_clicks
+    from shoal.distributed.world import World
     from shoal.training.evaluation.clicks import TILE_ROWS
-    from shoal.world.world import World
 
     return open_clicks(config, World(), TILE_ROWS).reader
 
@@ -282,9 +282,9 @@ def write_inter(csv: Path, path: Path, prepared: Path) -> None:
     """What the filter keeps, as an atomic file."""
     import polars as pl
 
+    from shoal.data.column_store import read_document
     from shoal.data.prepared.dataset import MANIFEST, VERSION
     from shoal.data.sides import map_columns
-    from shoal.data.store import read_document
 
     columns = map_columns(prepared, read_document(prepared / MANIFEST, VERSION)["columns"])
     names = {"user_id:token": "user_id", "item_id:token": "item_id"}
@@ -310,8 +310,8 @@ def hold(place: tuple[str, str], size: int) -> float:
 
 def hold_here(place: tuple[str, str], rank: int, size: int, barrier, queue) -> None:  # type: ignore[no-untyped-def]
     """One process: its share of the mapped files' pages, and what it has besides."""
+    import shoal.data.loading.load
     import shoal.data.masking
-    import shoal.data.prepared.prepare
     import shoal.runs.run  # noqa: F401
     from shoal.data.statistics import describe
 

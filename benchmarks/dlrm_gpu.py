@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.models.base import Facts
 from shoal.models.clicks.dlrm import DLRM
-from shoal.training.strategy.graphed import Graphed
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies.graphed import Graphed
+from shoal.training.strategies.single import Single
 
 SLOTS, DENSE = 26, 13
 SETS = 8  # of batches, in turn

@@ -31,8 +31,8 @@ from torch import Tensor
 from shoal.embedding.engines.budgets import row_bytes
 from shoal.embedding.engines.gpu_cache import CachedGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Init, Table
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 TABLES, DIM, POWER, LR = 10, 128, 1.05, 0.1
 # published, H100 80GB HBM3: ratio -> ms of a step of dynamicemb, of TorchRec's TBE

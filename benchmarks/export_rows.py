@@ -60,8 +60,8 @@ def train(folder: Path, options: argparse.Namespace) -> None:
 
 def export(folder: Path) -> None:
     """Export, with the memory of this process watched."""
-    from shoal.runs.artifact import export as room
-    from shoal.runs.trained import Trained
+    from shoal.runs.trained_run import Trained
+    from shoal.serving.artifact import export as room
 
     stands = 0
 

@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from shoal.config.row_rules import RowsSection, TiersSection
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
 from shoal.models.nn.hstu import HSTULayer, places_of, with_pads, without_pads
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies.single import Single
 
 LAYERS, HEADS = 8, 4
 

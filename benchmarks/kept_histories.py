@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import shoal
-from shoal.runs.artifact.loaded import Artifact
+from shoal.serving.artifact.artifact import Artifact
 
 ITEMS = 10_000
 

@@ -28,12 +28,12 @@ sys.path.insert(0, str(ROOT))
 
 from shoal.data.batch import Batch  # noqa: E402
 from shoal.data.reader import Reader  # noqa: E402
+from shoal.distributed.world import World  # noqa: E402
 from shoal.runs.build import build  # noqa: E402
 from shoal.runs.run import resolve  # noqa: E402
 from shoal.training.cursor import Cursor  # noqa: E402
 from shoal.training.run_folder import RunFolder  # noqa: E402
 from shoal.training.trainer import Trainer  # noqa: E402
-from shoal.world.world import World  # noqa: E402
 
 GENERATED = ("planted-bpr-single", "planted-clicks-dnn", "random-bert4rec")
 
@@ -95,7 +95,7 @@ def measure(recipe: str, overrides: list[str], steps: int) -> tuple[Waited, floa
         found = Waited()
         found.wrap(parts.reader, steps)
         how = (parts.reader, parts.evaluator, RunFolder(folder), parts.fingerprint)
-        trainer = Trainer(config, parts.strategy, *how)
+        trainer = Trainer(parts.config, parts.strategy, *how)
         for epoch in range(2):
             trainer.cursor = Cursor(epoch=epoch)
             begun = time.perf_counter()

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from shoal.runs.run import run
-from shoal.runs.trained import Trained, open_config
+from shoal.runs.trained_run import Trained, open_config
 from shoal.training.evaluation import Evaluator
 
 METRICS = ["NDCG", "MAP", "RBP", "MedRank", "GAUC", "UAUC", "Novelty", "Serendipity"]

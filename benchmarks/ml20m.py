@@ -134,10 +134,10 @@ def write(path: Path, users: np.ndarray, items: np.ndarray, times: np.ndarray) -
 
 def train_rank(given: dict) -> None:
     """One rank: the reader, the model, the strategy and the evaluator of a real run."""
+    from shoal.distributed.world import connect
     from shoal.runs.build import build
     from shoal.runs.run import resolve
     from shoal.training.steps import one_ahead
-    from shoal.world.world import connect
 
     world = connect("auto", 120.0)
     where = [f"--data.path={given['folder']}", "--data.name=prepared", "--data.format=prepared"]
@@ -158,7 +158,7 @@ def train_rank(given: dict) -> None:
     test = parts.evaluator.evaluate(parts.model, "test")
     evaluated = time.perf_counter() - begun
     if world.is_main:
-        size, dataset = config.train.batch_size, parts.dataset
+        size, dataset = parts.config.train.samples, parts.dataset
         tenth = max(1, given["steps"] // 10)
         figures = {
             "users, items, interactions": f"{dataset.num_users - 1:,}, {dataset.num_items - 1:,}, "

@@ -31,13 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.models.base import Facts, Model
 from shoal.models.general.lightgcn import LightGCN
 from shoal.models.nn.dropout import begin_step
 from shoal.models.sequential.sasrec import SASRec
-from shoal.training.strategy.graphed import Graphed
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies.graphed import Graphed
+from shoal.training.strategies.single import Single
 
 WIDTH, LAYERS, LENGTH, DROPOUT, LR, PENALTY = 64, 3, 50, 0.2, 1e-3, 1e-5
 Step = Callable[[Batch], Tensor]

@@ -11,7 +11,7 @@ drawn at random: they do not change the time of a step.
 
 On a CPU `padded` computes every place, and `packed` what the transformer leaves out pads for (one
 line: shoal/models/nn/transformer.py, `packs`). On a GPU `packed` are recorded steps of places of
-items alone (shoal/training/strategy/graphed.py, `count_tokens`) where there are enough pads, else
+items alone (shoal/training/strategies/graphed.py, `count_tokens`) where there are enough pads, else
 attention leaves pads out; a third side is a batch of as many items without pads: the most one could
 gain.
 
@@ -36,15 +36,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
+from shoal.distributed.world import World
 from shoal.models.base import Facts, Model
 from shoal.models.nn import transformer
 from shoal.models.nn.dropout import begin_step
 from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.models.sequential.sasrec import SASRec
-from shoal.training.strategy import graphed
-from shoal.training.strategy.graphed import Graphed
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies import graphed
+from shoal.training.strategies.graphed import Graphed
+from shoal.training.strategies.single import Single
 
 ITEMS, BATCH = 3417, 256
 

@@ -1,6 +1,6 @@
 """How wrong the planner is: beside published machines, a published breakdown, and runs of ours.
 
-    python benchmarks/plan.py                              # MLPerf, HSTU, two clusters on paper
+    python benchmarks/plan.py                              # MLPerf, HSTU, steps of ours
     python benchmarks/plan.py --measure-here runs.jsonl    # train small configs here, a line each
     python benchmarks/plan.py --runs runs.jsonl            # predicted beside those
 
@@ -22,13 +22,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shoal.runs.planning.cluster import Cluster, Efficiency, Estimate
-from shoal.runs.planning.prediction import RunLayout
-from shoal.runs.planning.presets import CLUSTERS
-from shoal.runs.planning.showing import TimePlan
-from shoal.runs.planning.simulated import Simulated
-from shoal.runs.planning.timing import predict, step_of
-from shoal.runs.planning.work import Popularity, TableWork, Work, dlrm_dcnv2, hstu
+from published_models import dlrm_dcnv2, hstu
+
+from shoal.planning.cluster import Cluster, Efficiency, Estimate
+from shoal.planning.prediction import RunLayout
+from shoal.planning.presets import CLUSTERS
+from shoal.planning.step_time import predict, step_of
+from shoal.planning.step_work import Work
 
 # Median step times of DLRM-DCNv2 in MLPerf Training, from the logs that submitters published.
 # round, submitter, cluster, GPUs, hosts, global batch, ms a step
@@ -185,51 +185,6 @@ def breakdown() -> None:
     print(f"| all | 187 | {made.step.value:.1f} ({made.step.value / 187 - 1:+.1%}) |\n")
 
 
-# ---- on paper -----------------------------------------------------------------------------------
-
-
-def ten_trillion() -> Work:
-    """A hundred tables of 781M rows x 128: 10T parameters, row-wise Adagrad, 500 ids a sample."""
-    small, rows = dlrm_dcnv2(4_194_304), 781_250_000
-    popularity = Popularity.zipf(rows, 1.05)
-    tables = tuple(TableWork(f"t{k}", rows, 128, 5.0, 1.0, popularity, 512, 4) for k in range(100))
-    return replace(
-        small, name="10T parameters", tables=tables, samples=1e11, parameters=1_000_000_000,
-        forward=small.forward.times(60), backward=small.backward.times(60),
-    )  # fmt: skip
-
-
-def click_model() -> Work:
-    """200 slots of one id, 1B rows x 16, Adagrad, a perceptron of 3200-1024-512-256."""
-    rows = 5_000_000
-    popularity = Popularity.zipf(rows, 1.05)
-    tables = tuple(TableWork(f"s{k}", rows, 16, 1.0, 1.0, popularity, 64, 64) for k in range(200))
-    multiplied = 3200 * 1024 + 1024 * 512 + 512 * 256 + 256
-    moved = 4.0 * 3 * (3200 + 1024 + 512 + 256)
-    base = dlrm_dcnv2(65_536)
-    return replace(
-        base, name="click model", tables=tables, samples=1e10, parameters=multiplied,
-        forward=replace(base.forward, products=2.0 * multiplied, elementwise=moved),
-        backward=replace(base.backward, products=4.0 * multiplied, elementwise=2 * moved),
-        precision="float32", recorded=False, sent_bytes=4, reduced_bytes=4, pooled=False,
-        overlapped=False, input_bytes=1600.0, input_seconds=2e-6,
-    )  # fmt: skip
-
-
-def paper() -> None:
-    """Two clusters that nobody here has."""
-    for title, work, cluster in (
-        ("10T parameters on 4,096 hosts", ten_trillion(), CLUSTERS["DGX-H100"].of_size(4096)),
-        ("100 hosts without GPUs, with servers", click_model(), CLUSTERS["x86-64"].of_size(100)),
-    ):
-        plan = TimePlan.of(work, cluster)
-        print(f"## {title}\n\n```\n{plan}\n\n{Simulated.of(plan, epochs=20)}\n```\n")
-        served = [one for one in plan.ranking if one.layout.strategy == "ps" and one.fits]
-        for one in served:
-            told = Simulated.of(replace(plan, best=one), epochs=20)
-            print(f"with {one.layout.title}:\n\n```\n{told}\n```\n")
-
-
 # ---- runs of ours -------------------------------------------------------------------------------
 
 
@@ -290,7 +245,6 @@ def main() -> None:
         published()
         breakdown()
         known()
-        paper()
 
 
 if __name__ == "__main__":

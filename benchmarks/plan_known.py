@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shoal.runs.planning.cluster import Estimate
-from shoal.runs.planning.prediction import RunLayout
-from shoal.runs.planning.presets import CLUSTERS
-from shoal.runs.planning.work import Operations, Popularity, TableWork, Work, dlrm_dcnv2, hstu
+from published_models import dlrm_dcnv2, hstu
+
+from shoal.planning.cluster import Estimate
+from shoal.planning.prediction import RunLayout
+from shoal.planning.presets import CLUSTERS
+from shoal.planning.step_work import Operations, Popularity, TableWork, Work
 
 if TYPE_CHECKING:
     from plan import Row

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shoal.runs.planning import measure_layers as layers
-from shoal.runs.planning.cluster import Cluster
-from shoal.runs.planning.cluster_file import read_cluster
-from shoal.runs.planning.compare import layout_of, measured
-from shoal.runs.planning.counting import count_work
+from shoal.planning import layer_probes as layers
+from shoal.planning.cluster import Cluster
+from shoal.planning.cluster_file import read_cluster
+from shoal.planning.comparison_with_run import layout_of, measured
+from shoal.planning.step_counter import count_work
 from shoal.runs.run import resolve
 
 if TYPE_CHECKING:

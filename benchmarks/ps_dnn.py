@@ -54,7 +54,7 @@ def make_strategy(shape: dict[str, Any], world: Any, how: dict[str, Any]) -> Any
     from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
     from shoal.models.base import Facts
     from shoal.models.clicks.dnn import DNN
-    from shoal.training.strategy import make_strategy
+    from shoal.training.strategies import make_strategy
 
     torch.manual_seed(1)
     facts = Facts(num_slots=shape["slots"], num_dense=shape["dense"], rows=IDS)
@@ -89,8 +89,8 @@ class Clock:
 def worker(rank: int, size: int, port: int, task: dict[str, Any], out: str) -> None:
     """Train for some seconds; writes what it saw."""
     torch.set_num_threads(1)
-    from shoal.world.variables import set_rank
-    from shoal.world.world import PeerLost, World, connect
+    from shoal.distributed.rank_variables import set_rank
+    from shoal.distributed.world import PeerLost, World, connect
 
     if size > 1:
         set_rank(rank, size, rank, size, "127.0.0.1", port)
@@ -150,9 +150,9 @@ def write_lines(shape: dict[str, Any], path: str, count: int = 120_000) -> None:
 
 def text_batches(shape: dict[str, Any], path: str) -> Iterator[Any]:
     """Batches parsed from slot lines by the reader of a run, over and over."""
+    from shoal.clicks.log import ClickLog, make_layout
+    from shoal.clicks.readers import Stream
     from shoal.config.schema import ClicksSection
-    from shoal.data.clicks.log import ClickLog, make_layout
-    from shoal.data.clicks.readers import Stream
 
     section = ClicksSection(slots=shape["slots"], dense=shape["dense"], rows=IDS)
     log = ClickLog([Path(path)], "slots", make_layout(section, "slots"))
@@ -164,7 +164,7 @@ def text_batches(shape: dict[str, Any], path: str) -> Iterator[Any]:
 def serve(
     queue: Any, number: int, index: int, bind: str, keys: str | None, journal: str | None
 ) -> None:
-    from shoal.ps.keys import read_keys
+    from shoal.ps.key_files import read_keys
     from shoal.ps.server.server import Server
 
     torch.set_num_threads(1)
@@ -190,7 +190,7 @@ def measure(workers: int, servers: int, task: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:  # which only its user can enter
         guard, keys = task.get("guard"), None
         if guard == "keys":
-            from shoal.ps.keys import make_keys
+            from shoal.ps.key_files import make_keys
 
             keys = str(make_keys(f"{folder}/keys"))
         count = servers * task.get("ps", {}).get("replicas", 1)

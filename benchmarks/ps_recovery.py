@@ -155,7 +155,7 @@ def slowest_step() -> None:
     for process in processes:
         process.start()
     addresses = dict(queue.get(timeout=600) for _ in processes)
-    from shoal.world.world import World
+    from shoal.distributed.world import World
 
     how = {"addresses": [addresses[0], addresses[1]], "replicas": 2, "timeout": 60.0}
     strategy = make_strategy(SHAPES["dnn"], World(), {"ps": how})

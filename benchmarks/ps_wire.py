@@ -32,13 +32,13 @@ import zmq
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.rows.table import Init, Table
+from shoal.kernels.host_memory import keep_freed_memory
 from shoal.ps.address import endpoint
-from shoal.ps.keys import make_keys, read_keys
+from shoal.ps.key_files import make_keys, read_keys
 from shoal.ps.server.server import Server
 from shoal.ps.sockets import CurveGate, use_keys
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.worker.client import Client, SplitIds
-from shoal.world.memory import keep_freed_memory
 
 
 def echo(queue: Any, size: int, folder: str | None, bind: str) -> None:

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import Native
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 Step = Callable[[], object]
 LR = 0.01

@@ -32,11 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.gpu import lookup as gpu_lookup
 from shoal.kernels.gpu import segments as gpu_segments
 from shoal.kernels.gpu import update as gpu_update
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 DEVICE = torch.device("cuda")
 SETS = 4  # of ids, in turn
@@ -302,7 +302,7 @@ def main() -> None:
 def checks() -> Iterator[tuple[str, float]]:
     """What was checked, and the largest difference."""
     from shoal.embedding.engines.init import initial_rows, recipe, round_bfloat16, rounding_noise
-    from shoal.embedding.optim.rows import DEFINITIONS, update_rows
+    from shoal.optimizers.row_optimizer import DEFINITIONS, update_rows
 
     universe, counts, steps = 3000, [5000, 0, 4000], 5
     every_way = itertools.product((False, True), DEFINITIONS, ("float32", "bfloat16"))

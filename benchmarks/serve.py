@@ -143,7 +143,7 @@ async def load(options: argparse.Namespace) -> dict[str, float]:
     """Clients that ask again as soon as they are answered."""
     host, port = options.load.removeprefix("http://").split(":")
     times: list[float] = []
-    asked = 0
+    asked, last = 0, b'{"items": []}'
     bodies = []
     draw = random.Random(0)
     known = json.loads(Path(options.names).read_text())
@@ -152,30 +152,36 @@ async def load(options: argparse.Namespace) -> dict[str, float]:
         body = json.dumps({"history": history, "topk": 10}).encode()
         head = f"POST /v1/recommend HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         bodies.append(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    end = time.perf_counter() + 1.0 + options.seconds
+    begin = time.perf_counter()
+    end = begin + 1.0 + options.seconds
     counted = end - options.seconds  # a second to warm up
+    most = options.requests or sys.maxsize
+    if options.requests:  # a fixed number instead, warmed up by whoever asks for it
+        end, counted = float("inf"), begin
 
     async def client(number: int) -> None:
-        nonlocal asked
+        nonlocal asked, last
         reader, writer = await asyncio.open_connection(host, int(port))
-        while time.perf_counter() < end:
+        while time.perf_counter() < end and asked < most:
+            asked += 1
             begun = time.perf_counter()
             writer.write(bodies[(number * 37 + len(times)) % len(bodies)])
             head = await reader.readuntil(b"\r\n\r\n")
             assert b" 200 " in head[:20], head
             size = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
             answer = await reader.readexactly(size)
-            asked += 1
             if begun >= counted:
                 times.append(time.perf_counter() - begun)
-        assert len(json.loads(answer)["items"]) == 10
+            last = answer
+        assert len(json.loads(last)["items"]) == 10
         writer.close()
 
     await asyncio.gather(*(client(k) for k in range(options.clients[0])))
+    seconds = time.perf_counter() - begin if options.requests else options.seconds
     times.sort()
     return {
         "all": asked,
-        "rate": len(times) / options.seconds,
+        "rate": len(times) / seconds,
         "p50": 1e3 * times[len(times) // 2],
         "p99": 1e3 * times[int(len(times) * 0.99)],
     }
@@ -191,7 +197,7 @@ def peer(options: argparse.Namespace) -> None:
     from pydantic import BaseModel
 
     from shoal.data.batch import Batch
-    from shoal.runs.trained import Trained
+    from shoal.runs.trained_run import Trained
 
     trained = Trained(options.peer)
     torch.set_num_threads(1)  # its endpoints run in threads already
@@ -241,6 +247,7 @@ def command_line() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=2)
     for hidden in ("--peer", "--load", "--announce", "--names"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)

@@ -36,12 +36,12 @@ def draw(step: int, rank: int, args: argparse.Namespace) -> torch.Tensor:
 def shoal_rank(rank: int, port: int, args: argparse.Namespace, queue) -> None:  # type: ignore[no-untyped-def]
     from shoal.config.schema import OptimizerSection, StrategySection
     from shoal.data.batch import Batch
+    from shoal.distributed.rank_variables import set_rank
+    from shoal.distributed.world import connect
     from shoal.embedding.module import Embeddings
     from shoal.embedding.rows.table import Table
     from shoal.models.base import Model, Output
-    from shoal.training.strategy import make_strategy
-    from shoal.world.variables import set_rank
-    from shoal.world.world import connect
+    from shoal.training.strategies import make_strategy
 
     class Lookup(Model):
         def __init__(self) -> None:

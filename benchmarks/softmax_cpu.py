@@ -20,10 +20,10 @@ import torch.nn.functional as F
 
 from shoal.embedding.engines.device import Device
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels import softmax as native
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 SHAPES = {  # positions, rows, dim
     "BERT4Rec, batch 8": (26, 49_079, 128),

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from rows_gpu import copy_speed, time_of
 
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.kernels.gpu import softmax as triton_softmax
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 DEVICE = torch.device("cuda")
 

@@ -38,9 +38,9 @@ from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.engines.tiered import Tiered
 from shoal.embedding.engines.traffic import Traffic
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Init, Table
-from shoal.training.strategy.base import Strategy
+from shoal.optimizers.row_optimizer import RowOptimizer
+from shoal.training.strategies.base import Strategy
 
 
 def draw(step: int, args: argparse.Namespace) -> Tensor:
@@ -76,9 +76,9 @@ def run_gpu(args: argparse.Namespace) -> None:
 
     from shoal.config.row_rules import RowsSection, TiersSection
     from shoal.config.schema import OptimizerSection
-    from shoal.training.strategy.graphed import Graphed
-    from shoal.training.strategy.single import Single
-    from shoal.world.world import World
+    from shoal.distributed.world import World
+    from shoal.training.strategies.graphed import Graphed
+    from shoal.training.strategies.single import Single
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None

@@ -31,13 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.models.base import Facts
 from shoal.models.nn.code_tree import Beam
 from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.models.sequential.tiger import TIGER
-from shoal.training.strategy.graphed import Graphed
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies.graphed import Graphed
+from shoal.training.strategies.single import Single
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BEAUTY = 131_413, 12_101, 20  # prefixes, items, places

@@ -23,8 +23,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shoal.config.schema import DataSection, FilterSection
-from shoal.data.prepared.prepare import load_dataset
+from shoal.config.schema import DataSection, FilterSection, SplitSection
+from shoal.data.loading.load import load_dataset
 
 WIDTH, LAYERS, RATE, PENALTY, BATCH = 64, 2, 0.002, 1e-4, 4096
 
@@ -47,7 +47,8 @@ class Data:
 
     def __init__(self, folder: str, device: str):
         kept = FilterSection(values={"rating": "[3,inf)"})
-        section = DataSection(name="ml-1m", path=folder, filter=kept)
+        split = SplitSection(by="ratio", order="random")
+        section = DataSection(name="ml-1m", path=folder, filter=kept, split=split)
         dataset = load_dataset(section, 2020)
         users, items = (
             torch.from_numpy(np.asarray(dataset.inter[field]).astype(np.int64)).to(device)

@@ -33,6 +33,7 @@ SEQUENTIAL: dict[str, Any] = {
         "split": {"LS": "valid_and_test"},
         "mode": "full",
     },
+    "repeatable": True,
     "MAX_ITEM_LIST_LENGTH": 50,
     "train_neg_sample_args": None,
     "loss_type": "CE",

@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-// Row optimizers, as shoal/embedding/optim/rows.py names them; their steps are in kernels.cpp.
+// Row optimizers, as shoal/optimizers/row_optimizer.py names them; their steps are in kernels.cpp.
 enum class Optimizer : int { sgd, momentum, adagrad, rowwise_adagrad, adam, adamw, ftrl, rmsprop };
 constexpr const char* kOptimizers[] = {"sgd",  "momentum", "adagrad", "rowwise_adagrad",
                                        "adam", "adamw",    "ftrl",    "rmsprop"};
@@ -23,7 +23,7 @@ struct Hyper {
   float weight_decay = 0, clip = 0;  // clip 0: off
 };
 
-// What changes from step to step; see StepNumbers in shoal/embedding/optim/rows.py.
+// What changes from step to step; see StepNumbers in shoal/optimizers/row_optimizer.py.
 struct StepNumbers {
   float size = 0, eps = 0, lr = 0;
   float keep = 1;  // adamw: 1 - lr * weight_decay

@@ -1,5 +1,5 @@
 // Lines of slots -> columns, one pass over the bytes. What is wrong with a line is said elsewhere
-// (shoal/data/clicks/slots.py reads it again): here it is only found.
+// (shoal/clicks/slots.py reads it again): here it is only found.
 #include "slots.h"
 
 #include <algorithm>

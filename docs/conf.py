@@ -1,10 +1,12 @@
 """The site: `make docs` writes it to build/docs. Its pages read well as Markdown in a clone, too.
 
 The tutorials in learn/ are notebooks (MyST): SHOAL_DOCS_RUN=1 runs them, as `make docs` does, and a
-page that did not change is not run again.
+page that did not change is not run again. `make docs TUTORIALS=off` shows them without output.
 """
 
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +107,28 @@ def add_side_bar(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] += "\n".join(lines)
 
 
+class TutorialTimes:
+    """Prints which tutorial runs, and how long it took: together they take minutes."""
+
+    def __init__(self) -> None:
+        self.started: dict[str, float] = {}
+
+    def begin(self, app: Sphinx, name: str, source: list[str]) -> None:
+        if name.startswith("learn/") and name != "learn/index":
+            self.started[name] = time.perf_counter()
+            print(f"{name}: running", file=sys.stderr, flush=True)
+
+    def end(self, app: Sphinx, doctree: Any) -> None:
+        if (started := self.started.pop(app.env.docname, None)) is not None:
+            seconds = time.perf_counter() - started
+            print(f"{app.env.docname}: {seconds:.1f} s", file=sys.stderr, flush=True)
+
+
 def setup(app: Sphinx) -> None:
+    if nb_execution_mode != "off":
+        times = TutorialTimes()
+        app.connect("source-read", times.begin)
+        app.connect("doctree-read", times.end)
     app.add_lexer("python", IPython3Lexer)  # cells of tutorials run commands: !shoal train …
     app.connect("env-get-outdated", add_pages_from_elsewhere)
     app.connect("source-read", add_side_bar)

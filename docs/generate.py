@@ -22,7 +22,7 @@ from typing import Any
 from typer.main import get_command
 
 import shoal
-from shoal.command.cli import app
+from shoal.cli.main import app
 from shoal.compat.dialects.paddlerec import PaddleRec
 from shoal.compat.dialects.recbole import RecBole
 from shoal.compat.dialects.tdfo import Tdfo
@@ -92,10 +92,10 @@ METHODS = {
         "recommend predict explain similar_items item_vectors user_vectors evaluate save",
     ),
     "shoal.load": (
-        "shoal.runs.artifact.loaded.Artifact",
+        "shoal.serving.artifact.artifact.Artifact",
         "recommend predict explain score similar_items vectors",
     ),
-    "shoal.ray": ("shoal.runs.ray", "train launch"),
+    "shoal.ray": ("shoal.runs.ray_cluster", "train launch"),
     "shoal.CollectiveStrategy": (
         "",
         "scope embedding_scope optimizer split slice mean save restore synchronize "

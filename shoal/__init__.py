@@ -31,14 +31,14 @@ __version__ = "0.2.0.dev0"
 # with the first name that is used.
 _ROOMS = {
     **dict.fromkeys(("run", "run_rank"), "runs.run"),
-    **dict.fromkeys(("evaluate", "recommend"), "runs.trained"),
+    **dict.fromkeys(("evaluate", "recommend"), "runs.trained_run"),
     **dict.fromkeys(("fit", "Feature"), "runs.fit"),
-    "report": "runs.report",
-    "export": "runs.artifact.export",
-    "tune": "runs.tuning.tune",
-    "load": "runs.artifact.loaded",
+    "report": "experiments.report",
+    "export": "serving.artifact.export",
+    "tune": "experiments.tuning.tune",
+    "load": "serving.artifact.artifact",
     "CollectiveStrategy": "compat.estimator.strategy",
-    "Embedding": "runs.collective.modules",
+    "Embedding": "loop.modules",
     **dict.fromkeys(("EstimatorSpec", "EvalSpec", "Hook"), "compat.estimator.specs"),
     **dict.fromkeys(("ModeKeys", "RunConfig", "TrainSpec"), "compat.estimator.specs"),
 }
@@ -82,7 +82,7 @@ def __getattr__(name: str):  # type: ignore[no-untyped-def]
     from importlib import import_module
 
     if name == "ray":
-        return import_module("shoal.runs.ray")
+        return import_module("shoal.runs.ray_cluster")
     if name in _ROOMS:
         return getattr(import_module(f"shoal.{_ROOMS[name]}"), name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

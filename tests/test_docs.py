@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 import shoal
-from shoal.command.cli import app
+from shoal.cli.main import app
 from shoal.compat.dialects.paddlerec import PaddleRec
 from shoal.compat.dialects.recbole import RecBole
 from shoal.compat.dialects.torchrec import TorchRec

@@ -21,9 +21,10 @@ PLUGIN = '''
 from pathlib import Path
 
 from shoal.config import dialect
-from shoal.embedding.optim.registry import row_optimizer
-from shoal.training import metrics, strategy
-from shoal.training.strategy.single import Single
+from shoal.optimizers.registry import row_optimizer
+from shoal.training import metrics
+from shoal.training import strategies as strategy
+from shoal.training.strategies.single import Single
 
 ROWS = {"n_epochs": dialect.same("n_epochs", "train.epochs")}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shoal.command.cli import app
+from shoal.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
 

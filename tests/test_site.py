@@ -1,6 +1,7 @@
 """The site of `make docs`: built without a warning, used in a real browser, offline."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,37 @@ def test_the_site_in_a_browser(site: Path) -> None:
             assert wide <= 390, f"{page.relative_to(site)} is {wide} wide on a phone"
         assert browser.left_the_machine == []
         assert browser.errors == []
+
+
+@pytest.mark.slow
+def test_a_build_prints_which_tutorial_runs_and_how_long_it_took(tmp_path: Path) -> None:
+    """A site of one tutorial, with the configuration of the docs."""
+    source = tmp_path / "docs"
+    (source / "learn").mkdir(parents=True)
+    own = "ELSEWHERE.clear()\nSIDE_BAR.clear()\nhtml_css_files = html_static_path = []\n"
+    (source / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text() + own)
+    (source / "index.md").write_text("# Site\n\n```{toctree}\nlearn/short\n```\n")
+    head = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n"
+    (source / "learn" / "short.md").write_text(f"{head}# Short\n\n```{{code-cell}}\n1 + 1\n```\n")
+    for runs, printed in (("1", True), ("", False)):
+        built = subprocess.run(
+            [sys.executable, "-m", "sphinx", "-q", str(source), str(tmp_path / f"html{runs}")],
+            env={**os.environ, "SHOAL_DOCS_RUN": runs},
+            capture_output=True,
+            text=True,
+        )
+        said = re.search(r"learn/short: running\n(.*\n)*learn/short: \d+\.\d s\n", built.stderr)
+        assert (said is not None) == printed, built.stderr
+
+
+def test_a_site_is_built_without_running_tutorials() -> None:
+    """`make docs TUTORIALS=off`; another word is an error."""
+
+    def commands(word: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["make", "-n", "docs", f"TUTORIALS={word}"], cwd=ROOT, capture_output=True, text=True
+        )
+
+    assert re.search(r"SHOAL_DOCS_RUN=1 .*sphinx", commands("on").stdout)
+    assert re.search(r"SHOAL_DOCS_RUN= .*sphinx", commands("off").stdout)
+    assert "TUTORIALS=maybe: on or off" in commands("maybe").stderr

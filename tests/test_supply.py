@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import shoal
-from shoal.runs.machine_check import EXTRAS as MACHINE_EXTRAS
+from shoal.planning.machine_check import EXTRAS as MACHINE_EXTRAS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -68,7 +68,7 @@ def as_paddle_launches(overrides: list[str]) -> list[str]:
 
 
 def _visible_gpus() -> int:
-    from shoal.world.gpus import count_gpus
+    from shoal.distributed.gpus import count_gpus
 
     found = count_gpus(None)
     if not found:

@@ -17,6 +17,7 @@ METRICS = [*RANKING_METRICS, "GAUC", "UAUC", *LABEL_METRICS]
 GROUP_METRICS = {"UserGap": "user", "IntraListDiversity": "item", "Miscalibration": "item"}
 GROUP_METRICS["ItemGap"] = "item"
 
+USUAL_TOPK = 10  # the cut-off of eval.valid_metric where it names none and eval.topk has this one
 EXAMPLES = {"user": "gender", "item": "genre"}  # columns, for errors
 
 Problem = tuple[str, str]  # the dotted key to blame, what is wrong
@@ -36,11 +37,14 @@ def add_metric(name: str, topk: bool, needs: str, groups: str | None) -> None:
 
 
 def canonical(values: dict[str, Any]) -> None:
-    """Writes names of metrics, which may come in any case, in one form."""
+    """Writes names of metrics, which may come in any case, in one form, with their cut-off."""
     spelled = {name.lower(): name for name in METRICS}
     values["eval.metrics"] = [spelled.get(m.lower(), m) for m in values["eval.metrics"]]
     name, at, k = values["eval.valid_metric"].partition("@")
-    values["eval.valid_metric"] = spelled.get(name.lower(), name) + at + k
+    name, topk = spelled.get(name.lower(), name), values["eval.topk"]
+    if name in TOPK_METRICS and not at and topk:
+        at, k = "@", str(USUAL_TOPK if USUAL_TOPK in topk else topk[0])
+    values["eval.valid_metric"] = name + at + k
 
 
 def problems(config: Config, origins: Mapping[str, str], clicks: bool = False) -> list[str]:
@@ -79,20 +83,26 @@ def metrics(config: Config) -> Iterator[Problem]:
 
 def valid_metric(config: Config) -> Iterator[Problem]:
     key, chosen = "eval.valid_metric", config.eval
-    known = [name for name in chosen.metric_names if name in METRICS]
+    names = [name for name in chosen.metric_names if name in METRICS]
     computed = [
         name
-        for metric in known
+        for metric in names
         for name in ([f"{metric}@{k}" for k in chosen.topk] if metric in TOPK_METRICS else [metric])
     ]
-    given = chosen.valid_metric
-    if computed and given not in computed:
-        alike = [name for name in computed if name.partition("@")[0] == given.partition("@")[0]]
-        found = alike[0] if alike else nearest(given, computed)
-        hint = f" (did you mean {found}?)" if found else ""
-        every = ", ".join(computed)
-        yield key, f"{given} is not computed{hint}; eval.metrics and eval.topk give: {every}"
-    if given == "Calibration":
+    chosen_metric = chosen.valid_metric
+    if computed and chosen_metric not in computed:
+        alike = [
+            name for name in computed if name.partition("@")[0] == chosen_metric.partition("@")[0]
+        ]
+        suggestion = alike[0] if alike else nearest(chosen_metric, computed)
+        hint = f" (did you mean {suggestion}?)" if suggestion else ""
+        all_computed = ", ".join(computed)
+        yield (
+            key,
+            f"{chosen_metric} is not computed{hint}; eval.metrics and eval.topk give: "
+            f"{all_computed}",
+        )
+    if chosen_metric == "Calibration":
         yield key, "Calibration is best at 1, so it cannot choose a checkpoint; use AUC or LogLoss"
 
 
@@ -126,7 +136,7 @@ def processes(config: Config) -> Iterator[Problem]:
 
 def elastic(config: Config) -> Iterator[Problem]:
     """What needs all workers at once, where workers join and leave."""
-    if not config.workers_come_and_go:
+    if not config.elastic:
         return
     key, servers = "strategy.ps.elastic", config.strategy.ps
     if servers.dense == "all_reduce":
@@ -164,12 +174,12 @@ def replicas(config: Config) -> Iterator[Problem]:
 
 def by_length(config: Config) -> Iterator[Problem]:
     """Batches and slices that are cut by length, where a worker's own number of samples counts."""
-    asked = {
+    enabled = {
         "train.balance": config.train.balance,
         "train.batch_tokens": config.train.batch_tokens is not None,
     }
     servers = config.strategy.ps
-    for key in (key for key, on in asked.items() if on and config.strategy.name == "ps"):
+    for key in (key for key, on in enabled.items() if on and config.strategy.name == "ps"):
         if servers.mode != "sync":
             text = f"does not go with strategy.ps.mode={servers.mode}, where every worker updates "
             yield key, f"{text}by its own samples: leave it out, or choose sync"
@@ -181,15 +191,15 @@ def by_length(config: Config) -> Iterator[Problem]:
 def row_rules(config: Config) -> Iterator[Problem]:
     """Rules of growing tables that could never do anything."""
     key, section = "rows.shrink.every", config.rows
-    every = [section, *(section.of(name) for name in section.tables)]
+    all_rules = [section, *(section.rules_of(name) for name in section.tables)]
     limits = "rows.shrink.max_age, capacity, min_score or min_norm"
-    drops = any(rules.drops for rules in every)
+    drops = any(rules.drops for rules in all_rules)
     if section.shrink.every and not drops:
         yield key, f"given {section.shrink.every}, but nothing says which go; set {limits}"
     if not section.shrink.every and drops:
         yield key, f"given 0, so nothing is ever dropped; set it, or leave out {limits}"
     most = 255 * section.admission.show_coefficient
-    threshold = max(rules.admission.threshold for rules in every)
+    threshold = max(rules.admission.threshold for rules in all_rules)
     if section.admission.bloom_counters and threshold > most:
         text = (
             f"given {threshold:g}, but the counters of a Bloom filter end at 255 shows ({most:g})"
@@ -205,8 +215,8 @@ def click_model(config: Config) -> Iterator[Problem]:
     ranking = [name for name in config.eval.metric_names if name in RANKING_METRICS]
     if ranking:
         text = f"{', '.join(ranking)} rank items for a user, and {model} predicts clicks of single"
-        others = ", ".join(name for name in METRICS if name not in RANKING_METRICS)
-        yield "eval.metrics", f"{text} samples; choose among {others}"
+        alternatives = ", ".join(name for name in METRICS if name not in RANKING_METRICS)
+        yield "eval.metrics", f"{text} samples; choose among {alternatives}"
     for side in EXAMPLES:
         if getattr(config.eval.groups, side) is not None:
             text = f"is for metrics of lists, and {model} predicts clicks: leave it out"

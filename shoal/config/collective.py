@@ -11,15 +11,15 @@ BACKENDS = ("native", "torchrec")
 OTHERS = {"hb": "HybridBackend", "sok": "SparseOperationKit"}  # values of the variable elsewhere
 
 
-def choose_backend(given: str | None = None, tell: bool = True) -> str:
+def choose_backend(name: str | None = None, report: bool = True) -> str:
     """The backend of an argument, else of the variable, else native; tell: log what is mapped."""
-    value = os.environ.get(VARIABLE) or "native" if given is None else given
+    value = os.environ.get(VARIABLE) or "native" if name is None else name
     if value in OTHERS:
-        if tell:
+        if report:
             log.warning("%s=%s (%s): native takes its part here", VARIABLE, value, OTHERS[value])
         return "native"
     if value not in BACKENDS:
-        place = f"the variable {VARIABLE}" if given is None else "backend"
+        place = f"the variable {VARIABLE}" if name is None else "backend"
         raise ValueError(
             f"{place} is {value!r}; it is one of {', '.join(BACKENDS)} (hb and sok mean native)"
             f"{did_you_mean(value, [*BACKENDS, *OTHERS])}"

@@ -14,11 +14,23 @@ from shoal.config.intervals import parse_intervals
 from shoal.config.section import RUN, STRICT, Choices, Section
 
 MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
-MOST_COLUMNS = 1 << 16  # of a click log
+MOST_COLUMNS = 1 << 16  # of a table or a click log
 # Names of data.format; `add_format` adds those that come with a package.
 FORMATS = Choices(
-    *("auto", "atomic", "movielens", "prepared", "planted", "random", "planted_clicks"),
-    *("slots", "criteo", "multi_hot", "csv", "parquet", "arrow", "jsonl"),
+    "auto",
+    "atomic",
+    "movielens",
+    "prepared",
+    "planted",
+    "random",
+    "planted_clicks",
+    "slots",
+    "criteo",
+    "multi_hot",
+    "csv",
+    "parquet",
+    "arrow",
+    "jsonl",
 )
 CLICK_FORMATS = ["slots", "criteo", "multi_hot", "planted_clicks"]  # csv and parquet hold either
 GENERATED = ("planted", "random", "planted_clicks")  # names and formats of data that Shoal makes
@@ -27,7 +39,7 @@ PREPARED = "manifest.json"  # the file that makes a folder a prepared one
 Kind = Literal["id", "ids", "sequence", "number", "numbers", "text"]
 Side = Literal["user", "item", "context"]
 Vocabulary = Literal["exact", "hashed", "growing"]
-Transform = Literal["log", "normalise"]
+Transform = Literal["log", "normalise", "hour", "weekday", "age"]
 Loss = Literal["logistic", "squared"]
 Count = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Many = Annotated[int, Field(ge=2, le=MOST_ROWS)]
@@ -53,6 +65,31 @@ class FeatureOptions(TypedDict, total=False):
     cross: list[str]  # features whose ids together are this one's
     weights: str  # ids, sequence: the column with the weight of each
     time: str  # sequence: the column with the time of each, by which they are sorted
+
+
+# Kinds of data.cells -> the type of the column that such cells become.
+KINDS_OF_CELLS: dict[str, Literal["token", "token_seq", "float", "float_seq"]] = {
+    "id": "token",
+    "ids": "token_seq",
+    "number": "float",
+    "numbers": "float_seq",
+    "time": "float",
+}
+
+
+@with_config(STRICT)
+class CellOptions(TypedDict, total=False):
+    """How the cells of a column are read; what is left out is found by looking at them."""
+
+    # id: as it stands; ids: a list; time: dates, or numbers since 1970
+    kind: Literal["id", "ids", "number", "numbers", "time"]
+    separator: str  # of lists; "[]": they are in brackets
+    currency: str  # taken away from numbers
+    thousands: str  # the sign between thousands, taken away from numbers
+    decimal: Literal[".", ","]  # the decimal sign of numbers
+    percent: bool  # numbers may end in "%"
+    order: Literal["day", "month"]  # which comes first in dates such as 05/06/2024
+    unit: Literal["s", "ms", "us", "ns"]  # of times that are numbers, since 1970
 
 
 @with_config(STRICT)
@@ -107,23 +144,25 @@ class PlantedSection(Section):
     items: Many = Field(1682, description="items of the planted data")
     interactions: Many = Field(100_000, description="interactions of the planted data")
     factors: int = Field(8, ge=1, description="dimensions of the planted taste")
-    strength: float = Field(4.0, ge=0, description="0: taste is ignored, popularity alone decides")
+    strength: float = Field(
+        4.0, ge=0, description="weight of the taste; 0: popularity alone decides"
+    )
     drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
     popularity: float = Field(0.8, ge=0, description="exponent of the items' power law")
     item_features: int = Field(0, ge=0, le=64, description="columns that describe an item; 0: none")
     new_items: float = Field(
         0.0, ge=0, le=0.4, description="share of items that come only in the last eighth of a user"
     )
-    seed: int = Field(7, description="another seed, another data set of that size")
+    seed: int = Field(7, description="seed; another one gives another data set of that size")
 
 
 class RandomSection(Section):
-    """The other generated data set: users and items drawn uniformly, to measure speed with."""
+    """Generated data of users and items drawn uniformly, to measure speed with."""
 
     users: Count = Field(10, description="users of the random data")
     items: Count = Field(30, description="items of the random data")
     interactions: Count = Field(300, description="interactions of the random data")
-    seed: int = Field(7, description="another seed, another data set of that size")
+    seed: int = Field(7, description="seed; another one gives another data set of that size")
 
 
 Bag = Annotated[int, Field(ge=1, le=10_000)]
@@ -137,21 +176,25 @@ class PlantedClicksSection(Section):
     )
     slots: int = Field(8, ge=1, le=MOST_COLUMNS, description="slots of a sample")
     ids_per_slot: Count | list[Count] = Field(
-        1000, description="distinct ids of a slot; a list: of each"
+        1000, description="distinct ids of every slot; a list: a number for each"
     )
-    bags: Bag | list[Bag] = Field(1, description="ids that a slot of a sample holds; a list: each")
+    bags: Bag | list[Bag] = Field(
+        1, description="ids in every slot of a sample; a list: a number for each"
+    )
     dense: int = Field(4, ge=0, le=MOST_COLUMNS, description="dense values of a sample")
     popularity: float = Field(1.05, ge=0, description="exponent of the ids' power law")
-    strength: float = Field(1.0, ge=0, description="0: clicks do not depend on anything")
-    seed: int = Field(7, description="another seed, another data set of that size")
+    strength: float = Field(
+        1.0, ge=0, description="weight of the model; 0: clicks do not depend on anything"
+    )
+    seed: int = Field(7, description="seed; another one gives another data set of that size")
 
     @model_validator(mode="after")
     def _one_for_each_slot(self) -> Self:
         for key in ("ids_per_slot", "bags"):
-            given = getattr(self, key)
-            if isinstance(given, list) and len(given) != self.slots:
+            sizes = getattr(self, key)
+            if isinstance(sizes, list) and len(sizes) != self.slots:
                 raise ValueError(
-                    f"{key} has {len(given)} numbers, and there are {self.slots} slots"
+                    f"{key} has {len(sizes)} numbers, and there are {self.slots} slots"
                 )
         return self
 
@@ -159,13 +202,25 @@ class PlantedClicksSection(Section):
 class ClicksSection(Section):
     """Click logs: labelled samples with slots of ids and dense values, in any number of files."""
 
-    train: str | None = Field(None, description="a file, a folder or a pattern; sorted by name")
-    valid: str | None = Field(None, description="likewise; null: the test files")
-    test: str | None = Field(None, description="likewise; null: the valid files, or none")
-    reader: Literal["memory", "stream", "custom"] = Field(
-        "memory", description="load and shuffle all, or read on; or your own reader"
+    train: str | None = Field(
+        None, description="files to train on: a file, a folder or a pattern; sorted by name"
     )
-    custom: Annotated[str | None, RUN] = Field(None, description="reader custom: FILE.py[:CLASS]")
+    valid: str | None = Field(
+        None,
+        description="files to validate on: a file, a folder or a pattern; null: the test files",
+    )
+    test: str | None = Field(
+        None,
+        description="files to test on: a file, a folder or a pattern; null: the valid files, "
+        "or none",
+    )
+    reader: Literal["memory", "stream", "custom"] = Field(
+        "memory",
+        description="memory: load and shuffle all; stream: read on; custom: your own reader",
+    )
+    custom: Annotated[str | None, RUN] = Field(
+        None, description="the class of reader custom, as FILE.py[:CLASS]"
+    )
     pipe_command: Annotated[str | None, RUN] = Field(
         None, description="a program: raw lines on its stdin, lines of slots on its stdout"
     )
@@ -176,7 +231,7 @@ class ClicksSection(Section):
         None, description="slots (columns) with ids, by name or number; null: those of the format"
     )
     dense: list[str] | Annotated[int, Field(ge=0, le=MOST_COLUMNS)] | None = Field(
-        None, description="dense values likewise"
+        None, description="dense values (columns), by name or number; null: those of the format"
     )
     label: str | None = Field(None, description="the label's name; null: that of the format")
     group: str | None = Field(None, description="the slot that GAUC groups by")
@@ -192,13 +247,13 @@ class ClicksSection(Section):
 
 def _cuts(at: list[str | float] | str | float) -> list[str | float]:
     """One or two moments, each after the last, as a list."""
-    given = at if isinstance(at, list) else [at]
-    if not 1 <= len(given) <= 2:
+    moments = at if isinstance(at, list) else [at]
+    if not 1 <= len(moments) <= 2:
         raise ValueError("allowed: one date, or two: where valid and where test begins")
-    times = list(map(seconds_of, given))
+    times = list(map(seconds_of, moments))
     if times != sorted(set(times)):
         raise ValueError("the second date must come after the first")
-    return given
+    return moments
 
 
 def seconds_of(moment: str | float) -> float:
@@ -210,42 +265,49 @@ def seconds_of(moment: str | float) -> float:
     if not isinstance(moment, str):
         return float(moment)
     try:
-        found = datetime.fromisoformat(moment)
+        date = datetime.fromisoformat(moment)
     except ValueError:
         raise ValueError(
             f"{moment!r} is no date; write 2024-01-31, 2024-01-31T18:00, or seconds since 1970"
         ) from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 Moments = Annotated[list[str | Number] | str | Number, AfterValidator(_cuts)]
 
 
 class SplitSection(Section):
-    by: Literal["ratio", "leave_one_out"] = Field(
-        "ratio", description="parts by ratio, or the last interactions of every user"
+    by: Literal["auto", "ratio", "leave_one_out"] = Field(
+        "auto",
+        description="parts by ratio, or the last interactions of every user; auto: leave_one_out "
+        "where interactions have an order, see docs/reference/data.md",
     )
     ratio: Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_some)] = Field(
-        [0.8, 0.1, 0.1], min_length=3, max_length=3, description="train, valid, test"
+        [0.8, 0.1, 0.1], min_length=3, max_length=3, description="shares of train, valid and test"
     )
     leave: Literal["valid_and_test", "valid_only", "test_only"] = Field(
-        "valid_and_test", description="leave_one_out: for which parts"
+        "valid_and_test",
+        description="leave_one_out: the parts that get an interaction of each user",
     )
-    order: Literal["random", "time", "file"] = Field(
-        "random", description="file: as the rows stand, where there is no time"
+    order: Literal["auto", "random", "time", "file"] = Field(
+        "auto",
+        description="order of the interactions; auto: by time where there is one, else random; "
+        "file: as the rows stand",
     )
     group_by: Literal["user", "none"] = Field(
         "user", description="ratio: cut the interactions of each user, or all together"
     )
     at: Moments | None = Field(
         None,
-        description="in place of all above: dates (2024-01-31) or seconds since 1970. two: train "
-        "before the first, valid until the second, test from it on; one: no valid part",
+        description="in place of by, ratio, leave and order: dates (2024-01-31) or seconds since "
+        "1970. Two: train before the first, valid until the second, test from it on. One: no valid "
+        "part",
     )
     seed: int | None = Field(
         None,
         ge=0,
-        description="of order random; null: run.seed. with one, run.seed varies training alone",
+        description="seed of order random; null: run.seed. With a seed, run.seed varies training "
+        "alone",
     )
 
     @model_validator(mode="after")
@@ -273,7 +335,7 @@ class FilterSection(Section):
         True, description="drop interactions of users and items absent from .user / .item files"
     )
     duplicates: Literal["first", "last"] | None = Field(
-        None, description="of repeated (user, item) pairs keep this one; null keeps all"
+        None, description="which of repeated (user, item) pairs is kept; null: all"
     )
 
 
@@ -290,14 +352,15 @@ class DataSection(Section):
         "data set's own folder",
     )
     format: Annotated[str, FORMATS] = Field(
-        "auto", description="auto: by what is there, see docs/reference/data.md"
+        "auto",
+        description="format of the data; auto: chosen by the files, see docs/reference/data.md",
     )
     files: dict[str, str] | None = Field(
         None,
         description="your own tables: inter (or train, valid and test), user, item -> a file, "
         "a folder or a pattern",
     )
-    encoding: str = Field("utf-8", description="of csv and JSON lines")
+    encoding: str = Field("utf-8", description="encoding of csv and JSON lines")
     quote: Character | None = Field('"', description="what quotes cells of csv; null: nothing")
     escape: Character | None = Field(
         None,
@@ -314,10 +377,10 @@ class DataSection(Section):
     random: RandomSection = Field(default_factory=RandomSection)
     fields: FieldsSection = Field(default_factory=FieldsSection)
     separator: Annotated[Character, BeforeValidator(_tab)] = Field(
-        "\t", description="between cells"
+        "\t", description="what stands between cells"
     )
     seq_separator: Annotated[str, BeforeValidator(_tab)] = Field(
-        " ", min_length=1, description="between the entries of a list in a cell"
+        " ", min_length=1, description="what stands between the entries of a list in a cell"
     )
     load: dict[str, list[str]] | None = Field(
         None, description="file suffix -> columns to load; null loads all of .inter"
@@ -325,7 +388,9 @@ class DataSection(Section):
     unload: dict[str, list[str]] | None = Field(
         None, description="file suffix -> columns to leave out"
     )
-    extra_suffixes: list[str] = Field(default_factory=list, description="further files to load")
+    extra_suffixes: list[str] = Field(
+        default_factory=list, description="suffixes of further files to load"
+    )
     filter: FilterSection = Field(default_factory=FilterSection)
     threshold: Annotated[dict[str, float], Field(min_length=1, max_length=1)] | None = Field(
         None, description="field -> value; at or above it the label is 1"
@@ -333,8 +398,15 @@ class DataSection(Section):
     normalize: list[str] | Literal["all"] = Field(
         default_factory=list, description="float fields scaled to [0, 1]"
     )
+    cells: dict[str, CellOptions] | None = Field(
+        None,
+        description="column -> how its cells are read, where that is not as found: {price: {kind: "
+        'id}, tags: {separator: ";"}, day: {order: month}}',
+    )
     features: dict[str, FeatureOptions] | None = Field(
-        None, description="name -> what it is, exactly those; null: what the columns suggest"
+        None,
+        description="name -> what the feature is; no others are read; null: what the columns "
+        "suggest",
     )
     codes: str | None = Field(
         None,
@@ -354,7 +426,7 @@ class DataSection(Section):
     )
     split: SplitSection = Field(default_factory=SplitSection)
     max_len: int = Field(50, ge=1, description="items kept of a user's history")
-    cache: bool = Field(True, description="keep prepared columns beside the raw files")
+    cache: bool = Field(True, description="keep prepared columns in a folder next to the raw files")
 
     @model_validator(mode="after")
     def _distinct(self) -> DataSection:
@@ -378,11 +450,11 @@ class DataSection(Section):
     def title(self) -> str:
         """What the data is called in titles, messages and names of folders."""
         files = self.files or {}
-        own = files.get("inter") or files.get("train") or self.clicks.train
+        data_file = files.get("inter") or files.get("train") or self.clicks.train
         if self.name is not None and self.name not in GENERATED:
             return self.name
-        if own is not None:
-            return _stem(own) or Path(self.path).resolve().name
+        if data_file is not None:
+            return _stem(data_file) or Path(self.path).resolve().name
         if self.format in GENERATED:
             return self.format
         if self.name is not None and not Path(self.path, PREPARED).is_file():

@@ -54,6 +54,7 @@ class Dialect:
     table: Sequence[Row] = ()
     values: Mapping[str, Any] = {}  # what holds in the tool where nothing is given
     note = ""  # a line for the log where those hold
+    kind = "general"  # of the chosen model: general, sequential or clicks
     sections: Sequence[str] = ()  # keys at the top that hold a mapping of its keys
 
     def __init__(self, sources: Sequence[Layer]):
@@ -131,9 +132,9 @@ registered: dict[str, type[Dialect] | str] = {**shoal.DIALECTS}
 
 def register(name: str, dialect: type[Dialect]) -> None:
     """Add a dialect, ahead of those that are registered."""
-    others = {one: kept for one, kept in registered.items() if one != name}
+    remaining = {one: kept for one, kept in registered.items() if one != name}
     registered.clear()
-    registered.update({name: dialect, **others})
+    registered.update({name: dialect, **remaining})
 
 
 def listen(sources: Sequence[Layer]) -> list[Dialect]:
@@ -145,8 +146,8 @@ def _class_of(dialect: type[Dialect] | str) -> type[Dialect]:
     if not isinstance(dialect, str):
         return dialect
     module, _, name = dialect.partition(":")
-    found: type[Dialect] = getattr(import_module(module), name)
-    return found
+    dialect_class: type[Dialect] = getattr(import_module(module), name)
+    return dialect_class
 
 
 # Kinds of rows -----------------------------------------------------------------------------------

@@ -16,16 +16,16 @@ class ConfigError(ValueError):
         super().__init__(text)
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known word most like `word`, case aside; None when nothing is near."""
     by_lower: dict[str, str] = {}
-    for name in known:
+    for name in names:
         by_lower.setdefault(name.lower(), name)
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else None
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean X?`, or nothing: the end of a message that lists what is known."""
-    found = nearest(word, known, cutoff)
-    return f"; did you mean {found}?" if found else ""
+    match = nearest(word, names, cutoff)
+    return f"; did you mean {match}?" if match else ""

@@ -21,19 +21,19 @@ def unread(config: Config, processes: int | None = None) -> Iterator[tuple[str, 
     `processes`: how many there are, where that is known; strategy auto depends on it.
     """
     name = config.strategy.name
-    own = {name, f"{name} {config.strategy.ps.mode}"}
+    modes = {name, f"{name} {config.strategy.ps.mode}"}
     if name == "auto":
         several = config.launch.nproc > 1 or config.launch.world_size > 1
-        own = {"ddp"} if several or (processes or 1) > 1 else {"single"}
+        modes = {"ddp"} if several or (processes or 1) > 1 else {"single"}
         if processes is None:
-            own.add("ddp")  # another launcher may have started several
-    if config.workers_come_and_go and config.strategy.ps.staleness != KEYS[STALENESS].default:
+            modes.add("ddp")  # another launcher may have started several
+    if config.elastic and config.strategy.ps.staleness != KEYS[STALENESS].default:
         text = "has no effect with strategy.ps.elastic: nobody waits for a slow worker"
         yield STALENESS, text, READERS[STALENESS]
     for key, readers in READERS.items():
-        given = value_of(config, key)
-        asks = given not in (KEYS[key].default, *readers.harmless)
-        if asks and not own & set(readers.strategies):
+        value = value_of(config, key)
+        asks = value not in (KEYS[key].default, *readers.harmless)
+        if asks and not modes & set(readers.strategies):
             yield key, f"has no effect under strategy {name}; it is read under {readers}", readers
 
 
@@ -47,8 +47,8 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
     for key, text, readers in unread(config, processes):
         if readers.refused:
             default = inline(KEYS[key].default)
-            given = inline(value_of(config, key))
-            yield key, f"given {given}, which {text}: choose that, or set {key}={default}"
+            value = inline(value_of(config, key))
+            yield key, f"given {value}, which {text}: choose that, or set {key}={default}"
     yield from _sharded_refusals(config)
     elsewhere = config.strategy.ps.addresses and not config.launch.servers
     if config.strategy.name == "ps" and config.rows.tiers.ssd is not None and elsewhere:
@@ -74,12 +74,12 @@ def _sharded_refusals(config: Config) -> Iterator[tuple[str, str]]:
             "launch.encrypt leads all ranks through one tunnel, and groups need their own: leave "
             "out one of the two",
         )
-    if section.groups_every > 1 and (config.rows.asked or config.train.clip_grad_norm):
+    if section.groups_every > 1 and (config.rows.enabled or config.train.clip_grad_norm):
         yield "strategy.groups_every", EACH_STEP
 
 
 def refuse_unread(config: Config, processes: int, device: str) -> None:
-    """The same once the processes have started: what auto became and the device are known."""
+    """Raise about a key without effect, once processes run: the strategy and device are known."""
     for key, text in refusals(config, processes):
         raise ValueError(f"{key}: {text}")
     if config.strategy.graph is True and device != "cuda":

@@ -37,16 +37,20 @@ class Key:
         if get_origin(bare) is tuple and isinstance(value, list):
             value = tuple(value)  # YAML has no tuples
         try:
-            found = self._adapter.validate_python(value)
+            checked = self._adapter.validate_python(value)
         except ValidationError as error:
             if isinstance(value, dict):
                 for name, inner in value.items():  # name the entry that is wrong, if one alone is
                     if entry := self.entry(name, key):
                         entry.check(inner, f"{key}.{name}")
-            own = [one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"]
-            why = own[0] if own else f"allowed: {allowed(self.kind)}{_remedy(value, bare)}"
-            raise ValueError(f"{key}: given {given(value)}; {why}") from None
-        return found.model_dump() if isinstance(found, Section) else found
+            reasons = [
+                detail["ctx"]["error"]
+                for detail in error.errors()
+                if detail["type"] == "value_error"
+            ]
+            why = reasons[0] if reasons else f"allowed: {allowed(self.kind)}{_remedy(value, bare)}"
+            raise ValueError(f"{key}: given {describe_value(value)}; {why}") from None
+        return checked.model_dump() if isinstance(checked, Section) else checked
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
@@ -73,8 +77,8 @@ class Key:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is true or false, so that `--key` alone means true."""
-        return _bare(self.kind)[0] is bool
+        """Whether it may be true or false, so that `--key` alone means true."""
+        return bool in {_bare(part)[0] for part in _parts(self.kind)}
 
     @property
     def is_mapping(self) -> bool:
@@ -163,14 +167,16 @@ def _entries(kind: Any, names: Iterable[str]) -> dict[str, Any] | None:
             needed = (typing.Required, typing.NotRequired)
             return {n: get_args(t)[0] if get_origin(t) in needed else t for n, t in hints.items()}
         if get_origin(part) is dict:
-            known, inner = get_args(part)
-            return dict.fromkeys(get_args(known) if get_origin(known) is Literal else names, inner)
+            key_type, inner = get_args(part)
+            return dict.fromkeys(
+                get_args(key_type) if get_origin(key_type) is Literal else names, inner
+            )
     if section := _section_of(kind):
         return {name: typed(field).kind for name, field in section.model_fields.items()}
     return None
 
 
-def given(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """The value as it would be written, and its type in words."""
     names = {bool: "true or false", int: "whole number", float: "number", str: "text"}
     names |= {list: "list", tuple: "list", dict: "mapping", types.NoneType: "null"}
@@ -184,8 +190,8 @@ def given(value: Any) -> str:
 
 def allowed(kind: Any, bounds: Sequence[Any] = ()) -> str:
     """The allowed values of a type in words, e.g. `a whole number ≥ 1 or null`."""
-    kind, own = _bare(kind)
-    bounds = [*bounds, *own]
+    kind, own_bounds = _bare(kind)
+    bounds = [*bounds, *own_bounds]
     for bound in bounds:
         if isinstance(bound, Choices):
             return str(bound)
@@ -225,15 +231,17 @@ def _plural(kind: Any) -> str:
     if kind in PLURALS:
         return PLURALS[kind] + _range(bounds)
     text = allowed(kind)
-    for one, many in (("a mapping", "mappings"), ("a list", "lists")):
-        text = many + text.removeprefix(one) if text.startswith(one) else text
+    for singular, plural in (("a mapping", "mappings"), ("a list", "lists")):
+        text = plural + text.removeprefix(singular) if text.startswith(singular) else text
     return text
 
 
 def _range(bounds: Sequence[Any]) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    found = [(sign, getattr(one, name, None)) for one in bounds for name, sign in signs.items()]
-    parts = [f"{sign} {_number(bound)}" for sign, bound in found if bound is not None]
+    limits = [
+        (sign, getattr(bound, name, None)) for bound in bounds for name, sign in signs.items()
+    ]
+    parts = [f"{sign} {_number(bound)}" for sign, bound in limits if bound is not None]
     return " " + " and ".join(parts) if parts else ""
 
 

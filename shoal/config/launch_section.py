@@ -21,34 +21,39 @@ class LaunchSection(Section):
     )
     world_size: int = Field(-1, description="processes on all hosts; -1: nproc")
     ip: str = Field("localhost", description="address of the first host")
-    port: int = Field(0, ge=0, le=65535, description="0: any free port, on one host only")
+    port: int = Field(
+        0, ge=0, le=65535, description="port of the first host; 0: any free one, on one host only"
+    )
     group_offset: int = Field(0, ge=0, description="global rank of this host's first process")
     hosts: int = Field(0, ge=0, description="hosts with processes; 0: world_size / nproc")
-    host: int = Field(0, ge=0, description="which of these hosts this is, when hosts is given")
+    host: int = Field(0, ge=0, description="number of this host, where hosts is given")
     servers: Annotated[int, ReadBy(("ps",), refused=True)] = Field(
         0, ge=0, description="strategy ps: servers started on this host"
     )
     first_server: Annotated[int, ReadBy(("ps",))] = Field(
-        0, ge=0, description="strategy ps: number of this host's first one"
+        0, ge=0, description="strategy ps: number of this host's first server"
     )
     join_timeout: float = Field(60.0, gt=0, description="seconds to wait for all ranks")
     hang_timeout: float = Field(
-        60.0, gt=0, description="seconds without any work after which a process is said to hang"
+        60.0, gt=0, description="seconds without any work after which a process counts as hanging"
     )
     grace: float = Field(
-        30.0, ge=0, description="seconds to save in after SIGTERM while training; 0: end at once"
+        30.0, ge=0, description="seconds in which a run may save after SIGTERM; 0: it ends at once"
     )
     max_restarts: int = Field(
         0, ge=0, description="how often a failed run is brought back from its last checkpoint"
     )
     min_nproc: int = Field(
-        0, ge=0, description="one host: continue with fewer where one is lost, down to these; 0: no"
+        0,
+        ge=0,
+        description="one host: fewest processes to continue with where one is lost; 0: all",
     )
     regrow: float = Field(
-        60.0, ge=0, description="seconds until lost processes are tried again; 0: never"
+        60.0, ge=0, description="seconds until lost processes are started again; 0: never"
     )
     secret: str | None = Field(
-        None, description="several hosts: file (mode 0600) that all have; null: SHOAL_SECRET"
+        None,
+        description="several hosts: file (mode 0600) with the secret of all; null: SHOAL_SECRET",
     )
     plain: bool = Field(False, description="several hosts: anybody on the network may join")
     encrypt: bool = Field(False, description="several hosts: encrypt what ranks send (CPUs)")
@@ -71,7 +76,7 @@ class ForgettingSection(Section):
     after: int = Field(
         0, ge=0, description="days (runs with --from) without an interaction; 0: rows stay"
     )
-    factor: float = Field(0.5, ge=0, lt=1, description="what a row is multiplied by, every day")
+    factor: float = Field(0.5, ge=0, lt=1, description="factor of such a row, every day")
 
 
 class StartSection(Section):
@@ -92,18 +97,18 @@ class StartSection(Section):
 
 def check_tracker(name: str) -> str:
     """A tracker's name; that of a class in a file is the same in every folder."""
-    place, _, wanted = name.rpartition(":")
-    if name not in TRACKERS and not (place and wanted):
+    place, _, class_name = name.rpartition(":")
+    if name not in TRACKERS and not (place and class_name):
         hint = did_you_mean(name, TRACKERS)
         raise ValueError(
             f"run.trackers: given {name!r}; allowed: {', '.join(TRACKERS)}, FILE.py:Class{hint}"
         )
-    return f"{os.path.abspath(place)}:{wanted}" if place.endswith(".py") else name
+    return f"{os.path.abspath(place)}:{class_name}" if place.endswith(".py") else name
 
 
 class RunSection(Section):
     seed: int = Field(
-        2020, description="of rows, parameters, order, negatives, dropout and random splits"
+        2020, description="seed of rows, parameters, order, negatives, dropout and random splits"
     )
     output: Annotated[str | None, WRITTEN] = Field(
         None, description="folder of the run; null: a new one under root"
@@ -115,7 +120,7 @@ class RunSection(Section):
         RUN,
     ] = Field([], description="Python files or modules that register things, run before all else")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: a GPU where there is one"
+        "auto", description="where tensors are computed; auto: on a GPU where there is one"
     )
     gpu_ids: str | None = Field(
         None, description='GPUs to use, e.g. "0,1,2,3"; null: all, "": none'
@@ -131,19 +136,19 @@ class RunSection(Section):
     )
     progress: bool = Field(True, description="show progress bars")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="the least that is logged"
+        "info", description="level of the least important lines that are logged"
     )
     log: Literal["text", "json"] = Field(
-        "text", description="json: one object per line, with the figures of epochs"
+        "text", description="form of the log; json: one object per line, with the figures of epochs"
     )
-    loss_decimals: int = Field(4, ge=0, description="of losses in the log")
+    loss_decimals: int = Field(4, ge=0, description="decimals of losses in the log")
     trackers: Annotated[
         list[Annotated[str, AfterValidator(check_tracker)]],
         BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
         RUN,
     ] = Field(
         ["tensorboard"],
-        description="who follows the run: tensorboard, mlflow, wandb, or your FILE.py:Class",
+        description="trackers of the run: tensorboard, mlflow, wandb, or your FILE.py:Class",
     )
     project: str | None = Field(
         None, description="project of wandb, experiment of mlflow; null: as their variables say"
@@ -156,5 +161,5 @@ class RunSection(Section):
 
     @property
     def shows_bars(self) -> bool:
-        """Whether bars are wanted, where there is somebody to look at them."""
+        """Whether progress bars are shown."""
         return self.progress and self.log == "text" and not self.is_quiet

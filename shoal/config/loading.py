@@ -7,6 +7,7 @@ place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +25,7 @@ from shoal.config.key_applicability import refusals
 from shoal.config.keys import KEYS, MISSING, Key, options_of
 from shoal.config.launch_section import EVERY_GPU
 from shoal.config.reading import ConfigReader, Value, merged
-from shoal.config.schema import Config
+from shoal.config.schema import AUTO, Config
 from shoal.config.sources import DEFAULT, Layer, Origin, from_file, from_overrides, from_python
 
 # Model name as written -> (its canonical name, dataclass of its options). ValueError if unknown.
@@ -75,6 +76,19 @@ class Resolved:
         """All lines to log: those of reading, and those that the values themselves call for."""
         return [*self.read_notes, *unread_notes(self.config), *_batch_notes(self.config)]
 
+    def with_written_keys(self, text: str) -> str:
+        """An error's text; of each key in it that another tool's key set: that key and its place.
+
+        `run.device is cuda, and there is no GPU` ends with
+        `(run.device: dnn.yaml:3, PaddleRec key runner.use_gpu)`.
+        """
+        written = []
+        for key, origin in self.origins.items():
+            place = re.fullmatch(r"(.*) \((.+ key .+)\)", origin)
+            if place and origin not in text and re.search(rf"(?<![\w.]){re.escape(key)}\b", text):
+                written.append(f"{key}: {place[1]}, {place[2]}")
+        return f"{text} ({'; '.join(written)})" if written else text
+
     def with_values(self, values: Mapping[str, Any], origin: str) -> Resolved:
         """A copy with other values under some dotted keys, checked like all, and their origin."""
         plain = self.config.model_dump()
@@ -96,13 +110,18 @@ def _batch_notes(config: Config) -> list[str]:
     ranks = max(config.launch.world_size, config.launch.nproc)
     if ranks <= 1:
         return []
-    if config.updates_apart:
-        return [f"every worker makes its own updates, of {config.train.batch_size} samples each"]
+    if config.per_worker_batches:
+        whose = (
+            ""
+            if config.train.batch_size == AUTO
+            else f", of {config.train.batch_size} samples each"
+        )
+        return [f"every worker makes its own updates{whose}"]
     section = config.train
-    size = f"{section.batch_size} samples"
+    size = "" if section.batch_size == AUTO else f" of {section.batch_size} samples"
     if section.batch_tokens is not None:
-        size = f"{section.batch_tokens} items at most"
-    return [f"batch sizes are global: each batch of {size} is split over {ranks} processes"]
+        size = f" of {section.batch_tokens} items at most"
+    return [f"batch sizes are global: each batch{size} is split over {ranks} processes"]
 
 
 def load(
@@ -121,6 +140,7 @@ def load(
 
     `source` is the origin of `values`.
     """
+    # Read all sources, and choose the model, whose options are keys, too.
     layers = _read_sources([files] if isinstance(files, str | Path) else files, overrides)
     layers.insert(-1, from_python(values or {}, source))
     errors: list[str] = []
@@ -128,13 +148,16 @@ def load(
     dialects = listen(layers)
     name, options_type = _choose_model(layers, models, allow_code, dialects, errors)
     options = options_of(options_type) if options_type else None
+    kind = kinds(name) if options_type is not None else "general"
     for dialect in dialects:
+        dialect.kind = kind
         dialect.meet(name, options)
 
+    # Merge the values of all sources, the weakest first.
     reader = ConfigReader(name, options, dialects, errors)
     state = {key: Value(one.default, DEFAULT) for key, one in reader.keys.items()}
     weakest = [from_python(getattr(options_type, "DEFAULTS", {}), f"default of {name}")]
-    clicks = options_type is not None and kinds(name) == "clicks"
+    clicks = kind == "clicks"
     if clicks:
         weakest.insert(0, from_python(CLICK_DEFAULTS, "default of click models"))
     for dialect in dialects:
@@ -145,7 +168,8 @@ def load(
         for key, new in reader.read(layer).items():
             value = merged(state[key].value, new.value) if new.entries else new.value
             state[key] = replace(new, value=value)
-    errors += _check_merged(state, reader.keys)
+    # Check what no source shows alone, and apply what the command itself decides.
+    errors += _check_merged(state, reader.keys) + _imply_split(state)
     if command is not None:
         errors += _decide(state, command)
     state[plugins.KEY] = Value(plugged, state[plugins.KEY].origin)
@@ -158,6 +182,7 @@ def load(
         raise ConfigError(errors)
     assert options_type is not None, "a model that is not found is an error above"
 
+    # Build the config, and check keys that depend on each other.
     reader.notes += [*_count_processes(state), *_multiply(state)]
     state["model.name"] = Value(name, state["model.name"].origin)
     plain = {key: entry.value for key, entry in state.items()}
@@ -199,10 +224,10 @@ def _read_sources(files: Sequence[str | Path], overrides: Sequence[str]) -> list
 
 def _run_plugins(layers: list[Layer], allow: CodeCheck) -> list[str]:
     """Runs the plugins that are named, before any key is read; their full names."""
-    found = plugins.named(layers)
-    if found is None:
+    named = plugins.named(layers)
+    if named is None:
         return []
-    names, origin = plugins.full_names(found[0]), found[1]
+    names, origin = plugins.full_names(named[0]), named[1]
     for name in names:
         allow(plugins.KEY, name, origin)
         try:
@@ -259,15 +284,15 @@ def _decide(state: dict[str, Value], command: Command) -> list[str]:
     """Sets what the command decides, in place; returns what contradicts it."""
     errors, origin = [], Origin(command.name)
     for key, (value, why) in command.requires.items():
-        given = state[key]
-        if given.value != value:
-            if given.value != KEYS[key].default:
-                errors.append(f"{key} is {given.value} ({given.origin}), and {command.name} {why}")
+        entry = state[key]
+        if entry.value != value:
+            if entry.value != KEYS[key].default:
+                errors.append(f"{key} is {entry.value} ({entry.origin}), and {command.name} {why}")
             state[key] = Value(value, origin)
     for key, value in command.values.items():
-        given = state[key]
-        if given.value != value and given.origin.source.startswith("command line"):
-            errors.append(f"{given.origin}: {key} is decided by {command.name}; leave it out")
+        entry = state[key]
+        if entry.value != value and entry.origin.source.startswith("command line"):
+            errors.append(f"{entry.origin}: {key} is decided by {command.name}; leave it out")
         state[key] = Value(value, origin)
     return errors
 
@@ -284,21 +309,43 @@ def _check_merged(state: dict[str, Value], keys: Mapping[str, Key]) -> list[str]
     return errors
 
 
+def _imply_split(state: dict[str, Value]) -> list[str]:
+    """Chooses data.split.by where only its options are given; what is wrong with them."""
+    by = state["data.split.by"]
+    if by.value != "auto" or by.origin is not DEFAULT:
+        return []
+    options = {"data.split.ratio": "ratio", "data.split.leave": "leave_one_out"}
+    written = [key for key in options if not state[key].origin.source.startswith("default")]
+    if len(written) == 2:
+        return [
+            f"{state[written[1]].origin}: data.split.ratio and data.split.leave are both given; "
+            "set data.split.by to ratio or to leave_one_out"
+        ]
+    if written:
+        state["data.split.by"] = Value(options[written[0]], state[written[0]].origin)
+    return []
+
+
 def _count_processes(state: dict[str, Value]) -> list[str]:
     """Puts the number of visible GPUs in the place of launch.nproc -1; a line for the log."""
     entry = state["launch.nproc"]
     if entry.value != EVERY_GPU:
         return []
-    from shoal.world.gpus import count_gpus  # imports torch, which most configs do without
-    from shoal.world.variables import launched_size
+    from shoal.distributed.gpus import count_gpus  # imports torch, which most configs do without
+    from shoal.distributed.rank_variables import launched_size
 
     gpus = count_gpus(state["run.gpu_ids"].value, state["run.device"].value)
     state["launch.nproc"] = Value(launched_size() or max(1, gpus), entry.origin)
     if launched_size():  # they were counted, and logged, when we were started
         return []
-    found = f"{gpus} processes, a GPU each" if gpus > 1 else f"1 process, since there is {gpus} GPU"
+    count_text = f"{gpus} processes, a GPU each" if gpus > 1 else "1 process, since there is 1 GPU"
+    if not gpus:
+        return [
+            f"{entry.origin}: 1 process, since no GPU can be used here (CUDA_VISIBLE_DEVICES, "
+            "run.gpu_ids and run.device say which); --nproc names more"
+        ]
     return [
-        f"{entry.origin}: {found}: all that are visible; CUDA_VISIBLE_DEVICES, run.gpu_ids or "
+        f"{entry.origin}: {count_text}: all that are visible; CUDA_VISIBLE_DEVICES, run.gpu_ids or "
         "--nproc names fewer"
     ]
 
@@ -308,7 +355,7 @@ def _multiply(state: dict[str, Value]) -> list[str]:
     keys = [key for key, entry in state.items() if entry.per_process]
     if not keys:
         return []
-    from shoal.world.variables import launched_size
+    from shoal.distributed.rank_variables import launched_size
 
     launch = [state["launch.nproc"].value, state["launch.world_size"].value]
     processes = launched_size() or max(launch)
@@ -316,11 +363,13 @@ def _multiply(state: dict[str, Value]) -> list[str]:
         processes = 1  # every worker makes its own updates: a size per worker is what we mean too
     notes = []
     for key in keys:
-        each, origin = state[key].value, state[key].origin
-        state[key] = Value(each * processes, origin)
+        size, origin = state[key].value, state[key].origin
+        if size == AUTO:  # the data decides it, for all processes together
+            continue
+        state[key] = Value(size * processes, origin)
         notes.append(
-            f"{origin}: a size per process: {each} × {processes} process"
-            f"{'' if processes == 1 else 'es'} = {key}: {each * processes}"
+            f"{origin}: a size per process: {size} × {processes} process"
+            f"{'' if processes == 1 else 'es'} = {key}: {size * processes}"
         )
     return notes
 

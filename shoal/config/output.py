@@ -19,7 +19,7 @@ def dump(config: Config) -> str:
 
 
 def show(resolved: Resolved) -> str:
-    """The same YAML with the origin of every value beside it."""
+    """The config as YAML, with the origin of every value in a comment behind it."""
     origins = resolved.origins
     lines = list(_lines(resolved.config))
     # Longer values do not push the column of comments further right.
@@ -40,8 +40,8 @@ def _lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str | None
     for name in type(section).model_fields:
         key, value = prefix + name, getattr(section, name)
         if key == "model.options":
-            for option, given in value.items():
-                yield f"{indent}{option}: {_plain_inline(given)}", f"model.{option}"
+            for option, setting in value.items():
+                yield f"{indent}{option}: {_plain_inline(setting)}", f"model.{option}"
         elif isinstance(value, Section):
             yield f"{indent}{name}:", None
             yield from _lines(value, key + ".")
@@ -64,41 +64,41 @@ def key_page() -> str:
         "[every model](every_model.md), and `shoal models NAME` prints them.",
     ]
     section = ""
-    for key, one in _documented():
+    for key, entry in _documented():
         if (top := key.partition(".")[0]) != section:
             section = top
             lines += ["", f"## {section}", "", "| key | default | allowed | what it does |"]
             lines += ["| --- | --- | --- | --- |"]
-        meaning = re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", one.description or "")
+        meaning = re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", entry.description or "")
         meaning = re.sub(r"(?<!`)\\(?!`)", r"`\\`", meaning)  # bare, it would escape what follows
-        cells = [f"`{_plain_inline(one.default)}`", allowed(one.kind), meaning]
+        cells = [f"`{_plain_inline(entry.default)}`", allowed(entry.kind), meaning]
         lines.append(" | ".join([f"| `{key}`", *cells]) + " |")
     return "".join(f"{line}\n" for line in lines)
 
 
 def keys_with(word: str) -> str:
     """The keys that have a word in their name or text, two lines each; ValueError if none has."""
-    found = [
-        f"{key}: {_plain_inline(one.default)}  # {allowed(one.kind)}\n  {one.description}\n"
-        for key, one in _documented()
-        if word.lower() in f"{key} {one.description}".lower()
+    lines = [
+        f"{key}: {_plain_inline(entry.default)}  # {allowed(entry.kind)}\n  {entry.description}\n"
+        for key, entry in _documented()
+        if word.lower() in f"{key} {entry.description}".lower()
     ]
-    if not found:
+    if not lines:
         hint = did_you_mean(word, [part for key, _ in _documented() for part in key.split(".")])
         raise ValueError(
             f"no key has {word!r} in its name or text; `shoal config keys` prints all, and "
             f"`shoal models NAME` the options of a model{hint}"
         )
-    return "".join(found)
+    return "".join(lines)
 
 
 def _documented() -> Iterator[tuple[str, Key]]:
     """Every key; of one that holds a section or null, those of the section."""
-    for key, one in KEYS.items():
-        if one.section is None:
-            yield key, one
+    for key, entry in KEYS.items():
+        if entry.section is None:
+            yield key, entry
         else:
-            for name, field in one.section.model_fields.items():
+            for name, field in entry.section.model_fields.items():
                 yield f"{key}.{name}", typed(field)
 
 
@@ -110,9 +110,9 @@ def json_schema(model_options: Mapping[str, type]) -> dict[str, Any]:
     forms: list[dict[str, Any]] = [{**name, "enum": sorted(model_options)}]
     anonymous: dict[str, Any] = {}  # without a name: any option, the command line names the model
     for model, options in sorted(model_options.items()):
-        own = TypeAdapter(options).json_schema()
-        definitions |= own.pop("$defs", {})
-        properties = own.get("properties", {})
+        model_schema = TypeAdapter(options).json_schema()
+        definitions |= model_schema.pop("$defs", {})
+        properties = model_schema.get("properties", {})
         anonymous |= properties
         forms.append(
             {

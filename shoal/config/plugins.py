@@ -29,30 +29,30 @@ _running: list[str] = []  # files that are being run now
 
 def named(layers: Sequence[Layer]) -> tuple[list[str], Origin] | None:
     """The plugins that the strongest of all sources names, and where; None: no source does."""
-    found = None
+    named_plugins = None
     for layer in layers:
         section = layer.values.get("run")
         inner = section.get("plugins") if isinstance(section, dict) else None
         for value, path in ((inner, ("run", "plugins")), (layer.values.get(KEY), (KEY,))):
             if isinstance(value, str | list):
                 names = [value] if isinstance(value, str) else [str(one) for one in value]
-                found = names, layer.origin(path)
-    return found
+                named_plugins = names, layer.origin(path)
+    return named_plugins
 
 
-def load_code(place: str, what: str, expected: str) -> ModuleType:
+def load_code(place: str, setting: str, expected: str) -> ModuleType:
     """The module of a file or of a dotted name; it is run unless it was, in this very form.
 
     what, expected: the key with its value, and what it may be, for errors.
     """
-    return _run(place, what, expected) if place.endswith(".py") else _import(place, what)
+    return _run(place, setting, expected) if place.endswith(".py") else _import(place, setting)
 
 
-def refuse_while_running(what: str) -> None:
+def refuse_while_running(call: str) -> None:
     """Refuse what a file does when it is run for what it defines alone."""
     if _running:
         raise ValueError(
-            f"{_running[-1]} calls {what} where it is run for what it defines; put that part of "
+            f"{_running[-1]} calls {call} where it is run for what it defines; put that part of "
             'it under if __name__ == "__main__":'
         )
 
@@ -64,19 +64,21 @@ class _Loader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def _run(path: str, what: str, expected: str) -> ModuleType:
+def _run(path: str, setting: str, expected: str) -> ModuleType:
     path = os.path.abspath(path)
     try:
         digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
-        raise ValueError(f"{what}: cannot read {path}: {error.strerror}; give {expected}") from None
+        raise ValueError(
+            f"{setting}: cannot read {path}: {error.strerror}; give {expected}"
+        ) from None
     if (path, digest) not in _modules:
         label = f"shoal_own_{Path(path).stem}_{digest[:12]}"
         spec = importlib.util.spec_from_loader(label, _Loader(label, path))
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[label] = module  # where the types of its options are looked up
-        with _reporting(path, what):
+        with _reporting(path, setting):
             try:
                 spec.loader.exec_module(module)
             except BaseException:
@@ -86,16 +88,16 @@ def _run(path: str, what: str, expected: str) -> ModuleType:
     return _modules[path, digest]
 
 
-def _import(place: str, what: str) -> ModuleType:
+def _import(place: str, setting: str) -> ModuleType:
     """A module that Python finds, in the present folder too."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
-    with _reporting(place, what):
+    with _reporting(place, setting):
         return importlib.import_module(place)
 
 
 @contextmanager
-def _reporting(place: str, what: str) -> Iterator[None]:
+def _reporting(place: str, setting: str) -> Iterator[None]:
     """One message where the user's code fails, with the line."""
     _running.append(place)
     try:
@@ -105,7 +107,7 @@ def _reporting(place: str, what: str) -> Iterator[None]:
         lines = [f"line {frame.lineno}: " for frame in frames if frame.filename == place]
         line = lines[-1] if lines else ""
         raise ValueError(
-            f"{what}: {place} cannot be loaded: {line}{type(error).__name__}: {error}"
+            f"{setting}: {place} cannot be loaded: {line}{type(error).__name__}: {error}"
         ) from error
     finally:
         _running.pop()

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.config.dialect import Dialect
 from shoal.config.errors import nearest
-from shoal.config.keys import KEYS, SECTIONS, Key, allowed, given
+from shoal.config.keys import KEYS, SECTIONS, Key, allowed, describe_value
 from shoal.config.sources import BARE, Layer, Origin
 
 ALIKE = 0.7  # of so many keys one that is less alike was not meant
@@ -44,10 +44,12 @@ class ConfigReader:
         dialects: Sequence[Dialect],
         errors: list[str],
     ):
-        self.model, self.options, self.dialects = model, options or {}, dialects
+        self.model = model
+        self.options = options or {}
+        self.dialects = dialects
         self.keys = KEYS | self.options
         self.layer = Layer()
-        self.found: dict[str, Value] = {}
+        self.layer_values: dict[str, Value] = {}
         self.options_known = options is not None
         self.words = dict(COMMANDS)
         for dialect in dialects:
@@ -57,13 +59,13 @@ class ConfigReader:
 
     def read(self, layer: Layer) -> dict[str, Value]:
         """All values of one source. Setting the same key twice in it is an error."""
-        self.layer, self.found = layer, {}
+        self.layer, self.layer_values = layer, {}
         for key, value in layer.values.items():
             try:
                 self._top(key, value)
             except ValueError as error:
                 self._error((key,), f"{error}")
-        return self.found
+        return self.layer_values
 
     def _top(self, key: str, value: Any) -> None:
         """Decides whose key it is: another tool's, Shoal's, or a flat option of the model."""
@@ -82,12 +84,12 @@ class ConfigReader:
         # Else it may be an option of the model that could not be found: that error stands already.
 
     def _unknown(self, key: str, value: Any) -> str:
-        """Says that nobody knows a key at the top, and which was meant."""
+        """The error for an unknown key at the top, with the key that was probably meant."""
         if isinstance(value, dict):
             for dialect in self.dialects:
-                if found := nearest(key, dialect.sections, ALIKE):
+                if section := nearest(key, dialect.sections, ALIKE):
                     return (
-                        f"unknown key {key}; did you mean {found}, a section of {dialect.tool}'s?"
+                        f"unknown key {key}; did you mean {section}, a section of {dialect.tool}'s?"
                     )
         text = unknown(key, self.options, self.words)
         if "did you mean" in text:
@@ -104,18 +106,18 @@ class ConfigReader:
         if key in FORMER:
             key, now = FORMER[key]
             value = now(value) if isinstance(value, bool) or value is BARE else value
-        one = self.keys.get(key)
-        section = SECTIONS.get(key) or (one.section if one else None)
+        entry = self.keys.get(key)
+        section = SECTIONS.get(key) or (entry.section if entry else None)
         if section and isinstance(value, dict) and value:
             for name, inner in value.items():
                 self._native(f"{key}.{name}", inner, (*path, name))
-        elif one:
+        elif entry:
             self._set(key, value, self.layer.origin(path), path[0])
         elif section and isinstance(value, str) and f"{key}.name" in KEYS:
             self._native(f"{key}.name", value, path)  # `model: BPR`, `strategy: ddp`
         elif section:
             if value not in (None, {}):
-                shown = "no value" if value is BARE else given(value)
+                shown = "no value" if value is BARE else describe_value(value)
                 keys = ", ".join(section.model_fields).replace("options", "its options")
                 self._error(path, f"{key}: given {shown}; it is a section of {keys}")
         elif above := self._mapping_above(key):
@@ -134,27 +136,27 @@ class ConfigReader:
         """One entry of a mapping: `data.files.inter`, `train.optimizer.rows.name`."""
         typed = self.layer.names.get(path[0], path[0]) if key == path[0] else key
         names = typed[len(above) + 1 :].split(".")  # as typed: they may be names of columns
-        one = self.keys[above]
+        entry = self.keys[above]
         for place, name in enumerate(names):
             try:
-                inner = one.entry(name, ".".join([above, *names[:place]]))
+                inner = entry.entry(name, ".".join([above, *names[:place]]))
             except ValueError as error:
                 return self._error(path, f"{error}")
             if inner is None:
                 return self._error(path, unknown(key, self.options, self.words))
-            one = inner
+            entry = inner
         origin = self.layer.origin(path)
-        said = self._checked(one, f"{above}.{'.'.join(names)}", value, origin, path[0])
-        if said is not BARE:
+        checked = self._checked(entry, f"{above}.{'.'.join(names)}", value, origin, path[0])
+        if checked is not BARE:
             for name in reversed(names):
-                said = {name: said}
-            self._put(above, Value(said, origin, entries=True))
+                checked = {name: checked}
+            self._put(above, Value(checked, origin, entries=True))
 
     def _foreign(self, dialect: Dialect, key: str, value: Any) -> None:
         """A key of another tool, or a section of such keys."""
-        for name, said, path in dialect.leaves(key, value, self.layer):
+        for name, inner, path in dialect.leaves(key, value, self.layer):
             try:
-                self._translate(dialect, name, said, path)
+                self._translate(dialect, name, inner, path)
             except ValueError as error:
                 self._error(path, f"{error}")
 
@@ -171,34 +173,34 @@ class ConfigReader:
         except ValueError as error:
             raise ValueError(f"{dialect.tool} key {row.key}: {error}") from None
         self.notes += [f"{place}: {note}" for note in translation.notes]
-        for key, said in translation.values.items():
-            self._set(key, said, origin, path[0])
-        for key, said in translation.implied.items():
-            self._set(key, said, origin, path[0], implied=True)
-        for key in translation.per_process & self.found.keys():
-            self.found[key] = replace(self.found[key], per_process=True)
+        for key, translated in translation.values.items():
+            self._set(key, translated, origin, path[0])
+        for key, translated in translation.implied.items():
+            self._set(key, translated, origin, path[0], implied=True)
+        for key in translation.per_process & self.layer_values.keys():
+            self.layer_values[key] = replace(self.layer_values[key], per_process=True)
 
     def _set(self, key: str, value: Any, origin: Origin, top: str, implied: bool = False) -> None:
         """Checks a value against its type and keeps it."""
-        said = self._checked(self.keys[key], key, value, origin, top)
-        if said is not BARE:
-            self._put(key, Value(said, origin, implied))
+        checked = self._checked(self.keys[key], key, value, origin, top)
+        if checked is not BARE:
+            self._put(key, Value(checked, origin, implied))
 
-    def _checked(self, one: Key, key: str, value: Any, origin: Origin, top: str) -> Any:
+    def _checked(self, entry: Key, key: str, value: Any, origin: Origin, top: str) -> Any:
         """The value as its type wants it; BARE where it is wrong, which is reported."""
         if value is BARE:
-            if not one.is_switch:
+            if not entry.is_switch:
                 self.errors.append(f"{origin}: {key} has no value; write --{top}=VALUE")
                 return BARE
             value = True
         # On a command line all is text: what YAML takes for a number may be meant as a name.
         text = self.layer.texts.get(top)
-        if one.is_text and text is not None and not isinstance(value, str):
-            value = None if value is None and one.is_optional else text
+        if entry.is_text and text is not None and not isinstance(value, str):
+            value = None if value is None and entry.is_optional else text
         try:
-            value = one.check(value, key)
+            value = entry.check(value, key)
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{key}: given {given(value)}; allowed: a finite number")
+                raise ValueError(f"{key}: given {describe_value(value)}; allowed: a finite number")
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 bits = value.bit_length()  # too many for a float, perhaps, and for str
                 raise ValueError(f"{key}: given a number of {bits} bits; allowed: 64 bits")
@@ -208,11 +210,11 @@ class ConfigReader:
         return value
 
     def _put(self, key: str, new: Value) -> None:
-        old = self.found.get(key)
+        old = self.layer_values.get(key)
         if old is None or old.implied:
-            self.found[key] = new
+            self.layer_values[key] = new
         elif (old.entries or new.entries) and not _common(old.value, new.value):
-            self.found[key] = replace(old, value=merged(old.value, new.value))
+            self.layer_values[key] = replace(old, value=merged(old.value, new.value))
         elif not new.implied:
             self.errors.append(
                 f"{new.origin}: {key} is set twice, first at {old.origin}; keep one of them"
@@ -230,43 +232,43 @@ def merged(weaker: Any, stronger: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _common(one: Any, other: Any) -> bool:
+def _common(first: Any, second: Any) -> bool:
     """Whether both set the same entry."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
+    if not isinstance(first, dict) or not isinstance(second, dict):
         return True
-    return any(_common(one[name], other[name]) for name in one.keys() & other.keys())
+    return any(_common(first[name], second[name]) for name in first.keys() & second.keys())
 
 
-def unknown(key: str, options: Mapping[str, Key], others: Mapping[str, str]) -> str:
-    """Says that a key is unknown, and which was meant."""
+def unknown(key: str, options: Mapping[str, Key], other_words: Mapping[str, str]) -> str:
+    """The error for an unknown key, with the key that was probably meant."""
     above = section = key.rpartition(".")[0]
     while above:
         if above in KEYS:
             return f"unknown key {key}; {above} holds one value: {allowed(KEYS[above].kind)}"
         above = above.rpartition(".")[0]
-    known = [*KEYS, *SECTIONS, *options]
-    if meant := _meant(key, known, others):
-        return f"unknown key {key}; did you mean {meant}?"
+    keys = [*KEYS, *SECTIONS, *options]
+    if suggestion := _meant(key, keys, other_words):
+        return f"unknown key {key}; did you mean {suggestion}?"
     if section not in SECTIONS:
         tops = ", ".join(name for name in SECTIONS if "." not in name)
         return f"unknown key {key}; the sections are: {tops}"
-    beside = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
-    return f"unknown key {key}; keys of {section} are: {', '.join(beside)}"
+    siblings = [name.rpartition(".")[2] for name in keys if name.rpartition(".")[0] == section]
+    return f"unknown key {key}; keys of {section} are: {', '.join(siblings)}"
 
 
-def _meant(key: str, known: list[str], others: Mapping[str, str]) -> str | None:
+def _meant(key: str, keys: list[str], other_words: Mapping[str, str]) -> str | None:
     """How the nearest key is shown: of one section before another, of a few parts before more."""
     section, _, last = key.rpartition(".")
     if section and section not in SECTIONS:  # else the section alone would make keys alike
-        whole = {name: name for name in known} | dict(others)
-        if found := nearest(key, whole, ALIKE):
-            return whole[found]
-    order = {name: name.rpartition(".")[0] != section for name in known}
+        whole = {name: name for name in keys} | dict(other_words)
+        if match := nearest(key, whole, ALIKE):
+            return whole[match]
+    order = {name: name.rpartition(".")[0] != section for name in keys}
     top = key.partition(".")[0] + "."
     ends: dict[str, str] = {}
     # Of several of a name, one of this section, one below the same top, or else the shallowest.
-    for name in sorted(known, key=lambda n: (order[n], not n.startswith(top), n.count("."))):
+    for name in sorted(keys, key=lambda n: (order[n], not n.startswith(top), n.count("."))):
         ends.setdefault(name.rpartition(".")[2], name)
     if not section:
-        ends |= others
+        ends |= other_words
     return ends.get(nearest(last, ends, ALIKE) or "")

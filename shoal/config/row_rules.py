@@ -15,18 +15,18 @@ UNITS |= {f"{unit}I": 1 << (10 * power) for power, unit in enumerate("KMGT", 1)}
 SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 
 
-def read_size(given: object) -> object:
+def read_size(size: object) -> object:
     """Bytes of "20GB", "512MiB" or a number."""
-    if isinstance(given, str):
-        found = SIZE.fullmatch(given)
-        unit = found[2].upper() if found else "?"
-        if found is None or unit not in UNITS:
+    if isinstance(size, str):
+        match = SIZE.fullmatch(size)
+        unit = match[2].upper() if match else "?"
+        if match is None or unit not in UNITS:
             raise ValueError(
-                f"{given!r} is no size; write a number of bytes, or one with KB, MB, GB, TB (1000) "
+                f"{size!r} is no size; write a number of bytes, or one with KB, MB, GB, TB (1000) "
                 "or KiB, MiB, GiB, TiB (1024), such as 20GB"
             )
-        return int(float(found[1]) * UNITS[unit])
-    return given
+        return int(float(match[1]) * UNITS[unit])
+    return size
 
 
 def show_size(count: float) -> str:
@@ -88,8 +88,12 @@ class AdmissionSection(Section):
         description="score from which an id has a row; below, it reads as its initial value and "
         "is not updated; 0: every id has one at once",
     )
-    show_coefficient: Amount = Field(1.0, description="what an occurrence without a click counts")
-    click_coefficient: Amount = Field(1.0, description="what an occurrence with a click counts")
+    show_coefficient: Amount = Field(
+        1.0, description="how much an occurrence without a click adds to the score"
+    )
+    click_coefficient: Amount = Field(
+        1.0, description="how much an occurrence with a click adds to the score"
+    )
     bloom_counters: int = Field(
         0,
         ge=0,
@@ -102,15 +106,19 @@ class AdmissionSection(Section):
 class ShrinkSection(Section):
     """Which rows are dropped again, and when."""
 
-    every: int = Field(0, ge=0, description="steps between looks for rows to drop; 0: never")
-    min_score: Amount = Field(0.0, description="rows of a lower score go; 0: none for that")
-    min_norm: Amount = Field(0.0, description="rows of a smaller L2 norm go; 0: likewise")
-    max_age: Age | None = Field(None, description="rows that were not updated for more steps go")
+    every: int = Field(0, ge=0, description="steps between searches for rows to drop; 0: never")
+    min_score: Amount = Field(0.0, description="rows of a lower score are dropped; 0: none is")
+    min_norm: Amount = Field(0.0, description="rows of a smaller L2 norm are dropped; 0: none is")
+    max_age: Age | None = Field(
+        None, description="rows without an update for more steps are dropped; null: none is"
+    )
     capacity: Capacity | None = Field(
-        None, description="rows of a table that stay, over all processes that share it"
+        None, description="most rows of a table, over all processes that share it; null: any number"
     )
     order: Order = Field(
-        "lfu", description="above capacity: the least frequent go first, or the least recent"
+        "lfu",
+        description="rows that are dropped first above capacity: lfu: least frequent, lru: least "
+        "recent",
     )
 
 
@@ -118,7 +126,7 @@ class DecaySection(Section):
     """How counts of shows and clicks fade."""
 
     every: int = Field(0, ge=0, description="steps between decays; 0: counts never fade")
-    rate: float = Field(0.98, gt=0, lt=1, description="what counts are multiplied by")
+    rate: float = Field(0.98, gt=0, lt=1, description="factor of counts at every decay")
 
 
 class RowRules(Section):
@@ -130,12 +138,12 @@ class RowRules(Section):
 
     @property
     def on(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether any rule is set."""
         return self.counted or (self.shrink.every > 0 and self.drops)
 
     @property
     def drops(self) -> bool:
-        """Whether it is said which rows go."""
+        """Whether a rule says which rows are dropped."""
         return self.shrink.min_norm > 0 or self._by_counters
 
     @property
@@ -166,7 +174,7 @@ FIXED_KEYS = ("dtype", "init")  # of TableRules: keys that a table which does no
 
 @with_config(STRICT)
 class TableRules(TypedDict, total=False):
-    """Of one table; what is left out is as for all tables."""
+    """The rules of one table; what is left out is as for all tables."""
 
     threshold: Amount
     min_score: Amount
@@ -183,7 +191,8 @@ class RowsSection(RowRules):
 
     dtype: Dtype = Field(
         "float32",
-        description="of values in memory; bfloat16 takes half of it (state stays float32), and "
+        description="type of values in memory; bfloat16 takes half of it (state stays float32), "
+        "and "
         "updates round at random, up or down, so that small ones add up; rows that a softmax "
         "reads whole stay float32",
     )
@@ -200,25 +209,25 @@ class RowsSection(RowRules):
     )
     tiers: TiersSection = Field(default_factory=TiersSection)
 
-    def of(self, table: str) -> RowRules:
+    def rules_of(self, table: str) -> RowRules:
         """The rules of one table."""
-        own: dict[str, Any] = dict(self.tables.get(table, {}))
+        overrides: dict[str, Any] = dict(self.tables.get(table, {}))
         for key in FIXED_KEYS:
-            own.pop(key, None)
-        threshold = {"threshold": own.pop("threshold")} if "threshold" in own else {}
+            overrides.pop(key, None)
+        threshold = {"threshold": overrides.pop("threshold")} if "threshold" in overrides else {}
         return RowRules(
             admission=self.admission.model_copy(update=threshold),
-            shrink=self.shrink.model_copy(update=own),
+            shrink=self.shrink.model_copy(update=overrides),
             decay=self.decay,
         )
 
     @property
     def narrow(self) -> bool:
         """Whether any table is to be kept in bfloat16."""
-        own = [one.get("dtype") for one in self.tables.values()]
-        return self.dtype == "bfloat16" or "bfloat16" in own
+        dtypes = [one.get("dtype") for one in self.tables.values()]
+        return self.dtype == "bfloat16" or "bfloat16" in dtypes
 
     @property
-    def asked(self) -> bool:
-        """Whether anything is asked for, of any table."""
-        return self.on or any(self.of(name).on for name in self.tables)
+    def enabled(self) -> bool:
+        """Whether any rule is set, for any table."""
+        return self.on or any(self.rules_of(name).on for name in self.tables)

@@ -10,7 +10,7 @@ The options of a model stand beside the model (a dataclass `Options` in its file
 `model` only keeps them as given.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,7 @@ from shoal.config.row_rules import RowsSection
 from shoal.config.section import Section
 from shoal.config.strategy_section import ServersSection, StrategySection
 from shoal.config.train_section import (
+    AUTO,
     CheckpointSection,
     EvalSection,
     NegativesSection,
@@ -47,6 +48,7 @@ from shoal.config.train_section import (
 )
 
 __all__ = [
+    "AUTO",
     "CLICK_FORMATS",
     "DATASETS",
     "GENERATED",
@@ -74,7 +76,9 @@ __all__ = [
 
 
 class ModelSection(Section):
-    name: str = Field("BPR", description="as `shoal models` lists them; of your own: FILE.py:Class")
+    name: str = Field(
+        "BPR", description="the model: a name of `shoal models`, or your own class as FILE.py:Class"
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="the model's own options; written model.KEY in a config"
     )
@@ -100,15 +104,20 @@ class Config(Section):
     run: RunSection = Field(default_factory=RunSection)
 
     @property
-    def updates_apart(self) -> bool:
-        """Whether every process makes its own updates: batch_size is then each one's."""
+    def per_worker_batches(self) -> bool:
+        """True where every worker updates by its own batches: batch_size is then per worker."""
         return self.strategy.name == "ps" and self.strategy.ps.mode == "async"
 
     @property
-    def workers_come_and_go(self) -> bool:
+    def elastic(self) -> bool:
         """True where workers join and leave, and servers lend them batches."""
         return self.strategy.name == "ps" and self.strategy.ps.elastic
 
     def samples_per_step(self, processes: int) -> int:
         """Samples that all processes together take at a time."""
-        return self.train.batch_size * (processes if self.updates_apart else 1)
+        return self.train.samples * (processes if self.per_worker_batches else 1)
+
+    def ranks_all(self, phase: Literal["valid", "test"]) -> bool:
+        """Whether a phase ranks all items, not candidates or rows with labels."""
+        mode = self.eval.mode
+        return (mode if isinstance(mode, str) else mode[phase]) == "full"

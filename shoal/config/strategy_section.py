@@ -25,7 +25,7 @@ class ServersSection(Section):
 
     read_by: ClassVar[ReadBy] = ReadBy(("ps",))
     mode: Literal["sync", "async", "geo"] = Field(
-        "sync", description="what happens to gradients, see docs/reference/servers.md"
+        "sync", description="how updates of workers are combined, see docs/reference/servers.md"
     )
     dense: Literal["server", "all_reduce"] = Field(
         "server", description="who keeps the dense parameters: the servers, or every worker"
@@ -53,7 +53,7 @@ class ServersSection(Section):
     keys: Annotated[str | None, ReadBy(("ps",), refused=True)] = Field(
         None, description="folder of `shoal keys make`: what travels is encrypted; null: plain"
     )
-    plain: bool = Field(False, description="go without keys between hosts")
+    plain: bool = Field(False, description="allow servers on other hosts without keys")
     bfloat16: bool = Field(False, description="rows and gradients travel in half the bytes")
     compress: bool = Field(False, description="ids and rows travel compressed")
     timeout: float = Field(10.0, gt=0, description="seconds of silence before a peer is given up")

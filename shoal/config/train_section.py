@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator, with_config
 from typing_extensions import TypedDict
@@ -17,7 +17,9 @@ class NegativesSection(Section):
         "uniform", description="how negatives are drawn"
     )
     num: int = Field(1, ge=1, description="negatives of a positive")
-    alpha: float = Field(1.0, ge=0, description="popularity is raised to this power")
+    alpha: float = Field(
+        1.0, ge=0, description="power of the popularity by which negatives are drawn"
+    )
     dynamic: bool = Field(False, description="keep the best scored of `candidates` draws")
     candidates: int = Field(
         0, ge=0, description="dynamic: draws of which the best is kept; at least 2"
@@ -33,17 +35,26 @@ class NegativesSection(Section):
 
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
+AUTO: Final = "auto"  # decided from the size of the data: shoal/runs/data_size.py
+Auto = Literal["auto"]
 
 
 ROW_OPTIMIZERS = Choices(
-    *("adam", "adamw", "sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl"),
+    "adam",
+    "adamw",
+    "sgd",
+    "momentum",
+    "adagrad",
+    "rowwise_adagrad",
+    "rmsprop",
+    "ftrl",
     "sparse_adam",
 )
 
 
 @with_config(STRICT)
 class RowOptimizerOptions(TypedDict, total=False):
-    """What updates rows. Ranges, and who has which: shoal/embedding/optim/."""
+    """What updates rows. Ranges, and who has which: shoal/optimizers/."""
 
     name: Annotated[str, ROW_OPTIMIZERS]
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -66,26 +77,34 @@ class OptimizerSection(Section):
         "adam", description="what updates dense parameters, and rows unless `rows` differs"
     )
     lr: float = Field(1e-3, gt=0, description="learning rate")
-    weight_decay: float = Field(0.0, ge=0, description="L2; decoupled for adamw")
+    weight_decay: float = Field(
+        0.0, ge=0, description="weight of the L2 penalty; decoupled for adamw"
+    )
     schedule: Literal["constant", "linear", "cosine", "step", "exponential"] = Field(
         "constant", description="how the learning rate falls"
     )
     warmup_steps: int = Field(0, ge=0, description="steps in which the learning rate rises from 0")
     decay_epochs: int = Field(25, ge=1, description="schedule step: epochs between decays")
-    gamma: float = Field(0.1, gt=0, description="schedules step and exponential: the factor")
+    gamma: float = Field(
+        0.1, gt=0, description="schedules step and exponential: the factor of a decay"
+    )
     rows: RowOptimizerOptions = Field(
         default_factory=lambda: RowOptimizerOptions(),
-        description="what updates rows, where it is not as above: name, lr, hyper-parameters",
+        description="what updates rows, where it differs from dense parameters: name, lr, "
+        "hyper-parameters",
     )
     tables: dict[str, RowOptimizerOptions] = Field(
-        default_factory=dict, description="table -> likewise, for that table alone"
+        default_factory=dict,
+        description="table -> name, lr, hyper-parameters, for that table alone",
     )
 
 
 class TrainSection(Section):
     epochs: int = Field(300, ge=0, description="passes over the training data, at most")
-    batch_size: int = Field(
-        2048, ge=1, description="samples per update, whatever the number of processes"
+    batch_size: Annotated[int, Field(ge=1)] | Auto = Field(
+        AUTO,
+        description="samples per update, whatever the number of processes; auto: 2048, and fewer "
+        "where those would be few steps an epoch, see docs/reference/models.md",
     )
     batch_tokens: int | None = Field(
         None,
@@ -93,7 +112,7 @@ class TrainSection(Section):
         description="histories: most items per update, in place of batch_size; at least three of "
         "the longest history",
     )
-    shuffle: bool = Field(True, description="a new order in every epoch")
+    shuffle: bool = Field(True, description="take samples in a new order in every epoch")
     positives: Literal["each", "by_user"] = Field(
         "each",
         description="each: every interaction once an epoch; by_user: as many samples, each a user "
@@ -109,17 +128,25 @@ class TrainSection(Section):
     eval_every: int = Field(
         1, ge=0, description="epochs between evaluations, and always after the last one; 0: never"
     )
-    patience: int = Field(10, ge=0, description="evaluations without improvement before the end")
+    patience: Annotated[int, Field(ge=0)] | Auto = Field(
+        AUTO,
+        description="evaluations without improvement before the end; auto: 10, and more where an "
+        "epoch has few steps",
+    )
     print_every: int = Field(0, ge=0, description="steps between lines about training; 0: none")
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of products in the dense part; parameters and sums stay float32"
+        "float32",
+        description="precision of products in the dense part; parameters and sums stay float32",
     )
     accumulate: int = Field(
         1, ge=1, description="parts that a batch is computed in, one after the other: less memory"
     )
     compile: bool = Field(False, description="let torch.compile make the dense part faster")
     ema: float | None = Field(
-        None, gt=0, lt=1, description="decay of a moving average of dense parameters, which is used"
+        None,
+        gt=0,
+        lt=1,
+        description="decay of a moving average of dense parameters, which the trained model uses",
     )
     recompute: bool = Field(
         False, description="transformers: backward computes layers again: less memory, more time"
@@ -133,6 +160,18 @@ class TrainSection(Section):
         "cost about the same, by items and their pairs; else as many samples each",
     )
 
+    @property
+    def samples(self) -> int:
+        """batch_size, when it is decided."""
+        assert isinstance(self.batch_size, int), "build() decides train.batch_size"
+        return self.batch_size
+
+    @property
+    def most_stale(self) -> int:
+        """patience, when it is decided."""
+        assert isinstance(self.patience, int), "build() decides train.patience"
+        return self.patience
+
 
 MODE = re.compile(r"full|labeled|(?:uni|pop)[1-9]\d*")
 
@@ -141,10 +180,10 @@ def _mode(text: str) -> str:
     if MODE.fullmatch(text):
         return text
     word = text.rstrip("0123456789")
-    meant = nearest(word, ["full", "labeled", "uni", "pop"]) or ""
-    if meant in ("uni", "pop"):
-        meant += text[len(word) :] or "100"
-    hint = f"; did you mean {meant}?" if MODE.fullmatch(meant) else ""
+    suggestion = nearest(word, ["full", "labeled", "uni", "pop"]) or ""
+    if suggestion in ("uni", "pop"):
+        suggestion += text[len(word) :] or "100"
+    hint = f"; did you mean {suggestion}?" if MODE.fullmatch(suggestion) else ""
     raise ValueError(f"allowed: full, labeled, uniN or popN (uni100){hint}")
 
 
@@ -173,22 +212,36 @@ class GroupsSection(Section):
 
 class EvalSection(Section):
     mode: Annotated[Mode | dict[Literal["valid", "test"], Mode], AfterValidator(_both)] = Field(
-        "full", description="full, uniN, popN or labeled; one for both phases or one each"
+        "full",
+        description="items that are ranked: full, uniN, popN or labeled; one for both phases or "
+        "one each",
     )
     metrics: list[str] = Field(
         ["Recall", "MRR", "NDCG", "Hit", "Precision"],
         min_length=1,
-        description="see docs/reference/metrics.md; of your own: FILE.py:Class",
+        description="names of metrics, see docs/reference/metrics.md; your own: FILE.py:Class",
     )
     topk: list[Annotated[int, Field(ge=1)]] = Field(
         [10], description="cut-offs of the ranking metrics"
     )
     valid_metric: str = Field(
-        "MRR@10", description="decides which checkpoint is the best, and early stopping"
+        "MRR",
+        description="metric that decides on the best checkpoint and on early stopping; without "
+        "@K: at 10, "
+        "or at the first of eval.topk",
     )
     batch_size: int = Field(4096, ge=1, description="users (or rows) handled at a time")
-    decimals: int = Field(4, ge=0, description="of metrics in the log")
-    repeatable: bool = Field(False, description="items of the history may be recommended again")
+    valid_users: Annotated[int, Field(ge=1)] | Literal["auto", "all"] = Field(
+        AUTO,
+        description="users of the valid part that are evaluated, drawn once; auto: all, or a "
+        "sample where all would take longer than an epoch, see docs/reference/metrics.md",
+    )
+    decimals: int = Field(4, ge=0, description="decimals of metrics in the log")
+    repeatable: bool | Literal["auto"] = Field(
+        "auto",
+        description="items of the history may be recommended again; auto: where users of the data "
+        "take items again",
+    )
     tail_ratio: float = Field(0.1, gt=0, description="share of items counted as the tail")
     groups: GroupsSection = Field(default_factory=GroupsSection)
     per_user: bool = Field(
@@ -206,12 +259,14 @@ class EvalSection(Section):
 class CheckpointSection(Section):
     keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept too")
     every_epochs: int = Field(1, ge=1, description="epochs between checkpoints")
-    every_steps: int = Field(0, ge=0, description="also within an epoch; 0: no")
+    every_steps: int = Field(
+        0, ge=0, description="steps between checkpoints within an epoch; 0: none"
+    )
     whole_every: int = Field(
         1,
         ge=1,
         le=100,
-        description="of so many checkpoints one is whole; the rest hold changed rows only",
+        description="checkpoints from one whole one to the next; the others hold changed rows only",
     )
     copy_to: Annotated[str | None, WRITTEN] = Field(
         None, description="URL of an object store (s3://, gs://, ...) that holds copies of them"

@@ -97,9 +97,9 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Path_, int]]:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        beside = [one.name for one in Path(path).parent.glob("*") if one.is_file()]
-        configs = [name for name in beside if Path(name).suffix in SUFFIXES]
-        hint = did_you_mean(Path(path).name, configs or beside)
+        neighbours = [one.name for one in Path(path).parent.glob("*") if one.is_file()]
+        configs = [name for name in neighbours if Path(name).suffix in SUFFIXES]
+        hint = did_you_mean(Path(path).name, configs or neighbours)
         raise ConfigError(f"{path}: no such config file{hint}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -129,7 +129,9 @@ class _Builder:
     """Turns nodes into data. What an alias stands for is built, and counted, once more."""
 
     def __init__(self, loader: _Loader, lines: dict[Path_, int], place: str):
-        self.loader, self.lines, self.place = loader, lines, place
+        self.loader = loader
+        self.lines = lines
+        self.place = place
         self.count = 0
 
     def build(self, node: yaml.Node, path: Path_) -> Any:
@@ -174,23 +176,23 @@ class _Builder:
 
 
 def read_toml(text: str, place: str) -> tuple[dict[str, Any], dict[Path_, int]]:
-    """The same of a TOML text: configs of tools that write TOML are read as they are."""
+    """The mapping in a TOML text and the line of every key: some tools write configs so."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"at line (\d+)", str(error))
-        where = f"{place}:{found[1]}" if found else place
+        match = re.search(r"at line (\d+)", str(error))
+        where = f"{place}:{match[1]}" if match else place
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{place}: nested too deep") from None
     lines: dict[Path_, int] = {}
     table: Path_ = ()
     for number, line in enumerate(text.splitlines(), start=1):
-        if found := TABLE.match(line):
-            table = tuple(part.strip(" \"'") for part in found[1].split("."))
+        if match := TABLE.match(line):
+            table = tuple(part.strip(" \"'") for part in match[1].split("."))
             lines.setdefault(table, number)
-        elif found := KEY.match(line):
-            lines.setdefault((*table, *found[1].split(".")), number)
+        elif match := KEY.match(line):
+            lines.setdefault((*table, *match[1].split(".")), number)
     return _as_yaml(values), lines
 
 

@@ -35,8 +35,10 @@ class Jagged:
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         weights = None
         if any(one.weights is not None for one in parts):
-            own = [torch.ones(len(p.values)) if p.weights is None else p.weights for p in parts]
-            weights = torch.cat(own)
+            part_weights = [
+                torch.ones(len(p.values)) if p.weights is None else p.weights for p in parts
+            ]
+            weights = torch.cat(part_weights)
         return cls(torch.cat([one.values for one in parts]), offsets, weights)
 
     @classmethod
@@ -119,13 +121,14 @@ class Batch:
     def flat_ids(self, field: str) -> Tensor:
         """All ids of a field in one tensor: that of the field itself, or the values of its lists.
 
-        The same object at every call: a lookup of ids that were sent ahead is known by it.
+        It is the same object at every call: a lookup of ids that were sent ahead is recognised by
+        it.
         """
         ids = self.ids[field]
         return ids.values if isinstance(ids, Jagged) else ids
 
     def _tensors(self) -> Iterator[Tensor]:
-        """All that it is made of."""
+        """All tensors of the batch."""
         for ids in self.ids.values():
             if isinstance(ids, Jagged):
                 yield from (x for x in (ids.values, ids.offsets, ids.weights) if x is not None)
@@ -135,14 +138,14 @@ class Batch:
         yield from (x for x in (self.labels, self.weights) if x is not None)
 
     def rows(self, start: int, stop: int, first: int | None = None) -> Batch:
-        """Samples start..stop-1, as views; first: the number of the first one, if not as here."""
+        """Samples start..stop-1, as views; first: its number of the first one; None: as now."""
         ids: dict[str, Tensor | Jagged] = {}
-        for name, one in self.ids.items():
-            if isinstance(one, Jagged):
-                each = len(one) // max(1, self.size)  # lists of a sample
-                ids[name] = one.lists(start * each, stop * each)
+        for name, values in self.ids.items():
+            if isinstance(values, Jagged):
+                lists_per_sample = len(values) // max(1, self.size)  # lists of a sample
+                ids[name] = values.lists(start * lists_per_sample, stop * lists_per_sample)
             else:
-                ids[name] = one[start:stop]
+                ids[name] = values[start:stop]
         return Batch(
             stop - start,
             ids,
@@ -153,7 +156,7 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device; this one where it is there already."""
+        """The batch on a device; the batch itself if it is there already."""
         device = torch.device(device)
         if all(tensor.device == device for tensor in self._tensors()):
             return self

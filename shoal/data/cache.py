@@ -1,4 +1,6 @@
-"""The cache of preparation: a folder of columns beside the raw files, under a hash of it all.
+"""The cache of preparation: a folder of columns next to the raw files.
+
+Its name is a hash of the files and of the options that decide what is stored.
 
 A folder is written under a temporary name and committed by rename, so it is there in full or not at
 all; every file is checked against the manifest on load, the manifest against its own SHA-256, and
@@ -10,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,9 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config.schema import DataSection
-from shoal.data.columns import Manifest
-from shoal.data.pairs import PHASES
-from shoal.data.store import (
+from shoal.data.column_store import (
     DamagedFolder,
     Stored,
     all_stored,
@@ -30,18 +29,22 @@ from shoal.data.store import (
     read_document,
     write_document,
 )
-from shoal.data.stored import check_columns, check_range
+from shoal.data.columns import Manifest
+from shoal.data.manifest import check_columns, check_range
+from shoal.data.pairs import PHASES
+from shoal.files.folders import inner_folder, remove_folder
 
 logger = logging.getLogger(__name__)
 
-VERSION = 7  # of the format and of preparation: raise it when either changes what is stored
+VERSION = 8  # of the format and of preparation: raise it when either changes what is stored
 MANIFEST = "manifest.json"
 
 
 def cache_folder(files: list[Path], config: DataSection, seed: int) -> Path:
     """Where the data set prepared from these files is kept."""
     options = config.model_dump(exclude={"path", "planted", "random", "max_len", "cache", "format"})
-    if config.presplit is None and config.split.order == "random":
+    split = config.split
+    if config.presplit is None and split.order in ("random", "auto") and split.seed is None:
         options["seed"] = seed
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     text = json.dumps([VERSION, states, options], sort_keys=True)
@@ -69,7 +72,7 @@ def check_cache(folder: Path) -> Manifest:
         if set(manifest["splits"]) != set(PHASES):
             raise DamagedFolder(f"the phases are {', '.join(manifest['splits'])}")
         for phase, entry in manifest["splits"].items():
-            rows = map_array(folder, Stored.of(entry))
+            rows = map_array(folder, Stored.from_entry(entry))
             check_range(f"rows of {phase}", rows, 0, manifest["rows"])
         return manifest
     except DamagedFolder:
@@ -81,11 +84,11 @@ def check_cache(folder: Path) -> Manifest:
 def write_cache(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Manifest | None:
     """Have `write` fill a folder and return its manifest; None where no cache can be kept."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for left in folder.parent.glob(".*.tmp"):  # of writers that were killed
+        inner_folder(folder.parent.parent, folder.parent.name)
+        for leftover in folder.parent.glob(".*.tmp"):  # left by writers that were killed
             with suppress(OSError):
-                if time.time() - left.stat().st_mtime > 24 * 3600:
-                    shutil.rmtree(left)
+                if time.time() - leftover.stat().st_mtime > 24 * 3600:
+                    remove_folder(folder.parent.parent, folder.parent.name, leftover.name)
         with filled_folder(folder, lambda: read_cache(folder) is not None) as work:
             write_document(work / MANIFEST, {"version": VERSION, **write(work)})
         return check_cache(folder)

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from shoal.config.data_section import CellOptions
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
+from shoal.data.column_store import Memory, Place, Stored, append_to, map_array
 from shoal.data.dataset import Column, FieldType, Ragged
 from shoal.data.filters import filter_sides, kept_rows, without_uncounted
 from shoal.data.passes import EVERYTHING, kept_values
-from shoal.data.raw import RawColumn, RawTable
+from shoal.data.raw_columns import RawColumn, RawTable
 from shoal.data.sides import (
     ENTITIES,
     SIDES,
@@ -35,7 +37,7 @@ from shoal.data.sides import (
     write_extra,
     write_side,
 )
-from shoal.data.store import Memory, Place, Stored, append_to, map_array
+from shoal.data.times import holds_times
 from shoal.data.vocabulary import append_words, known_words, number, number_kept
 
 Manifest = dict[str, Any]
@@ -45,13 +47,27 @@ Manifest = dict[str, Any]
 class SourceRows:
     """What a source gives: interactions in pieces, and the side tables by suffix.
 
-    where: names the interactions in messages.
+    where: names the interactions in messages; cells: how cells of interactions were read.
     """
 
     types: dict[str, FieldType]
     pieces: Iterable[Mapping[str, RawColumn]]
     sides: Mapping[str, RawTable]
     where: str
+    cells: Mapping[str, CellOptions] = field(default_factory=dict)
+
+
+@dataclass
+class CodedRows:
+    """All rows of a source before filters, with codes in place of words.
+
+    columns: name -> its codes or numbers. words: column of words -> word -> code. num_stored:
+    column of words -> how many of these words the folder had before, whose codes are their ids.
+    """
+
+    columns: dict[str, Column]
+    words: dict[str, dict[str, int]]
+    num_stored: dict[str, int]
 
 
 def add_rows(
@@ -63,7 +79,9 @@ def add_rows(
     scratch: Place | None = None,
     memory: int = EVERYTHING,
 ) -> tuple[Manifest, np.ndarray | None]:
-    """Append rows to the columns in `place`; the manifest that will name them, and which were kept.
+    """Append rows to the columns in `place`.
+
+    Returns the manifest that will name the columns, and which rows were kept (None: all).
 
     ids_as: the type of ids. scratch: where columns of codes are kept meanwhile; a folder where
     memory is bounded.
@@ -73,79 +91,157 @@ def add_rows(
     manifest = {**empty, **manifest}
     _check_types(rows, config)
     tables = filter_sides(rows.sides, config)
+    coded = _code_rows(rows, place, manifest, scratch)
+    keep, left_out = _choose_rows(rows, coded, tables, config, place, manifest, scratch, memory)
+    numbers, index = _number_words(coded, keep)
+    columns = _append_columns(
+        place, manifest, config, rows.types, coded.columns, keep, numbers, ids_as
+    )
+    del coded  # its memory is free before side tables are written
+    sides, extra = _write_tables(tables, config, place, manifest, index, ids_as)
+    stored_words = manifest["words"]
+    cells = {name: options for t in rows.sides.values() for name, options in t.cells.items()}
+    cells |= rows.cells
+    new_manifest = {
+        **manifest,
+        "rows": len(Stored.from_entry(columns[config.fields.user]["values"])),
+        "columns": columns,
+        "words": {
+            name: append_words(place, stored_words.get(name), str(position), ids)
+            for position, (name, ids) in enumerate(index.items())
+        },
+        "sides": sides,
+        "extra": {**manifest["extra"], **extra},
+        "cells": {**cells, **manifest.get("cells", {})},  # the first reading of a column stays
+        "left_out": dict(Counter(manifest["left_out"]) + Counter(left_out)),
+    }
+    return new_manifest, keep
+
+
+def _code_rows(rows: SourceRows, place: Place, manifest: Manifest, scratch: Place) -> CodedRows:
+    """Read all pieces of a source into columns of codes and numbers."""
     tokens = [name for name, kind in rows.types.items() if kind.startswith("token")]
     words = {name: known_words(place, manifest["words"].get(name)) for name in tokens}
-    held = {name: len(index) for name, index in words.items()}
-    raw = _coded(rows, words, scratch)
-    flat = {name: column for name, column in raw.items() if isinstance(column, np.ndarray)}
-    others = {
-        name: one["type"] for e in manifest["sides"].values() for name, one in e["columns"].items()
+    num_stored = {name: len(codes) for name, codes in words.items()}
+    return CodedRows(_coded(rows, words, scratch), words, num_stored)
+
+
+def _choose_rows(
+    rows: SourceRows,
+    coded: CodedRows,
+    tables: Mapping[str, RawTable],
+    config: DataSection,
+    place: Place,
+    manifest: Manifest,
+    scratch: Place,
+    memory: int,
+) -> tuple[np.ndarray | None, dict[str, int]]:
+    """Which rows the filters keep (None: all), and by filter how many they leave out."""
+    flat = {n: column for n, column in coded.columns.items() if isinstance(column, np.ndarray)}
+    # Columns that a filter of values may name, but that are not filtered here.
+    other_types: dict[str, FieldType] = {
+        name: column["type"]
+        for entry in manifest["sides"].values()
+        for name, column in entry["columns"].items()
     }
-    others |= {name: kind for s in SIDES if s in tables for name, kind in tables[s].types.items()}
-    others |= {name: kind for name, kind in rows.types.items() if name not in flat}
-    has_row = with_row(place, manifest["sides"], tables, config, words)
-    sizes = {name: len(index) for name, index in words.items()}
-    folder = scratch if isinstance(scratch, Path) else None
-    keep, left_out = kept_rows(flat, sizes, config, others, has_row, memory, folder)
-    numbers, index = {}, {}
-    for name in tokens:
-        numbers[name], index[name] = number_kept(raw[name], keep, held[name], words[name])
-    columns = _append_columns(place, manifest, config, rows.types, raw, keep, numbers, ids_as)
-    del raw, flat
+    for suffix in SIDES:
+        if suffix in tables:
+            other_types |= tables[suffix].types
+    other_types |= {name: kind for name, kind in rows.types.items() if name not in flat}
+    return kept_rows(
+        columns=flat,
+        sizes={name: len(codes) for name, codes in coded.words.items()},
+        config=config,
+        of_sides=other_types,
+        has_row=with_row(place, manifest["sides"], tables, config, coded.words),
+        memory=memory,
+        scratch=scratch if isinstance(scratch, Path) else None,
+    )
+
+
+def _number_words(
+    coded: CodedRows, keep: np.ndarray | None
+) -> tuple[dict[str, np.ndarray], dict[str, dict[str, int]]]:
+    """Number the words of the rows that stay: (code -> id, word -> id) by column."""
+    numbers: dict[str, np.ndarray] = {}
+    index: dict[str, dict[str, int]] = {}
+    for name, codes in coded.words.items():
+        numbers[name], index[name] = number_kept(
+            coded.columns[name], keep, coded.num_stored[name], codes
+        )
+    return numbers, index
+
+
+def _write_tables(
+    tables: Mapping[str, RawTable],
+    config: DataSection,
+    place: Place,
+    manifest: Manifest,
+    index: dict[str, dict[str, int]],
+    ids_as: str,
+) -> tuple[Manifest, Manifest]:
+    """Number and write the tables of users and items, and the other ones; their entries.
+
+    index: word -> id by vocabulary; it learns the words that only these tables have.
+    """
+    tables = dict(tables)
     keys = {suffix: getattr(config.fields, suffix) for suffix in SIDES}
     for suffix, key in keys.items():
         if suffix in tables:
             tables[suffix] = without_uncounted(tables[suffix], suffix, config, index[key])
-    for name in manifest["words"]:  # of side tables alone
+    for name in manifest["words"]:  # vocabularies that only side tables have
         index.setdefault(name, known_words(place, manifest["words"][name]))
-    side_ids = number_sides(tables, config, index)
-    of = {suffix: {n: one for (s, n), one in side_ids.items() if s == suffix} for suffix in tables}
-    sides, prefix = {}, f"side-{len(manifest.get('commands', []))}"
+    ids_by_table: dict[str, dict[str, np.ndarray]] = {suffix: {} for suffix in tables}
+    for (suffix, name), ids in number_sides(tables, config, index).items():
+        ids_by_table[suffix][name] = ids
+    sides: Manifest = {}
+    num_appends = len(manifest.get("commands", []))  # an append writes under new names
     for suffix in SIDES:
         entry, table, key = manifest["sides"].get(suffix), tables.get(suffix), keys[suffix]
         if entry is not None or table is not None:
-            named = (place, f"{prefix}-{suffix}", entry, table)
-            sides[suffix] = write_side(*named, of.get(suffix, {}), key, len(index[key]), ids_as)
+            sides[suffix] = write_side(
+                place,
+                prefix=f"side-{num_appends}-{suffix}",
+                entry=entry,
+                table=table,
+                ids=ids_by_table.get(suffix, {}),
+                key=key,
+                size=len(index[key]),
+                dtype=ids_as,
+            )
     extra = {
-        suffix: write_extra(place, suffix, table, of[suffix], config, ids_as)
+        suffix: write_extra(place, suffix, table, ids_by_table[suffix], config, ids_as)
         for suffix, table in tables.items()
         if suffix not in SIDES
     }
-    entries = manifest["words"]
-    made = {
-        **manifest,
-        "rows": len(Stored.of(columns[config.fields.user]["values"])),
-        "columns": columns,
-        "words": {
-            name: append_words(place, entries.get(name), str(number_), known)
-            for number_, (name, known) in enumerate(index.items())
-        },
-        "sides": sides,
-        "extra": {**manifest["extra"], **extra},
-        "left_out": dict(Counter(manifest["left_out"]) + Counter(left_out)),
-    }
-    return made, keep
+    return sides, extra
 
 
 def _check_types(rows: SourceRows, config: DataSection) -> None:
-    """A field has one type in all files, and the time and label fields hold numbers."""
+    """Refuse a field of two types, and fields of the time and the label without numbers."""
     if config.fields.user == config.fields.item:
         raise ValueError(
             f"data.fields.user and data.fields.item are both {config.fields.user!r}; name two"
         )
-    seen = {name: (kind, rows.where) for name, kind in rows.types.items()}
+    declared = {name: (kind, rows.where) for name, kind in rows.types.items()}
     for table in rows.sides.values():
         for name, kind in table.types.items():
-            if seen.setdefault(name, (kind, table.where))[0] != kind:
+            if declared.setdefault(name, (kind, table.where))[0] != kind:
                 raise ValueError(
-                    f"{name!r} has the type {seen[name][0]} in {seen[name][1]} and {kind} in "
-                    f"{table.where}; give it one type, or two names"
+                    f"{name!r} has the type {declared[name][0]} in {declared[name][1]} and "
+                    f"{kind} in {table.where}; give it one type, or two names"
                 )
-    for option, name in (("time", config.fields.time), ("label", config.fields.label)):
-        given = rows.types.get(name)
-        if given not in (None, "float"):
+    for name in config.cells or {}:
+        if name not in declared:
             raise ValueError(
-                f"{rows.where}: the {option} field {name!r} has type {given}; write "
+                f"data.cells names {name!r}, and no column of that name is read; there are "
+                f"{', '.join(declared)}{did_you_mean(name, declared)}"
+            )
+    for option, name in (("time", config.fields.time), ("label", config.fields.label)):
+        field_type = rows.types.get(name)
+        if field_type not in (None, "float"):
+            raise ValueError(
+                f"{rows.where}: the {option} field {name!r} has type {field_type}; write "
                 f"{name}:float in the header, or name another field in data.fields.{option}"
             )
     if config.threshold:
@@ -162,7 +258,7 @@ def _check_types(rows: SourceRows, config: DataSection) -> None:
 
 
 class _Writer:
-    """Appends to a column: its values, and of lists where each ends (from 0 on)."""
+    """Appends to a column: its values and, for lists, where each ends (counted from 0)."""
 
     def __init__(self, place: Place, values: Stored, ends: Stored | None):
         self.place, self.at = place, len(values)
@@ -172,7 +268,7 @@ class _Writer:
             self.ends.write(np.zeros(1, np.int64))
 
     def write(self, values: np.ndarray, lengths: np.ndarray | None) -> None:
-        """Some rows more."""
+        """Append the values of further rows; lengths: of lists, how long each is."""
         self.values.write(values)
         if self.ends is not None:
             assert lengths is not None
@@ -180,13 +276,13 @@ class _Writer:
             self.at += len(values)
 
     def close(self) -> None:
-        """All is written."""
-        for one in (self.values, self.ends):
-            if one is not None:
-                one.close()
+        """End the appending: every row is written."""
+        for appender in (self.values, self.ends):
+            if appender is not None:
+                appender.close()
 
     def map(self) -> Column:
-        """The column."""
+        """The column with all that was written, mapped."""
         values = map_array(self.place, self.values.stored)
         if self.ends is None:
             return values
@@ -194,7 +290,7 @@ class _Writer:
 
 
 def _coded(rows: SourceRows, words: dict[str, dict[str, int]], scratch: Place) -> dict[str, Column]:
-    """Columns of codes and numbers of all pieces; `words` learns the new ones."""
+    """Columns of codes and numbers of all pieces; new words are added to `words`."""
     writers = {
         name: _Writer(
             scratch,
@@ -210,10 +306,10 @@ def _coded(rows: SourceRows, words: dict[str, dict[str, int]], scratch: Place) -
             writers[name].write(values, lengths)
     for writer in writers.values():
         writer.close()
-    found = {name: writer.map() for name, writer in writers.items()}
-    if not len(next(iter(found.values()))):
+    columns = {name: writer.map() for name, writer in writers.items()}
+    if not len(next(iter(columns.values()))):
         raise ValueError(f"{rows.where} holds no rows after its header; name files with rows")
-    return found
+    return columns
 
 
 def _append_columns(
@@ -226,7 +322,7 @@ def _append_columns(
     numbers: Mapping[str, np.ndarray],
     ids_as: str,
 ) -> dict[str, Any]:
-    """Write the rows that stay behind those of the columns that are there; the entries of all.
+    """Append the rows that stay to the columns of the folder; the entries of all columns.
 
     The field of data.threshold becomes the label: left among the features it would give it away.
     """
@@ -238,13 +334,13 @@ def _append_columns(
         kind = types[name]
         target = fields.label if name in threshold else name
         entry = columns.get(target)
-        dtype = ids_as if name in numbers else "<f8" if name == fields.time else "<f4"
+        dtype = ids_as if name in numbers else _number_type(name, raw[name], fields.time)
         ends = Stored(f"column-{number_}-ends.bin", "<i8") if kind.endswith("_seq") else None
         if entry is None:
             stored = Stored(f"column-{number_}.bin", dtype)
         else:
-            stored = Stored.of(entry["values"])
-            ends = Stored.of(entry["offsets"]) if ends is not None else None
+            stored = Stored.from_entry(entry["values"])
+            ends = Stored.from_entry(entry["offsets"]) if ends is not None else None
         writer, missing = _Writer(place, stored, ends), (entry or {}).get("missing", 0)
         for values, lengths in kept_values(raw[name], keep):
             if lengths is not None:
@@ -266,13 +362,19 @@ def _append_columns(
     return columns
 
 
+def _number_type(name: str, column: Column, time: str) -> str:
+    """How numbers are stored: times in 64 bits, since 32 tell them apart by two minutes only."""
+    exact = name == time or (isinstance(column, np.ndarray) and holds_times(name, column))
+    return "<f8" if exact else "<f4"
+
+
 def vocabularies(manifest: Manifest) -> dict[str, str]:
     """Field of words -> the field whose vocabulary it has."""
     user = manifest["options"]["fields"]["user"]
-    found = {
+    vocabulary_by_field = {
         name: vocabulary_of(suffix, name, user)
         for suffix, entry in {"inter": manifest, **manifest["sides"], **manifest["extra"]}.items()
-        for name, one in entry["columns"].items()
-        if one["type"].startswith("token")
+        for name, column in entry["columns"].items()
+        if column["type"].startswith("token")
     }
-    return {name: name for name in manifest["words"] if name not in ENTITIES} | found
+    return {name: name for name in manifest["words"] if name not in ENTITIES} | vocabulary_by_field

@@ -11,6 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from shoal.config.data_section import CellOptions
+from shoal.config.schema import SplitSection
 from shoal.data.pairs import PHASES, Pairs, count_pairs
 
 FieldType = Literal["token", "token_seq", "float", "float_seq"]
@@ -45,6 +47,7 @@ class Dataset:
     splits      phase -> int64 row numbers of `inter`; every kept row is in exactly one phase
     missing     file suffix -> column -> empty cells that it had
     left_out    config key -> rows of the files that it left out
+    cells       column -> how its cells were read, where that is not as they stand
     """
 
     name: str
@@ -61,7 +64,9 @@ class Dataset:
     extra: dict[str, Columns] = field(default_factory=dict)
     missing: dict[str, dict[str, int]] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
+    cells: dict[str, CellOptions] = field(default_factory=dict)
     pairs: Pairs | None = None  # see counted
+    split: SplitSection | None = None  # how data.split made `splits`, without auto
     # of a prepared folder: ids by phase, histories and pairs of its view (prepared/views.py)
     kept: dict[str, np.ndarray] = field(default_factory=dict)
     # SHA-256 of `interactions` and `splits`, where they are known without reading them all
@@ -119,5 +124,5 @@ class Dataset:
         """Kept ones of training as they lie on disk, int32: they are the many."""
         if not self.kept:
             return self.flat(field)[self.splits[phase]]
-        found = self.kept[f"{side}-{phase}"]
-        return found if phase == "train" else found.astype(np.int64)
+        ids = self.kept[f"{side}-{phase}"]
+        return ids if phase == "train" else ids.astype(np.int64)

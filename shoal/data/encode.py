@@ -10,31 +10,38 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Literal
 
 import numpy as np
 
+from shoal.config.data_section import Transform
 from shoal.data.dataset import Column, Dataset, Ragged
 from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken, fold
 from shoal.data.features import LENGTH, Feature
 from shoal.data.history import Earlier
 from shoal.data.ids import Ids, Words
 from shoal.data.passes import chunks
-from shoal.data.raw import gather
+from shoal.data.raw_columns import gather
+from shoal.data.times import DAY, MILLISECONDS, hour, weekday
 
 Take = Callable[[np.ndarray], Taken]
 Change = Callable[[np.ndarray], np.ndarray]
 Lists = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # row numbers, and offsets
 
 
+Step = tuple[float, float] | Literal["hour", "weekday"] | None
+
+
 @dataclass(frozen=True)
 class Numbers:
     """How the numbers of a feature are changed.
 
-    steps   a transform each: (mean, deviation) to normalise by, or None for log(1 + x)
+    steps   a transform each: (mean, deviation) to normalise by, None for log(1 + x), or the part of
+            a time
     bounds  limits of buckets; None: there are none
     """
 
-    steps: tuple[tuple[float, float] | None, ...] = ()
+    steps: tuple[Step, ...] = ()
     bounds: tuple[float, ...] | None = None
 
     def change(self, values: np.ndarray) -> np.ndarray:
@@ -42,15 +49,16 @@ class Numbers:
         return _changed(values, self.steps).astype(np.float32)
 
     def buckets(self, values: np.ndarray) -> np.ndarray:
-        """The bucket of each number, from 1."""
+        """The bucket of each number, from 1; of one that is missing 0."""
         bounds = np.array(self.bounds, np.float64)
-        found = np.searchsorted(bounds, self.change(values), side="right") + 1
-        return found.astype(np.int64, copy=False)
+        changed = self.change(values)
+        bucket_numbers = np.searchsorted(bounds, changed, side="right") + 1
+        return np.where(np.isnan(changed), 0, bucket_numbers).astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """What encoding depends on, beside a value itself: taken from the training data once.
+    """What encoding depends on besides a value itself: learned from the training data once.
 
     words    exact table -> its words, by id
     numbers  feature -> how its numbers are changed
@@ -65,10 +73,10 @@ class Encoding:
         A word that an exact table does not have reads as an empty cell does.
         """
 
-        def find(some: Sequence[str]) -> np.ndarray:
+        def find(tokens: Sequence[str]) -> np.ndarray:
             if feature.vocabulary == "exact":
-                return self.words[feature.table].find(some)
-            return hashed(some, feature.rows)
+                return self.words[feature.table].find(tokens)
+            return hashed(tokens, feature.rows)
 
         ids, empty = find(words), 0
         if feature.default is not None:
@@ -83,13 +91,17 @@ class Encoding:
         return ids
 
 
-def encode(dataset: Dataset, features: tuple[Feature, ...], every: bool = False) -> FeatureTable:
+def encode(
+    dataset: Dataset, features: tuple[Feature, ...], all_labels: bool = False
+) -> FeatureTable:
     """Every feature's values by user id, item id or number of interaction; rows are counted.
 
-    every: histories hold all that the user did, not what was positive alone.
+    all_labels: histories hold all that the user did, not only what was positive.
     """
     encoding = Encoding(_tables(dataset, features))
-    earlier = cache(partial(Earlier, dataset, every=every))  # one for all features beside a history
+    earlier = cache(
+        partial(Earlier, dataset, all_labels=all_labels)
+    )  # one for all features of histories
     columns = [
         _of_dataset(dataset, feature, encoding, earlier)
         for feature in features
@@ -109,7 +121,7 @@ def _tables(dataset: Dataset, features: tuple[Feature, ...]) -> dict[str, Ids]:
     for feature in features:
         if feature.is_sparse and not feature.cross and feature.buckets is None:
             of_table.setdefault(feature.table, []).append(feature)
-    found: dict[str, Ids] = {}
+    ids_by_table: dict[str, Ids] = {}
     for table, sharing in of_table.items():
         ways = {(f.vocabulary, f.rows if f.vocabulary == "hashed" else None) for f in sharing}
         if len(ways) > 1 or len({f.dim for f in sharing}) > 1:
@@ -125,10 +137,12 @@ def _tables(dataset: Dataset, features: tuple[Feature, ...]) -> dict[str, Ids]:
             columns = list(dict.fromkeys(f.column for f in ordered))
             words: Words = dataset.vocab[columns[0]]
             if len(columns) > 1:
-                every = (dataset.vocab[name].tolist() for name in columns)
-                words = list(dict.fromkeys(word for some in every for word in some))
-            found[table] = Ids(words)
-    return found
+                vocabularies = (dataset.vocab[name].tolist() for name in columns)
+                words = list(
+                    dict.fromkeys(word for vocabulary in vocabularies for word in vocabulary)
+                )
+            ids_by_table[table] = Ids(words)
+    return ids_by_table
 
 
 def _of_dataset(
@@ -138,7 +152,7 @@ def _of_dataset(
     column = _column(dataset, feature.side, feature.column)
     if feature.kind == "sequence" and isinstance(column, np.ndarray):
         return _of_interactions(dataset, feature, encoding, earlier(feature.length or LENGTH))
-    beside = {
+    extra_columns = {
         name: _column(dataset, feature.side, name)
         for name in (feature.time, feature.weights)
         if name is not None
@@ -149,7 +163,7 @@ def _of_dataset(
             texts = dataset.vocab[feature.column].tolist()
             return FeatureColumn(feature, take_of(feature, column, texts=texts))
         ids = _ids_of_words(dataset, feature, encoding)
-        return FeatureColumn(feature, take_of(feature, column, ids, beside=beside))
+        return FeatureColumn(feature, take_of(feature, column, ids, extra_columns=extra_columns))
     encoding.numbers[feature.name] = numbers = _learn(feature, column)
     if numbers.bounds is not None:
         feature = replace(feature, rows=len(numbers.bounds) + 2)
@@ -157,7 +171,7 @@ def _of_dataset(
 
 
 def _counted(feature: Feature, encoding: Encoding) -> Feature:
-    """With the rows of its table, where that has a vocabulary."""
+    """The feature with the number of rows of its table, where the table has a vocabulary."""
     table = encoding.words.get(feature.table)
     return feature if table is None else replace(feature, rows=len(table))
 
@@ -165,8 +179,8 @@ def _counted(feature: Feature, encoding: Encoding) -> Feature:
 def _ids_of_words(dataset: Dataset, feature: Feature, encoding: Encoding) -> np.ndarray | None:
     """The id of every word of a feature's column; None: a word's number is its id."""
     table, words = encoding.words.get(feature.table), dataset.vocab[feature.column]
-    same = table is not None and table.words is words and feature.default is None
-    return None if same else encoding.ids(feature, words.tolist())
+    shares_words = table is not None and table.words is words and feature.default is None
+    return None if shares_words else encoding.ids(feature, words.tolist())
 
 
 def _of_interactions(
@@ -185,19 +199,21 @@ def _of_interactions(
         feature = _counted(feature, encoding)
         change = partial(_numbered, _ids_of_words(dataset, feature, encoding))
 
-    def of(lists: Lists) -> Take:
+    def values_of(lists: Lists) -> Take:
         def take(keys: np.ndarray) -> Taken:
             rows, offsets = lists(keys)
             return change(column[rows]), offsets, None
 
         return take
 
-    return FeatureColumn(feature, of(earlier.of_rows), of(earlier.of_users))
+    return FeatureColumn(feature, values_of(earlier.of_rows), values_of(earlier.of_users))
 
 
 def _times(column: np.ndarray, earlier: Earlier) -> tuple[Take, Take]:
-    """Times of histories in seconds, of interactions and of users: behind the last that of the
-    interaction itself; of one that has not happened now, which is as late as the last.
+    """How times of histories are taken, in seconds: for interactions, and for users.
+
+    The time of the interaction itself stands behind those of its history. An interaction that has
+    not happened yet is as late as the last one.
     """
 
     def of_rows(rows: np.ndarray) -> Taken:
@@ -205,13 +221,13 @@ def _times(column: np.ndarray, earlier: Earlier) -> tuple[Take, Take]:
 
     def of_users(users: np.ndarray) -> Taken:
         events, offsets = earlier.of_users(users)
-        there = np.diff(offsets) > 0
+        has_events = np.diff(offsets) > 0
         now = np.zeros(len(users))
-        now[there] = column[events[offsets[1:][there] - 1]]
+        now[has_events] = column[events[offsets[1:][has_events] - 1]]
         return take(events, offsets, now)
 
-    def take(events: np.ndarray, offsets: np.ndarray, own: np.ndarray) -> Taken:
-        times = np.insert(column[events], offsets[1:], own).astype(np.int64)
+    def take(events: np.ndarray, offsets: np.ndarray, closing_times: np.ndarray) -> Taken:
+        times = np.insert(column[events], offsets[1:], closing_times).astype(np.int64)
         return times, offsets + np.arange(len(offsets)), None
 
     return of_rows, of_users
@@ -222,13 +238,14 @@ def take_of(
     column: Column,
     ids: np.ndarray | None = None,
     numbers: Numbers | None = None,
-    beside: Mapping[str, Column] | None = None,
+    extra_columns: Mapping[str, Column] | None = None,
     texts: Sequence[str] = (),
 ) -> Take:
     """What gives a feature's values at some rows of its column.
 
     ids: of every word of the column (None: a word's number is its id); numbers: how numbers are
-    changed; beside: further columns that the feature names; texts: the words of a column of text.
+    changed; extra_columns: further columns that the feature names; texts: the words of a column of
+    text.
     """
     if numbers is not None:
         if isinstance(column, Ragged):
@@ -238,7 +255,7 @@ def take_of(
     if feature.kind == "text":
         return _text(feature, column, texts)
     if isinstance(column, Ragged):
-        return _lists(feature, ids, column, beside or {})
+        return _lists(feature, ids, column, extra_columns or {})
     return _single(feature, ids, column)
 
 
@@ -263,8 +280,8 @@ def _numbered(ids: np.ndarray | None, codes: np.ndarray) -> np.ndarray:
 
 def _single(feature: Feature, ids: np.ndarray | None, column: np.ndarray) -> Take:
     def take(rows: np.ndarray) -> Taken:
-        one = np.arange(len(rows) + 1) if feature.is_list else None  # one id is a list of one
-        return _numbered(ids, column[rows]), one, None
+        offsets = np.arange(len(rows) + 1) if feature.is_list else None  # one id is a list of one
+        return _numbered(ids, column[rows]), offsets, None
 
     return take
 
@@ -273,8 +290,8 @@ def _lists(
     feature: Feature, ids: np.ndarray | None, column: Ragged, columns: Mapping[str, Column]
 ) -> Take:
     """Lists in the order of time where that is named, the last `length` of each."""
-    beside = {
-        key: _beside(feature, name, columns[name], column)
+    extra_values = {
+        key: _aligned_values(feature, name, columns[name], column)
         for key, name in (("time", feature.time), ("weights", feature.weights))
         if name is not None
     }
@@ -282,12 +299,12 @@ def _lists(
     def take(rows: np.ndarray) -> Taken:
         codes, offsets = gather(column.values, column.offsets, rows, 0)
         assert offsets is not None
-        others = {k: gather(v, column.offsets, rows, 0)[0] for k, v in beside.items()}
-        weights = others.get("weights")
+        extras = {k: gather(v, column.offsets, rows, 0)[0] for k, v in extra_values.items()}
+        weights = extras.get("weights")
         if feature.time is not None or feature.length is not None:
             places, owner = np.arange(len(codes)), np.repeat(np.arange(len(rows)), np.diff(offsets))
             if feature.time is not None:
-                places = np.lexsort((places, others["time"], owner))
+                places = np.lexsort((places, extras["time"], owner))
             if feature.length is not None:
                 places = places[offsets[1:][owner] - 1 - np.arange(len(codes)) < feature.length]
                 lengths = np.minimum(np.diff(offsets), feature.length)
@@ -300,13 +317,17 @@ def _lists(
     return take
 
 
-def _beside(feature: Feature, name: str, other: Column, column: Ragged) -> np.ndarray:
-    if not isinstance(other, Ragged) or not np.array_equal(other.offsets, column.offsets):
+def _aligned_values(
+    feature: Feature, name: str, extra_column: Column, column: Ragged
+) -> np.ndarray:
+    if not isinstance(extra_column, Ragged) or not np.array_equal(
+        extra_column.offsets, column.offsets
+    ):
         raise ValueError(
             f"data.features.{feature.name}: the lists of {name!r} are not as long as those of "
             f"{feature.column!r}; every id needs one value"
         )
-    return other.values
+    return extra_column.values
 
 
 def _text(feature: Feature, column: Column, words_of_cells: Sequence[str]) -> Take:
@@ -314,9 +335,9 @@ def _text(feature: Feature, column: Column, words_of_cells: Sequence[str]) -> Ta
     texts = list(words_of_cells)
     texts[0] = "" if feature.default is None else str(feature.default)
     words = [text.lower().split()[: feature.length] for text in texts]
-    each = np.array([len(one) for one in words], np.int64)
-    ids = hashed([word for one in words for word in one], feature.rows)
-    ends = np.concatenate([[0], np.cumsum(each)])
+    lengths = np.array([len(text_words) for text_words in words], np.int64)
+    ids = hashed([word for text_words in words for word in text_words], feature.rows)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
 
     def take(rows: np.ndarray) -> Taken:
         if isinstance(column, Ragged):
@@ -332,35 +353,49 @@ def _text(feature: Feature, column: Column, words_of_cells: Sequence[str]) -> Ta
 
 def _learn(feature: Feature, column: Column) -> Numbers:
     """How the numbers of a column are changed."""
-    every = column.values if isinstance(column, Ragged) else column
-    if feature.side != "context" and len(every) > 1 and not isinstance(column, Ragged):
-        every = every[1:]  # of users and items row 0 is padding and takes no part
-    steps: list[tuple[float, float] | None] = []
+    values = column.values if isinstance(column, Ragged) else column
+    if feature.side != "context" and len(values) > 1 and not isinstance(column, Ragged):
+        values = values[1:]  # of users and items row 0 is padding and takes no part
+    steps: list[Step] = []
     for transform in feature.transforms:
-        steps.append(None if transform == "log" else _normal(every, tuple(steps)))
+        steps.append(_learn_step(transform, values, tuple(steps)))
     limits = feature.buckets
     if isinstance(limits, int):
         shares = np.arange(1, limits) / limits
-        limits = tuple(np.unique(np.quantile(Numbers(tuple(steps)).change(every), shares)).tolist())
+        limits = tuple(
+            np.unique(np.quantile(Numbers(tuple(steps)).change(values), shares)).tolist()
+        )
     return Numbers(tuple(steps), limits)
 
 
-def _changed(values: np.ndarray, steps: Sequence[tuple[float, float] | None]) -> np.ndarray:
+def _learn_step(transform: Transform, values: np.ndarray, steps: tuple[Step, ...]) -> Step:
+    """A transform of a column, as it is after the steps before."""
+    if transform == "normalise":
+        return _normal(values, steps)
+    if transform == "age":  # in days, up to the newest
+        newest = float(values.max(initial=-np.inf)) if len(values) else 0.0
+        return newest, -DAY * (1000.0 if newest > MILLISECONDS else 1.0)
+    return None if transform == "log" else transform
+
+
+def _changed(values: np.ndarray, steps: Sequence[Step]) -> np.ndarray:
     values = values.astype(np.float64)
     for step in steps:
         if step is None:
             values = np.log1p(np.maximum(values, 0))
+        elif isinstance(step, str):
+            values = (hour if step == "hour" else weekday)(values)
         else:
             values = (values - step[0]) / step[1]
     return values
 
 
-def _normal(values: np.ndarray, steps: Sequence[tuple[float, float] | None]) -> tuple[float, float]:
+def _normal(values: np.ndarray, steps: Sequence[Step]) -> tuple[float, float]:
     """Mean and deviation of a column, which is passed over in parts, not held."""
     count = max(len(values), 1)
-    every = [values[part] for part in chunks(len(values))]
-    mean = sum(_changed(part, steps).sum() for part in every) / count
-    squares = sum(np.square(_changed(part, steps) - mean).sum() for part in every)
+    parts = [values[part] for part in chunks(len(values))]
+    mean = sum(_changed(part, steps).sum() for part in parts) / count
+    squares = sum(np.square(_changed(part, steps) - mean).sum() for part in parts)
     return float(mean), float(np.sqrt(squares / count)) or 1.0
 
 

@@ -67,38 +67,40 @@ class FeatureTable:
     ):
         """`encoding`: what encodes the features of other rows (encode.Encoding)."""
         self.columns = {column.feature.name: column for column in columns}
-        self.user_field, self.item_field, self.encoding = user_field, item_field, encoding
+        self.user_field = user_field
+        self.item_field = item_field
+        self.encoding = encoding
 
     @property
     def features(self) -> tuple[Feature, ...]:
         """The features, with the rows of their tables."""
         return tuple(column.feature for column in self.columns.values())
 
-    def of(self, side: str, rows: np.ndarray, prefix: str = "") -> Fields:
+    def take_side(self, side: str, rows: np.ndarray, prefix: str = "") -> Fields:
         """The features of one side at the given rows (ids of users or items, or row numbers)."""
-        found = {
+        values = {
             name: column.take(rows)
             for name, column in self.columns.items()
             if column.feature.side == side and not column.feature.cross
         }
-        return self.fields(found, prefix)
+        return self.fields(values, prefix)
 
     def fields(self, values: dict[str, Tensor | Jagged], prefix: str = "") -> Fields:
         """Values of features as ids and as dense values, by name."""
         ids: dict[str, Tensor | Jagged] = {}
         dense: dict[str, Tensor] = {}
-        for name, one in values.items():
+        for name, tensor in values.items():
             if self.columns[name].feature.is_sparse:
-                ids[prefix + name] = one
+                ids[prefix + name] = tensor
             else:
-                assert isinstance(one, Tensor)
-                dense[prefix + name] = one
+                assert isinstance(tensor, Tensor)
+                dense[prefix + name] = tensor
         return ids, dense
 
     def side(self, side: str, ids: Tensor) -> Batch:
         """The features of any users or items: ids of any shape, one sample for each of them."""
         rows = ids.reshape(-1).cpu().numpy()
-        return Batch(len(rows), *self.of(side, rows)).to(ids.device)
+        return Batch(len(rows), *self.take_side(side, rows)).to(ids.device)
 
     def onto(self, batch: Batch) -> Batch:
         """The batch with the features of its users, its items and (as neg_NAME) its negatives.
@@ -110,7 +112,7 @@ class FeatureTable:
         sides += [("item", "neg_item", "neg_")] if "neg_item" in batch.ids else []
         for side, field, prefix in sides:
             keys = batch.tensor(field)
-            more_ids, more_dense = self.of(side, keys.reshape(-1).numpy(), prefix)
+            more_ids, more_dense = self.take_side(side, keys.reshape(-1).numpy(), prefix)
             for name, values in more_ids.items():
                 ids[name] = values if isinstance(values, Jagged) else values.view(keys.shape)
             for name, numbers in more_dense.items():
@@ -134,7 +136,7 @@ class FeatureTable:
             if keys is None:
                 more_ids, more_dense = self._none(users, histories)
             else:
-                more_ids, more_dense = self.of(side, keys)
+                more_ids, more_dense = self.take_side(side, keys)
             ids |= more_ids
             dense |= more_dense
         self.cross(ids)
@@ -151,23 +153,23 @@ class FeatureTable:
     def _none(self, users: np.ndarray, histories: bool) -> Fields:
         """Context features of samples of users that have not happened: histories, else nothing."""
         size = len(users)
-        found: dict[str, Tensor | Jagged] = {}
+        values: dict[str, Tensor | Jagged] = {}
         for name, column in self.columns.items():
             feature = column.feature
             if feature.side != "context" or feature.cross:
                 continue
             if column.of_users is not None:
                 if histories:
-                    found[name] = column.ahead(users)
+                    values[name] = column.ahead(users)
             elif feature.is_list:
                 none = torch.empty(0, dtype=torch.int64)
-                found[name] = Jagged(none, torch.zeros(size + 1, dtype=torch.int64))
+                values[name] = Jagged(none, torch.zeros(size + 1, dtype=torch.int64))
             elif feature.is_sparse:
-                found[name] = torch.zeros(size, dtype=torch.int64)
+                values[name] = torch.zeros(size, dtype=torch.int64)
             else:
                 width = (feature.width,) if feature.kind == "numbers" else ()
-                found[name] = torch.zeros(size, *width)
-        return self.fields(found)
+                values[name] = torch.zeros(size, *width)
+        return self.fields(values)
 
 
 def fold(hashes: np.ndarray, rows: int | None) -> np.ndarray:

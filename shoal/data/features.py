@@ -11,10 +11,13 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from shoal.config.data_section import Kind, Loss, Side, Transform, Vocabulary
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Column, Dataset, FieldType, Ragged
+from shoal.data.times import has_hours, holds_times
 
 KIND_OF: dict[FieldType, Kind] = {
     "token": "id",
@@ -24,6 +27,7 @@ KIND_OF: dict[FieldType, Kind] = {
 }
 LISTS = ("ids", "sequence", "text")
 NUMBERS = ("number", "numbers")
+OF_TIMES = ("hour", "weekday", "age")  # transforms of a time
 PACKED = "slots"  # the field of a batch with the ids of all features, for models with one table
 LENGTH = 50  # of a history whose feature does not say
 ACTION_BUCKETS = 16  # of a label that is any number, in a history
@@ -71,6 +75,11 @@ class Feature:
         return self.kind not in NUMBERS or self.buckets is not None
 
     @property
+    def is_of_time(self) -> bool:
+        """Whether its column holds times, of which it is the hour, the weekday or the age."""
+        return self.transforms[:1] != () and self.transforms[0] in OF_TIMES
+
+    @property
     def is_list(self) -> bool:
         """Whether a sample has a list of ids."""
         return self.kind in LISTS
@@ -100,16 +109,16 @@ class Label:
 
 
 def options(feature: Feature) -> dict[str, Any]:
-    """What `data.features` says of a feature: all that is not as by default."""
-    said: dict[str, Any] = {"kind": feature.kind, "side": feature.side}
+    """The options of a feature as data.features has them: all that differ from the defaults."""
+    settings: dict[str, Any] = {"kind": feature.kind, "side": feature.side}
     plain = Feature(feature.name, feature.kind, feature.side)
     for field in fields(Feature)[3:]:
         value = getattr(feature, field.name)
         if value != getattr(plain, field.name):
-            said[field.name] = list(value) if isinstance(value, tuple) else value
+            settings[field.name] = list(value) if isinstance(value, tuple) else value
     if feature.vocabulary == "exact" and not feature.cross:
-        said.pop("rows", None)  # counted, not chosen
-    return said
+        settings.pop("rows", None)  # counted, not chosen
+    return settings
 
 
 def is_history(feature: Feature, dataset: Dataset) -> bool:
@@ -130,57 +139,64 @@ def action_of(history: str, label: str) -> str:
 def with_actions(
     dataset: Dataset, features: tuple[Feature, ...], labels: tuple[Label, ...]
 ) -> tuple[Feature, ...]:
-    """With what is known of the interactions of each history beside their items: when they were
-    (and, behind the last, when the row is), and their labels as ids: 1 or 2, or a bucket.
+    """The features, and two kinds for each history: times and labels of its interactions.
+
+    Behind the time of the last interaction stands that of the row. Labels are ids: 1 or 2, or the
+    number of a bucket.
     """
-    found = list(features)
+    extended = list(features)
     for history in features:
         if not is_history(history, dataset):
             continue
         like = partial(Feature, kind="sequence", length=history.length)
         if dataset.time_field is not None and dataset.time_field in dataset.inter:
             name = time_of(history.name)
-            found.append(like(name, column=dataset.time_field, vocabulary="growing"))
-        for one in labels:
-            limits: Any = (0.5,) if one.loss == "logistic" else ACTION_BUCKETS
-            name = action_of(history.name, one.name)
-            found.append(like(name, column=one.column, buckets=limits))
-    names = [feature.name for feature in found]
+            extended.append(like(name, column=dataset.time_field, vocabulary="growing"))
+        for label in labels:
+            limits: Any = (0.5,) if label.loss == "logistic" else ACTION_BUCKETS
+            name = action_of(history.name, label.name)
+            extended.append(like(name, column=label.column, buckets=limits))
+    names = [feature.name for feature in extended]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(
                 f"data.features.{name}: a history has its labels and times under such names; give "
                 "the feature or the label another one"
             )
-    return tuple(found)
+    return tuple(extended)
 
 
 def features_of(
     dataset: Dataset, config: DataSection, history: bool = False
 ) -> tuple[Feature, ...]:
-    """Those that the config describes; where it describes none, those that the columns suggest.
+    """The features that the config describes; if it describes none, those that the columns suggest.
 
-    history: for a model that reads what the user took before, that is one of them.
+    history: add the items that the user took before, for a model that reads them.
     """
     if config.features is None:
-        found, item = guess(dataset, config), dataset.item_field
+        features, item = guess(dataset, config), dataset.item_field
         if history:
-            name = "history" if all(f.name != "history" for f in found) else f"{item}_history"
+            name = "history" if all(f.name != "history" for f in features) else f"{item}_history"
             past = Feature(name, "sequence", "context", item, table=item, length=config.max_len)
-            found = (*found, past)
-        return found
+            features = (*features, past)
+        return features
     if PACKED in config.features:
         raise ValueError(
             f"data.features.{PACKED}: this name stands for all ids together; give the feature "
             f"another one, and say `column: {PACKED}`"
         )
-    found = tuple(declared(name, dict(said)) for name, said in config.features.items())
-    placed = [_placed(feature, dataset, config) for feature in found]
+    features = tuple(declared(name, dict(settings)) for name, settings in config.features.items())
+    placed = [_placed(feature, dataset, config) for feature in features]
     by_name = {feature.name: feature for feature in placed}
     for feature in placed:
         for part in feature.cross:
-            one = by_name.get(part)
-            if one is None or one.cross or not one.is_sparse or one.is_list:
+            part_feature = by_name.get(part)
+            if (
+                part_feature is None
+                or part_feature.cross
+                or not part_feature.is_sparse
+                or part_feature.is_list
+            ):
                 raise ValueError(
                     f"data.features.{feature.name}.cross: {part!r} is not a feature of one id "
                     f"(kind id, or a number with buckets); name some of "
@@ -192,8 +208,8 @@ def features_of(
 
 def labels_of(dataset: Dataset, config: DataSection) -> tuple[Label, ...]:
     """The labels that the config names; where it names none, the label field."""
-    given: dict[str, dict[str, Any]] = dict(config.labels or {})  # type: ignore[arg-type]
-    labels = tuple(Label(name, **said) for name, said in given.items())
+    options_by_label: dict[str, dict[str, Any]] = dict(config.labels or {})  # type: ignore[arg-type]
+    labels = tuple(Label(name, **label_options) for name, label_options in options_by_label.items())
     labels = labels or (Label(config.fields.label),)
     floats = [name for name in dataset.inter if dataset.types[name] == "float"]
     for label in labels:
@@ -210,22 +226,24 @@ def labels_of(dataset: Dataset, config: DataSection) -> tuple[Label, ...]:
 def guess(dataset: Dataset, config: DataSection) -> tuple[Feature, ...]:
     """What the columns suggest: tokens are ids, lists are pooled, numbers are normalised.
 
-    Times, ratings and labels are no features: they are not known before the event, or are it.
+    A time is its hour, its weekday and its age, of the interaction itself hour and weekday. Ratings
+    and labels are no features: they are not known before the event, or are it.
     """
-    found = [
+    features = [
         Feature(dataset.user_field, "id", "user"),
         Feature(dataset.item_field, "id", "item"),
     ]
-    left_out = {dataset.user_field, dataset.item_field, dataset.time_field}
-    left_out |= {config.fields.rating, config.fields.label, config.fields.time}
+    fields = config.fields
+    left_out: set[str | None] = {dataset.user_field, dataset.item_field}
+    left_out |= {fields.rating, fields.label}
     left_out |= {config.sample_weight, *(config.labels or {})}
-    left_out |= {said.get("column") for said in (config.labels or {}).values()}
+    left_out |= {label_options.get("column") for label_options in (config.labels or {}).values()}
     sides: list[tuple[Side, dict[str, Column]]] = [
         ("user", dataset.users),
         ("item", dataset.items),
         ("context", dataset.inter),
     ]
-    names = {PACKED, *(feature.name for feature in found)}
+    names = {PACKED, *(feature.name for feature in features)}
     for side, columns in sides:
         for column in columns:
             if column in left_out:
@@ -233,47 +251,86 @@ def guess(dataset: Dataset, config: DataSection) -> tuple[Feature, ...]:
             name = f"{side}_{column}" if column in names else column
             names.add(name)
             kind, values = KIND_OF[dataset.types[column]], columns[column]
+            is_event = side == "context" and column == config.fields.time
+            if isinstance(values, np.ndarray) and kind == "number":
+                unpadded = values if side == "context" else values[1:]  # row 0 is padding
+                if holds_times(column, unpadded):
+                    features += _features_of_time(name, side, column, has_hours(unpadded), is_event)
+                    continue
+            if is_event:  # a count of rows or of days, which only grows
+                continue
             transforms: tuple[Transform, ...] = ("normalise",) if kind in NUMBERS else ()
             length = None
             if isinstance(values, Ragged) and kind == "numbers":
                 length = int((values.offsets[1:] - values.offsets[:-1]).max(initial=1))
-            found.append(Feature(name, kind, side, column, transforms=transforms, length=length))
-    return tuple(found)
+            features.append(Feature(name, kind, side, column, transforms=transforms, length=length))
+    return tuple(features)
 
 
-def declared(name: str, said: dict[str, Any]) -> Feature:
+def _features_of_time(
+    name: str, side: Side, column: str, hours: bool, is_event: bool
+) -> list[Feature]:
+    """What a column of times suggests.
+
+    hours: some times are not at midnight. is_event: it is when the interaction happened, and the
+    age of what happens now is always 0.
+    """
+    features = []
+    if hours:
+        limits = tuple(float(hour) for hour in range(1, 24))
+        of_hour = Feature(f"{name}_hour", "number", side, column, transforms=("hour",))
+        features.append(replace(of_hour, buckets=limits))
+    limits = tuple(float(day) for day in range(1, 7))
+    of_day = Feature(f"{name}_weekday", "number", side, column, transforms=("weekday",))
+    features.append(replace(of_day, buckets=limits))
+    if not is_event:
+        transforms: tuple[Transform, ...] = ("age", "normalise")
+        features.append(Feature(f"{name}_age", "number", side, column, transforms=transforms))
+    return features
+
+
+def declared(name: str, settings: dict[str, Any]) -> Feature:
     """One entry of data.features, checked by itself."""
     where = f"data.features.{name}"
-    if "kind" not in said and not said.get("cross"):
+    if "kind" not in settings and not settings.get("cross"):
         raise ValueError(f"{where} has no kind; say id, ids, sequence, number, numbers or text")
     for key in ("transforms", "cross"):
-        said[key] = tuple(said.get(key) or ())
-    if isinstance(said.get("buckets"), list):
-        limits = said["buckets"] = tuple(said["buckets"])
+        settings[key] = tuple(settings.get(key) or ())
+    if isinstance(settings.get("buckets"), list):
+        limits = settings["buckets"] = tuple(settings["buckets"])
         if not limits or list(limits) != sorted(set(limits)):
             raise ValueError(f"{where}.buckets: {list(limits)}; limits rise, each above the last")
-    if said["cross"]:
-        said = {"kind": "id", "vocabulary": "hashed", **said}
-        if len(said["cross"]) < 2 or said["kind"] != "id" or said["vocabulary"] != "hashed":
+    if settings["cross"]:
+        settings = {"kind": "id", "vocabulary": "hashed", **settings}
+        if (
+            len(settings["cross"]) < 2
+            or settings["kind"] != "id"
+            or settings["vocabulary"] != "hashed"
+        ):
             raise ValueError(f"{where}: a cross is an id, hashed, of two features or more")
-    if said["kind"] == "text":
-        said = {"vocabulary": "hashed", **said}
-        if said["vocabulary"] == "exact":
+    if settings["kind"] == "text":
+        settings = {"vocabulary": "hashed", **settings}
+        if settings["vocabulary"] == "exact":
             raise ValueError(f"{where}.vocabulary: words of text are hashed, or growing")
-    feature = Feature(name, **said)
+    feature = Feature(name, **settings)
     wrong = {
-        "pooling": "pooling" in said and not feature.is_list,
-        "length": "length" in said and feature.kind in ("id", "number"),
+        "pooling": "pooling" in settings and not feature.is_list,
+        "length": "length" in settings and feature.kind in ("id", "number"),
         "transforms": bool(feature.transforms) and feature.kind not in NUMBERS,
         "buckets": feature.buckets is not None and feature.kind != "number",
         "weights": feature.weights is not None and feature.kind not in ("ids", "sequence"),
         "time": feature.time is not None and feature.kind != "sequence",
-        "vocabulary": "vocabulary" in said and feature.kind in NUMBERS,
-        "rows": "rows" in said and feature.vocabulary != "hashed",
+        "vocabulary": "vocabulary" in settings and feature.kind in NUMBERS,
+        "rows": "rows" in settings and feature.vocabulary != "hashed",
     }
     for key, is_wrong in wrong.items():
         if is_wrong:
             raise ValueError(f"{where}.{key} does not belong to kind {feature.kind}; leave it out")
+    if not set(OF_TIMES).isdisjoint(feature.transforms[1:]):
+        raise ValueError(
+            f"{where}.transforms: {', '.join(feature.transforms)}; hour, weekday and age are made "
+            "of a time, so one of them may only stand first"
+        )
     if feature.kind == "numbers" and feature.length is None:
         raise ValueError(f"{where}.length: say how many numbers there are")
     if feature.vocabulary == "hashed":
@@ -294,15 +351,20 @@ def _placed(feature: Feature, dataset: Dataset, config: DataSection) -> Feature:
     if is_history(feature, dataset):
         length = feature.length or config.max_len
         return replace(feature, side="context", length=length)
-    said = (config.features or {})[feature.name].get("side")
-    sides = [said] if said else [side for side, table in tables.items() if feature.column in table]
+    chosen_side = (config.features or {})[feature.name].get("side")
+    sides = (
+        [chosen_side]
+        if chosen_side
+        else [side for side, table in tables.items() if feature.column in table]
+    )
     if not sides or feature.column not in tables[sides[0]]:
-        every = [name for side in (sides or tables) for name in tables[side]]
-        of = f"side {sides[0]}" if sides else "the data"
+        column_names = [name for side in (sides or tables) for name in tables[side]]
+        source = f"side {sides[0]}" if sides else "the data"
         raise ValueError(
-            f"{where}: {of} has no column {feature.column!r}; there are {', '.join(every)}"
-            f"{did_you_mean(feature.column, every)} (columns of .user and .item files are loaded "
-            "when data.load names them)"
+            f"{where}: {source} has no column {feature.column!r}; there are "
+            f"{', '.join(column_names)}"
+            f"{did_you_mean(feature.column, column_names)} (columns of .user and .item files are "
+            "loaded when data.load names them)"
         )
     table = tables[sides[0]]
     for key, column, holds in [

@@ -18,7 +18,7 @@ from shoal.config.intervals import Interval, parse_intervals
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.passes import by_user, chunks, count_ids
-from shoal.data.raw import RawTable
+from shoal.data.raw_columns import RawTable
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ SIDES = ("user", "item")
 
 def looks_at_all(config: DataSection) -> list[str]:
     """The filters that cannot judge rows which come later without those before."""
-    found = [] if config.filter.duplicates is None else ["data.filter.duplicates"]
-    return found + [f"data.filter.{side}_inter_num" for side in _counted(config)]
+    keys = [] if config.filter.duplicates is None else ["data.filter.duplicates"]
+    return keys + [f"data.filter.{side}_inter_num" for side in _counted(config)]
 
 
 def kept_rows(
@@ -42,7 +42,7 @@ def kept_rows(
 ) -> tuple[np.ndarray | None, dict[str, int]]:
     """Which rows stay, bool [rows], None: all; and by the key of each filter how many do not.
 
-    Duplicates, value intervals, absent users and items, numbers of interactions: in that order,
+    Value intervals, duplicates, absent users and items, numbers of interactions: in that order,
     each on what the one before has left; the last repeats until nothing changes.
 
     sizes: codes of each field of words. of_sides: columns of side tables, which are filtered by
@@ -50,12 +50,12 @@ def kept_rows(
     in, where memory does not hold them.
     """
     kept = _Kept(columns, sizes, config)
-    if config.filter.duplicates is not None:
-        kept.once(memory, scratch)
     for name, text in config.filter.values.items():
         kept.by_value(name, text, of_sides)
-    for name, found in has_row.items() if config.filter.by_user_or_item else ():
-        kept.by_code(name, found)
+    if config.filter.duplicates is not None:
+        kept.once(memory, scratch)
+    for name, allowed in has_row.items() if config.filter.by_user_or_item else ():
+        kept.by_code(name, allowed)
         kept.count("data.filter.by_user_or_item", f"no {name} is in both files")
     kept.by_count()
     rows = len(kept.keep)
@@ -120,13 +120,15 @@ class _Kept:
     def __init__(
         self, columns: Mapping[str, np.ndarray], sizes: Mapping[str, int], config: DataSection
     ):
-        self.columns, self.sizes, self.config = columns, sizes, config
+        self.columns = columns
+        self.sizes = sizes
+        self.config = config
         self.rows = len(columns[config.fields.user])
         self.keep = np.ones(self.rows, dtype=bool)
         self.left_out: dict[str, int] = {}
 
     def count(self, key: str, why: str = "") -> None:
-        """After the filter of that key; why: what is said where it leaves nothing."""
+        """Count the rows that the filter of a key left; why: for the error where there are none."""
         rows = int(np.count_nonzero(self.keep))
         if rows == 0:
             raise ValueError(f"{key} leaves no interactions ({why}); loosen or remove it")
@@ -135,22 +137,23 @@ class _Kept:
         self.rows = rows
 
     def by_code(self, name: str, allowed: np.ndarray) -> None:
-        """Rows whose word in a field is allowed, bool by code."""
+        """Keep rows whose word in a field is allowed; allowed: bool by code."""
         for part in chunks(len(self.keep)):
             self.keep[part] &= allowed[self.columns[name][part]]
 
     def once(self, memory: int, scratch: Path | None) -> None:
-        """Of repeated (user, item) pairs the first or last stays, by time where there is time."""
+        """Keep the first or the last of repeated (user, item) pairs, by time where there is one."""
         fields, sizes = self.config.fields, self.sizes
         user, item, time = fields.user, fields.item, fields.time
-        wanted = {name: self.columns[name] for name in (user, item, time) if name in self.columns}
+        columns = {name: self.columns[name] for name in (user, item, time) if name in self.columns}
         counts = count_ids(self.columns[user], sizes[user])
-        for _, part in by_user(wanted, user, counts, memory, scratch):
+        for _, part in by_user(columns, user, counts, memory, scratch):
             order = np.arange(len(part["row"]))
             if time in part and time not in sizes:
                 order = np.argsort(part[time], kind="stable")
             if self.config.filter.duplicates == "last":
                 order = order[::-1]
+            order = order[self.keep[part["row"][order]]]
             pairs = part[user].astype(np.int64) * sizes[item] + part[item]
             _, first = np.unique(pairs[order], return_index=True)
             self.keep[part["row"]] = False
@@ -158,15 +161,15 @@ class _Kept:
         self.count("data.filter.duplicates")
 
     def by_value(self, field: str, text: str, of_sides: Mapping[str, FieldType]) -> None:
-        """Rows whose number lies in intervals; columns of side tables are filtered elsewhere."""
+        """Keep rows whose number lies in intervals; for side tables `filter_sides` does it."""
         where = f"data.filter.values.{field}"
         intervals = parse_intervals(text, where)
         kinds = {**of_sides, **{n: "token" if n in self.sizes else "float" for n in self.columns}}
         if kinds.get(field) != "float":
             floats = [name for name, kind in kinds.items() if kind == "float"]
-            found = f"is a {kinds[field]} field" if field in kinds else "is not a loaded field"
+            problem = f"is a {kinds[field]} field" if field in kinds else "is not a loaded field"
             raise ValueError(
-                f"{where}: {field!r} {found}; float fields that can be filtered: "
+                f"{where}: {field!r} {problem}; float fields that can be filtered: "
                 f"{', '.join(floats) or 'none is loaded'}{did_you_mean(field, floats)}"
             )
         if field in self.columns:
@@ -194,7 +197,7 @@ class _Kept:
 
 def _counted(config: DataSection) -> dict[str, list[Interval]]:
     """Side -> the numbers of interactions that are allowed, where not all are."""
-    found = {}
+    limits = {}
     for side in SIDES:
         where = f"data.filter.{side}_inter_num"
         intervals = parse_intervals(getattr(config.filter, f"{side}_inter_num"), where)
@@ -202,8 +205,8 @@ def _counted(config: DataSection) -> dict[str, list[Interval]]:
             (i.low < 0 or (i.low == 0 and i.low_closed)) and math.isinf(i.high) for i in intervals
         )
         if not everything:
-            found[side] = intervals
-    return found
+            limits[side] = intervals
+    return limits
 
 
 def within(values: np.ndarray, intervals: list[Interval]) -> np.ndarray:

@@ -24,7 +24,7 @@ PLACES = {
     "layout": [f"data.clicks.{key}" for key in ("slots", "dense", "label", "rows")],
     "order": ["data.clicks.reader", "train.shuffle"],
 }
-# Parts that are digests: their bytes tell a reader nothing.
+# Parts that are digests -> what a change of one means, since its bytes say nothing to a reader.
 DIGESTS = {
     "interactions": "the interactions are others (users, items or their order in the files)",
     "codes": "items have other codes (data.codes)",
@@ -34,15 +34,20 @@ DIGESTS = {
 
 def as_saved(saved: dict[str, Any], now: dict[str, Any], options: Any) -> dict[str, Any]:
     """`now` as a checkpoint with the fingerprint `saved` would hold it; options: the model's."""
-    known: dict[str, Any] = {one.name: one.default for one in fields(options)}
-    for one in fields(options):
-        if one.default_factory is not MISSING:
-            known[one.name] = one.default_factory()
+    option_defaults: dict[str, Any] = {option.name: option.default for option in fields(options)}
+    for option in fields(options):
+        if option.default_factory is not MISSING:
+            option_defaults[option.name] = option.default_factory()
     now = json.loads(json.dumps(now))  # an option may be a tuple
-    defaults, said = json.loads(json.dumps(known, default=str)), saved.get("options", {})
-    # Less the options that a model had not yet when `saved` was, where they say nothing.
-    kept = {k: v for k, v in now["options"].items() if k in said or v != defaults.get(k)}
-    return {**now, "options": kept}
+    defaults, saved_options = (
+        json.loads(json.dumps(option_defaults, default=str)),
+        saved.get("options", {}),
+    )
+    # Leave out options that the model did not have yet when `saved` was written, at their defaults.
+    compared_options = {
+        k: v for k, v in now["options"].items() if k in saved_options or v != defaults.get(k)
+    }
+    return {**now, "options": compared_options}
 
 
 def mismatch(saved: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -52,15 +57,18 @@ def mismatch(saved: dict[str, Any], now: dict[str, Any]) -> str | None:
         return _split(saved.get("split_over"), now["split_over"])
     if not changed:
         return None
-    told = [text for key in changed for text in _part(key, saved.get(key), now[key])]
+    differences = [text for key in changed for text in _part(key, saved.get(key), now[key])]
     return (
-        f"belong to another run: {'; '.join(told)}. Use the config of that run, or name another "
-        "folder with --output"
+        f"belong to another run: {'; '.join(differences)}. Use the config of that run, or name "
+        "another folder with --output"
     )
 
 
 def _split(before: int | None, now: int | None) -> str:
-    """Which samples meet in a batch depends on how many read the files."""
+    """Why checkpoints do not fit where another number of workers reads the files.
+
+    That number decides which samples come together in a batch.
+    """
     if before is None or now is None:
         was, is_now = str(before is not None).lower(), str(now is not None).lower()
         return (
@@ -84,31 +92,33 @@ def _part(key: str, before: Any, now: Any) -> list[str]:
     if key == "files" and isinstance(before, list):
         return _files(before, now)
     if key in PLACES and isinstance(before, list):
-        pairs = zip(PLACES[key], before, now)
-        return [text for name, one, two in pairs if one != two for text in _part(name, one, two)]
+        changes = []
+        for name, old_value, new_value in zip(PLACES[key], before, now):
+            if old_value != new_value:
+                changes += _part(name, old_value, new_value)
+        return changes
     name = KEYS.get(key, key)
     if isinstance(before, dict) and isinstance(now, dict):
-        both = {one: (before.get(one), now.get(one)) for one in (*now, *before)}
-        return [
-            text
-            for inner, (one, two) in both.items()
-            if one != two
-            for text in _part(f"{name}.{inner}", one, two)
-        ]
+        changes = []
+        for inner in dict.fromkeys((*now, *before)):
+            old_value, new_value = before.get(inner), now.get(inner)
+            if old_value != new_value:
+                changes += _part(f"{name}.{inner}", old_value, new_value)
+        return changes
     return [f"{name} was {_short(before)}, is now {_short(now)}"]
 
 
 def _files(before: list[list[Any]], now: list[list[Any]]) -> list[str]:
     """Files to train on, [name, size, digest] each."""
     old, new = {one[0]: one for one in before}, {one[0]: one for one in now}
-    told = [f"{name} is no longer there" for name in old if name not in new]
-    told += [f"{name} was not there" for name in new if name not in old]
-    told += [f"{name} has changed" for name in new if name in old and new[name] != old[name]]
-    if not told:
-        told = ["the files come in another order"]
-    if len(told) > 3:
-        told = [*told[:3], f"and {len(told) - 3} more"]
-    return [f"data.clicks.train: {', '.join(told)}"]
+    changes = [f"{name} is no longer there" for name in old if name not in new]
+    changes += [f"{name} was not there" for name in new if name not in old]
+    changes += [f"{name} has changed" for name in new if name in old and new[name] != old[name]]
+    if not changes:
+        changes = ["the files come in another order"]
+    if len(changes) > 3:
+        changes = [*changes[:3], f"and {len(changes) - 3} more"]
+    return [f"data.clicks.train: {', '.join(changes)}"]
 
 
 def _short(value: Any) -> str:

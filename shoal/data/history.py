@@ -20,14 +20,17 @@ class Histories:
         phases: tuple[Phase, ...],
         max_len: int,
         timed: bool = False,
-        asked: Phase | None = None,
+        request_phase: Phase | None = None,
     ):
-        """`timed`: keep the times of items; `asked`: the phase whose first one is the request."""
+        """timed: keep the times of items.
+
+        request_phase: the first interaction of a user in this phase is the request.
+        """
         self.max_len = max_len
         self.times: np.ndarray | None = None  # int64, of items
-        kept = None if timed else dataset.history(phases)
-        if kept is not None:
-            self.items, self.offsets = kept
+        stored_history = None if timed else dataset.history(phases)
+        if stored_history is not None:
+            self.items, self.offsets = stored_history
             return
         rows = np.sort(np.concatenate([dataset.splits[phase] for phase in phases]))
         users = np.asarray(dataset.inter[dataset.user_field])[rows]
@@ -47,7 +50,7 @@ class Histories:
                     "history; name their column in data.fields.time, or choose another model"
                 )
             self.times = times[order].astype(np.int64)
-            self._requests = _first_times(dataset, asked)
+            self._requests = _first_times(dataset, request_phase)
 
     def windows(self) -> Numbered:
         """Windows that cover every (item, next item) pair once, laid from the end of a sequence.
@@ -77,9 +80,9 @@ class Histories:
         inside = column < lengths[:, None]
         if len(self.items) == 0:
             return np.zeros(inside.shape, dtype=np.int64)
-        found = self.items.take(starts[:, None] + column, mode="clip")
-        found *= inside
-        return found.astype(np.int64, copy=False)  # on disk they are shorter
+        items = self.items.take(starts[:, None] + column, mode="clip")
+        items *= inside
+        return items.astype(np.int64, copy=False)  # items on disk have fewer bits
 
     def window_times(self, users: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """Times of windows' items and of the last target: [n, max_len + 1], 0 pads."""
@@ -104,39 +107,39 @@ class Histories:
         assert self.times is not None
         stops = self.offsets[users + 1]
         lengths = np.minimum(stops - self.offsets[users], self.max_len)
-        found = self._times(stops - lengths, lengths)
+        times = self._times(stops - lengths, lengths)
         rows = np.arange(len(users))
-        last = found[rows, np.maximum(lengths - 1, 0)]
-        found[rows, lengths] = np.maximum(self._requests[users], last)
-        return found
+        last = times[rows, np.maximum(lengths - 1, 0)]
+        times[rows, lengths] = np.maximum(self._requests[users], last)
+        return times
 
 
 class Earlier:
     """The user's interactions before each interaction: positive ones, of earlier times.
 
     Without times, those of earlier rows. Neither the interaction itself is among them nor any of
-    the same time. `every`: also those that are not positive.
+    the same time. all_labels: interactions that are not positive count, too.
 
     items of a user, in order    a  b  c  d      (b has label 0)
     history                      -  a  a  a c
-    every                        -  a  ab abc
+    all_labels                   -  a  ab abc
     """
 
-    def __init__(self, dataset: Dataset, length: int, every: bool = False):
+    def __init__(self, dataset: Dataset, length: int, all_labels: bool = False):
         self.length = length
         users = np.asarray(dataset.inter[dataset.user_field])
         when = np.arange(len(users))
         if dataset.time_field is not None and dataset.time_field in dataset.inter:
             when = np.asarray(dataset.inter[dataset.time_field])
         order = np.lexsort((when, users))
-        kept = np.ones(len(users), dtype=bool)
-        if dataset.label_field is not None and not every:
-            kept = np.asarray(dataset.inter[dataset.label_field])[order] > 0
-        self.events = order[kept]  # row numbers, user by user in order
-        counts = np.bincount(users[order][kept], minlength=dataset.num_users)
+        is_kept = np.ones(len(users), dtype=bool)
+        if dataset.label_field is not None and not all_labels:
+            is_kept = np.asarray(dataset.inter[dataset.label_field])[order] > 0
+        self.events = order[is_kept]  # row numbers, user by user in order
+        counts = np.bincount(users[order][is_kept], minlength=dataset.num_users)
         self.offsets = np.concatenate([[0], np.cumsum(counts)])
         # Kept rows before the first one of the same user and time.
-        before = np.cumsum(kept) - kept
+        before = np.cumsum(is_kept) - is_kept
         new = np.ones(len(users), dtype=bool)
         new[1:] = (np.diff(users[order]) != 0) | (np.diff(when[order]) != 0)
         self.stops = np.empty(len(users), dtype=np.int64)
@@ -160,20 +163,20 @@ class Earlier:
 
 def _first_times(dataset: Dataset, phase: Phase | None) -> np.ndarray:
     """The time of each user's first interaction of a phase: int64 [num_users], 0 without one."""
-    found = np.zeros(dataset.num_users, dtype=np.int64)
+    first_times = np.zeros(dataset.num_users, dtype=np.int64)
     if phase is not None:
         users = dataset.user_ids(phase)
         assert dataset.time_field is not None
         times = dataset.flat(dataset.time_field)[dataset.splits[phase]]
         order = np.argsort(-times, kind="stable")  # the earliest is written last
-        found[users[order]] = times[order].astype(np.int64)
-    return found
+        first_times[users[order]] = times[order].astype(np.int64)
+    return first_times
 
 
 class Numbered:
     """The windows of all users, numbered user by user: counts [users] of each.
 
-    Kept is a number per user, not per window.
+    It holds a number per user, not per window.
     """
 
     def __init__(self, counts: np.ndarray):
@@ -184,6 +187,6 @@ class Numbered:
         return int(self.stops[-1]) if len(self.stops) else 0
 
     def find(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of windows: their users [n], and which of the user's windows each is [n]."""
+        """The users of windows [n], and which of its user's windows each one is [n]."""
         users = np.searchsorted(self.stops, numbers, side="right")
         return users, numbers - (self.stops[users] - self.counts[users])

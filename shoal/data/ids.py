@@ -15,6 +15,10 @@ from shoal.data import vocabulary
 Words = Sequence[str] | np.ndarray | vocabulary.Words
 
 
+class UnknownName(ValueError):
+    """A user, an item or a value was named that a model does not know."""
+
+
 class Ids:
     """Words by number, in the type that the data has for them (int, float or str); 0 is padding.
 
@@ -32,44 +36,48 @@ class Ids:
     @cached_property
     def _numbers(self) -> dict[Any, int]:
         numbers = {word: number for number, word in enumerate(self.words)}
-        numbers.pop(self.words[0], None)  # padding is nobody
+        numbers.pop(self.words[0], None)  # the padding is no id
         return numbers
 
     @cached_property
     def values(self) -> np.ndarray:
         """Every id in its type, objects [n]; that of the padding is None."""
-        made = np.empty(len(self.words), dtype=object)
-        made[1:] = [self.kind(word) for word in self.words[1:]]
-        return made
+        values = np.empty(len(self.words), dtype=object)
+        values[1:] = [self.kind(word) for word in self.words[1:]]
+        return values
 
-    def find(self, given: Iterable[Any]) -> np.ndarray:
+    def find(self, ids: Iterable[Any]) -> np.ndarray:
         """Numbers of ids, int64 [n]; 0 where there is no such id. 34, 34.0 and "34" are one."""
-        known, other = self._numbers, self._otherwise
-        return np.array([known.get(one) or other(one) for one in given], dtype=np.int64)
+        numbers, find_variant = self._numbers, self._find_variant
+        return np.array(
+            [numbers.get(value) or find_variant(value) for value in ids], dtype=np.int64
+        )
 
-    def _otherwise(self, value: Any) -> int:
+    def _find_variant(self, value: Any) -> int:
         word = word_of(value)
-        other = word[:-2] if word.endswith(".0") else f"{word}.0"
-        return self._numbers.get(word) or self._numbers.get(other) or 0
+        variant = word[:-2] if word.endswith(".0") else f"{word}.0"
+        return self._numbers.get(word) or self._numbers.get(variant) or 0
 
-    def need(self, given: Sequence[Any], what: str) -> np.ndarray:
-        """The same; an id that is not known is refused."""
-        found = self.find(given)
-        if not found.all():
-            odd = str(given[int((found == 0).argmax())])[:80]
-            raise ValueError(f"{what} {odd!r} is not known to this model; it knows {len(self) - 1}")
-        return found
+    def need(self, ids: Sequence[Any], noun: str) -> np.ndarray:
+        """Numbers of ids, int64 [n]; raises UnknownName where there is no such id."""
+        numbers = self.find(ids)
+        if not numbers.all():
+            odd = str(ids[int((numbers == 0).argmax())])[:80]
+            raise UnknownName(
+                f"{noun} {odd!r} is not known to this model; it knows {len(self) - 1}"
+            )
+        return numbers
 
 
 def pack_words(words: Iterable[str]) -> dict[str, Tensor]:
     """All words in one run of `bytes`, and `offsets`: where each begins, and the last ends."""
-    packed = vocabulary.Words.of(words)
+    packed = vocabulary.Words.from_list(words)
     offsets = np.concatenate([np.zeros(1, np.int64), packed.ends])
     return {"bytes": torch.from_numpy(packed.text.copy()), "offsets": torch.from_numpy(offsets)}
 
 
 def unpack_words(packed: Mapping[str, Tensor]) -> vocabulary.Words:
-    """The same back; ValueError where they are damaged."""
+    """The words that `pack_words` packed; ValueError where they are damaged."""
     text, offsets = packed["bytes"].numpy(), packed["offsets"].numpy()
     if not (
         text.dtype == np.uint8

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.ids import Ids
-from shoal.world.durable import replace_durably
+from shoal.files.durable import replace_durably
 
 log = logging.getLogger("shoal")
 MOST_CODES, LARGEST = 64, 1 << 16  # of an item; codes are below
@@ -42,10 +42,11 @@ def read_codes(path: str | Path) -> ItemCodes:
         item, times = Counter(item for item, _ in pairs).most_common(1)[0]
         raise ValueError(f"{path} has item {item[:80]!r} {times} times; leave one of them")
     first, length = pairs[0][0], _count(path, *pairs[0])
-    for item, own in pairs:
-        if _count(path, item, own) != length:
+    for item, item_codes in pairs:
+        if _count(path, item, item_codes) != length:
             raise ValueError(
-                f"{path}: item {item[:80]!r} has {len(own)} codes and {first[:80]!r} has {length}; "
+                f"{path}: item {item[:80]!r} has {len(item_codes)} codes and {first[:80]!r} has "
+                f"{length}; "
                 "all items must have as many"
             )
     return codes
@@ -63,51 +64,57 @@ def _count(path: str | Path, item: str, codes: Any) -> int:
             f"{path}: item {item[:80]!r} has {str(codes)[:80]}; codes are a list such as [5, 1, 0] "
             f"of at most {MOST_CODES}"
         )
-    for one in codes:
-        if type(one) is not int or not 0 <= one < LARGEST:
+    for code in codes:
+        if type(code) is not int or not 0 <= code < LARGEST:
             raise ValueError(
-                f"{path}: item {item[:80]!r} has the code {str(one)[:80]}; codes are whole numbers "
-                f"from 0 to {LARGEST - 1}"
+                f"{path}: item {item[:80]!r} has the code {str(code)[:80]}; codes are whole "
+                f"numbers from 0 to {LARGEST - 1}"
             )
     return len(codes)
 
 
 def write_codes(path: str | Path, items: Iterable[Any], codes: Tensor) -> None:
     """Write codes [n, levels] of items, a line each."""
-    lines = (f"{json.dumps(str(one))}: {own}" for one, own in zip(items, codes.tolist()))
+    lines = (
+        f"{json.dumps(str(item))}: {item_codes}" for item, item_codes in zip(items, codes.tolist())
+    )
     replace_durably(Path(path), ("{" + ",\n ".join(lines) + "}\n").encode())
 
 
-def fitted(path: str | Path, given: Mapping[str, list[int]], items: Ids) -> Tensor:
+def fitted(path: str | Path, codes_by_item: Mapping[str, list[int]], items: Ids) -> Tensor:
     """Codes of a data set's items [num_items, levels], of item 0 zeros: different ones.
 
     An item without codes is refused; codes of other items are not used.
     """
-    own = [given.get(str(word)) for word in items.words[1:]]
-    missing = [str(items.words[k + 1]) for k, one in enumerate(own) if one is None]
+    item_codes = [codes_by_item.get(str(word)) for word in items.words[1:]]
+    missing = [str(items.words[k + 1]) for k, entry in enumerate(item_codes) if entry is None]
     if missing:
-        names = ", ".join(repr(one[:40]) for one in missing[:3])
-        more = ", ..." if len(missing) > 3 else ""
+        names = ", ".join(repr(entry[:40]) for entry in missing[:3])
+        ellipsis = ", ..." if len(missing) > 3 else ""
         raise ValueError(
-            f"{path} has no codes for {len(missing)} of {len(own)} items of the data: "
-            f"{names}{more}; add them, or make codes of all items: `shoal codes make` with the "
+            f"{path} has no codes for {len(missing)} of {len(item_codes)} items of the data: "
+            f"{names}{ellipsis}; add them, or make codes of all items: `shoal codes make` with the "
             "same model and data"
         )
-    if len(given) > len(own):
-        log.info("%s: %d items are not in the data, not used", path, len(given) - len(own))
-    codes = torch.tensor([one for one in own if one is not None], dtype=torch.int64)
-    shared = len(codes) - int((same(codes)[1] == 1).sum())
+    if len(codes_by_item) > len(item_codes):
+        log.info(
+            "%s: %d items are not in the data, not used", path, len(codes_by_item) - len(item_codes)
+        )
+    codes = torch.tensor([entry for entry in item_codes if entry is not None], dtype=torch.int64)
+    shared = len(codes) - int((shared_groups(codes)[1] == 1).sum())
     if shared:
         log.warning(
             "%s: %d of %d items have the codes of another one; a last code distinguishes them",
-            *(path, shared, len(codes)),
+            path,
+            shared,
+            len(codes),
         )
         codes = distinguished(codes)
     return torch.nn.functional.pad(codes, (0, 0, 1, 0))
 
 
-def same(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Of codes [n, levels]: the number of the group that shares them [n], and its size [n]."""
+def shared_groups(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Group the items with equal codes [n, levels]: each one's group [n], and its size [n]."""
     _, group, counts = torch.unique(codes, dim=0, return_inverse=True, return_counts=True)
     return group, counts[group]
 
@@ -118,7 +125,7 @@ def distinguished(codes: Tensor) -> Tensor:
     >>> distinguished(torch.tensor([[5, 1], [5, 1], [6, 1]])).tolist()
     [[5, 1, 0], [5, 1, 1], [6, 1, 0]]
     """
-    group, _ = same(codes)
+    group, _ = shared_groups(codes)
     order, counts = group.argsort(stable=True), torch.bincount(group)
     last = torch.empty_like(group)
     last[order] = torch.arange(len(group)) - (counts.cumsum(0) - counts)[group[order]]
@@ -127,7 +134,7 @@ def distinguished(codes: Tensor) -> Tensor:
 
 def quality(codes: Tensor) -> dict[str, Any]:
     """What can be said of codes [n, levels]: who shares them, and how many of each are used."""
-    _, counts = same(codes)
+    _, counts = shared_groups(codes)
     used = []
     for level in codes.T:
         shares = torch.bincount(level).double() / len(level)

@@ -42,7 +42,9 @@ class JoinedSamples:
         weight: str | None = None,
         packed: bool = False,
     ):
-        self.rows, self.table, self.packed = dataset.splits[phase], table, packed
+        self.rows = dataset.splits[phase]
+        self.table = table
+        self.packed = packed
         self.users = np.asarray(dataset.inter[dataset.user_field])
         self.items = np.asarray(dataset.inter[dataset.item_field])
         self.labels = [np.asarray(dataset.inter[one.column], np.float32) for one in labels]
@@ -67,8 +69,8 @@ class JoinedSamples:
         if self.packed:
             ids, dense = pack(self.table.features, ids, dense, len(rows))
         ids.setdefault(self.table.user_field, torch.from_numpy(users))  # what GAUC groups by
-        every = [torch.from_numpy(column[rows]) for column in self.labels]
-        labels = every[0] if len(every) == 1 else torch.stack(every, 1)
+        label_tensors = [torch.from_numpy(column[rows]) for column in self.labels]
+        labels = label_tensors[0] if len(label_tensors) == 1 else torch.stack(label_tensors, 1)
         weights = None if self.weights is None else torch.from_numpy(self.weights[rows])
         return Batch(len(rows), ids, dense, labels, weights=weights)
 
@@ -88,37 +90,40 @@ def candidates(
     return Batch(len(users), ids, dense).to(device)
 
 
-class Made:
+class BatchSamples:
     """Samples that are a batch already; they are not shuffled."""
 
-    def __init__(self, made: Batch):
-        self.made = made
+    def __init__(self, batch: Batch):
+        self.batch = batch
 
     def __len__(self) -> int:
-        return self.made.size
+        return self.batch.size
 
     def batch_of(self, numbers: slice | np.ndarray) -> Batch:
-        """Some of them, as views."""
+        """The batch of a range of these samples, as views."""
         assert isinstance(numbers, slice)
-        return self.made.rows(numbers.start, numbers.stop)
+        return self.batch.rows(numbers.start, numbers.stop)
 
 
 def packed_rows(features: tuple[Feature, ...]) -> int | None:
     """Rows of the one table that packed ids read; None: it grows."""
     rows = [feature.rows for feature in features if feature.is_sparse]
-    known = [one for one in rows if one is not None]
-    return sum(known) if len(known) == len(rows) else None
+    counted = [one for one in rows if one is not None]
+    return sum(counted) if len(counted) == len(rows) else None
 
 
 def check_packable(model: str, features: tuple[Feature, ...]) -> None:
     """Refuse features that need tables of their own, for a model that has one for all."""
     for feature in features:
         plain = Feature(feature.name, feature.kind)
-        own = "dim" if feature.dim is not None else "table" if feature.table != plain.table else ""
-        if feature.is_sparse and own:
+        table_option = (
+            "dim" if feature.dim is not None else "table" if feature.table != plain.table else ""
+        )
+        if feature.is_sparse and table_option:
             raise ValueError(
                 f"{model} reads all features from one table of one width, and "
-                f"data.features.{feature.name}.{own} asks for another; leave it out, or choose DNN"
+                f"data.features.{feature.name}.{table_option} asks for another; leave it out, or "
+                "choose DNN"
             )
 
 
@@ -138,30 +143,30 @@ def pack(
     shifted: list[Tensor | Jagged] = []
     first = 0
     for number, feature in enumerate(sparse):
-        one = ids[feature.name]
-        flat = one.values if isinstance(one, Jagged) else one
+        values = ids[feature.name]
+        flat = values.values if isinstance(values, Jagged) else values
         if grows:
             flat = torch.from_numpy(fold(hash64(number, flat.numpy()), None))
         else:
             flat = flat + first
-        shifted.append(replace(one, values=flat) if isinstance(one, Jagged) else flat)
+        shifted.append(replace(values, values=flat) if isinstance(values, Jagged) else flat)
         first += feature.rows or 0
     packed: dict[str, Tensor] = {}
     numeric = [feature for feature in features if not feature.is_sparse]
     if numeric:
         packed["dense"] = torch.cat([dense[f.name].view(size, f.width) for f in numeric], 1)
-    single = [one for one in shifted if isinstance(one, Tensor)]
+    single = [values for values in shifted if isinstance(values, Tensor)]
     if len(single) == len(shifted):
         return {"slots": torch.stack(single, 1)}, packed
     plain = all(f.pooling == "sum" and f.weights is None for f in sparse)
     lists = []
-    for one, feature in zip(shifted, sparse):
-        each = one if isinstance(one, Jagged) else Jagged.of_single(one)
+    for values, feature in zip(shifted, sparse):
+        jagged = values if isinstance(values, Jagged) else Jagged.of_single(values)
         if not plain:
-            weights = torch.ones(len(each.values)) if each.weights is None else each.weights
-            if feature.pooling == "mean" and isinstance(one, Jagged):
-                weights = weights / each.lengths.repeat_interleave(each.lengths)
-            each = replace(each, weights=weights)
-        lists.append(each)
+            weights = torch.ones(len(jagged.values)) if jagged.weights is None else jagged.weights
+            if feature.pooling == "mean" and isinstance(values, Jagged):
+                weights = weights / jagged.lengths.repeat_interleave(jagged.lengths)
+            jagged = replace(jagged, weights=weights)
+        lists.append(jagged)
     order = torch.arange(size)[:, None] + size * torch.arange(len(lists))
     return {"slots": Jagged.cat(lists).take(order.reshape(-1))}, packed

@@ -59,7 +59,7 @@ class MaskedWindows(LengthReader):
     """A sample is one copy of one window; ids are history [b, l] with masks and target [b, l].
 
     The mask token is num_items, one past the last item. ids masked is Jagged: which places of the
-    flattened history are asked for, so that nobody has to count them on a GPU.
+    flattened history are asked for, so that they are not counted on a GPU.
 
     With negatives every sample has its own, neg_item [b, k], and dense neg_logq [b, k] and
     target_logq [b, l]: the logarithm of how often an item is drawn, up to a constant.
@@ -101,9 +101,9 @@ class MaskedWindows(LengthReader):
         return stops - starts
 
     def finish(self, batch: Batch) -> Batch:
-        asked = batch.tensor("target") > 0
-        offsets = F.pad(asked.sum(1).cumsum(0), (1, 0))
-        places = asked.view(-1).nonzero().view(-1)
+        is_hidden = batch.tensor("target") > 0
+        offsets = F.pad(is_hidden.sum(1).cumsum(0), (1, 0))
+        places = is_hidden.view(-1).nonzero().view(-1)
         return replace(batch, ids={**batch.ids, "masked": Jagged(places, offsets)})
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
@@ -146,24 +146,24 @@ class MaskedWindows(LengthReader):
         self, items: np.ndarray, samples: np.ndarray, epoch: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """History with masks and targets of windows [n, max_len] of items, 0 pads."""
-        how, width = self.masking, self.histories.max_len
+        masking, width = self.masking, self.histories.max_len
         entries = samples[:, None] * width + np.arange(width)
         draw = hash64(self.seed, _MASKS, epoch, entries)
         real = items > 0
-        drawn = below(draw, how.mask_ratio)
+        drawn = below(draw, masking.mask_ratio)
         hidden = real & drawn
         alone = self.hides_last_alone(samples, epoch)
-        if alone.any() or how.hide_last:
+        if alone.any() or masking.hide_last:
             is_last = np.arange(width) == real.sum(1, keepdims=True) - 1
-            if how.hide_last:
+            if masking.hide_last:
                 hidden |= is_last
             if alone.any():
                 hidden = np.where(alone[:, None], is_last, hidden)
         shown: int | np.ndarray = self.num_items
-        if how.random_ratio:
+        if masking.random_ratio:
             # A number below mask_ratio is as good as a fresh one when it is stretched to [0, 1). A
             # last item that is hidden in any case and has a number above shows the mask.
-            show = below(draw, how.mask_ratio * (1.0 - how.random_ratio))
+            show = below(draw, masking.mask_ratio * (1.0 - masking.random_ratio))
             random_items = 1 + uniform_below(
                 hash64(self.seed, _ITEMS, epoch, entries), self.num_items - 1
             )
@@ -179,7 +179,9 @@ class Laid:
     """
 
     def __init__(self, offsets: np.ndarray, max_len: int, stride: int, from_start: bool = False):
-        self.offsets, self.max_len, self.stride = offsets, max_len, stride
+        self.offsets = offsets
+        self.max_len = max_len
+        self.stride = stride
         self.from_start = from_start
         lengths = np.diff(offsets)
         if from_start:

@@ -25,8 +25,8 @@ class Pairs:
     earlier: list[int] = field(default_factory=lambda: [0, 0, 0])  # pairs that a phase before has
 
     @classmethod
-    def of(cls, entry: dict[str, Any]) -> Pairs:
-        """From a file; TypeError where that holds something else."""
+    def from_entry(cls, entry: dict[str, Any]) -> Pairs:
+        """The counts in a manifest; TypeError where it holds something else."""
         lists = {name: [*counts_of(dict(zip(PHASES, entry[name]))).values()] for name in BY_PHASE}
         return cls(**counts_of({n: entry[n] for n in ("rows", "repeated")}), **lists)  # type: ignore[arg-type]
 
@@ -39,11 +39,11 @@ class Pairs:
         return Pairs(self.rows + other.rows, self.repeated + other.repeated, **sums)
 
 
-def counts_of(found: dict[str, Any]) -> dict[str, int]:
-    """The same, if they are counts; else TypeError."""
-    if not all(type(count) is int and count >= 0 for count in found.values()):
-        raise TypeError(f"{found} are no counts")
-    return {str(key): count for key, count in found.items()}
+def counts_of(counts: dict[str, Any]) -> dict[str, int]:
+    """The values by name if all are counts; else TypeError."""
+    if not all(type(count) is int and count >= 0 for count in counts.values()):
+        raise TypeError(f"{counts} are no counts")
+    return {str(key): count for key, count in counts.items()}
 
 
 def count_pairs(users: np.ndarray, items: np.ndarray, phases: np.ndarray, num_items: int) -> Pairs:
@@ -51,11 +51,11 @@ def count_pairs(users: np.ndarray, items: np.ndarray, phases: np.ndarray, num_it
 
     >>> import numpy as np
     >>> users, items = np.array([1, 1, 1, 2]), np.array([7, 7, 8, 7])
-    >>> found = count_pairs(users, items, np.array([0, 2, 0, 1]), 10)
-    >>> found.repeated, found.pairs, found.earlier
+    >>> pairs = count_pairs(users, items, np.array([0, 2, 0, 1]), 10)
+    >>> pairs.repeated, pairs.pairs, pairs.earlier
     (1, [2, 1, 1], [0, 0, 1])
     """
-    # Rows of one pair come together, those of earlier phases first: one sort tells all.
+    # Rows of one pair come together, those of earlier phases first: one sort is enough.
     keys = np.sort((users.astype(np.int64) * num_items + items) << 2 | phases)
     keys = keys[_first(keys)]
     pairs, phase = keys >> 2, keys & 3

@@ -45,8 +45,8 @@ def count_ids(ids: np.ndarray, size: int, keep: np.ndarray | None = None) -> np.
     """How often each id below `size` stands in a mapped column (in the rows that are kept)."""
     counts = np.zeros(size, dtype=np.int64)
     for part in chunks(len(ids)):
-        some = ids[part] if keep is None else ids[part][keep[part]]
-        counts += np.bincount(some, minlength=size)
+        part_ids = ids[part] if keep is None else ids[part][keep[part]]
+        counts += np.bincount(part_ids, minlength=size)
     return counts
 
 
@@ -73,12 +73,14 @@ def by_user(
 
     The rows of a range come in the order of the file.
     """
+    # Where memory holds all rows, there is one range and nothing is sorted.
     bounds = ranges(counts, memory)
     users, rows = columns[user], len(columns[user])
     if len(bounds) <= 2:
         whole = {name: np.asarray(column) for name, column in columns.items()}
         yield slice(0, len(counts)), {**whole, "row": np.arange(rows)}
         return
+    # Write each row to the file of its range, in the order of the rows.
     assert scratch is not None, "rows that memory holds need none"
     kinds = {**{name: column.dtype for name, column in columns.items()}, "row": np.dtype("<i8")}
     record = np.dtype(list(kinds.items()))
@@ -97,6 +99,7 @@ def by_user(
                 start = stops[number - 1] if number else 0
                 if stop > start:
                     files[number].write(records[order[start:stop]].data)
+    # Read one range after the other.
     for number, path in enumerate(names):
         records = np.fromfile(path, record)
         path.unlink()

@@ -126,10 +126,10 @@ class Shuffle:
         if isinstance(places, slice):
             start, stop, _ = places.indices(self.n)
             places = np.arange(start, stop)
-        found = self._send(places)
-        while len(over := np.flatnonzero(found >= self.n)):
-            found[over] = self._send(found[over])
-        return found
+        samples = self._send(places)
+        while len(over := np.flatnonzero(samples >= self.n)):
+            samples[over] = self._send(samples[over])
+        return samples
 
     def _send(self, numbers: np.ndarray) -> np.ndarray:
         left, right = np.divmod(numbers, self.right)

@@ -74,17 +74,17 @@ class Reader:
             else:
                 places = [np.arange(begin, begin + count) for begin, count, _ in slices]
                 samples = order[np.concatenate(places)]
-            made, stop, batches = self.make(samples, epoch), 0, []
+            joint_batch, stop, batches = self.make(samples, epoch), 0, []
             for _, count, first in slices:
-                batches.append(self.finish(made.rows(stop, stop + count, first)))
+                batches.append(self.finish(joint_batch.rows(stop, stop + count, first)))
                 stop += count
             return batches
 
         if self.prefetch:
-            made = ahead(make, chunks, 1)
+            batch_lists = ahead(make, chunks, 1)
         else:
-            made = map(make, chunks)
-        for batches in made:
+            batch_lists = map(make, chunks)
+        for batches in batch_lists:
             yield from batches
 
     def global_size(self, size: int) -> int:
@@ -197,7 +197,7 @@ def make_sampler(
 
 def seen_in_training(dataset: Dataset) -> SeenPairs:
     """The pairs of the training part, each once."""
-    kept, sizes = dataset.seen(), (dataset.num_users, dataset.num_items)
-    if kept is not None:
-        return SeenPairs.sorted(*kept, *sizes)
+    stored, sizes = dataset.seen(), (dataset.num_users, dataset.num_items)
+    if stored is not None:
+        return SeenPairs.sorted(*stored, *sizes)
     return SeenPairs(dataset.user_ids("train"), dataset.item_ids("train"), *sizes)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from shoal.data.random import hash64, uniform, uniform_below
-from shoal.data.raw import gather
+from shoal.data.raw_columns import gather
 from shoal.kernels.sampling import KnownPairs, draw_negatives
 
 BITMAP_BYTES = 64 * 2**20
@@ -20,12 +20,12 @@ _COLUMN_BITS = 20  # columns below a million, samples of an epoch below 2^43
 
 
 def _begins(ordered: np.ndarray) -> np.ndarray:
-    """Where another value begins, in a sorted array."""
+    """The places of a sorted array where a new value begins."""
     return np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
 
 
 def distinct(keys: np.ndarray) -> np.ndarray:
-    """Ascending, each once; np.unique takes ten times as long and more."""
+    """The different keys, ascending; np.unique takes ten times as long and more."""
     keys = np.sort(keys)
     return keys[_begins(keys)]
 
@@ -69,11 +69,11 @@ class SeenPairs:
         """Whether each pair is known, bool, in the broadcast shape of users and items."""
         keys = np.asarray(users, dtype=np.int64) * self.num_items + items
         if self._bitmap is not None:
-            known = self._bitmap[keys >> 3]
+            bits = self._bitmap[keys >> 3]
             keys &= 7
-            known >>= keys.astype(np.uint8)
-            known &= 1
-            return known.view(bool)
+            bits >>= keys.astype(np.uint8)
+            bits &= 1
+            return bits.view(bool)
         if not self._keys.size:
             return np.zeros(keys.shape, dtype=bool)
         places = np.searchsorted(self._keys, keys)
@@ -81,13 +81,13 @@ class SeenPairs:
         return self._keys[places] == keys
 
     def pairs(self) -> KnownPairs:
-        """As kernels take them."""
+        """The pairs in the form that kernels take."""
         return KnownPairs(self.num_users, self.num_items, self._bitmap, self._keys, self._starts)
 
     def draw(self, samples: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """A user and one of the user's items for each sample, int64 [n] each; both uniform.
 
-        Of users who have any; a pure function of (seed, epoch, sample).
+        Only users who have items are drawn; a pure function of (seed, epoch, sample).
         """
         having = np.flatnonzero(np.diff(self._starts))
         bits = hash64(seed, epoch, samples)
@@ -126,7 +126,9 @@ class NegativeSampler:
         seed: int,
     ) -> None:
         assert seen.num_items == num_items, "what was seen is of another catalogue"
-        self.seen, self.num_items, self.seed = seen, num_items, seed
+        self.seen = seen
+        self.num_items = num_items
+        self.seed = seed
         self._weights: np.ndarray | None = None
         if distribution == "popularity":
             assert popularity is not None and len(popularity) == num_items
@@ -148,18 +150,25 @@ class NegativeSampler:
         users = np.ascontiguousarray(users, dtype=np.int64)
         index = np.ascontiguousarray(index, dtype=np.int64)
         assert users.ndim == 1 and users.shape == index.shape
-        table = None if self._weights is None else (self._keep, self._alias)
-        how = (int(hash64(self.seed, epoch)), table, _COLUMN_BITS, MAX_ATTEMPTS)
-        made = draw_negatives(self.seen.pairs(), *how, users, index, num)
-        if made is None:
+        native_draw = draw_negatives(
+            self.seen.pairs(),
+            key=int(hash64(self.seed, epoch)),
+            alias_table=None if self._weights is None else (self._keep, self._alias),
+            column_bits=_COLUMN_BITS,
+            max_attempts=MAX_ATTEMPTS,
+            users=users,
+            index=index,
+            num=num,
+        )
+        if native_draw is None:  # there is no native core
             return self._draw(users, index, epoch, num)
-        drawn, left = made
-        if left < 0:
+        drawn, num_open = native_draw
+        if num_open < 0:
             raise ValueError(
                 f"user ids run from {users.min()} to {users.max()}; allowed are 0 to "
                 f"{self.seen.num_users - 1}"
             )
-        if left:  # users who have seen nearly everything
+        if num_open:  # users who have seen nearly everything
             rows = np.flatnonzero((drawn == 0).any(axis=1))
             drawn[rows] = self._draw(users[rows], index[rows], epoch, num)
         return drawn
@@ -179,25 +188,26 @@ class NegativeSampler:
     def draw_distinct(
         self, users: np.ndarray, index: np.ndarray, epoch: int, num: int
     ) -> np.ndarray:
-        """As draw, but a sample's negatives are all different: draws one after the other, each
-        without those before. 0 fills the row of a user who has fewer than num unseen items.
+        """Negatives of samples like `draw`, but all those of a sample differ: draws one after the
+        other, each without those before. 0 fills the row of a user who has fewer than num unseen
+        items.
         """
         users, index = np.asarray(users, dtype=np.int64), np.asarray(index, dtype=np.int64)
         chosen = np.zeros((len(users), num), dtype=np.int64)
-        left, width = np.arange(len(users)), num + num // 4 + 4
+        open_rows, width = np.arange(len(users)), num + num // 4 + 4
         # Repeats are drawn over: a longer row of draws begins with the shorter one.
-        while left.size and width <= 16 * num + 64:
-            drawn = self.draw(users[left], index[left], epoch, width)
+        while open_rows.size and width <= 16 * num + 64:
+            drawn = self.draw(users[open_rows], index[open_rows], epoch, width)
             place = np.cumsum(_first_occurrences(drawn), axis=1)  # 1, 2, ... at new items
             new = np.diff(place, axis=1, prepend=0).astype(bool) & (place <= num)
             row, column = np.nonzero(new)
-            chosen[left[row], place[row, column] - 1] = drawn[row, column]
-            left, width = left[place[:, -1] < num], 4 * width
-        for one in left:
-            rest = self._order(int(users[one]), hash64(self.seed, epoch, int(index[one])))
-            rest = rest[~np.isin(rest, chosen[one])]
-            free = np.flatnonzero(chosen[one] == 0)[: len(rest)]
-            chosen[one, free] = rest[: len(free)]
+            chosen[open_rows[row], place[row, column] - 1] = drawn[row, column]
+            open_rows, width = open_rows[place[:, -1] < num], 4 * width
+        for open_row in open_rows:
+            rest = self._order(int(users[open_row]), hash64(self.seed, epoch, int(index[open_row])))
+            rest = rest[~np.isin(rest, chosen[open_row])]
+            free = np.flatnonzero(chosen[open_row] == 0)[: len(rest)]
+            chosen[open_row, free] = rest[: len(free)]
         return chosen
 
     def _order(self, user: int, bits: np.ndarray) -> np.ndarray:
@@ -237,8 +247,8 @@ class NegativeSampler:
             if not places.size:
                 break
             drawn[places] = self._choose(hash64(bits + np.uint64(attempt)))
-            left = self.seen.contains(users, drawn[places])
-            places, users, bits = places[left], users[left], bits[left]
+            is_seen = self.seen.contains(users, drawn[places])
+            places, users, bits = places[is_seen], users[is_seen], bits[is_seen]
         for user in np.unique(users) if places.size else ():
             mine = users == user
             drawn[places[mine]] = self._exact(
@@ -273,9 +283,9 @@ def _first_occurrences(values: np.ndarray) -> np.ndarray:
     ordered = np.take_along_axis(values, order, 1)
     is_first = np.ones(values.shape, dtype=bool)
     is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    found = np.empty_like(is_first)
-    np.put_along_axis(found, order, is_first, 1)
-    return found
+    is_new = np.empty_like(is_first)
+    np.put_along_axis(is_new, order, is_first, 1)
+    return is_new
 
 
 def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Numbered
-from shoal.data.raw import gather
+from shoal.data.raw_columns import gather
 from shoal.data.reader import Interactions, Reader, seen_in_training
 from shoal.data.sampler import distinct
 from shoal.data.windows import Windows
@@ -30,8 +30,8 @@ class Prefixes(Windows):
              history  b c       target  d
     """
 
-    def __init__(self, *how: Any):
-        super().__init__(*how)
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         # a first item has nothing before it
         self.windows = Numbered(np.maximum(np.diff(self.histories.offsets) - 1, 0))
         self.num_samples = len(self.windows)
@@ -78,7 +78,7 @@ class Users(Reader):
 
 
 class ByUser(Interactions):
-    """As many samples as there are interactions: a user at random, and one of the user's items."""
+    """A sample is a random user with one of the user's items; as many as there are interactions."""
 
     def __init__(
         self,

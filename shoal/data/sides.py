@@ -1,4 +1,4 @@
-"""Tables beside the interactions: what is known of users and items, aligned with their ids; others.
+"""Side tables: what is known of users and items, aligned with their ids; and other tables.
 
 Row i of a column of users or items belongs to id i; row 0 is padding, and ids without a row are
 empty. `known` says which ids have a row. Side files are read whole. An append writes the columns
@@ -15,10 +15,11 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
+from shoal.data.column_store import Place, Stored, map_array, write_array
 from shoal.data.dataset import Column, Columns, FieldType, Ragged
 from shoal.data.filters import SIDES
-from shoal.data.raw import RawTable, gather
-from shoal.data.store import Place, Stored, map_array, write_array
+from shoal.data.raw_columns import RawColumn, RawTable, gather
+from shoal.data.times import holds_times
 from shoal.data.vocabulary import number
 
 logger = logging.getLogger(__name__)
@@ -43,21 +44,21 @@ def with_row(
     words: Mapping[str, dict[str, int]],
 ) -> dict[str, np.ndarray]:
     """Field -> which of its words (by code) have a row; no field where there is no side table."""
-    found = {}
+    has_row = {}
     for suffix in SIDES:
         if suffix not in entries and suffix not in sides:
             continue
         field = getattr(config.fields, suffix)
-        has = found[field] = np.zeros(len(words[field]), dtype=bool)
+        has = has_row[field] = np.zeros(len(words[field]), dtype=bool)
         if suffix in entries:  # codes of words that a folder has are their ids
-            known = map_array(place, Stored.of(entries[suffix]["known"]))
-            has[: len(known)] = known > 0
+            row_mask = map_array(place, Stored.from_entry(entries[suffix]["known"]))
+            has[: len(row_mask)] = row_mask > 0
         if suffix in sides:
             column = sides[suffix].columns[field]
             assert column.words is not None
             codes = (words[field].get(word) for word in column.words[column.values].tolist())
             has[[code for code in codes if code is not None]] = True
-    return found
+    return has_row
 
 
 def number_sides(
@@ -68,13 +69,16 @@ def number_sides(
     Users, items and entities are one vocabulary each; every other field has its own. A file of
     users never adds an item, and files other than those of users and items add neither.
     """
-    own = {getattr(config.fields, suffix): suffix for suffix in SIDES}
+    owner = {getattr(config.fields, suffix): suffix for suffix in SIDES}
     ids = {}
-    for suffix in sorted(sides, key=lambda one: SIDES.index(one) if one in SIDES else len(SIDES)):
+    for suffix in sorted(
+        sides,
+        key=lambda known_suffix: SIDES.index(known_suffix) if known_suffix in SIDES else len(SIDES),
+    ):
         for name, column in sides[suffix].columns.items():
             if column.words is not None:
                 group = vocabulary_of(suffix, name, config.fields.user)
-                grows = own.get(group, suffix) == suffix
+                grows = owner.get(group, suffix) == suffix
                 ids[suffix, name] = number(index.setdefault(group, {}), column, group, grows)
     return ids
 
@@ -97,29 +101,32 @@ def write_side(
     if entry is not None:
         types = {name: one["type"] for name, one in entry["columns"].items()}
         old = {name: map_column(place, one) for name, one in entry["columns"].items()}
-        held = len(Stored.of(entry["known"]))
+        held = len(Stored.from_entry(entry["known"]))
     if table is not None:
-        there, types = types, {name: kind for name, kind in table.types.items() if name != key}
-        if entry is not None and types != there:
+        folder_types, types = (
+            types,
+            {name: kind for name, kind in table.types.items() if name != key},
+        )
+        if entry is not None and types != folder_types:
             raise ValueError(
                 f"{table.where} has the columns {inline(dict(types))}, and the prepared folder has "
-                f"{inline(dict(there))}; append side files of the same columns"
+                f"{inline(dict(folder_types))}; append side files of the same columns"
             )
         rows[ids[key]] = held + np.arange(len(table))
     if entry is not None:
-        has = np.flatnonzero(map_array(place, Stored.of(entry["known"])))
+        has = np.flatnonzero(map_array(place, Stored.from_entry(entry["known"])))
         rows[has] = has
     rows[0] = -1
     columns = {}
-    for number_, (name, kind) in enumerate(types.items()):
+    for position, (name, kind) in enumerate(types.items()):
         parts = [old[name]] if name in old else []
         parts += [] if table is None else [_values(table, name, ids)]
         column = _gathered(parts, rows, np.nan if kind == "float" else 0)
         columns[name] = write_column(
-            place, f"{prefix}-{number_}", column, kind, dtype, known=rows >= 0
+            place, f"{prefix}-{position}", column, kind, dtype, filled_rows=rows >= 0
         )
-    known = write_array(place, f"{prefix}-known.bin", (rows >= 0).astype(np.uint8), "|u1")
-    return {"known": known.entry(), "columns": columns}
+    row_mask = write_array(place, f"{prefix}-known.bin", (rows >= 0).astype(np.uint8), "|u1")
+    return {"known": row_mask.entry(), "columns": columns}
 
 
 def write_extra(
@@ -131,12 +138,12 @@ def write_extra(
     dtype: str,
 ) -> Entry:
     """Columns of another table, without the rows that name users or items that are not there."""
-    known = np.ones(len(table), dtype=bool)
-    for name, one in ids.items():
+    is_kept = np.ones(len(table), dtype=bool)
+    for name, column_ids in ids.items():
         belongs = name in (config.fields.user, config.fields.item) or name in NETWORK
         if belongs and table.columns[name].offsets is None:
-            known &= one > 0
-    rows = np.flatnonzero(known)
+            is_kept &= column_ids > 0
+    rows = np.flatnonzero(is_kept)
     if len(rows) < len(table):
         logger.info(
             "%s: %d of %d rows name users or items that are not in the data; they are left out",
@@ -146,19 +153,27 @@ def write_extra(
         )
     columns = {
         name: write_column(
-            *(place, f"extra-{suffix}-{number_}"),
-            _gathered([_values(table, name, ids)], rows, 0),
-            *(kind, dtype),
+            place,
+            name=f"extra-{suffix}-{position}",
+            column=_gathered([_values(table, name, ids)], rows, 0),
+            kind=kind,
+            dtype=dtype,
         )
-        for number_, (name, kind) in enumerate(table.types.items())
+        for position, (name, kind) in enumerate(table.types.items())
     }
     return {"columns": columns}
 
 
 def _values(table: RawTable, name: str, ids: Mapping[str, np.ndarray]) -> Column:
     raw = table.columns[name]
-    values = raw.values.astype(np.float32) if raw.words is None else ids[name]
+    values = ids[name] if raw.words is not None else _as_stored(name, raw)
     return values if raw.offsets is None else Ragged(values, raw.offsets)
+
+
+def _as_stored(name: str, raw: RawColumn) -> np.ndarray:
+    """Numbers in 32 bits; times in 64, since 32 tell them apart by two minutes only."""
+    exact = raw.offsets is None and holds_times(name, raw.values)
+    return raw.values if exact else raw.values.astype(np.float32)
 
 
 def _gathered(parts: list[Column], rows: np.ndarray, empty: float) -> Column:
@@ -180,9 +195,9 @@ def write_column(
     column: Column,
     kind: FieldType,
     dtype: str,
-    known: np.ndarray | None = None,
+    filled_rows: np.ndarray | None = None,
 ) -> Entry:
-    """A whole column; dtype: of ids. known: rows that have values, where row 0 is padding."""
+    """A whole column; dtype: of ids. filled_rows: rows that have values, where row 0 is padding."""
     entry: Entry = {"type": kind}
     if isinstance(column, Ragged):
         missing, values = np.diff(column.offsets) == 0, column.values
@@ -192,36 +207,38 @@ def write_column(
         missing = np.isnan(values) if kind == "float" else values == 0
     if kind == "float" and missing.any():
         entry["mean"] = mean_of(values)
-        if known is not None:
+        if filled_rows is not None:
             values[0] = 0.0
-    stored = write_array(place, f"{name}.bin", values, dtype if kind.startswith("token") else "<f4")
+    if not kind.startswith("token"):
+        dtype = "<f8" if values.dtype == np.float64 else "<f4"
+    stored = write_array(place, f"{name}.bin", values, dtype)
     entry["values"] = stored.entry()
-    entry["missing"] = int((missing if known is None else missing & known).sum())
+    entry["missing"] = int((missing if filled_rows is None else missing & filled_rows).sum())
     return entry
 
 
 def mean_of(values: np.ndarray) -> float:
     """The mean of numbers that are not empty; 0 where all are."""
-    given = values[~np.isnan(values)]
-    return float(given.mean(dtype=np.float64)) if len(given) else 0.0
+    numbers = values[~np.isnan(values)]
+    return float(numbers.mean(dtype=np.float64)) if len(numbers) else 0.0
 
 
 def map_column(place: Place, entry: Entry) -> Column:
     """A column as it is kept, of one value or one list in every row; an empty number is NaN."""
-    values = map_array(place, Stored.of(entry["values"]))
+    values = map_array(place, Stored.from_entry(entry["values"]))
     if "offsets" not in entry:
         return values
-    return Ragged(values, map_array(place, Stored.of(entry["offsets"])))
+    return Ragged(values, map_array(place, Stored.from_entry(entry["offsets"])))
 
 
 def map_columns(
     place: Place, entries: Mapping[str, Entry], fills: Mapping[str, float] | None = None
 ) -> Columns:
     """Columns by name. An empty number is as `fills` says of its column, else the others' mean."""
-    found: Columns = {}
+    columns: Columns = {}
     for name, entry in entries.items():
-        column = found[name] = map_column(place, entry)
+        column = columns[name] = map_column(place, entry)
         if "mean" in entry and isinstance(column, np.ndarray):
             fill = np.float32((fills or {}).get(name, entry["mean"]))
-            found[name] = np.where(np.isnan(column), fill, column)
-    return found
+            columns[name] = np.where(np.isnan(column), fill, column)
+    return columns

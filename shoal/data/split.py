@@ -17,12 +17,33 @@ from shoal.data.pairs import PHASES
 
 VERBS = ("train", "validate", "test")  # what the rows of a phase are for
 
+AUTO = "auto"
+
+
+def decide_split(split: SplitSection, timed: bool) -> SplitSection:
+    """The split without `auto`; timed: interactions have a time.
+
+    >>> found = decide_split(SplitSection(), timed=True)
+    >>> found.by, found.order
+    ('leave_one_out', 'time')
+    >>> found = decide_split(SplitSection(group_by="none"), timed=False)
+    >>> found.by, found.order
+    ('ratio', 'random')
+    """
+    by, order = split.by, split.order
+    if order == AUTO:
+        order = "time" if timed else "random"
+    if by == AUTO:
+        ordered = order != "random" and split.group_by == "user" and split.at is None
+        by = "leave_one_out" if ordered else "ratio"
+    return split.model_copy(update={"by": by, "order": order})
+
 
 def phase_of_rows(
     config: SplitSection, seed: int, users: np.ndarray, times: np.ndarray | None
 ) -> np.ndarray:
     """The phase of each row, 0, 1 or 2: uint8 [rows]; users: int [rows], times: float64 [rows]."""
-    rows = len(users)
+    config, rows = decide_split(config, times is not None), len(users)
     if (config.order == "time" or config.at is not None) and times is None:
         key = "data.split.at" if config.at is not None else "data.split.order: time"
         raise ValueError(
@@ -87,10 +108,10 @@ def shown_time(seconds: float) -> str:
     ('2024-01-01', '2024-01-01T12:00:00', '5e+15')
     """
     try:
-        found = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
+        moment = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
     except (ValueError, OverflowError, OSError):
         return f"{seconds:.10g}"
-    return found.isoformat().removesuffix("T00:00:00")
+    return moment.isoformat().removesuffix("T00:00:00")
 
 
 def phases_in_order(config: SplitSection, sizes: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Figures of a data set: the block that the log shows, and what `shoal data describe` tells."""
+"""Figures of a data set: the block that the log shows, and what `shoal data describe` prints."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import numpy as np
 
 from shoal.data.dataset import Dataset
 from shoal.data.dates import shown_time
+from shoal.data.reading import shown_readings
 
 
 def describe(dataset: Dataset) -> str:
-    """Sizes, averages and fields. Users and items count the padding, averages do not."""
-    inters = dataset.num_inter
+    """Sizes, averages and fields, of users and items that the data has: the padding is none."""
+    inters, users, items = dataset.num_inter, dataset.num_users - 1, dataset.num_items - 1
     active_users, active_items = len(per_user(dataset)), len(per_item(dataset))
-    sparsity = 1 - inters / dataset.num_users / dataset.num_items
+    sparsity = 1 - inters / users / items
     lines = [
         dataset.name,
-        f"The number of users: {dataset.num_users}",
+        f"The number of users: {users}",
         f"Average actions of users: {inters / active_users}",
-        f"The number of items: {dataset.num_items}",
+        f"The number of items: {items}",
         f"Average actions of items: {inters / active_items}",
         f"The number of inters: {inters}",
         f"The sparsity of the dataset: {sparsity * 100}%",
         f"Remain Fields: {list(dataset.types)}",
+        *(f"Read {line}; data.cells says otherwise" for line in shown_readings(dataset.cells)),
         *(f"Left out by {k}: {n} of {rows} interactions" for k, n, rows in left_out(dataset)),
     ]
     return "\n".join(lines)
@@ -31,8 +33,8 @@ def describe(dataset: Dataset) -> str:
 
 def left_out(dataset: Dataset) -> list[tuple[str, int, int]]:
     """(the key that decides it, rows that are left out, rows that the files have) of each."""
-    every = dataset.num_inter + sum(dataset.left_out.values())
-    return [(key, count, every) for key, count in dataset.left_out.items()]
+    total_rows = dataset.num_inter + sum(dataset.left_out.values())
+    return [(key, count, total_rows) for key, count in dataset.left_out.items()]
 
 
 def time_span(dataset: Dataset) -> tuple[str, str] | None:

@@ -12,10 +12,10 @@ from typing import Any, overload
 
 import numpy as np
 
+from shoal.data.column_store import Place, Stored, append_to, map_array
 from shoal.data.dataset import Column
 from shoal.data.passes import kept_values
-from shoal.data.raw import RawColumn
-from shoal.data.store import Place, Stored, append_to, map_array
+from shoal.data.raw_columns import RawColumn
 
 PAD = "[PAD]"
 MOST_IDS = (1 << 31) - 1
@@ -31,8 +31,8 @@ class Words:
         self.text, self.ends = text, ends
 
     @classmethod
-    def of(cls, words: Iterable[str]) -> Words:
-        """Those of a list."""
+    def from_list(cls, words: Iterable[str]) -> Words:
+        """The vocabulary of a list of words, in its order."""
         encoded = [str(word).encode() for word in words]
         ends = np.cumsum([len(word) for word in encoded], dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
@@ -102,20 +102,21 @@ def first_appearances(codes: np.ndarray, size: int) -> np.ndarray:
 
 
 def number_kept(
-    column: Column, keep: np.ndarray | None, known: int, index: dict[str, int]
+    column: Column, keep: np.ndarray | None, num_known: int, index: dict[str, int]
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Code -> id, int32: known ones keep theirs, new ones follow as the rows have them; word -> id.
+    """Number the words of the rows that stay: code -> id, int32, and word -> id.
 
-    0 where no row that stays has the code.
+    The first num_known codes keep their ids; new ones follow in the order of the rows. The id is 0
+    where no row that stays has the code.
     """
     size = len(index)
     if keep is None:
         return np.arange(size, dtype=np.int32), index
     numbers = np.zeros(size, dtype=np.int32)
-    numbers[:known] = np.arange(known)
-    following = known
-    for some, _ in kept_values(column, keep):
-        new = first_appearances(some[(numbers[some] == 0) & (some > 0)], size)
+    numbers[:num_known] = np.arange(num_known)
+    following = num_known
+    for codes, _ in kept_values(column, keep):
+        new = first_appearances(codes[(numbers[codes] == 0) & (codes > 0)], size)
         numbers[new] = np.arange(following, following + len(new))
         following += len(new)
     names, code_of = list(index), np.zeros(following, dtype=np.int64)
@@ -126,7 +127,7 @@ def number_kept(
 
 def stored_words(place: Place, entry: dict[str, Any]) -> Words:
     """The vocabulary that a manifest's entry names."""
-    return Words(*(map_array(place, Stored.of(entry[part])) for part in ("text", "ends")))
+    return Words(*(map_array(place, Stored.from_entry(entry[part])) for part in ("text", "ends")))
 
 
 def known_words(place: Place, entry: dict[str, Any] | None) -> dict[str, int]:
@@ -143,8 +144,8 @@ def append_words(
     if entry is None:
         text, ends = Stored(f"words-{name}.bin", "|u1"), Stored(f"ends-{name}.bin", "<i8")
     else:
-        text, ends = Stored.of(entry["text"]), Stored.of(entry["ends"])
-    new = Words.of(islice(ids, len(ends), None))
+        text, ends = Stored.from_entry(entry["text"]), Stored.from_entry(entry["ends"])
+    new = Words.from_list(islice(ids, len(ends), None))
     for stored, values in ((text, new.text), (ends, len(text) + new.ends)):
         writer = append_to(place, stored)
         writer.write(values)

@@ -38,7 +38,7 @@ class LengthReader(Reader):
         return int(cuts[rank]), int(cuts[rank + 1])
 
     def cut_by_tokens(self, most: int) -> None:
-        """From now on a global batch has at most so many items; `batch_size` is its mean size.
+        """Limit every following global batch to `most` items; `batch_size` becomes its mean size.
 
         Every epoch has as many batches, so that schedules of the learning rate know their steps.
         """
@@ -96,7 +96,7 @@ class Windows(LengthReader):
         self.num_negatives = draws_per_sample(negatives)
 
     def place(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of samples: their users [n], and where the item after their last target stands [n]."""
+        """The users of samples [n], and the place of the item behind each last target [n]."""
         users, nth = self.windows.find(samples)
         return users, self.histories.offsets[users + 1] - nth * self.histories.max_len
 
@@ -138,12 +138,12 @@ class Windows(LengthReader):
     def batches(
         self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
     ) -> Iterator[Batch]:
-        made = super().batches(epoch, rank, size, start, skip)
+        batches = super().batches(epoch, rank, size, start, skip)
         if not self.bucket:
-            yield from made
+            yield from batches
             return
         order, cuts = self._bucketed(epoch)
-        for number, batch in enumerate(made, start):
+        for number, batch in enumerate(batches, start):
             begin, end = cuts[number : number + 2] + skip
             yield _trimmed(batch, int(self.lengths(order[begin:end]).max()))
 

@@ -35,9 +35,9 @@ class Embeddings(nn.Module):
     every = self.embed.whole("item_id")        # all rows of a fixed table: [rows, dim]
     """
 
-    def __init__(self, fields: dict[str, Table] | None = None, **more: Table):
+    def __init__(self, fields: dict[str, Table] | None = None, **tables: Table):
         super().__init__()
-        self.fields = {**(fields or {}), **more}
+        self.fields = {**(fields or {}), **tables}
         self.tables: dict[str, Table] = {}
         for table in self.fields.values():
             if self.tables.setdefault(table.name, table) != table:
@@ -48,7 +48,7 @@ class Embeddings(nn.Module):
         self.read_pooled: set[str] = set()  # fields whose lists were read as sums, so far
         self.read_singly: set[str] = set()  # fields that were read id by id
 
-    def stay_out_of_compilation(self) -> None:
+    def disable_compile(self) -> None:
         """Lookups go to a service, which torch.compile must not look into."""
         # Here and not as decorators: naming torch.compiler at all takes seconds to import.
         for name in ("_look_up", "full_softmax"):
@@ -67,7 +67,7 @@ class Embeddings(nn.Module):
 
     @property
     def service(self) -> RowService:
-        """Where the rows are."""
+        """The row service that reads and updates the rows."""
         if self._service is None:
             names = ", ".join(map(repr, self.tables))
             raise RuntimeError(
@@ -112,14 +112,14 @@ class Embeddings(nn.Module):
         """`pooled` of several fields, by name, their rows looked up together."""
         for way in how.values():
             check_pooling(way)
-        bags = {f: own for f in how if (own := _bags_of(batch, f)) is not None}
-        every = self._look_up([(field, batch.flat_ids(field)) for field in how], batch, bags)
-        made = dict(zip(how, every))
-        for field, own in bags.items():
+        bags = {f: field_bags for f in how if (field_bags := _bags_of(batch, f)) is not None}
+        sums = self._look_up([(field, batch.flat_ids(field)) for field in how], batch, bags)
+        pooled = dict(zip(how, sums))
+        for field, field_bags in bags.items():
             if how[field] == "mean":
                 ids, padding = batch.flat_ids(field), self.fields[field].padding
-                made[field] = made[field] * shares_of(ids, own.offsets, padding)
-        return made
+                pooled[field] = pooled[field] * shares_of(ids, field_bags.offsets, padding)
+        return pooled
 
     def listed(self, field: str, batch: Batch, length: int) -> Tensor:
         """Rows of the last `length` ids of every list, zeros after them: [lists, length, dim].
@@ -136,23 +136,23 @@ class Embeddings(nn.Module):
 
     def _look_up(
         self,
-        wanted: list[tuple[str, Ids]],
+        requests: list[tuple[str, Ids]],
         batch: Batch | None = None,
         bags: Mapping[str, Bags] = MappingProxyType({}),
     ) -> list[Tensor]:
         service = self.service
         self.read_pooled.update(bags)
-        self.read_singly.update(field for field, _ in wanted if field not in bags)
+        self.read_singly.update(field for field, _ in requests if field not in bags)
         # The ids of a batch in training are known to the service by the number of their field.
-        known = batch is not None and batch is service.batch
+        in_training = batch is not None and batch is service.batch
         lookups = [
             Lookup(
                 self.fields[field].name,
                 ids,
-                self._numbers[field] if known else None,
+                self._numbers[field] if in_training else None,
                 bags=bags.get(field),
             )
-            for field, ids in wanted
+            for field, ids in requests
         ]
         return service.pull(lookups, self.learns)
 
@@ -183,18 +183,18 @@ class Embeddings(nn.Module):
     # ---- what a step needs ----------------------------------------------------------------------
 
     def lookups(self, batch: Batch) -> list[Lookup]:
-        """Those fields that the batch has and that are looked up by id; lists with their bags.
+        """Lookups of the batch's fields that are read by id; lists with their bags.
 
-        Whether these are pooled shows when the model reads them.
+        Whether lists are pooled is known only when the model reads them.
         """
-        made = []
+        batch_lookups = []
         for field, table in self.fields.items():
             if field in batch.ids and field not in self._outputs:
                 counted = table.name in self.service.counted
                 clicks = _labels_of(batch, field) if counted else None
                 bags, flat = _bags_of(batch, field), batch.flat_ids(field)
-                made.append(Lookup(table.name, flat, self._numbers[field], clicks, bags))
-        return made
+                batch_lookups.append(Lookup(table.name, flat, self._numbers[field], clicks, bags))
+        return batch_lookups
 
     def extra_repr(self) -> str:
         return ", ".join(f"{t.name}: [{t.rows}, {t.dim}]" for t in self.tables.values())

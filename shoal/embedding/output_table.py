@@ -1,11 +1,11 @@
 """OutputTable: a fixed table as the output layer of a model, and the softmax over all its rows.
 
-    plain      gradients of all rows, as of any other rows (softmax/full.py)
+    plain      all rows get a gradient, as in any other lookup (softmax/full.py)
     parallel   rows split over ranks: positions travel, rows stay (softmax/parallel.py)
     fused      rows are updated in `step`, and the gradient of the table is never written: by
                kernels on a GPU (softmax/fused.py), by the core on a CPU (softmax/fused_cpu.py)
 
-Which of them is chosen by where the rows lie; all give the same numbers.
+The location of the rows decides which is used; all compute the same numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.distributed.world import World
 from shoal.embedding.rows.placement import Sharding
 from shoal.embedding.rows.store import EVERY, Ids, flat_grads
 from shoal.embedding.rows.table import Table
@@ -26,12 +27,11 @@ from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.embedding.softmax.fused import FusedSoftmax, fusable
 from shoal.embedding.softmax.fused_cpu import CoreSoftmax, fusable_on_cpu
 from shoal.embedding.softmax.parallel import parallel_softmax_loss
-from shoal.world.world import World
 
 
 @dataclass(frozen=True)
-class Held:
-    """Rows of a table that are read where they lie: all of them, or this rank's share."""
+class InPlaceRows:
+    """Rows of a table that are read in place: all of them, or this rank's share."""
 
     engine: Any  # a RowEngine; None: this rank has none of them
     split: tuple[Sharding, World] | None = None  # how ranks share them; None: all are here
@@ -44,13 +44,13 @@ class OutputTable:
         self,
         table: Table,
         bias: Table | None,
-        rows: Held | None,
-        added: Held | None,
+        rows: InPlaceRows | None,
+        added: InPlaceRows | None,
         pull: Callable[[str, Ids, bool], Tensor],
         device: torch.device,
         alone: bool,
     ):
-        """rows, added: of table and bias, None: they must be pulled; pull(table, ids, learn).
+        """rows, added: table and bias in place (None: to be pulled); pull(table, ids, learn).
 
         alone: nothing else reads these tables in training.
         """
@@ -69,7 +69,7 @@ class OutputTable:
         self._candidates: dict[int, tuple[Tensor, Tensor]] = {}  # by `stop`, see _places
 
     def loss(self, hidden: Tensor, targets: Tensor, stop: int | None, learn: bool) -> Tensor:
-        """As Embeddings.full_softmax."""
+        """The softmax loss over all rows, as Embeddings.full_softmax describes it."""
         stop = stop or self.num_rows
         if self.rows is not None and self.rows.split is not None:
             return self._parallel(self.rows, *self.rows.split, hidden, targets, stop, learn)
@@ -82,61 +82,65 @@ class OutputTable:
         items = self._all(self.table, self.rows, learn)
         return full_softmax_loss(hidden, items, targets, None, added, stop, fused)
 
-    def _all(self, table: Table, held: Held | None, learn: bool) -> Tensor:
+    def _all(self, table: Table, in_place: InPlaceRows | None, learn: bool) -> Tensor:
         """Every row of a table: the engine's own memory where it is here."""
-        if held is None or held.split is not None:
+        if in_place is None or in_place.split is not None:
             return self._pull(table.name, EVERY, learn)
-        return self._own(table, held, learn)
+        return self._own(table, in_place, learn)
 
-    def _own(self, table: Table, held: Held, learn: bool) -> Tensor:
+    def _own(self, table: Table, in_place: InPlaceRows, learn: bool) -> Tensor:
         """The rows of a table that this process holds [k, dim]: read at once, not kept."""
-        if held.engine is None:
+        if in_place.engine is None:
             return torch.empty(0, table.dim, device=self._device)
-        lent = held.engine.lend()
-        rows = held.engine.pull(EVERY).to(self._device) if lent is None else lent.detach()
+        view = in_place.engine.view_rows()
+        rows = in_place.engine.pull(EVERY).to(self._device) if view is None else view.detach()
         if learn:
             self._read.append((table.name, rows.requires_grad_()))
         return rows
 
     def _in_core(self, learn: bool, rows: Any, bias: Any, others: Tensor) -> CoreSoftmax | None:
-        found = fusable_on_cpu(rows, bias) if learn and self.alone else None
-        return None if found is None else CoreSoftmax(*found, others, self._deferred.append)
+        fused_engines = fusable_on_cpu(rows, bias) if learn and self.alone else None
+        return (
+            None
+            if fused_engines is None
+            else CoreSoftmax(*fused_engines, others, self._deferred.append)
+        )
 
     # ---- after backward -------------------------------------------------------------------------
 
     @property
     def deferred_tables(self) -> list[str]:
-        """Tables whose rows would be updated in `step`; repeated where there are several losses."""
+        """Tables whose updates wait for `step`, once for each loss."""
         return [name for one in self._deferred for name in one.tables]
 
     def take_gradients(self, written: Collection[str]) -> list[tuple[str, Tensor]]:
         """Table and gradient [k, dim] of every row held here, since the last call.
 
-        Those of updates that are deferred are written only for tables in `written`.
+        Gradients of deferred updates are written only for tables in `written`.
         """
-        found = [(name, flat_grads(rows)) for name, rows in self._read if rows.grad is not None]
+        gradients = [(name, flat_grads(rows)) for name, rows in self._read if rows.grad is not None]
         self._read = []
-        touched = {*written, *(name for name, _ in found)}
-        kept = []
-        for one in self._deferred:
-            if touched.isdisjoint(one.tables):
-                kept.append(one)
+        touched = {*written, *(name for name, _ in gradients)}
+        still_deferred = []
+        for update in self._deferred:
+            if touched.isdisjoint(update.tables):
+                still_deferred.append(update)
             else:
-                found += zip(one.tables, one.gradients())
-        self._deferred = kept
-        return found
+                gradients += zip(update.tables, update.gradients())
+        self._deferred = still_deferred
+        return gradients
 
     def step(self, lr: float, scale: float) -> None:
-        """The updates that were deferred, by gradients times `scale`."""
-        for one in self._deferred:
-            one.step(lr, scale)
+        """Make the deferred updates, by gradients times `scale`."""
+        for update in self._deferred:
+            update.step(lr, scale)
         self._deferred = []
 
     # ---- rows that are split over ranks ---------------------------------------------------------
 
     def _parallel(
         self,
-        held: Held,
+        in_place: InPlaceRows,
         sharding: Sharding,
         world: World,
         hidden: Tensor,
@@ -144,7 +148,7 @@ class OutputTable:
         stop: int,
         learn: bool,
     ) -> Tensor:
-        """Every rank makes the logits of its own rows."""
+        """The loss where every rank computes the logits of its own rows."""
         low, high = (int(x) for x in targets.aminmax()) if len(targets) else (1, 1)
         if not 0 <= low <= high < stop:
             raise ValueError(
@@ -155,9 +159,9 @@ class OutputTable:
             real = targets.nonzero().squeeze(1)
             hidden, targets = hidden[real], targets[real]
         place, others = self._places(sharding, world, stop)
-        rows_engine, bias_engine, bias = held.engine, None, None
+        rows_engine, bias_engine, bias = in_place.engine, None, None
         if self.bias is not None:
-            if self.added is not None and self.added.split == held.split:
+            if self.added is not None and self.added.split == in_place.split:
                 bias = self._own(self.bias, self.added, learn)
                 bias_engine = self.added.engine
             else:
@@ -168,7 +172,7 @@ class OutputTable:
         return parallel_softmax_loss(
             world,
             hidden,
-            self._own(self.table, held, learn),
+            self._own(self.table, in_place, learn),
             bias,
             targets,
             place,

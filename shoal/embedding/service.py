@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.output_table import Held, OutputTable
+from shoal.embedding.output_table import InPlaceRows, OutputTable
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import EVERY, Every, Ids, Store, flat_ids
 from shoal.embedding.rows.table import Table
@@ -40,17 +40,17 @@ class Lookup:
 
     table: str
     ids: Ids
-    field: int | None = None  # the number of the batch's field that they are; None: none of it
+    field: int | None = None  # the number of the batch's field with these ids; None: no field
     clicks: Tensor | None = None  # labels of the ids' samples [n], where ids are counted
-    bags: Bags | None = None  # of ids [n]: their rows are wanted as sums
+    bags: Bags | None = None  # of ids [n]: sums of their rows are looked up
 
     @cached_property
     def flat(self) -> Ids:
-        """The same ids as every service reads them: [n], contiguous."""
+        """The ids as every service reads them: [n], contiguous."""
         return self.ids if isinstance(self.ids, Every) else flat_ids(self.table, self.ids)
 
     def ids_in(self, table: Table, device: torch.device) -> Tensor:
-        """The same one by one, those of every row too."""
+        """The ids as a tensor, also those of EVERY row."""
         if isinstance(self.flat, Every):
             return torch.arange(table.rows or 0, device=device)
         return self.flat
@@ -74,23 +74,23 @@ class RowGradients:
     padding: int | None = field(default=None, kw_only=True)  # an id whose gradient counts nothing
 
     def scaled(self, scale: float) -> RowGradients:
-        """The same, multiplied in place."""
+        """These gradients, multiplied in place."""
         if scale != 1.0:
             self.grads.mul_(scale)
         return self
 
-    def at(self, kept: Tensor) -> RowGradients:
-        """Some of the gradients, with the ids of each: kept [n] bool."""
+    def select(self, kept: Tensor) -> RowGradients:
+        """The gradients where kept [n] is True, with the ids of each."""
         assert not isinstance(self.ids, Every) and self.counts is None
         if self.bags is None:
             return replace(self, ids=self.ids[kept], grads=self.grads[kept])
         ids = kept.repeat_interleave(self.bags.offsets.diff(), output_size=len(self.ids))
-        bags = self.bags.kept(ids)
-        some = Bags(bags.offsets[F.pad(kept, (1, 0), value=True)], bags.weights)
-        return replace(self, ids=self.ids[ids], grads=self.grads[kept], bags=some)
+        bags = self.bags.keep_ids(ids)
+        kept_bags = Bags(bags.offsets[F.pad(kept, (1, 0), value=True)], bags.weights)
+        return replace(self, ids=self.ids[ids], grads=self.grads[kept], bags=kept_bags)
 
     def summed(self, rows: int | None = None) -> RowGradients:
-        """The same of distinct ids, ascending, summed; rows: all ids are below it."""
+        """Gradients of distinct ids, ascending, summed; rows: all ids are below it."""
         assert not isinstance(self.ids, Every)
         ids, places = distinct(self.ids, rows)
         bags = (None, None) if self.bags is None else (self.bags.offsets, self.bags.weights)
@@ -114,10 +114,10 @@ class Stepped(Protocol):
 
 @dataclass(frozen=True)
 class Collected:
-    """What all ranks' backward left: of a summed loss."""
+    """Gradients of a summed loss, from the backward of all ranks."""
 
-    dense: Tensor  # the sum over ranks of the pieces that were given, one after the other [n]
-    rows: Gradients  # those that this process applies
+    dense: Tensor  # the sum over ranks of the dense pieces, one after the other [n]
+    rows: Gradients  # the rows' gradients that this process applies
 
 
 class RowService(ABC):
@@ -130,7 +130,7 @@ class RowService(ABC):
         device: torch.device | str = "cpu",
     ):
         self.tables, self.rules = dict(tables), dict(rules or {})
-        self.device = torch.device(device)  # where rows are wanted
+        self.device = torch.device(device)  # where models read rows
         self.counted = {name for name, one in self.rules.items() if one.counted}
         self.batch: object | None = None  # in training now
         self._outputs: list[OutputTable] = []
@@ -138,7 +138,7 @@ class RowService(ABC):
     # ---- before the model computes --------------------------------------------------------------
 
     def prefetch(self, batch: object, lookups: Sequence[Lookup]) -> None:
-        """A hint: this batch is trained after the present one."""
+        """Hint that this batch is trained after the present one."""
 
     def begin(self, batch: object, lookups: Sequence[Lookup]) -> None:
         """Train this batch now; lookups: of its fields."""
@@ -158,16 +158,18 @@ class RowService(ABC):
 
         alone: nothing else reads these tables in training.
         """
-        held = [None if one is None else self._held(one.name) for one in (table, bias)]
-        made = OutputTable(table, bias, held[0], held[1], self._pull_rows, self.device, alone)
-        self._outputs.append(made)
-        return made
+        in_place = [None if one is None else self._rows_in_place(one.name) for one in (table, bias)]
+        output = OutputTable(
+            table, bias, in_place[0], in_place[1], self._pull_rows, self.device, alone
+        )
+        self._outputs.append(output)
+        return output
 
     def _pull_rows(self, name: str, ids: Ids, learn: bool) -> Tensor:
         return self.pull([Lookup(name, ids)], learn)[0]
 
-    def _held(self, name: str) -> Held | None:
-        """The rows of a fixed table that can be read where they lie; None: they must be pulled."""
+    def _rows_in_place(self, name: str) -> InPlaceRows | None:
+        """The rows of a fixed table that can be read in place; None: they must be pulled."""
         return None
 
     def _take_outputs(
@@ -175,20 +177,20 @@ class RowService(ABC):
     ) -> dict[str, list[RowGradients]]:
         """Gradients of the rows that output tables read, by table.
 
-        Updates that a softmax makes itself are left to `apply`, but where other gradients of the
-        step are added to theirs (`touched`).
+        Updates that a softmax makes itself are left to `apply`, except for tables that have other
+        gradients in this step (`touched`).
         """
-        some = self._outputs if outputs is None else outputs
-        names = [name for output in some for name in output.deferred_tables]
+        read_outputs = self._outputs if outputs is None else outputs
+        names = [name for output in read_outputs for name in output.deferred_tables]
         written = {*touched, *(name for name in names if names.count(name) > 1)}
-        taken: dict[str, list[RowGradients]] = {}
-        for output in some:
+        gradients: dict[str, list[RowGradients]] = {}
+        for output in read_outputs:
             for name, grads in output.take_gradients(written):
-                taken.setdefault(name, []).append(RowGradients(EVERY, grads))
-        return taken
+                gradients.setdefault(name, []).append(RowGradients(EVERY, grads))
+        return gradients
 
     def _step_outputs(self, lr: float, scale: float) -> None:
-        """The updates that were left; after the other ones, which count the steps."""
+        """Make the deferred updates, after the other updates, which count the steps."""
         for output in self._outputs:
             output.step(lr, scale)
 
@@ -236,6 +238,6 @@ def join_flat(pieces: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def sum_squares(tensors: list[Tensor]) -> Tensor:
-    """The sum of squares of everything in them."""
+    """The sum of squares of all values of the tensors."""
     norms = [torch.linalg.vector_norm(tensor).square().cpu() for tensor in tensors]
     return torch.stack(norms).sum() if norms else torch.zeros(())

@@ -1,4 +1,4 @@
-"""Lines of slots by the native core; the plain form is data/clicks/slots.py's `parse_line`."""
+"""Lines of slots by the native core; the plain form is clicks/slots.py's `parse_line`."""
 
 from __future__ import annotations
 

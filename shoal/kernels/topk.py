@@ -9,18 +9,19 @@ best of all blocks so far.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.kernels.core import load_core
+from shoal.kernels.parallel import ThreadTeam
 
 _core = load_core()
 TILE = 128  # queries at a time
 BLOCK = 1 << 15  # items at a time
 CACHED = 1 << 17  # scores of a block that stays in the cache: 512 KiB
+COLUMNS = 512  # items at a time of a tile of 256 queries: scores of 512 KiB
 MANY = 1024  # queries for which the catalogue is laid out anew
 Fill = Callable[[int, int, int, int, Tensor], None]  # first and last query, and item, where to
 Pairs = tuple[np.ndarray, np.ndarray]  # query [m], item [m]: not to be recommended
@@ -81,29 +82,9 @@ def rank(
         best = _keep_best if quick else _plain
         places[a:b], values[a:b] = best(fill, a, b, num_items, topk, pairs)
 
-    each(work, range(0, num_queries, TILE))
+    with ThreadTeam() as workers:
+        workers.each(work, range(0, num_queries, TILE))
     return places, values
-
-
-def each(work: Callable[[int], None], tiles: range) -> None:
-    """Do the work of every tile, a thread for each of torch's: tiles need not wait for each other,
-    as the parts of one product would on a machine that others use too.
-    """
-    threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
-    if threads == 1 or len(tiles) < 2:
-        for a in tiles:
-            work(a)
-        return
-
-    def alone(a: int) -> None:
-        with torch.inference_mode(inference):
-            work(a)
-
-    try:
-        with ThreadPoolExecutor(threads, initializer=lambda: torch.set_num_threads(1)) as pool:
-            list(pool.map(alone, tiles))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _kept(size: int, topk: int) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
@@ -181,19 +162,28 @@ def _plain(
             inside = (pairs[1] >= first) & (pairs[1] < last)
             block[pairs[0][inside], pairs[1][inside] - first] = -torch.inf
         best.add(block, first)
-    assert best.value is not None
-    return best.index, best.value
+    return best.result()
 
 
 class TopK:
-    """The best items of a tile of queries, over blocks of items, on any device."""
+    """The best items of a tile of queries, over blocks of items, on any device.
+
+    On a CPU the native core keeps them, and of equal scores the lower item comes first.
+    """
 
     def __init__(self, keep: int):
         self.keep = keep
         self.value: Tensor | None = None
+        self._state: tuple[tuple[int, ...], tuple[Tensor, ...]] | None = None  # of the core
 
     def add(self, scores: Tensor, start: int) -> None:
         """Scores [b, n] of the items from `start` on."""
+        if takes_scores(scores):
+            scores = scores.contiguous()
+            self._state = self._state or _kept(len(scores), self.keep)
+            width = scores.shape[1]
+            _core.topk_add(*self._state[0], scores.data_ptr(), width, width, start)
+            return
         value, index = torch.topk(scores, min(self.keep, scores.shape[1]), dim=1)
         index = index + start if start else index
         if self.value is None:
@@ -205,8 +195,55 @@ class TopK:
 
     def items(self) -> Tensor:
         """[b, keep] item ids, 0 where a query has fewer candidates."""
-        assert self.value is not None
-        return torch.where(self.value > -torch.inf, self.index, 0).cpu()
+        index, value = self.result()
+        return torch.where(value > -torch.inf, index, 0).cpu()
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Item ids [b, keep] and their scores, the best first; -inf where there are fewer."""
+        if self._state is not None:
+            return _finish(self._state[0])
+        assert self.value is not None, "no block was added"
+        return self.index, self.value
+
+
+class ProductTopK:
+    """The best items of a tile of queries [b, d] whose scores are dot products.
+
+    The scores of a few hundred items at a time are made, masked and looked at by the native core
+    while they are in the cache. The arithmetic of a tile does not depend on other tiles, so tiles
+    may be worked at side by side (`each`).
+    """
+
+    def __init__(self, queries: Tensor, keep: int, masked: Pairs):
+        """masked: rows of the queries and items that are left out; so is item 0, the padding."""
+        self.queries, self.best = queries, TopK(keep)
+        order = np.argsort(masked[1], kind="stable")
+        self.masked_rows = torch.from_numpy(masked[0][order])
+        self.masked_items = torch.from_numpy(masked[1][order])
+
+    def add(self, vectors: Tensor, start: int) -> None:
+        """Vectors [n, d] of the items from `start` on."""
+        if not len(self.queries):
+            return
+        edges = torch.arange(start, start + len(vectors) + COLUMNS, COLUMNS)
+        bounds = torch.searchsorted(self.masked_items, edges).tolist()
+        for number, columns in enumerate(vectors.split(COLUMNS)):
+            first = start + number * COLUMNS
+            scores = self.queries @ columns.T
+            if first == 0:
+                scores[:, 0] = -torch.inf
+            inside = slice(bounds[number], bounds[number + 1])
+            scores[self.masked_rows[inside], self.masked_items[inside] - first] = -torch.inf
+            self.best.add(scores, first)
+
+    def items(self) -> Tensor:
+        """[b, keep] item ids, 0 where a query has fewer candidates."""
+        return self.best.items()
+
+
+def takes_scores(scores: Tensor) -> bool:
+    """Whether the native core can look at these scores, or at products of such tensors."""
+    return _core is not None and scores.device.type == "cpu" and scores.dtype == torch.float32
 
 
 def plain(

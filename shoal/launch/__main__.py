@@ -18,9 +18,9 @@ import sys
 import shoal
 from shoal.config.collective import choose_backend
 from shoal.config.schema import LaunchSection
+from shoal.distributed.gpus import count_gpus
 from shoal.launch.hosts import LaunchError, scratch_folder
 from shoal.launch.ranks import launch
-from shoal.world.gpus import count_gpus
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -46,35 +46,35 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def section_of(given: argparse.Namespace) -> LaunchSection:
-    """What is launched here."""
-    nproc = given.nproc
+def section_of(options: argparse.Namespace) -> LaunchSection:
+    """The launch section of the command-line options."""
+    nproc = options.nproc
     if nproc is None:
         gpus = count_gpus(None)
-        found = (
+        count_text = (
             f"{gpus} processes, one for each visible GPU"
             if gpus
             else "no GPU is visible: 1 process"
         )
-        print(f"{found}; --nproc=N starts as many as you name", file=sys.stderr)
+        print(f"{count_text}; --nproc=N starts as many as you name", file=sys.stderr)
         nproc = max(1, gpus)
     if nproc < 1:
         raise ValueError(f"--nproc={nproc}: there must be at least one process")
-    if not os.path.isfile(given.script):
-        raise ValueError(f"there is no script {given.script}")
-    keys = vars(given).keys() - {"script", "arguments", "nproc"}
-    return LaunchSection(nproc=nproc, **{key: getattr(given, key) for key in keys})
+    if not os.path.isfile(options.script):
+        raise ValueError(f"there is no script {options.script}")
+    keys = vars(options).keys() - {"script", "arguments", "nproc"}
+    return LaunchSection(nproc=nproc, **{key: getattr(options, key) for key in keys})
 
 
 def main() -> int:
     """Launch, and the exit status."""
-    given = parse()
+    options = parse()
     try:
-        section = section_of(given)
-        choose_backend(tell=False)
-        words = [given.script, *given.arguments]
+        section = section_of(options)
+        choose_backend(report=False)
+        command = [options.script, *options.arguments]
         with scratch_folder() as scratch:
-            launch(words, section, scratch, module="shoal.launch.script", ending="")
+            launch(command, section, scratch, module="shoal.launch.script", ending="")
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status

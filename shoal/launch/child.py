@@ -15,15 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shoal.distributed.liveness import BEAT, FOLDER, look
+from shoal.distributed.stop_signals import STOPPING
+from shoal.distributed.world import PeerLost
 from shoal.launch.watch import signs_of
-from shoal.world.liveness import BEAT, FOLDER, look
-from shoal.world.stopping import STOPPING
-from shoal.world.world import PeerLost
 
 # How long a rank that merely lost its peers waits before it exits, so that the launcher sees the
 # rank that really failed first.
 GRACE_SECONDS = 2.0
-HANG_TIMEOUT = "SHOAL_HANG_TIMEOUT"  # the variable that says launch.hang_timeout
+HANG_TIMEOUT = "SHOAL_HANG_TIMEOUT"  # the variable with launch.hang_timeout
 
 
 def is_launched() -> bool:
@@ -32,12 +32,12 @@ def is_launched() -> bool:
 
 
 def follow_launcher(name: str, saves: bool = False) -> None:
-    """End when told by the launcher, and when it is gone, however it ended, or stopped for good.
+    """End when the launcher asks for it, is gone, or is stopped for good.
 
     name: what this process is called where the launcher looks for its beat.
     saves: whether it is given time to save where the whole run gets a signal to stop.
     """
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))  # the launcher says it
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))  # the launcher reports it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if saves:
         _heed_sigterm()
@@ -67,17 +67,17 @@ def follow_launcher(name: str, saves: bool = False) -> None:
 
 
 def _heed_sigterm() -> None:
-    """Let a thread look after SIGTERM: the main one may wait where no handler is called."""
-    ours, told = os.pipe()
-    os.set_blocking(told, False)
+    """Handle SIGTERM in a thread: the main thread may wait where no handler is called."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
 
     def listen() -> None:
         while True:
-            if signal.SIGTERM in os.read(ours, 64):
+            if signal.SIGTERM in os.read(reader, 64):
                 _end()
 
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=listen, name="heed SIGTERM", daemon=True).start()
 
 
@@ -95,7 +95,7 @@ def _end() -> None:
                 return
             break
         if grow_file(Path(folder)).exists() and STOPPING.signal is None:
-            STOPPING.ask(signal.SIGTERM, hurry=False)  # where nobody looks, the run is at its end
+            STOPPING.ask(signal.SIGTERM, hurry=False)  # unhandled only where the run is at its end
             return
         time.sleep(0.02)
     if STOPPING.may_leave and STOPPING.ask(signal.SIGTERM):
@@ -107,19 +107,19 @@ def _end() -> None:
 
 
 def stop_file(beats: Path) -> Path:
-    """Exists, beside the beats, when SIGTERM means: the whole run is to save and stop."""
+    """The file next to the heartbeats that exists when SIGTERM means: save and stop the run."""
     return beats.parent / "stop"
 
 
 def grow_file(beats: Path) -> Path:
-    """Exists, beside the beats, when SIGTERM means: save, there will be more ranks."""
+    """The file next to the heartbeats that exists when SIGTERM means: save, ranks will join."""
     return beats.parent / "grow"
 
 
 def signal_ranks(beats: Path) -> list[int]:
     """Send SIGTERM to the ranks of a launch; their process numbers."""
-    found = [look(file) for file in beats.iterdir() if not file.suffix]
-    ranks = [beat.pid for beat in found if beat is not None]
+    beats_read = [look(file) for file in beats.iterdir() if not file.suffix]
+    ranks = [beat.pid for beat in beats_read if beat is not None]
     for pid in ranks:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

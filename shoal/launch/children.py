@@ -1,4 +1,4 @@
-"""Children: processes of this command, as ranks, servers, and workers that come and go.
+"""Children: processes of this command, as ranks, servers, and workers that join and leave.
 
 Each leaves its error in a file, so that only this command reports it; Ctrl-C is for this one alone.
 """
@@ -19,10 +19,11 @@ from types import FrameType
 from typing import Any, Self
 
 import shoal
+from shoal.distributed.liveness import FOLDER, look
+from shoal.distributed.waiting import waiting_variables
 from shoal.launch.child import HANG_TIMEOUT, stop_file
 from shoal.launch.hosts import LaunchError
 from shoal.launch.watch import Watch
-from shoal.world.liveness import FOLDER, look
 
 RESUME = "what was saved can be continued with --resume"
 Culprit = Callable[[], str | None]  # the message about a server that has failed, which ends the run
@@ -67,20 +68,26 @@ class Children:
     def _starting(self) -> list[int]:
         """Processes that do not beat yet."""
         beats = map(look, self._beat_files().values())
-        known = {beat.pid for beat in beats if beat is not None}
-        return [one.pid for one in self._processes if one.pid not in known and one.poll() is None]
+        beating = {beat.pid for beat in beats if beat is not None}
+        return [one.pid for one in self._processes if one.pid not in beating and one.poll() is None]
 
     def _spawn(
         self, number: int, words: list[str], threads: int, values: dict[str, str] | None = None
     ) -> subprocess.Popen:
         """Start `python -m MODULE WORDS`; values: further variables."""
-        own = {
+        variables = {
             "SHOAL_LAUNCHER": str(os.getpid()),
             FOLDER: str(self.beats),
             HANG_TIMEOUT: str(self._hang_timeout),
             "TORCHELASTIC_ERROR_FILE": str(self._failed(number)),
         }
-        environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **own, **(values or {})}
+        environment = {
+            "OMP_NUM_THREADS": str(threads),
+            **waiting_variables(os.environ),
+            **os.environ,
+            **variables,
+            **(values or {}),
+        }
         command = [sys.executable, "-u", "-m", self.module, *words]
         return subprocess.Popen(command, env=environment, process_group=0)
 
@@ -126,23 +133,23 @@ class Children:
     def _failed(self, number: int) -> Path:
         return self.scratch / f"{number}.failed"
 
-    def _told(self, number: int) -> dict[str, Any]:
-        """What a process has left about its failure."""
+    def _read_report(self, number: int) -> dict[str, Any]:
+        """Read the report that a process wrote about its failure."""
         failed = self._failed(number)
         return json.loads(failed.read_text()) if failed.exists() else {}
 
     def _describe(self, number: int, who: str, ending: str = RESUME) -> str:
         """One message about a process that failed; who: what it is called."""
-        process, told = self._processes[number], self._told(number)
+        process, report = self._processes[number], self._read_report(number)
         status = process.poll() or 0
         if process.pid in self.hangs.hung:
-            return self.hangs.hung[process.pid].tell(who, ending)
+            return self.hangs.hung[process.pid].message(who, ending)
         if status < 0:
             cause = f"was killed by signal {-status} ({signal.Signals(-status).name})"
             if status == -signal.SIGKILL:
                 cause += "; the system does that when memory runs out"
         else:
-            text = "".join(told.get("traceback", [])).rstrip() or told.get("message")
+            text = "".join(report.get("traceback", [])).rstrip() or report.get("message")
             cause = f"failed (exit status {status}): {text or 'see its output above'}"
         return f"{who} {cause}; {ending}" if ending else f"{who} {cause}"
 
@@ -155,10 +162,10 @@ class Children:
     def _end(self) -> None:
         """End all that still run."""
         self.hangs.close()
-        left = [process for process in self._processes if process.poll() is None]
-        for process in left:
+        running = [process for process in self._processes if process.poll() is None]
+        for process in running:
             process.terminate() if self.seconds_to_end else process.kill()
-        for process in left:
+        for process in running:
             try:
                 process.wait(self.seconds_to_end or None)
             except subprocess.TimeoutExpired:

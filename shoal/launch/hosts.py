@@ -5,15 +5,15 @@ from __future__ import annotations
 import tempfile
 
 from shoal.config.schema import LaunchSection
-from shoal.world.channel import read_secret
-from shoal.world.hosts import is_loopback
+from shoal.distributed.channel import read_secret
+from shoal.distributed.hosts import is_loopback
 
 
 class LaunchError(RuntimeError):
     """A rank failed, or the ranks could not be started; the text says which and why.
 
-    status: the exit status of that rank as a shell says it, 128 + the number of a signal.
-    passing: whether the same may go well another time, as it will not where a config is wrong.
+    status: the exit status of that rank as a shell shows it, 128 + the number of a signal.
+    passing: whether a retry may succeed; not where a config is wrong.
     of_rank: whether the run may continue without the one that failed.
     """
 
@@ -42,7 +42,7 @@ def host_of(section: LaunchSection) -> tuple[int, int]:
 
 
 def secret_of(section: LaunchSection) -> bytes:
-    """What all hosts must know; b"" where nobody else can come, or where the user lets all in."""
+    """The secret of all hosts; b"" where no other host can connect, or all may."""
     if host_of(section)[0] == 1 or is_loopback(section.ip):
         return b""
     secret = read_secret(section.secret)

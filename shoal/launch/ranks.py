@@ -18,16 +18,16 @@ from pathlib import Path
 
 import shoal
 from shoal.config.schema import LaunchSection
+from shoal.distributed.channel import MEET, MeetingPlace
+from shoal.distributed.hosts import WorldError, look_up
+from shoal.distributed.rank_variables import rank_variables
+from shoal.distributed.rendezvous import Rendezvous, RunStore
+from shoal.distributed.world import TIMEOUT
 from shoal.launch.child import grow_file
 from shoal.launch.children import RESUME, Children, Culprit
 from shoal.launch.hosts import LaunchError, host_of, secret_of
 from shoal.launch.restarts import Growth, MoreRanks, growing
-from shoal.launch.watch import Elsewhere, Watch
-from shoal.world.channel import MEET, MeetingPlace
-from shoal.world.hosts import WorldError, look_up
-from shoal.world.rendezvous import Rendezvous, RunStore
-from shoal.world.variables import rank_variables
-from shoal.world.world import TIMEOUT
+from shoal.launch.watch import RemoteActivity, Watch
 
 
 def launch(
@@ -48,12 +48,12 @@ def launch(
     secret = secret_of(section)
     with _meet(section, hosts, host, secret, Path(scratch)) as (place, store, counts):
         values = {MEET: place.text}
-        if secret:  # only this user can read the environment; everybody could read arguments
+        if secret:  # only this user can read the environment; any user can read arguments
             values["SHOAL_SECRET"] = secret.decode()
         ranks = Ranks(words, section, scratch, values, counts, host)
         ranks.module = module
         with (
-            Elsewhere(store, hosts, host, ranks.hangs) as others,
+            RemoteActivity(store, hosts, host, ranks.hangs) as others,
             ranks,
             growing(growth, ranks.beats),
         ):
@@ -97,12 +97,19 @@ class Ranks(Children):
         return Watch(self._hang_timeout, self._beat_files, elsewhere, self._starting, longest)
 
     def _start(self, number: int) -> subprocess.Popen:
-        place = self.first + number, self.size, number, self._count
-        own = rank_variables(*place, self.section.ip, self.section.port) | self.values
+        variables = rank_variables(
+            rank=self.first + number,
+            size=self.size,
+            local_rank=number,
+            local_size=self._count,
+            address=self.section.ip,
+            port=self.section.port,
+        )
+        variables |= self.values
         handling = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # as torchrun sets it
-        own[handling] = os.environ.get(handling, "1")
+        variables[handling] = os.environ.get(handling, "1")
         threads = max(1, (os.cpu_count() or 1) // self._count)
-        return self._spawn(number, self.words, threads, own)
+        return self._spawn(number, self.words, threads, variables)
 
     def wait(self, culprit: Culprit, ending: str) -> None:
         """Until all have ended well; LaunchError where one has not."""
@@ -111,38 +118,40 @@ class Ranks(Children):
                 if any(statuses) and self.told_to_stop is None:
                     break
                 self._pause(culprit, self.section.grace)
-        seen = [number for number, status in enumerate(statuses) if status]
-        if not seen:
+        ended = [number for number, status in enumerate(statuses) if status]
+        if not ended:
             return
         self._end()
         if self.told_to_stop is not None:
             raise shoal.Interrupted(signal.SIGTERM)
-        # Ctrl-C may reach the ranks too; one of them may be seen to end before we are told.
-        if all(statuses[number] in (130, -signal.SIGINT) for number in seen):
+        # Ctrl-C may reach the ranks too; a rank may end before this process gets the signal.
+        if all(statuses[number] in (130, -signal.SIGINT) for number in ended):
             raise shoal.Interrupted(signal.SIGINT)
         if grow_file(self.beats).exists() and 128 + signal.SIGTERM in self._statuses():
             raise MoreRanks  # they have saved
-        raise self._failure(seen, ending)
+        raise self._failure(ended, ending)
 
-    def _failure(self, seen: list[int], ending: str) -> LaunchError:
+    def _failure(self, ended: list[int], ending: str) -> LaunchError:
         """One message about the rank that failed first by itself, not of those that lost it."""
 
         def order(number: int) -> tuple[bool, float]:
-            told = self._told(number)
-            return told.get("kind") == "peer lost", float(told.get("timestamp", 0.0))
+            report = self._read_report(number)
+            return report.get("kind") == "peer lost", float(report.get("timestamp", 0.0))
 
-        number = min(seen, key=order)
-        process, kind = self._processes[number], self._told(number).get("kind")
+        number = min(ended, key=order)
+        process, kind = self._processes[number], self._read_report(number).get("kind")
         passing = kind != "error" or process.pid in self.hangs.hung
         ends = ["the other ranks of this host were stopped"]
         if kind == "peer lost" and self.hosts > 1:
             ends = ["the rank that failed first is on another host, whose message says why", *ends]
         if passing and ending:  # an error says itself what to do
             ends.append(ending)
-        who = f"rank {self.first + number} on host {socket.gethostname()} (pid {process.pid})"
+        rank_text = f"rank {self.first + number} on host {socket.gethostname()} (pid {process.pid})"
         status = process.returncode
         status = 128 - status if status < 0 else status
-        return LaunchError(self._describe(number, who, "; ".join(ends)), status, passing, passing)
+        return LaunchError(
+            self._describe(number, rank_text, "; ".join(ends)), status, passing, passing
+        )
 
 
 @contextmanager
@@ -153,9 +162,9 @@ def _meet(
 
     Its place, its store, and the number of ranks of each host.
     """
-    held = None
+    rendezvous = None
     try:
-        # Ranks of this host alone meet in a folder that nobody else can enter.
+        # Ranks of this host alone meet in a folder that only this user can enter.
         place = (
             MeetingPlace(path=str(scratch / "meeting"))
             if hosts == 1
@@ -163,14 +172,14 @@ def _meet(
         )
         look_up(section.ip)
         if host == 0:
-            held = Rendezvous(place, secret)
+            rendezvous = Rendezvous(place, secret)
         store = _come(place, secret, section, host)
         yield place, store, _wait_for_hosts(store, section, hosts, host)
     except WorldError as error:
         raise LaunchError(str(error)) from error
     finally:
-        if held is not None:
-            held.close()
+        if rendezvous is not None:
+            rendezvous.close()
 
 
 def _come(place: MeetingPlace, secret: bytes, section: LaunchSection, host: int) -> RunStore:
@@ -204,9 +213,9 @@ def _wait_for_hosts(store: RunStore, section: LaunchSection, hosts: int, host: i
         store.set(keys[host], str(section.nproc))
         return [int(count) for count in store.multi_get(keys)]
     except RuntimeError:
-        came = sum(store.check([key]) for key in keys)
+        num_hosts = sum(store.check([key]) for key in keys)
         raise LaunchError(
-            f"{came} of {hosts} hosts ({came * section.nproc} of {hosts * section.nproc} "
+            f"{num_hosts} of {hosts} hosts ({num_hosts * section.nproc} of {hosts * section.nproc} "
             f"processes) came to {section.ip}:{section.port} within {section.join_timeout:g} s; "
             "start the same command on the other hosts, check --ip, --port, --world_size and "
             "--group_offset, or raise launch.join_timeout"

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from shoal.distributed.hosts import WorldError
+from shoal.distributed.rank_variables import set_rank
+from shoal.distributed.ray_address import open_ray
+from shoal.distributed.world import PeerLost
 from shoal.launch.hosts import LaunchError
-from shoal.world.cluster import open_ray
-from shoal.world.hosts import WorldError
-from shoal.world.variables import set_rank
-from shoal.world.world import PeerLost
 
 Work = Callable[[], Any]  # of one rank; rank 0's answer is that of all
 
@@ -38,7 +38,7 @@ class Lost(LaunchError):
 
 @dataclass(frozen=True)
 class RayWorkers:
-    """How many ranks, and what each of them takes of the cluster."""
+    """The number of ranks, and the resources of the cluster that each of them takes."""
 
     number: int
     cpus: float = 1.0
@@ -54,7 +54,7 @@ class RayWorkers:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What Ray sets aside for a rank."""
+        """The resources that Ray reserves for a rank."""
         return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class RayWorkers:
 
 @dataclass(frozen=True)
 class ActorPlace:
-    """Where an actor is."""
+    """The location of an actor."""
 
     node: str
     address: str
@@ -130,16 +130,18 @@ def _attempt(work: Work, workers: RayWorkers, group: Any, secret: bytes, folder:
         except ray.exceptions.GetTimeoutError:
             raise LaunchError(_no_room(ray, workers)) from None
         except ray.exceptions.RayActorError as error:
-            raise Lost(f"a rank was lost before it began: {_said(error)}", passing=True) from None
+            raise Lost(
+                f"a rank was lost before it began: {_reasons_of(error)}", passing=True
+            ) from None
         nodes = [place.node for place in places]
-        who = {"size": workers.number, "secret": secret}
-        who |= {"address": places[0].address, "port": places[0].port}
+        identity = {"size": workers.number, "secret": secret}
+        identity |= {"address": places[0].address, "port": places[0].port}
         answers = []
         for number, node in enumerate(nodes):
             # Ray shows an actor its own GPU alone, as if the host had no other.
             local = (0, 1) if workers.gpus else (nodes[:number].count(node), nodes.count(node))
-            who |= dict(zip(("local_rank", "local_size"), local))
-            answers.append(ranks[number].run.remote(work, number, **who))
+            identity |= dict(zip(("local_rank", "local_size"), local))
+            answers.append(ranks[number].run.remote(work, number, **identity))
         return _wait(answers, places)
     except Lost as error:
         again = f"Ray starts the ranks again, {workers.retries} times at most"
@@ -159,7 +161,7 @@ class Rank:
             os.chdir(folder)
 
     def place(self) -> ActorPlace:
-        """Where this one is, with a port at which ranks could meet."""
+        """The location of this actor, with a port at which ranks could meet."""
         import ray
 
         address = ray.util.get_node_ip_address()
@@ -170,9 +172,9 @@ class Rank:
         node = ray.get_runtime_context().get_node_id()
         return ActorPlace(node, address, port, socket.gethostname(), os.getpid())
 
-    def run(self, work: Work, rank: int, **who: Any) -> Any:
+    def run(self, work: Work, rank: int, **identity: Any) -> Any:
         """Be that rank (who: see set_rank), and do the work; its result, or how it failed."""
-        set_rank(rank, **who)
+        set_rank(rank, **identity)
         try:
             answer = work()
         except PeerLost as error:
@@ -192,8 +194,8 @@ class Failure:
     kind: str
     text: str
 
-    def tell(self, place: ActorPlace) -> LaunchError:
-        """One message about it."""
+    def as_error(self, place: ActorPlace) -> LaunchError:
+        """The failure as an error with one message."""
         text = f"rank {self.rank} {place} failed: {self.text}"
         return LaunchError(text, status=2) if self.kind == "error" else Lost(text, passing=True)
 
@@ -202,27 +204,27 @@ def _wait(answers: list[Any], places: list[ActorPlace]) -> Any:
     """What rank 0 answers, once all are done; else the failure of the one that failed by itself."""
     import ray
 
-    pending, found, first = dict(zip(answers, range(len(answers)))), None, None
+    pending, result, first = dict(zip(answers, range(len(answers)))), None, None
     deadline: float | None = None
     while pending:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        done, _ = ray.wait(list(pending), num_returns=1, timeout=left)
+        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+        done, _ = ray.wait(list(pending), num_returns=1, timeout=remaining)
         if not done:
             break
         rank = pending.pop(done[0])
         try:
             answer = ray.get(done[0])
         except ray.exceptions.RayActorError as error:
-            answer = Failure(rank, "gone", _said(error))
+            answer = Failure(rank, "gone", _reasons_of(error))
         if not isinstance(answer, Failure):
-            found = answer if rank == 0 else found
+            result = answer if rank == 0 else result
         elif answer.kind != "lost":  # others only lost it
-            raise answer.tell(places[rank])
+            raise answer.as_error(places[rank])
         elif first is None:
             first, deadline = answer, time.monotonic() + 15.0  # Ray knows by then
     if first is not None:
-        raise first.tell(places[first.rank])
-    return found
+        raise first.as_error(places[first.rank])
+    return result
 
 
 def _end(ranks: list[Any]) -> None:
@@ -236,11 +238,11 @@ def _end(ranks: list[Any]) -> None:
             ray.get(rank.place.remote(), timeout=15.0)
 
 
-def _said(error: Exception) -> str:
-    """What Ray says of an actor that is gone, in one line."""
+def _reasons_of(error: Exception) -> str:
+    """Ray's reasons for the end of an actor, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "reason" in line.lower() or "died" in line.lower()]
-    return " ".join(told or lines[:1])
+    reasons = [line for line in lines if "reason" in line.lower() or "died" in line.lower()]
+    return " ".join(reasons or lines[:1])
 
 
 def _no_room(ray: ModuleType, workers: RayWorkers) -> str:

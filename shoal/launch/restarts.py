@@ -36,7 +36,7 @@ class Growth:
 
 @contextmanager
 def growing(growth: Growth | None, beats: Path) -> Iterator[None]:
-    """In here the ranks whose beats are in a folder are asked when it is time."""
+    """Context that signals the ranks of a folder's heartbeats when the run is to grow."""
     over = threading.Event()
 
     def ask(growth: Growth) -> None:
@@ -74,8 +74,8 @@ class Restarts:
         if error.of_rank and 0 < self.section.min_nproc < self.nproc:
             self.nproc -= 1
         fewer = f", on {self._ranks}" if self.nproc != self.section.nproc else ""
-        where = "" if self.folder is None else f" from {self._where}"  # the first host knows
-        text = f"restart {self.done} of {self.section.max_restarts}{where}{fewer}"
+        source = "" if self.folder is None else f" from {self._where}"  # the first host knows
+        text = f"restart {self.done} of {self.section.max_restarts}{source}{fewer}"
         print(f"{error}\n{text}", file=sys.stderr, flush=True)
 
     @property

@@ -2,7 +2,7 @@
 
 They are processes of the command `shoal server`. Where all is on one host they listen on Unix
 sockets in a folder that only this user may enter. They end by themselves when every worker said
-goodbye; they are ended when the run fails, and they end when whoever started them is gone. One that
+goodbye; they are ended when the run fails, and they end when their launcher is gone. One that
 keeps a journal is started again when it was killed, and continues where it was. Where several hold
 the same rows (replicas), one that fails is reported, and the run continues without it.
 """
@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from shoal.config.schema import Config
 from shoal.launch.children import RESUME, Children
@@ -40,11 +39,11 @@ class Servers(Children):
         self.config, self.section, section = config, config.strategy.ps, config.launch
         self.first = section.first_server
         self.folder = self._find_folder(config)
-        # Its own: nobody else may enter it. Short: the path of a socket takes 107 bytes.
+        # A private folder of this user. Short: the path of a socket takes 107 bytes.
         self._scratch = tempfile.TemporaryDirectory(prefix="shoal-servers-", dir=_short_folder())
         count = section.servers * self.section.replicas
-        own = [f"ipc://{self._scratch.name}/{k}.socket" for k in range(count)]
-        self.binds = binds or own
+        own_addresses = [f"ipc://{self._scratch.name}/{k}.socket" for k in range(count)]
+        self.binds = binds or own_addresses
         super().__init__(self._scratch.name, section.hang_timeout, len(self.binds))
         # Of all hosts. Server k of the list has the rows of number k % shards.
         self._total = len(self.section.addresses) or count
@@ -59,7 +58,7 @@ class Servers(Children):
 
     @staticmethod
     def _find_folder(config: Config) -> Path:
-        """Where the servers write and read checkpoints, and nowhere else."""
+        """The only folder where the servers write and read checkpoints."""
         if config.run.output is None:
             raise ValueError(
                 "servers on a host without the first worker must be told where checkpoints go: "
@@ -78,11 +77,11 @@ class Servers(Children):
         return self
 
     def find_stopped(self) -> str | None:
-        """A server that somebody stopped, which its workers can only call silent."""
+        """Find a server that was stopped by a signal; workers only see that it is silent."""
         for number, process in enumerate(self._processes):
             signs = signs_of(process.pid)
             if signs is not None and signs.stopped:
-                return Hang("is stopped, and answers nobody", "").tell(self._name(number))
+                return Hang("is stopped, and answers nobody", "").message(self._name(number))
         return None
 
     def _start(self, number: int) -> subprocess.Popen:
@@ -104,7 +103,7 @@ class Servers(Children):
         return self._spawn(number, words, threads)
 
     def _start_again(self, number: int) -> bool:
-        """Bring back a server that was killed; not one that ended by itself and said why."""
+        """Restart a server that was killed, but not one that ended with an error report."""
         with self._lock:
             status = self._processes[number].poll()
             if self.restarts == 0 or self._over.is_set() or status is None or status >= 0:
@@ -129,9 +128,9 @@ class Servers(Children):
             return True
 
     def _may_live(self, number: int) -> bool:
-        """Whether a server of this host lives; of one elsewhere the workers know."""
-        here = 0 <= number < len(self._processes)
-        return not here or self._processes[number].poll() in (None, 0)
+        """Whether a server may be alive; servers on other hosts are the workers' concern."""
+        is_local = 0 <= number < len(self._processes)
+        return not is_local or self._processes[number].poll() in (None, 0)
 
     def _announce(self, number: int) -> Path:
         return self.scratch / str(number)
@@ -162,7 +161,7 @@ class Servers(Children):
                     self.culprit = self._why(number)
 
     def _why(self, number: int) -> str:
-        """One message about a server that failed."""
+        """The message about a server that failed."""
         if self._processes[number].poll() is None and not self._announce(number).exists():
             seconds = f"{self._start_seconds:.0f} s"
             cause = f"does not listen, and has done nothing for {seconds}; {RESUME}"
@@ -175,17 +174,17 @@ class Servers(Children):
     def _name(self, number: int) -> str:
         pid = self._processes[number].pid
         replica, shard = divmod(self.first + number, self._shards)
-        which = (
+        replica_text = (
             f" (replica {replica + 1} of {self.section.replicas})"
             if self.section.replicas > 1
             else ""
         )
-        return f"server {shard}{which} on host {socket.gethostname()} (pid {pid})"
+        return f"server {shard}{replica_text} on host {socket.gethostname()} (pid {pid})"
 
     def wait(self, seconds: float | None = END_SECONDS) -> None:
         """Until they have ended, as they do when all workers are done."""
         if seconds is not None:
-            self.restarts = 0  # nobody would speak to it
+            self.restarts = 0  # no worker would connect to it
         for number in range(len(self._processes)):
             try:
                 while self._processes[number].wait(seconds) and self._start_again(number):
@@ -208,27 +207,33 @@ class Servers(Children):
 
 
 def _short_folder() -> str | None:
-    """Where temporary files go, unless that is too long for sockets."""
+    """A folder for sockets where the default temporary path is too long; else None."""
     return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 60 else None
 
 
 @contextmanager
-def knocking(config: Config, rank: int) -> Iterator[None]:
-    """The start of a worker's process: let the servers hear of it while it reads its data."""
+def early_heartbeat(config: Config, rank: int) -> Iterator[None]:
+    """Send heartbeats of a parameter-server worker while it reads its data."""
     section = config.strategy.ps
     if config.strategy.name != "ps" or not section.addresses:
         yield
         return
     check_installed()
-    from shoal.ps.keys import read_keys
+    from shoal.kernels.host_memory import keep_freed_memory
+    from shoal.ps.key_files import read_keys
     from shoal.ps.worker.client import Client  # only here is pyzmq needed
-    from shoal.world.memory import keep_freed_memory
 
     keep_freed_memory()
     keys = None if section.keys is None else read_keys(section.keys, "worker")
-    how: Any = {"plain": section.plain, "replicas": section.replicas}
-    client = Client(section.addresses, rank, keys, section.timeout, **how)
-    client.knock()
+    client = Client(
+        section.addresses,
+        rank,
+        keys,
+        section.timeout,
+        plain=section.plain,
+        replicas=section.replicas,
+    )
+    client.start_heartbeat()
     try:
         yield
     finally:

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from shoal.world.liveness import look, stack_of
+from shoal.distributed.liveness import look, stack_of
 
 
 @dataclass(frozen=True)
 class Signs:
-    """What the system says of a process."""
+    """What the system reports about a process."""
 
     state: str  # R running, S sleeping, T stopped, ...
     ticks: int  # of processor time
@@ -40,7 +40,7 @@ class Signs:
 
 
 def signs_of(pid: int) -> Signs | None:
-    """Those of a process; None where it is gone."""
+    """The signs of a process; None where it is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             words = file.read().rpartition(")")[2].split()
@@ -79,10 +79,12 @@ class Hang:
     cause: str
     stack: str
 
-    def tell(self, who: str, ending: str = "what was saved can be continued with --resume") -> str:
-        """One message about it; ending: what happens then."""
-        where = f". It was here:\n{self.stack}" if self.stack else ""
-        return f"{who} {self.cause}; {ending}{where}"
+    def message(
+        self, who: str, ending: str = "what was saved can be continued with --resume"
+    ) -> str:
+        """The message about a hang; ending: what happens next."""
+        location = f". It was here:\n{self.stack}" if self.stack else ""
+        return f"{who} {self.cause}; {ending}{location}"
 
 
 class Counter(Protocol):
@@ -92,15 +94,15 @@ class Counter(Protocol):
 
 
 @dataclass
-class _Known:
-    """What was seen of one process, and since when nothing of it has changed."""
+class _Activity:
+    """The last signs of one process, and since when they have not changed."""
 
     signs: Signs
     counter: int
     still_since: float
     ticks: int  # at that time
-    moved: int  # likewise
-    queued: float  # likewise
+    moved: int  # Signs.moved at that time
+    queued: float  # Signs.queued at that time
     stopped_since: float | None = None
 
 
@@ -115,9 +117,9 @@ class Watch:
         starting: Callable[[], list[int]] = lambda: [],
         longest_wait: float = math.inf,
     ):
-        """beats: the files of the processes that are watched, by the name they are told by.
+        """beats: the files of the processes that are watched, by the names that messages use.
 
-        elsewhere: when a process that these may wait for was last seen to do something; None: they
+        elsewhere: returns when a process that these may wait for was last active; None: they
         may wait for ever.
         starting: processes that have no beat yet.
         longest_wait: seconds after which one that waits for another of them gives up.
@@ -127,7 +129,7 @@ class Watch:
         self._starting, self._longest_wait = starting, 0.9 * longest_wait
         self.moving = True  # whether any of them does something
         self.hung: dict[int, Hang] = {}
-        self._known: dict[str, _Known] = {}
+        self._activities: dict[str, _Activity] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
 
@@ -154,22 +156,27 @@ class Watch:
                 return
 
     def _look_once(self, now: float) -> bool:
-        """Whether somebody hangs; he is ended then."""
+        """Whether a process hangs; if so, it is ended."""
         waits: list[tuple[float, int, str, Path]] = []
         computes: list[tuple[float, int, Path]] = []
         beats, bounded, waited = self._beats(), False, 0.0
+        # Sort processes into those that wait for others and those that compute.
         for name, path in beats.items():
             beat = look(path)
             signs = None if beat is None else signs_of(beat.pid)
             if beat is None or signs is None:
                 continue
-            known = self._update(name, signs, beat.counter, now)
-            if known.stopped_since is not None:  # that is why, however long it did nothing before
-                if now - known.stopped_since >= self.seconds:
-                    self._end(beat.pid, path, f"was stopped {now - known.stopped_since:.0f} s ago")
+            activity = self._update(name, signs, beat.counter, now)
+            if (
+                activity.stopped_since is not None
+            ):  # that is why, however long it did nothing before
+                if now - activity.stopped_since >= self.seconds:
+                    self._end(
+                        beat.pid, path, f"was stopped {now - activity.stopped_since:.0f} s ago"
+                    )
                     return True
                 continue
-            still = now - max(known.still_since, beat.since)
+            still = now - max(activity.still_since, beat.since)
             if beat.waiting:
                 waits.append((still, beat.pid, name, path))
                 bounded |= beat.bounded
@@ -179,8 +186,10 @@ class Watch:
                 return True
             else:
                 computes.append((now - beat.since, beat.pid, path))
+        # Others wait too long: end the process that has computed longest.
         if waited >= self._longest_wait and self._end_longest(computes):
             return True
+        # Processes without a heartbeat yet may be stopped at their start.
         for pid in self._starting():
             signs = signs_of(pid)
             since = None if signs is None else self._update(str(pid), signs, 0, now).stopped_since
@@ -212,32 +221,33 @@ class Watch:
         self._end(pid, path, f"hangs: it has computed for {seconds:.0f} s, and others wait for it")
         return True
 
-    def _update(self, name: str, signs: Signs, counter: int, now: float) -> _Known:
-        known = self._known.get(name)
+    def _update(self, name: str, signs: Signs, counter: int, now: float) -> _Activity:
+        activity = self._activities.get(name)
         tick = os.sysconf("SC_CLK_TCK")
         if (
-            known is None
+            activity is None
             or signs.state == "R"  # also of one that waits for its turn on a processor
-            or counter != known.counter
+            or counter != activity.counter
             # Some bytes a second are no work: the process looks at its launcher.
-            or signs.moved - known.moved > 8192 * (now - known.still_since) + 8192
+            or signs.moved - activity.moved > 8192 * (now - activity.still_since) + 8192
             # Heartbeats of a process that does nothing else take less of a core.
-            or signs.ticks - known.ticks > 0.02 * tick * (now - known.still_since) + 1
+            or signs.ticks - activity.ticks > 0.02 * tick * (now - activity.still_since) + 1
             # On a busy machine more than heartbeats stand in line.
-            or signs.queued - known.queued > 0.5 * (now - known.still_since)
-            or signs.in_line & known.signs.in_line  # a thread that had no turn since the last look
+            or signs.queued - activity.queued > 0.5 * (now - activity.still_since)
+            or signs.in_line
+            & activity.signs.in_line  # a thread that had no turn since the last look
         ):
-            known = _Known(signs, counter, now, signs.ticks, signs.moved, signs.queued)
-            self._known[name] = known
+            activity = _Activity(signs, counter, now, signs.ticks, signs.moved, signs.queued)
+            self._activities[name] = activity
         if not signs.stopped:
-            known.stopped_since = None
-        elif known.stopped_since is None:
-            known.stopped_since = now
-        known.signs = signs
-        return known
+            activity.stopped_since = None
+        elif activity.stopped_since is None:
+            activity.stopped_since = now
+        activity.signs = signs
+        return activity
 
     def _end(self, pid: int, path: Path, cause: str) -> None:
-        """Kill a process that hangs; before that, let it leave its stack."""
+        """Kill a process that hangs, after it has written its stack."""
         beat = look(path)
         if beat is not None and beat.waiting:
             cause += f", in {beat.what}"
@@ -246,27 +256,30 @@ class Watch:
             os.kill(pid, signal.SIGUSR1)
             os.kill(pid, signal.SIGCONT)
             deadline = time.monotonic() + 1.0
-            before, told = None, ""
-            while time.monotonic() < deadline and (not told or told != before):
+            earlier_text, stack_text = None, ""
+            while time.monotonic() < deadline and (not stack_text or stack_text != earlier_text):
                 time.sleep(0.1)
-                before, told = told, _stack_in(stack)
+                earlier_text, stack_text = stack_text, _stack_in(stack)
         self.hung[pid] = Hang(cause, _stack_in(stack))
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
-class Elsewhere:
-    """Whether other hosts do something; a thread asks, since a network that is cut does not answer.
+class RemoteActivity:
+    """Activity of other hosts, polled in a thread: a network that is cut does not answer.
 
-    last: when one of them was last seen to do something.
+    last: when any of them was last active.
     """
 
     def __init__(self, store: Counter, hosts: int, host: int, watch: Watch):
         self.last = time.monotonic()
-        self._store, self._hosts, self._host, self._watch = store, hosts, host, watch
+        self._store = store
+        self._hosts = hosts
+        self._host = host
+        self._watch = watch
         self._over = threading.Event()
 
-    def __enter__(self) -> Elsewhere:
+    def __enter__(self) -> RemoteActivity:
         threading.Thread(target=self._ask, name="other hosts", daemon=True).start()
         return self
 
@@ -275,14 +288,14 @@ class Elsewhere:
 
     def _ask(self) -> None:
         counts: list[int] = []
-        with suppress(Exception):  # the meeting is over, or nobody answers: `last` tells
+        with suppress(Exception):  # the meeting is over, or no host answers: `last` shows it
             while not self._over.wait(self._watch.seconds / 8):
                 if self._watch.moving:
                     self._store.add(f"moves/{self._host}", 1)
                 others = [k for k in range(self._hosts) if k != self._host]
-                found = [self._store.add(f"moves/{k}", 0) for k in others]
-                if found != counts:
-                    counts, self.last = found, time.monotonic()
+                moves = [self._store.add(f"moves/{k}", 0) for k in others]
+                if moves != counts:
+                    counts, self.last = moves, time.monotonic()
 
 
 def _stack_in(path: Path) -> str:

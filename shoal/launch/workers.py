@@ -1,4 +1,4 @@
-"""Workers that come and go: start this host's, and report those that are lost; the run continues.
+"""Workers that join and leave: start those of this host, and report lost ones; the run continues.
 
 No worker knows another, so none is a rank: each is a process by itself that the servers lend
 batches to. The run is over when the servers say so; it fails when none of its workers is left.
@@ -14,9 +14,9 @@ import sys
 
 import shoal
 from shoal.config.schema import LaunchSection
+from shoal.distributed.rank_variables import rank_variables
 from shoal.launch.children import Children, Culprit
 from shoal.launch.hosts import LaunchError
-from shoal.world.variables import rank_variables
 
 
 class Workers(Children):
@@ -26,16 +26,16 @@ class Workers(Children):
         super().__init__(scratch, section.hang_timeout, section.nproc)
         self.words, self.section = words, section
         self.lost: list[str] = []  # messages about those that failed
-        self._known: set[int] = set()  # numbers of those that have ended
+        self._ended: set[int] = set()  # numbers of those that have ended
 
     def wait(self, culprit: Culprit) -> None:
         """Until none is left; LaunchError where all of them failed by themselves."""
         with self._heeding(culprit):
-            while len(self._known) < len(self._processes):
+            while len(self._ended) < len(self._processes):
                 self._pause(culprit, self.section.grace)
                 for number, status in enumerate(self._statuses()):
-                    if status is not None and number not in self._known:
-                        self._known.add(number)
+                    if status is not None and number not in self._ended:
+                        self._ended.add(number)
                         self._report(number)
         if self.told_to_stop is not None:
             raise shoal.Interrupted(signal.SIGTERM)
@@ -44,7 +44,7 @@ class Workers(Children):
 
     @property
     def any_ended_well(self) -> bool:
-        """Whether one of them left, or saw the end of the run."""
+        """Whether any worker left, or saw the end of the run."""
         return 0 in self._statuses()
 
     def _start(self, number: int) -> subprocess.Popen:
@@ -58,11 +58,13 @@ class Workers(Children):
 
     def _report(self, number: int) -> None:
         """Name a worker that was lost, at once."""
-        process, left = self._processes[number], len(self._processes) - len(self._known)
+        process, num_left = self._processes[number], len(self._processes) - len(self._ended)
         if not process.poll():
             return
-        ending = f"{left} of this command go on" if left else "none of this command is left"
-        who = f"worker process {self.section.group_offset + number} on host {socket.gethostname()}"
-        self.lost.append(self._describe(number, f"{who} (pid {process.pid})", ending))
+        ending = f"{num_left} of this command go on" if num_left else "none of this command is left"
+        worker_text = (
+            f"worker process {self.section.group_offset + number} on host {socket.gethostname()}"
+        )
+        self.lost.append(self._describe(number, f"{worker_text} (pid {process.pid})", ending))
         print(self.lost[-1], file=sys.stderr, flush=True)
         self._watch_on(number)

@@ -132,7 +132,8 @@ class Model(nn.Module):
     reads_history: ClassVar[bool] = False  # True: of clicks, a feature is what the user took before
     # True: that is all that the user did, with labels and times (data/features.py: with_actions)
     reads_actions: ClassVar[bool] = False
-    trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
+    # False: there is nothing to optimise; `solve`, or the constructor (Pop), computes the model.
+    trainable: ClassVar[bool] = True
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False
     # What of a score `terms` does not account for; None: nothing, it is their sum.
@@ -194,6 +195,13 @@ class Model(nn.Module):
                     f"{dim} wide, and data.features.{feature.name}.dim is {feature.dim}; leave it "
                     "out, or choose DNN, WideDeep or DCNV2"
                 )
+
+    def solve(self) -> None:
+        """Compute a model in closed form from its facts, on the CPU.
+
+        Training calls it once. A trained model is opened without it: its checkpoint has the result,
+        in buffers that `models.nn.closed_form.expect_solution` announced.
+        """
 
     def forward(self, batch: Batch) -> Output:
         """The training loss of one batch."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal import how_to_install
-from shoal.pages.look import Html, escape
+from shoal.pages.html import Html, escape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,18 +59,18 @@ def figures(
         "xtick.color": SOFT,
         "ytick.color": SOFT,
     }
-    made: list[Html] = []
+    drawings: list[Html] = []
     place = (0.0, 0.0, 1.0, 1.0)
     with matplotlib.rc_context(rules):
         for draw, label in plots:
-            drawing = Figure(figsize=(width, height), layout=None if made else "constrained")
-            axes = drawing.add_axes(place) if made else drawing.add_subplot()
+            drawing = Figure(figsize=(width, height), layout=None if drawings else "constrained")
+            axes = drawing.add_axes(place) if drawings else drawing.add_subplot()
             draw(axes)
             written = io.StringIO()
             drawing.savefig(written, format="svg", transparent=True, metadata={"Date": None})
-            made.append(_on_page(written.getvalue(), label))
+            drawings.append(_on_page(written.getvalue(), label))
             place = axes.get_position().bounds
-    return made
+    return drawings
 
 
 def _on_page(text: str, label: str) -> Html:

@@ -24,20 +24,20 @@ def stays_here(address: str) -> bool:
         return True
     host = address.rpartition(":")[0].strip("[]")
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
     # An address of IPv6 may name its interface: fe80::1%eth0
-    numbers = [ipaddress.ip_address(str(place[0]).split("%")[0]) for *_, place in found]
+    numbers = [ipaddress.ip_address(str(place[0]).split("%")[0]) for *_, place in entries]
     return bool(numbers) and all(number.is_loopback for number in numbers)
 
 
-def check_private(addresses: Iterable[str], what: str, remedy: str) -> None:
-    """Refuse addresses beyond this host, for whoever has no keys."""
+def check_private(addresses: Iterable[str], key: str, remedy: str) -> None:
+    """Refuse addresses beyond this host where there are no keys."""
     open_one = next((one for one in addresses if not stays_here(one)), None)
     if open_one is not None:
         raise ValueError(
-            f"{what} {open_one} leaves this host, and there are no keys: make them once with "
+            f"{key} {open_one} leaves this host, and there are no keys: make them once with "
             "`shoal keys make FOLDER`, give servers its part for-servers and workers for-workers, "
             f"and {remedy}"
         )

@@ -15,7 +15,7 @@ import zmq
 from zmq.utils import z85
 
 from shoal.ps.address import check_private, endpoint
-from shoal.ps.keys import Keys
+from shoal.ps.key_files import Keys
 from shoal.ps.wire import PIECE
 
 MOST_UNREAD = 1000
@@ -23,7 +23,7 @@ WHO_MAY = "inproc://zeromq.zap.01"  # where libzmq asks who may come in (RFC 27)
 
 
 class Context(zmq.Context):
-    """One that nobody waits for when it is dropped without being closed.
+    """A ZeroMQ context that does not block when it is dropped without being closed.
 
     ZeroMQ's own waits until its sockets are closed, in whichever thread happens to collect it;
     after an error these may be garbage themselves, and then it waits for ever.
@@ -89,9 +89,9 @@ class CurveGate:
 
     def __init__(self, context: zmq.Context, socket: zmq.Socket, keys: Keys):
         self._allowed = z85.decode(keys.peer)
-        self._asked = context.socket(zmq.REP)
-        self._asked.setsockopt(zmq.LINGER, 0)
-        self._asked.bind(WHO_MAY)
+        self._questions = context.socket(zmq.REP)
+        self._questions.setsockopt(zmq.LINGER, 0)
+        self._questions.bind(WHO_MAY)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
@@ -100,14 +100,16 @@ class CurveGate:
     def _watch(self) -> None:
         while True:
             try:
-                question = self._asked.recv_multipart()
-                self._asked.send_multipart(self._decide(question))
+                question = self._questions.recv_multipart()
+                self._questions.send_multipart(self._decide(question))
             except zmq.ZMQError:  # the context ends, and waits for this socket to be closed
-                self._asked.close()
+                self._questions.close()
                 return
 
     def _decide(self, question: list[bytes]) -> list[bytes]:
         version, number = question[:2]
-        known = len(question) == 7 and question[5] == b"CURVE" and question[6] == self._allowed
-        code, text = (b"200", b"OK") if known else (b"400", b"unknown key")
-        return [version, number, code, text, b"worker" if known else b"", b""]
+        has_worker_key = (
+            len(question) == 7 and question[5] == b"CURVE" and question[6] == self._allowed
+        )
+        code, text = (b"200", b"OK") if has_worker_key else (b"400", b"unknown key")
+        return [version, number, code, text, b"worker" if has_worker_key else b"", b""]

@@ -1,4 +1,4 @@
-"""Spec: what workers tell a server, about the model and saves of it: JSON, typed and strict."""
+"""Spec: messages of workers about the model and its saves: JSON, typed and strict."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shoal.config.row_rules import RowRules
 from shoal.config.schema import OptimizerSection
 from shoal.config.section import Section
 from shoal.embedding.engines.init import recipe
-from shoal.embedding.optim.chosen import check_tables, problems, row_optimizer_of
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Init, Table
+from shoal.optimizers.row_optimizer import RowOptimizer
+from shoal.optimizers.selection import check_tables, problems, row_optimizer_of
 from shoal.ps.wire import MOST_WORKERS, WireError, parse_json, validated
 
 Side = Annotated[int, Field(ge=0, le=1 << 33)]
@@ -34,7 +34,7 @@ class TableSpec(Section):
 
     @classmethod
     def of(cls, table: Table, rules: RowRules | None = None) -> TableSpec:
-        """What makes the same initial values as the table does, without its number of rows."""
+        """The spec of a table; it makes the same initial values without the number of rows."""
         kind, scale = table.resolved_init
         spec = cls(
             name=table.name,
@@ -71,14 +71,14 @@ class Spec(Section):
     )
 
     def row_optimizer_of(self, table: str) -> RowOptimizer:
-        """What updates the rows of a table: in geo the workers do, and a server only adds."""
+        """The row optimizer of a table; in geo workers update rows, and servers only add."""
         return (
             RowOptimizer("sgd") if self.mode == "geo" else row_optimizer_of(self.optimizer, table)
         )
 
     @property
     def counted(self) -> list[bool]:
-        """Of each table: whether pushes tell how often its ids were shown and clicked."""
+        """For each table, whether pushes contain shows and clicks of its ids."""
         return [one.rules is not None and one.rules.counted for one in self.tables]
 
     @property
@@ -96,20 +96,24 @@ class Spec(Section):
             heapq.heapreplace(loads, (load + sizes[number], owner))
         return owners
 
+    def dense_size(self, index: int) -> int:
+        """Values of all dense parameters of one server."""
+        return sum(n for n, owner in zip(self.sizes, self.owners()) if owner == index)
+
     def first_bytes(self, index: int) -> int:
         """Memory that a server takes for this model before any row has come, at most."""
-        dense = sum(n for n, owner in zip(self.sizes, self.owners()) if owner == index)
+        dense = self.dense_size(index)
         counters = sum(
-            -(-one.rules.admission.bloom_counters // self.servers)
-            for one in self.tables
-            if one.rules is not None
+            -(-table.rules.admission.bloom_counters // self.servers)
+            for table in self.tables
+            if table.rules is not None
         )
         # Four floats of a dense parameter: value, gradient, and two of an optimizer's state.
         return 16 * dense + counters
 
 
 class Save(Section):
-    """What a server is told to save."""
+    """A request to save."""
 
     name: str = Field(description="of a folder in the server's own")
     delta: bool = Field(False, description="only what changed since the save before")
@@ -117,7 +121,7 @@ class Save(Section):
 
 
 class Load(Section):
-    """What a server is told to take over of a checkpoint."""
+    """A request to restore rows of a checkpoint."""
 
     name: str = Field(description="of a folder in the server's own")
     files: dict[str, dict[str, Any]] = Field(description="file -> bytes and checksum")
@@ -133,11 +137,13 @@ def parse_spec(values: dict) -> Spec:
     names = [table.name for table in spec.tables]
     if len(set(names)) < len(names):
         raise WireError("two tables have the same name")
-    for one in spec.tables:
-        if one.rules is not None and (one.rows is not None or spec.mode == "geo"):
-            raise WireError(f"table {one.name!r} cannot count its ids: it is fixed, or mode is geo")
-        if one.dtype != "float32" and spec.mode == "geo":
-            raise WireError(f"table {one.name!r} is {one.dtype}, and mode is geo")
+    for table_spec in spec.tables:
+        if table_spec.rules is not None and (table_spec.rows is not None or spec.mode == "geo"):
+            raise WireError(
+                f"table {table_spec.name!r} cannot count its ids: it is fixed, or mode is geo"
+            )
+        if table_spec.dtype != "float32" and spec.mode == "geo":
+            raise WireError(f"table {table_spec.name!r} is {table_spec.dtype}, and mode is geo")
     if spec.elastic and spec.mode == "sync":
         raise WireError("workers come and go, and mode is sync, where all of them make each step")
     for _, text in problems(spec.optimizer):
@@ -151,16 +157,18 @@ def parse_spec(values: dict) -> Spec:
     return spec
 
 
-def read_hello(frame: memoryview, worker: int, index: int, known: Spec | None) -> tuple[Spec, str]:
-    """The model and the worker's host; it must mean this server and the model that is known."""
+def read_hello(
+    frame: memoryview, worker: int, index: int, known_spec: Spec | None
+) -> tuple[Spec, str]:
+    """The model and the worker's host from a hello; it must fit this server and `known_spec`."""
     values = parse_json(frame)
     host, server = str(values.pop("host", "?"))[:200], values.pop("server", None)
-    if known is not None and values != known.model_dump(mode="json"):
+    if known_spec is not None and values != known_spec.model_dump(mode="json"):
         raise WireError(
             f"worker {worker} describes another model or run than the first worker did: give every "
             "host the same config and code"
         )
-    spec = parse_spec(values) if known is None else known
+    spec = parse_spec(values) if known_spec is None else known_spec
     if server != index or index >= spec.servers:
         raise WireError(
             f"this is server {index}, and worker {worker} on host {host} takes it for server "

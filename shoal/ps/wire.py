@@ -11,7 +11,7 @@ Nothing is unpickled or evaluated. Ids and rows of several tables travel as one 
     ids     int64 [sum]        table after table
     rows    float32 or bfloat16 [sum of n * dim], table after table
 
-Rows are asked for so often that every frame counts: a PULL is one frame, and so is its answer. A
+Rows are requested so often that every frame counts: a PULL is one frame, and so is its answer. A
 worker asks for many rows by several requests: some travel while others are read.
 
     PULL    header, int64 number of parts, parts, ids
@@ -51,11 +51,12 @@ MOST_JSON = 16 << 20
 PIECE = 4 << 20
 COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
 
-ANY_NUMBER = (1 << 32) - 1  # in a hello, where workers come and go: server 0 gives the worker one
+# In a hello, where workers join and leave: server 0 gives the worker a number.
+ANY_NUMBER = (1 << 32) - 1
 MOST_WORKERS = 1 << 16
 PLACE = struct.Struct("<5q")  # of a push: epoch, first and last batch, lease, what is done of it
 
-# What is asked of each table: its number, ids [n], and the first and last of them that are meant.
+# A request for rows of each table: its number, ids [n], and the range of them, first to last.
 Wanted = Sequence[tuple[int, Tensor, int, int]]
 
 BFLOAT16, COMPRESSED, WITH_DENSE, IN_PIECES = 1, 2, 4, 8
@@ -66,11 +67,11 @@ S = TypeVar("S", bound=Section)
 
 
 class WireError(ValueError):
-    """A message that does not keep to the protocol; whoever sent it is told, and no more."""
+    """A message that breaks the protocol; its sender gets an error, and nothing else happens."""
 
 
 class Kind(IntEnum):
-    """What a message asks, or answers."""
+    """The kind of a request or an answer."""
 
     HELLO = 1  # JSON of the model; registers the worker's session
     PULL = 2  # parts, ids -> rows; each in one frame with its header
@@ -84,7 +85,7 @@ class Kind(IntEnum):
     STATS = 10  # -> JSON: rows and bytes held, messages handled
     PING = 11
     BYE = 12  # this worker is done
-    LEASE = 13  # JSON -> JSON: which batches to compute, where workers come and go
+    LEASE = 13  # JSON -> JSON: which batches to compute, where workers join and leave
     TURN = 14  # JSON: what is to be done next
     OK = 100
     ERROR = 101  # JSON: message
@@ -114,7 +115,7 @@ class MessageHeader(NamedTuple):
 
 
 def parse_header(frame: memoryview | bytes) -> MessageHeader:
-    """The header, or an error that says what is wrong with it."""
+    """Parse a header; WireError where it is wrong."""
     if len(frame) < HEADER.size:
         raise WireError(f"a header of {len(frame)} bytes; it must be {HEADER.size}")
     magic, version, kind, worker, flags, sequence, step, session = HEADER.unpack_from(frame)
@@ -141,21 +142,21 @@ def numbers(frame: memoryview | bytes, count: int) -> tuple[float, ...]:
     return struct.unpack(f"<{count}d", frame)
 
 
-def parse_json(frame: memoryview | bytes, most: int = MOST_JSON) -> dict[str, Any]:
+def parse_json(frame: memoryview | bytes, max_bytes: int = MOST_JSON) -> dict[str, Any]:
     """A frame of JSON text; always an object."""
-    if len(frame) > most:
-        raise WireError(f"{len(frame)} bytes of text; at most {most} are taken")
+    if len(frame) > max_bytes:
+        raise WireError(f"{len(frame)} bytes of text; at most {max_bytes} are taken")
     try:
-        found = json.loads(bytes(frame))
+        values = json.loads(bytes(frame))
     except (ValueError, RecursionError):
         raise WireError("a frame that is not JSON text") from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise WireError("JSON text that is not an object")
-    return found
+    return values
 
 
 def validated(kind: type[S], values: dict[str, Any], wrong: str) -> S:
-    """What JSON text says, typed; wrong: how an error begins that names the first wrong place."""
+    """Typed values of JSON text; wrong: the beginning of an error that names the wrong place."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -169,13 +170,13 @@ def json_frame(values: dict[str, Any]) -> bytes:
 
 
 def parse_place(frame: memoryview | bytes) -> tuple[int, int, int, int, int]:
-    """Of which batches gradients are: epoch, first, last (without it), lease, done of the lease."""
+    """The batches of gradients: epoch, first, last (exclusive), lease, done of the lease."""
     if len(frame) != PLACE.size:
         raise WireError(f"a frame of {len(frame)} bytes; the place of a push has {PLACE.size}")
-    found = PLACE.unpack(frame)
-    if min(found) < 0 or found[1] > found[2] or max(found) > 1 << 53:
-        raise WireError(f"gradients of the batches {found[1]} to {found[2]} of epoch {found[0]}")
-    return found
+    place = PLACE.unpack(frame)
+    if min(place) < 0 or place[1] > place[2] or max(place) > 1 << 53:
+        raise WireError(f"gradients of the batches {place[1]} to {place[2]} of epoch {place[0]}")
+    return place
 
 
 def parse_parts(frame: memoryview | bytes, num_tables: int) -> list[tuple[int, int]]:
@@ -236,15 +237,16 @@ def join_pieces(frames: Sequence[memoryview]) -> list[memoryview]:
 # ---- requests for rows --------------------------------------------------------------------------
 
 
-def pull_message(header: MessageHeader, wanted: Wanted) -> bytes:
+def pull_message(header: MessageHeader, row_ranges: Wanted) -> bytes:
     """A request for rows. Ids are read where they lie: slices and views of a tensor take long."""
     ids = [
-        string_at(one.data_ptr() + 8 * first, 8 * (last - first)) for _, one, first, last in wanted
+        string_at(table_ids.data_ptr() + 8 * first, 8 * (last - first))
+        for _, table_ids, first, last in row_ranges
     ]
     if header.flags & COMPRESSED:
         ids = [zlib.compress(b"".join(ids), 1)]
-    parts = parts_frame([(table, last - first) for table, _, first, last in wanted])
-    return b"".join((header.pack(), COUNT.pack(len(wanted)), parts, *ids))
+    parts = parts_frame([(table, last - first) for table, _, first, last in row_ranges])
+    return b"".join((header.pack(), COUNT.pack(len(row_ranges)), parts, *ids))
 
 
 def parse_pull(frame: bytes | memoryview, flags: int, num_tables: int) -> list[tuple[int, Tensor]]:
@@ -322,20 +324,20 @@ def receive_flat(frame: memoryview, count: int | None = None) -> Tensor:
 
 
 def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes | bytearray:
-    """Decompressed where it is compressed, never beyond the size that is stated."""
+    """A frame decompressed, if it is compressed; never beyond the stated size."""
     if not flags & COMPRESSED:
         return frame
-    if size > (most := 1 << 31):
-        raise WireError(f"{size} bytes in a compressed frame; at most {most} are taken")
+    if size > (max_bytes := 1 << 31):
+        raise WireError(f"{size} bytes in a compressed frame; at most {max_bytes} are taken")
     worker = zlib.decompressobj()
     try:
-        found = worker.decompress(frame, size or 1)  # 0 would stand for any number
+        expanded = worker.decompress(frame, size or 1)  # 0 would stand for any number
         rest = worker.decompress(worker.unconsumed_tail, 1)
     except zlib.error:
         raise WireError("a compressed frame is damaged") from None
-    if len(found) != size or rest or not worker.eof or worker.unused_data:
+    if len(expanded) != size or rest or not worker.eof or worker.unused_data:
         raise WireError(f"a compressed frame that does not hold {size} bytes")
-    return bytearray(found)  # torch wants memory that could be written to
+    return bytearray(expanded)  # torch wants memory that could be written to
 
 
 def _tensor(frame: memoryview | bytes | bytearray, dtype: torch.dtype, count: int) -> Tensor:
@@ -346,7 +348,7 @@ def _tensor(frame: memoryview | bytes | bytearray, dtype: torch.dtype, count: in
         )
     if count == 0:
         return torch.empty(0, dtype=dtype)
-    found = torch.frombuffer(frame, dtype=dtype)
-    if found.data_ptr() % dtype.itemsize:  # small frames lie wherever they were received
-        found = torch.frombuffer(bytearray(frame), dtype=dtype)
-    return found
+    tensor = torch.frombuffer(frame, dtype=dtype)
+    if tensor.data_ptr() % dtype.itemsize:  # small frames lie wherever they were received
+        tensor = torch.frombuffer(bytearray(frame), dtype=dtype)
+    return tensor

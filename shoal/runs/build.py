@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 from collections.abc import Callable
@@ -13,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.clicks import ClickData, InMemory, Layout, open_clicks
+from shoal.clicks.encoder import FeatureEncoder, LogEncoder, encoder_of
+from shoal.clicks.per_feature import log_features
 from shoal.config.key_applicability import refuse_unread
 from shoal.config.schema import Config, StrategySection
-from shoal.data.clicks import ClickData, InMemory, Layout, open_clicks
-from shoal.data.clicks.encoder import FeatureEncoder, LogEncoder, encoder_of
-from shoal.data.clicks.per_feature import log_features
+from shoal.data.data_warnings import find_data_warnings
 from shoal.data.dataset import Dataset
-from shoal.data.doubts import doubts
 from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import Feature, features_of, labels_of, with_actions
@@ -28,24 +29,27 @@ from shoal.data.ids import Ids
 from shoal.data.item_codes import fitted, read_codes
 from shoal.data.joined import JoinedSamples, check_packable, packed_rows, weights_of
 from shoal.data.knowledge import knowledge_of
+from shoal.data.loading.load import load_dataset, with_side_files
+from shoal.data.loading.location import named_data
 from shoal.data.masking import MaskedWindows, Masking
-from shoal.data.prepared.named import named_data
-from shoal.data.prepared.prepare import load_dataset, with_side_files
+from shoal.data.protocol import click_log_protocol, decide, decide_log, protocol_of
 from shoal.data.reader import Interactions, Reader
 from shoal.data.sampler import log_weights
 from shoal.data.samples import ByUser, Prefixes, Users
 from shoal.data.statistics import describe
 from shoal.data.windows import LengthReader, Windows
-from shoal.embedding.optim.chosen import row_optimizer_names_of
+from shoal.distributed.world import World
 from shoal.models import find
 from shoal.models.base import Facts, Model
-from shoal.runs.growth import grow, refuse_new_words
-from shoal.runs.start import frozen_optimizer, known_words
+from shoal.optimizers.selection import row_optimizer_names_of
+from shoal.runs.data_size import DataSize, Decided, decide_by_size, decide_without_size
+from shoal.runs.vocabulary_growth import grow, refuse_new_words
+from shoal.runs.warm_start import frozen_optimizer, known_words
 from shoal.training.averages import Averages
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.evaluation.clicks import TILE_ROWS
-from shoal.training.strategy import Strategy, make_strategy
-from shoal.world.world import World
+from shoal.training.evaluation.leakage import LeakageCheck
+from shoal.training.strategies import Strategy, make_strategy
 
 log = logging.getLogger("shoal")
 SAMPLES_BY = {"each": Interactions, "by_user": ByUser}
@@ -54,7 +58,7 @@ MakeStrategy = Callable[[StrategySection, World, float], Strategy]
 
 @dataclass
 class Parts:
-    """What a run is made of."""
+    """The parts of a run."""
 
     dataset: Dataset | ClickData
     model: Model
@@ -62,16 +66,32 @@ class Parts:
     reader: Reader
     evaluator: Evaluator | ClickEvaluator
     fingerprint: dict[str, Any]  # must be the same for a checkpoint to fit
+    config: Config  # with what the data decided in place of `auto`
+    notes: list[str] = dataclasses.field(
+        default_factory=list
+    )  # lines for the log about what it decided
 
-    def ranking(self, config: Config) -> Evaluator | None:
-        """What ranks items for users; None where the data is a click log, which knows neither."""
+    @property
+    def protocol(self) -> str:
+        """One line: the tested part, the validation part and the ranked items."""
+        if isinstance(self.dataset, ClickData):
+            return click_log_protocol(self.dataset.sources)
+        return str(protocol_of(self.config.data, self.config.eval))
+
+    def ranking(self) -> Evaluator | None:
+        """The evaluator that ranks items for users; None for click logs, which know neither."""
         if isinstance(self.evaluator, Evaluator) or not isinstance(self.dataset, Dataset):
             return self.evaluator if isinstance(self.evaluator, Evaluator) else None
-        how = (config.eval, self.strategy.world, config.run.seed, config.data.max_len)
-        return Evaluator(self.dataset, *how)
+        return Evaluator(
+            self.dataset,
+            self.config.eval,
+            self.strategy.world,
+            self.config.run.seed,
+            self.config.data.max_len,
+        )
 
     def encoder(self, config: Config) -> FeatureEncoder | LogEncoder:
-        """What turns raw rows into samples of a click model."""
+        """The encoder of raw rows into samples of a click model."""
         facts = self.model.facts
         if isinstance(self.dataset, ClickData):
             columns = {f.name: f.column for f in facts.features if facts.per_feature}
@@ -82,7 +102,7 @@ class Parts:
 
 
 def _packed(strategy: Strategy) -> bool:
-    """Whether a model reads the ids of all features from one table."""
+    """True for a model that reads the ids of all features from one table."""
     return any("slots" in embed.fields for embed in strategy.embeddings)
 
 
@@ -102,10 +122,15 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
         return _build_clicks(config, world, model_class, make)
     if clicks:
         return _build_joined(config, world, model_class, make)
+    # The data, and what a model may know about it.
     refuse_labels(config, model_class.reads_weights)
     dataset, table = _load(config, world, model_class.reads_features)
-    if table is not None and (own := [f.name for f in table.features if f.side == "context"]):
-        log.info("%s does not read features of single interactions: %s", config.model.title, own)
+    config = decide(config, dataset)
+    features = () if table is None else table.features
+    unread = [feature.name for feature in features if feature.side == "context"]
+    if unread:
+        title = config.model.title
+        log.info("%s does not read features of single interactions: %s", title, unread)
     facts = _facts(config, dataset, table)
     if model_class.reads_codes and config.start.run is not None and config.data.codes is None:
         raise ValueError(
@@ -117,18 +142,30 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
     if config.data.sample_weight is not None:
         weights = weights_of(dataset, config.data.sample_weight)[dataset.splits["train"]]
         facts = replace(facts, train_weights=torch.from_numpy(weights))
+    # The model, and the readers of its training and evaluation.
     model, strategy = set_up(config, world, model_class, facts, make)
     reader = _reader(config, world, dataset, table, model)
-    how = (config.eval, world, config.run.seed, config.data.max_len)
-    evaluator = Evaluator(dataset, *how, model.kind == "sequential", model.reads_times)
-    found = fingerprint(config, dataset, table)
+    decided = _decide_by_size(config, world, dataset, reader, model)
+    config = decided.config
+    evaluator = Evaluator(
+        dataset,
+        config.eval,
+        world,
+        config.run.seed,
+        config.data.max_len,
+        sequential=model.kind == "sequential",
+        timed=model.reads_times,
+    )
+    run_fingerprint = fingerprint(config, dataset, table)
     if facts.codes is not None:
-        found["codes"] = hashlib.sha256(facts.codes.numpy().tobytes()).hexdigest()
-    return Parts(dataset, model, strategy, reader, evaluator, found)
+        run_fingerprint["codes"] = hashlib.sha256(facts.codes.numpy().tobytes()).hexdigest()
+    return Parts(
+        dataset, model, strategy, reader, evaluator, run_fingerprint, config, decided.notes
+    )
 
 
 def describe_items(config: Config, features: bool) -> tuple[Dataset, Facts]:
-    """What a model would know of a config's interactions, and of features of its items.
+    """The data set of a config, and the facts that a model would know about it.
 
     features: whether they are read where the config's model has no use for them.
     """
@@ -148,8 +185,10 @@ def _codes(config: Config, dataset: Dataset, model_class: type[Model]) -> Tensor
     return fitted(path, read_codes(path), Ids(dataset.vocab[dataset.item_field]))
 
 
-def _facts(config: Config, dataset: Dataset, table: FeatureTable | None, **more: Any) -> Facts:
-    """What a model may know of interactions."""
+def _facts(
+    config: Config, dataset: Dataset, table: FeatureTable | None, **extra_facts: Any
+) -> Facts:
+    """The facts that a model may know about interactions."""
     negatives, logq = config.train.negatives, torch.empty(0)
     if negatives is not None:
         popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
@@ -169,7 +208,7 @@ def _facts(config: Config, dataset: Dataset, table: FeatureTable | None, **more:
         per_feature=table is not None,
         table=table,
         knowledge=knowledge_of(dataset),
-        **more,
+        **extra_facts,
     )
 
 
@@ -177,28 +216,33 @@ def _reader(
     config: Config, world: World, dataset: Dataset, table: FeatureTable | None, model: Model
 ) -> Reader:
     """Training samples as the model wants them."""
-    batch_size, shuffle = config.samples_per_step(world.size), config.train.shuffle
-    how = (config.train.negatives, batch_size, config.run.seed, shuffle)
+    shuffle = config.train.shuffle
+    batch_size = decide_without_size(config).samples_per_step(world.size)
     bucket = config.train.bucket
     if bucket and (model.samples not in ("windows", "prefixes") or hasattr(model, "masking")):
         raise ValueError(
             f"train.bucket sorts histories by length, and {config.model.title} does not read such "
             "histories in training; set train.bucket=false"
         )
+    negatives, seed = config.train.negatives, config.run.seed
     reader: Reader
     if model.samples == "users":
-        reader = Users(dataset, batch_size, config.run.seed, shuffle)
+        reader = Users(dataset, batch_size, seed, shuffle)
     elif model.kind != "sequential":
-        reader = SAMPLES_BY[config.train.positives](dataset, *how, table)
+        reader = SAMPLES_BY[config.train.positives](
+            dataset, negatives, batch_size, seed, shuffle, table
+        )
     else:
         histories = Histories(dataset, ("train",), config.data.max_len, model.reads_times)
         masking = getattr(model, "masking", None)  # how a bidirectional model wants its windows
         if masking is not None:
-            reader = MaskedWindows(dataset, histories, Masking(**masking), *how)
+            reader = MaskedWindows(
+                dataset, histories, Masking(**masking), negatives, batch_size, seed, shuffle
+            )
         elif model.samples == "prefixes":
-            reader = Prefixes(dataset, histories, *how, bucket)
+            reader = Prefixes(dataset, histories, negatives, batch_size, seed, shuffle, bucket)
         else:
-            reader = Windows(dataset, histories, *how, bucket)
+            reader = Windows(dataset, histories, negatives, batch_size, seed, shuffle, bucket)
     if isinstance(reader, LengthReader):
         reader.balance = config.train.balance
         if config.train.batch_tokens is not None:
@@ -208,16 +252,52 @@ def _reader(
     return reader
 
 
+def _decide_by_size(
+    config: Config, world: World, dataset: Dataset, reader: Reader, model: Model
+) -> Decided:
+    """The config with what the size of the data decides; sets the reader's batch size, too.
+
+    Readers know how many samples an epoch has, so they are made before.
+    """
+    size = DataSize(
+        samples=reader.num_samples,
+        rows=len(dataset.splits["train"]),
+        users=len(np.unique(dataset.user_ids("valid"))),
+        items=dataset.num_items,
+    )
+    decided = decide_by_size(config, size, model.trainable)
+    if reader.batch_tokens is None:
+        reader.batch_size = decided.config.samples_per_step(world.size)
+    return decided
+
+
+def _refuse_valid_users(config: Config) -> None:
+    """Refuse a sample of users where rows are evaluated, not users."""
+    if isinstance(config.eval.valid_users, int):
+        raise ValueError(
+            f"eval.valid_users={config.eval.valid_users}: {config.model.title} predicts clicks, "
+            "and its validation reads the rows of all users; leave it out"
+        )
+
+
 def _build_joined(
     config: Config, world: World, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
     """The parts for a click model and labelled interactions, with the features of both sides."""
-    reads = model_class.reads_history, model_class.reads_actions
-    dataset, table = _load(config, world, True, *reads)
+    dataset, table = _load(
+        config,
+        world,
+        reads_features=True,
+        reads_history=model_class.reads_history,
+        reads_actions=model_class.reads_actions,
+    )
     assert table is not None
+    config = decide(config, dataset)
     features, labels = table.features, labels_of(dataset, config.data)
     facts = _facts(
-        *(config, dataset, table),
+        config,
+        dataset,
+        table,
         num_slots=sum(feature.is_sparse for feature in features),
         num_dense=sum(feature.width for feature in features if not feature.is_sparse),
         rows=packed_rows(features),
@@ -232,22 +312,30 @@ def _build_joined(
         for phase in ("train", "valid", "test")
     }
     layout = Layout((), (), labels[0].name)
-    batch_size = config.samples_per_step(world.size)
+    batch_size = decide_without_size(config).samples_per_step(world.size)
     shuffle = config.train.shuffle
     reader = InMemory(samples["train"], layout, batch_size, config.run.seed, shuffle)
     reader.prefetch = bool(dataset.kept)
+    _refuse_valid_users(config)
+    decided = _decide_by_size(config, world, dataset, reader, model)
+    config = decided.config
     readers = {
         phase: InMemory(samples[phase], layout, TILE_ROWS, tile=TILE_ROWS)
         for phase in ("valid", "test")
     }
     sources = {phase: f"the {phase} split of {dataset.name!r} (data.split)" for phase in readers}
-    evaluator = ClickEvaluator(readers, config.eval, world, dataset.user_field, sources, labels)
-    found = fingerprint(config, dataset, table)
-    return Parts(dataset, model, strategy, reader, evaluator, found)
+    leakage = LeakageCheck(readers["valid"], features, (dataset.user_field, dataset.item_field))
+    evaluator = ClickEvaluator(
+        readers, config.eval, world, dataset.user_field, sources, labels, leakage
+    )
+    run_fingerprint = fingerprint(config, dataset, table)
+    return Parts(
+        dataset, model, strategy, reader, evaluator, run_fingerprint, config, decided.notes
+    )
 
 
 def refuse_labels(config: Config, weighted: bool = False) -> None:
-    """Refuse labels and weights of samples where nobody reads them; weighted: weights are read."""
+    """Refuse labels and weights of samples where they are not read; weighted: weights are read."""
     for key in ("labels",) if weighted else ("labels", "sample_weight"):
         if getattr(config.data, key) is not None:
             also = ", for IALS and for ItemKNN" if key == "sample_weight" else ""
@@ -260,8 +348,10 @@ def refuse_labels(config: Config, weighted: bool = False) -> None:
 def _build_clicks(
     config: Config, world: World, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
-    """The same for a click model and a click log."""
+    """The parts for a click model and a click log."""
     refuse_labels(config)
+    _refuse_valid_users(config)
+    config = decide_without_size(config)
     data = open_clicks(config, world, TILE_ROWS)
     layout = data.layout
     facts = Facts(
@@ -280,20 +370,23 @@ def _build_clicks(
             num_slots=sum(feature.is_sparse for feature in features),
             num_dense=sum(feature.width for feature in features if not feature.is_sparse),
         )
-        for one in (reader, *readers.values()):
-            one.describe(features)
+        for log_reader in (reader, *readers.values()):
+            log_reader.describe(features)
     model, strategy = set_up(config, world, model_class, facts, make)
     if facts.per_feature and _packed(strategy):
         raise ValueError(
             f"{config.model.title} reads all slots from one table; leave out data.features"
         )
-    evaluator = ClickEvaluator(readers, config.eval, world, data.group, data.sources)
-    found = {**data.fingerprint, **_training(config)}
+    leakage = LeakageCheck(readers["valid"], facts.features) if "valid" in readers else None
+    evaluator = ClickEvaluator(
+        readers, config.eval, world, data.group, data.sources, leakage=leakage
+    )
+    run_fingerprint = {**data.fingerprint, **_training(config)}
     if strategy.rows.counted:  # rows without counters cannot go on with rules that need them
-        found["counters"] = True
+        run_fingerprint["counters"] = True
     if facts.per_feature:
-        found["features"] = _shapes(facts.features)
-    return Parts(data, model, strategy, reader, evaluator, found)
+        run_fingerprint["features"] = _shapes(facts.features)
+    return Parts(data, model, strategy, reader, evaluator, run_fingerprint, decide_log(config))
 
 
 def set_up(
@@ -303,15 +396,15 @@ def set_up(
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)
     if config.train.recompute:
-        layers: list[Any] = [one for one in model.modules() if hasattr(one, "recompute")]
+        layers: list[Any] = [layer for layer in model.modules() if hasattr(layer, "recompute")]
         if not layers:
             raise ValueError(
                 f"train.recompute=true: {config.model.title} has no layers of transformers"
             )
-        for one in layers:
-            one.recompute = True
+        for layer in layers:
+            layer.recompute = True
     if config.train.ema is not None:
-        if not any(one.requires_grad for one in model.parameters()):
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(
                 f"train.ema averages dense parameters, and {config.model.title} has none"
             )
@@ -332,42 +425,42 @@ def set_up(
 def _load(
     config: Config,
     world: World,
-    features: bool = False,
-    history: bool = False,
-    actions: bool = False,
+    reads_features: bool = False,
+    reads_history: bool = False,
+    reads_actions: bool = False,
 ) -> tuple[Dataset, FeatureTable | None]:
-    """The data set, and its features where they are read; with histories, and what was done there.
+    """The data set and, where they are read, its features, with histories and their actions.
 
     Rank 0 prepares first, so that the others find the prepared columns.
     """
-    data = with_side_files(config.data) if features else config.data
+    data = with_side_files(config.data) if reads_features else config.data
     if world.is_main:
         dataset = load_dataset(data, config.run.seed)
         world.barrier()
     else:
         world.barrier()
         dataset = load_dataset(data, config.run.seed)
-    found = features_of(dataset, data, history) if features else ()
+    features = features_of(dataset, data, reads_history) if reads_features else ()
     if config.start.words is not None:
-        known = known_words(Path(config.start.words))
-        if features:
-            refuse_new_words(config.model.title, dataset, found, known)
-        dataset = grow(dataset, known)
-    if not features:
+        words = known_words(Path(config.start.words))
+        if reads_features:
+            refuse_new_words(config.model.title, dataset, features, words)
+        dataset = grow(dataset, words)
+    if not reads_features:
         return dataset, None
-    if actions:
-        found = with_actions(dataset, found, labels_of(dataset, data))
-    return dataset, encode(dataset, found, every=actions)
+    if reads_actions:
+        features = with_actions(dataset, features, labels_of(dataset, data))
+    return dataset, encode(dataset, features, all_labels=reads_actions)
 
 
 def fingerprint(
     config: Config, dataset: Dataset, table: FeatureTable | None = None
 ) -> dict[str, Any]:
-    """What a checkpoint depends on besides its own bytes."""
-    found: dict[str, Any] = {} if table is None else {"features": _shapes(table.features)}
+    """All that must be the same for a checkpoint to fit."""
+    facts: dict[str, Any] = {} if table is None else {"features": _shapes(table.features)}
     digests = dataset.digests or _digests(dataset)
-    found |= {"num_users": dataset.num_users, "num_items": dataset.num_items}
-    return found | {key: digests[key] for key in ("interactions", "splits")} | _training(config)
+    facts |= {"num_users": dataset.num_users, "num_items": dataset.num_items}
+    return facts | {key: digests[key] for key in ("interactions", "splits")} | _training(config)
 
 
 def _training(config: Config) -> dict[str, Any]:
@@ -376,7 +469,7 @@ def _training(config: Config) -> dict[str, Any]:
         "options": config.model.options,
         "optimizer": config.train.optimizer.name,
         "row_optimizers": row_optimizer_names_of(config.train.optimizer),
-        "batch_size": config.train.batch_size,
+        "batch_size": config.train.samples,
         "batch_tokens": config.train.batch_tokens,
         "seed": config.run.seed,
     }
@@ -387,7 +480,7 @@ def _shapes(features: tuple[Feature, ...]) -> list[list[Any]]:
 
 
 def _digests(dataset: Dataset) -> dict[str, str]:
-    """Of the interactions and their splits; a prepared folder has them beside its columns."""
+    """Digests of the interactions and of their splits; a prepared folder has them already."""
     digest = hashlib.sha256()
     for phase in ("train", "valid", "test"):
         rows = np.ascontiguousarray(dataset.splits[phase])
@@ -408,27 +501,51 @@ def warn(parts: Parts, evaluated: bool = True) -> None:
     """Log what makes the metrics of the data doubtful: on one rank, which counts it."""
     if parts.strategy.world.is_main:
         # Of clicks nothing is ranked, and no item is left out.
-        again = parts.evaluator.section.repeatable or isinstance(parts.evaluator, ClickEvaluator)
-        for doubt in doubts(parts.dataset, evaluated, again):
-            log.warning("%s", doubt)
+        is_click_model = isinstance(parts.evaluator, ClickEvaluator)
+        may_repeat = parts.config.eval.repeatable is True or is_click_model
+        is_ranked = not is_click_model and getattr(parts.reader, "labels", None) is None
+        for warning in find_data_warnings(parts.dataset, evaluated, may_repeat, is_ranked):
+            log.warning("%s", warning)
+        if evaluated and isinstance(parts.evaluator, ClickEvaluator):
+            for warning in parts.evaluator.check_features():
+                log.warning("%s", warning)
+        if _has_no_order(parts):
+            log.warning(
+                "%s reads items in the order of the file's rows, since there is no time, and a "
+                "random part is tested; if rows stand in the order in which they happened, set "
+                "data.split.order=file",
+                parts.config.model.title,
+            )
+
+
+def _has_no_order(parts: Parts) -> bool:
+    """True for a sequential model that is tested on random items: the data has no order."""
+    data = parts.dataset
+    is_random = parts.config.data.split.order == "random"
+    is_timed = not isinstance(data, Dataset) or data.time_field is not None
+    return parts.model.kind == "sequential" and is_random and not is_timed
 
 
 def _batch_words(config: Config, reader: Reader) -> str:
     """How large a batch is, for the log."""
     most = config.train.batch_tokens
-    size = str(config.train.batch_size)
+    size = str(config.train.samples)
     return size if most is None else f"{most} items at most, about {reader.batch_size} samples"
 
 
-def announce(config: Config, parts: Parts) -> None:
+def announce(parts: Parts) -> None:
     """The block of facts at the head of a log."""
+    config = parts.config
     log.info("%s", describe_data(parts.dataset))
+    log.info("protocol: %s", parts.protocol)
     warn(parts, bool(config.train.eval_every))
+    for note in parts.notes:
+        log.info("%s", note)
     if isinstance(parts.dataset, ClickData):
         order = "in the order of the files"
         if getattr(getattr(parts.reader, "inner", parts.reader), "shuffle", False):
             order = "shuffled"
-        log.info("[Training]: train_batch_size = [%d] %s", config.train.batch_size, order)
+        log.info("[Training]: train_batch_size = [%d] %s", config.train.samples, order)
         log.info("[Evaluation]: metrics: [%s]", ", ".join(config.eval.metrics))
     else:
         section = config.train.negatives
@@ -439,11 +556,13 @@ def announce(config: Config, parts: Parts) -> None:
             negatives,
         )
         split = config.data.split
-        how: dict[str, Any] = {"RS": split.ratio} if split.by == "ratio" else {"LS": split.leave}
+        split_arguments: dict[str, Any] = {"LS": split.leave}
+        if split.by == "ratio":
+            split_arguments = {"RS": split.ratio}
         arguments = {
             "group_by": split.group_by,
             "order": {"random": "RO", "time": "TO", "file": "FO"}[split.order],
-            "split": how,
+            "split": split_arguments,
             "mode": config.eval.mode,
         }
         if split.at is not None:

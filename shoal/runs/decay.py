@@ -21,11 +21,11 @@ from torch import Tensor
 from shoal.config.schema import ForgettingSection
 from shoal.data.dataset import Dataset
 from shoal.embedding.module import Embeddings
-from shoal.runs.growth import read_tensors
+from shoal.files.durable import replace_durably
+from shoal.runs.vocabulary_growth import read_tensors
 from shoal.training.checkpoint.snapshot import table_of
 from shoal.training.checkpoint.writing import Snapshot
-from shoal.training.strategy.base import Strategy
-from shoal.world.durable import replace_durably
+from shoal.training.strategies.base import Strategy
 
 log = logging.getLogger("shoal")
 AGES = "ages.safetensors"
@@ -39,17 +39,17 @@ def ages_after(run: Path | None, dataset: Any) -> Ages:
             "start.decay is for interactions; click models have rows.decay and rows.shrink"
         )
     before = {} if run is None else _read(run / AGES)
-    found = {}
+    ages_by_field = {}
     for field in (dataset.user_field, dataset.item_field):
         ages = np.zeros(len(dataset.vocab[field]), np.int32)
-        known = before.get(field, ages[:0])
-        ages[: len(known)] = known[: len(ages)] + 1
-        if not len(known):  # the run before counted nothing: all of its ids were named then
+        earlier_ages = before.get(field, ages[:0])
+        ages[: len(earlier_ages)] = earlier_ages[: len(ages)] + 1
+        if not len(earlier_ages):  # the run before counted nothing: all of its ids were named then
             ages += 1
         ages[np.unique(np.asarray(dataset.inter[field]))] = 0
         ages[0] = 0  # padding is nobody
-        found[field] = ages
-    return found
+        ages_by_field[field] = ages
+    return ages_by_field
 
 
 def save_ages(folder: Path, ages: Ages) -> None:
@@ -59,8 +59,8 @@ def save_ages(folder: Path, ages: Ages) -> None:
 
 
 def _read(file: Path) -> Ages:
-    found = read_tensors(file) if file.exists() else {}
-    return {field: ages.numpy() for field, ages in found.items()}
+    tensors = read_tensors(file) if file.exists() else {}
+    return {field: ages.numpy() for field, ages in tensors.items()}
 
 
 def fade(

@@ -20,25 +20,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal import config as config_room
+from shoal.clicks import InMemory
+from shoal.clicks.encoder import FeatureEncoder
 from shoal.config.output import flat
-from shoal.data.clicks import InMemory
-from shoal.data.clicks.encoder import FeatureEncoder
+from shoal.data.data_warnings import find_data_warnings
 from shoal.data.dataset import Column, Dataset
-from shoal.data.doubts import doubts
 from shoal.data.features import Feature, options
 from shoal.data.ids import Ids
-from shoal.data.joined import Made
+from shoal.data.joined import BatchSamples
 from shoal.data.sources.frames import to_polars
+from shoal.files.durable import no_links
+from shoal.files.folders import inner_folder
 from shoal.launch.hosts import LaunchError
 from shoal.models.base import Model
 from shoal.models.own import give
-from shoal.pages import look
-from shoal.runs.explain import Explanation
-from shoal.runs.given import guess_columns
-from shoal.runs.ranked import RankedItems
+from shoal.pages import html as look
+from shoal.recommender.explanation import Explanation
+from shoal.recommender.ranked_items import RankedItems
+from shoal.runs.input_data import guess_columns
 from shoal.runs.results import RunResult, curve, on_a_line
 from shoal.runs.run import resolve, run_folder, train
-from shoal.runs.trained import Trained
+from shoal.runs.trained_run import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.evaluation.clicks import TILE_ROWS
 from shoal.training.run_folder import RunFolder
@@ -83,18 +85,20 @@ def fit(
     >>> len(fitted.recommend("u7", topk=3))
     3
     """
-    given = {"inter": frame, "user": users, "item": items}
+    frames_by_suffix = {"inter": frame, "user": users, "item": items}
     frames = {
-        suffix: to_polars(one, f"the frame of {FRAMES[suffix]}")
-        for suffix, one in given.items()
-        if one is not None or suffix == "inter"
+        suffix: to_polars(table, f"the frame of {FRAMES[suffix]}")
+        for suffix, table in frames_by_suffix.items()
+        if table is not None or suffix == "inter"
     }
+    # The columns that are named must be there.
     named = {"user": user, "item": item, "time": time, "label": label, "rating": rating}
     for key, column in named.items():
         if column is not None and column not in frames["inter"].columns:
             raise ValueError(
                 f"{key}={column!r}: the frame has only {', '.join(frames['inter'].columns)}"
             )
+    # The config: keys of this call, and defaults that suit a notebook.
     name = give(model) if isinstance(model, type) else model
     values: dict[str, Any] = {"model": name, "data.name": "frame", **config}
     values |= {f"data.fields.{key}": name for key, name in named.items() if name is not None}
@@ -111,12 +115,13 @@ def fit(
     resolved = guess_columns(resolved, frames["inter"].columns, "the frame", '{}="NAME"')
     for note in resolved.read_notes[before:]:
         log.warning("%s", note)  # whoever gave a frame sees warnings alone
+    # The run's folder keeps the frames as its data.
     folder = run_folder(resolved.config)
     folder.create(False)
-    data = folder.path.resolve() / "data"
-    data.mkdir(exist_ok=True)
-    for suffix, one in frames.items():
-        one.write_parquet(data / f"{suffix}.parquet")
+    data = inner_folder(folder.path.resolve(), "data")
+    for suffix, table in frames.items():
+        with open(data / f"{suffix}.parquet", "wb", opener=no_links) as file:
+            table.write_parquet(file)
     place = {"data.path": str(data), "run.output": str(folder.path)}
     try:
         train(resolved.with_values(place, "shoal.fit"))
@@ -128,8 +133,8 @@ def fit(
 
 def _of_frames(text: str, data: Path) -> str:
     """An error about files that frames were written to, about the frames."""
-    for suffix, what in FRAMES.items():
-        name, file = f"the frame of {what}", f"{data / suffix}.parquet"
+    for suffix, rows in FRAMES.items():
+        name, file = f"the frame of {rows}", f"{data / suffix}.parquet"
         text = re.sub(rf"{re.escape(file)}, row (\d+)", rf"{name}, row \1 (counted from 1)", text)
         text = text.replace(file, name)
     return text
@@ -157,9 +162,9 @@ class Fitted:
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
         epochs = [json.loads(line) for line in lines]
         rows = [
-            {"epoch": one["epoch"], "loss": one["loss"]}
-            | {f"valid {name}": value for name, value in one.get("valid", {}).items()}
-            for one in epochs
+            {"epoch": epoch["epoch"], "loss": epoch["loss"]}
+            | {f"valid {name}": value for name, value in epoch.get("valid", {}).items()}
+            for epoch in epochs
         ]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
@@ -170,46 +175,49 @@ class Fitted:
         Interactions of users and items that are not known are left out, and the log says how many.
         A click model is evaluated on all rows, which need their labels.
         """
-        given = to_polars(frame, "the frame to evaluate")
+        rows = to_polars(frame, "the frame to evaluate")
         if self.trained.model.kind == "clicks":
-            return self._evaluate_clicks(given)
+            return self._evaluate_clicks(rows)
         dataset = self.trained.parts.dataset
-        evaluator = self.trained.parts.ranking(self.trained.config)
+        evaluator = self.trained.parts.ranking()
         assert isinstance(dataset, Dataset) and evaluator is not None, "fit reads tables"
         fields = (dataset.user_field, dataset.item_field)
         for name in fields:
-            if name not in given.columns:
+            if name not in rows.columns:
                 raise ValueError(f"the frame to evaluate has no column {name!r}")
         known_ids = self.trained.recommender.users, self.trained.recommender.items
-        ids = [own.find(given[name].to_list()) for own, name in zip(known_ids, fields)]
-        known = (ids[0] > 0) & (ids[1] > 0)
-        if not known.all():
-            unknown = len(known) - int(known.sum())
-            log.warning("%d of %d rows name unknown users or items", unknown, len(known))
-        if not known.any():
+        ids = [field_ids.find(rows[name].to_list()) for field_ids, name in zip(known_ids, fields)]
+        is_known = (ids[0] > 0) & (ids[1] > 0)
+        if not is_known.all():
+            unknown = len(is_known) - int(is_known.sum())
+            log.warning("%d of %d rows name unknown users or items", unknown, len(is_known))
+        if not is_known.any():
             raise ValueError("the frame to evaluate has no user and item that are known")
         inter: dict[str, Column] = {
-            name: np.concatenate([np.asarray(dataset.inter[name]), one[known]])
-            for name, one in zip(fields, ids)
+            name: np.concatenate([np.asarray(dataset.inter[name]), numbers[is_known]])
+            for name, numbers in zip(fields, ids)
         }
         if dataset.time_field is not None:
             old = np.asarray(dataset.inter[dataset.time_field])
-            inter[dataset.time_field] = np.concatenate([old, np.full(int(known.sum()), np.inf)])
-        every = np.arange(dataset.num_inter)
+            inter[dataset.time_field] = np.concatenate([old, np.full(int(is_known.sum()), np.inf)])
+        trained_rows = np.arange(dataset.num_inter)
         splits = {
-            "train": every,
-            "valid": every[:0],
-            "test": np.arange(len(every), len(every) + int(known.sum())),
+            "train": trained_rows,
+            "valid": trained_rows[:0],
+            "test": np.arange(len(trained_rows), len(trained_rows) + int(is_known.sum())),
         }
         tested = replace(dataset, inter=inter, splits=splits, label_field=None, pairs=None)
-        for doubt in doubts(tested):
+        for doubt in find_data_warnings(tested):
             log.warning("%s", doubt)
-        asked = Evaluator(
+        tested_evaluator = Evaluator(
             tested,
-            *(evaluator.section, evaluator.world, evaluator.seed),
-            *(evaluator.max_len, evaluator.sequential),
+            evaluator.section,
+            evaluator.world,
+            evaluator.seed,
+            evaluator.max_len,
+            evaluator.sequential,
         )
-        return asked.evaluate(self.trained.model, "test")
+        return tested_evaluator.evaluate(self.trained.model, "test")
 
     def _evaluate_clicks(self, frame: Any) -> dict[str, float]:
         """Metrics of labelled rows."""
@@ -217,11 +225,17 @@ class Fitted:
         assert isinstance(encoder, FeatureEncoder), "fit reads tables"
         assert isinstance(evaluator, ClickEvaluator)
         self.trained.predictor.warn_unknown(frame)
-        made = Made(encoder.labelled(frame))
-        reader = InMemory(made, evaluator.readers["test"].layout, TILE_ROWS, tile=TILE_ROWS)
-        of_rows = ({"test": reader}, evaluator.section, evaluator.world, evaluator.group)
-        asked = ClickEvaluator(*of_rows, {"test": "the frame"}, evaluator.labels)
-        return asked.evaluate(self.trained.model, "test")
+        samples = BatchSamples(encoder.labelled(frame))
+        reader = InMemory(samples, evaluator.readers["test"].layout, TILE_ROWS, tile=TILE_ROWS)
+        frame_evaluator = ClickEvaluator(
+            {"test": reader},
+            evaluator.section,
+            evaluator.world,
+            group=evaluator.group,
+            sources={"test": "the frame"},
+            labels=evaluator.labels,
+        )
+        return frame_evaluator.evaluate(self.trained.model, "test")
 
     # ---- answers --------------------------------------------------------------------------------
 
@@ -273,8 +287,8 @@ class Fitted:
         """The vector of every user; of sequential models, that of the user's whole history."""
         catalogue = self.trained.recommender.catalogue
         _ = catalogue.item_vectors  # refuses a model that has none
-        made = catalogue.of_users(np.arange(1, len(catalogue.users)))
-        return ItemVectors(_ids(catalogue.users), made.numpy())
+        vectors = catalogue.of_users(np.arange(1, len(catalogue.users)))
+        return ItemVectors(_ids(catalogue.users), vectors.numpy())
 
     def save(self, folder: str | Path) -> Path:
         """Copy the run, with its data, to a folder; Fitted(folder) and `shoal eval` open it."""

@@ -2,19 +2,20 @@
 in notebooks, and in one line on a terminal.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from shoal import how_to_install
 from shoal.config.yaml_io import inline as on_one_line
-from shoal.pages import look
+from shoal.pages import html as look
 
 MOST_TRIALS = 10  # the best of a search
 
 
 class RunResult(dict[str, Any]):
-    """What result.json holds, and `folder`.
+    """The content of result.json, and `folder`.
 
     >>> RunResult({"model": "BPR", "dataset": "ml-100k", "test": {"recall@10": 0.25}})
     RunResult(BPR on ml-100k: recall@10 0.2500)
@@ -48,8 +49,33 @@ class RunResult(dict[str, Any]):
         return look.table(("metric", *columns), rows)
 
 
+class NotCopied(ValueError):
+    """A run is finished, and checkpoints of it did not reach `checkpoint.copy_to`.
+
+    result: what the run ended with, as result.json has it.
+    """
+
+    def __init__(self, result: dict[str, Any]):
+        self.result = result
+        copies, folder = result["not_copied"], str(result["folder"])
+        names = ", ".join(copies["checkpoints"])
+        words = ("shoal", "train", "--resume", folder, f"--checkpoint.copy_to={copies['to']}")
+        super().__init__(
+            f"checkpoints did not arrive at {copies['to']}: {names} ({copies['why']}). Training "
+            f"is finished: its results and checkpoints are in {folder}. When the place can be "
+            f"written, this copies what is missing: {shlex.join(words)}"
+        )
+
+
+def check_copied(result: dict[str, Any]) -> dict[str, Any]:
+    """The result of a run; NotCopied where checkpoints did not reach `checkpoint.copy_to`."""
+    if result.get("not_copied"):
+        raise NotCopied(result)
+    return result
+
+
 def base_name(base: Mapping[str, float]) -> str:
-    """What stands beside a model: of clicks always the same chance, else the same popular items.
+    """The baseline of a model: for clicks always the same chance, else the same popular items.
 
     >>> base_name({"clicks": 0.25, "auc": 0.5}), base_name({"ndcg@10": 0.1})
     ('always 0.2500', 'popular items')
@@ -58,7 +84,7 @@ def base_name(base: Mapping[str, float]) -> str:
 
 
 class StudyResult(dict[str, Any]):
-    """What study.json holds of a search."""
+    """The content of study.json of a search."""
 
     def __repr__(self) -> str:
         best = self["best"]
@@ -75,20 +101,20 @@ class StudyResult(dict[str, Any]):
         params = [(key, on_one_line(value)) for key, value in best["params"].items()]
         parts = {"best_valid": best["valid"], "test": best["test"]}
         sign = -1.0 if self["maximized"] else 1.0
-        done = [one for one in self["trials"] if one["state"] == "finished"]
-        done = sorted(done, key=lambda one: sign * one["value"])[:MOST_TRIALS]
+        done = [trial for trial in self["trials"] if trial["state"] == "finished"]
+        done = sorted(done, key=lambda trial: sign * trial["value"])[:MOST_TRIALS]
         keys = list(best["params"])
         rows = [
             (
-                str(one["trial"]),
-                one["value"],
-                *(on_one_line(one["params"].get(key)) for key in keys),
+                str(trial["trial"]),
+                trial["value"],
+                *(on_one_line(trial["params"].get(key)) for key in keys),
             )
-            for one in done
+            for trial in done
         ]
-        both = look.grid(look.table(("key", "best"), params), RunResult(parts).table())
-        every = look.table(("trial", metric, *keys), rows)
-        return look.inline(title, both, every, _soft(self.get("folder")))
+        best_tables = look.grid(look.table(("key", "best"), params), RunResult(parts).table())
+        trial_table = look.table(("trial", metric, *keys), rows)
+        return look.inline(title, best_tables, trial_table, _soft(self.get("folder")))
 
 
 def on_a_line(metrics: Mapping[str, float]) -> str:
@@ -111,9 +137,9 @@ def curve(curves: Mapping[str, Sequence[float | None]]) -> look.Html:
         axes.set_xlabel("epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         for k, (name, side) in enumerate(zip(lines, (axes, axes.twinx()))):
-            known = [(epoch, y) for epoch, y in zip(epochs, curves[name]) if y is not None]
-            if known:
-                side.plot(*zip(*known), "o-", markersize=3, color=SERIES[k])
+            points = [(epoch, y) for epoch, y in zip(epochs, curves[name]) if y is not None]
+            if points:
+                side.plot(*zip(*points), "o-", markersize=3, color=SERIES[k])
             side.set_ylabel(name, color=SERIES[k])
             side.tick_params(axis="y", colors=SOFT)
             side.grid(k == 0)
@@ -121,8 +147,8 @@ def curve(curves: Mapping[str, Sequence[float | None]]) -> look.Html:
     return figure(draw, f"{' and '.join(lines)} by epoch", 4.6, 2.3)
 
 
-def _place(found: Mapping[str, Any]) -> str:
-    return f"; {found['folder']}" if found.get("folder") else ""
+def _place(result: Mapping[str, Any]) -> str:
+    return f"; {result['folder']}" if result.get("folder") else ""
 
 
 def _soft(text: Any) -> look.Html:

@@ -1,4 +1,4 @@
-"""Runs from Python: the same as the commands.
+"""Runs from Python: functions that do what the commands do.
 
 import shoal
 result = shoal.run(model="BPR", dataset="ml-100k", config_file_list=["test.yaml"], nproc=2)
@@ -27,36 +27,36 @@ from shoal.config.output import flat
 from shoal.config.plugins import refuse_while_running
 from shoal.config.schema import Config
 from shoal.config.sources import Origin
-from shoal.config.trust import check_code_trusted, check_trusted
+from shoal.config.trust import OwnValues, check_code_trusted, check_trusted
 from shoal.data.dataset import Dataset
-from shoal.data.prepared.named import named_data
-from shoal.embedding.optim.chosen import problems as row_optimizer_problems
+from shoal.data.loading.location import named_data
+from shoal.distributed.gpus import check_gpus, choose_gpus, pick_device
+from shoal.distributed.hosts import WorldError, is_loopback
+from shoal.distributed.rank_variables import is_worker, set_rank
+from shoal.distributed.shared_gpu import SharedGpu
+from shoal.distributed.world import PeerLost, World, connect
 from shoal.launch.child import GRACE_SECONDS, is_launched, record_failure
-from shoal.launch.hosts import secret_of
+from shoal.launch.hosts import LaunchError, secret_of
 from shoal.launch.roles import Roles
-from shoal.launch.servers import knocking
+from shoal.launch.servers import early_heartbeat
 from shoal.models import find, lookup
 from shoal.models.base import Model
 from shoal.models.own import check_launchable, give, is_given, is_own
+from shoal.optimizers.selection import problems as row_optimizer_problems
 from shoal.ps import check_installed
 from shoal.runs.build import announce, build
-from shoal.runs.code import kept_code, own_code, own_names
 from shoal.runs.decay import ages_after, save_ages
-from shoal.runs.expected import expected
-from shoal.runs.growth import save_taken, save_vocabularies
-from shoal.runs.launching import train_launched
-from shoal.runs.results import RunResult
-from shoal.runs.start import begin, keep_before, validate_first
+from shoal.runs.forecast import expected
+from shoal.runs.host_processes import train_launched
+from shoal.runs.results import RunResult, check_copied
+from shoal.runs.user_code import kept_code, own_code, own_names
+from shoal.runs.vocabulary_growth import save_taken, save_vocabularies
+from shoal.runs.warm_start import begin, keep_before, validate_first
 from shoal.training.metrics import load_metric, with_names
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
-from shoal.training.slow import SLOW
+from shoal.training.slow_steps import SLOW
 from shoal.training.trackers.tracker import find_tracker
 from shoal.training.trainer import Trainer
-from shoal.world.gpus import choose_gpus, pick_device
-from shoal.world.hosts import is_loopback
-from shoal.world.sharing import SharedGpu
-from shoal.world.variables import is_worker, set_rank
-from shoal.world.world import PeerLost, World, connect
 
 log = logging.getLogger("shoal")
 
@@ -69,11 +69,14 @@ def resolve(
     command: Command | None = None,
     folder: str | Path | None = None,
     trust: bool = False,
+    trusted_values: OwnValues | None = None,
 ) -> Resolved:
     """Load a config: files, then Python values (of `source`), then command-line overrides.
 
     folder: the run that one of the files is the config of; code that it names needs `trust`, and
-    files of models and metrics are then the copies that the folder keeps.
+    files of models and metrics are then the copies that the folder keeps. trusted_values: values
+    that need no trust. A file of a run's or a search's folder may be somebody else's, too, where
+    it is named as a file or as the source of `values`: code that it names needs `trust`.
     """
     config_file = None if folder is None else Path(folder) / "config.yaml"
     values = with_names(values or {})
@@ -81,11 +84,11 @@ def resolve(
         values = {**kept_code(config_file), **values}
 
     def allow_code(key: str, name: str, origin: Origin) -> None:
-        # The config of a run folder is somebody's, also where it is named as a file.
-        theirs = config_file is not None or is_run_config(origin.source)
+        from_run_folder = origin.source == str(config_file) or is_run_config(origin.source)
         runs = key == "run.plugins" or (is_own(name) and not is_given(name))
-        if theirs and not trust and runs:
-            check_code_trusted(key, name, origin, config_file or origin.source)
+        trusted_names = (trusted_values or {}).get(key, ())
+        if from_run_folder and not trust and runs and name not in trusted_names:
+            check_code_trusted(key, name, origin)
 
     resolved = config_room.load(
         files,
@@ -98,8 +101,13 @@ def resolve(
         command=command,
         allow_code=allow_code,
     )
-    if config_file is not None and not trust:
-        check_trusted(resolved, config_file)
+    if not trust:
+        if config_file is not None:
+            check_trusted(resolved, config_file, trusted_values)
+        if is_run_config(source):
+            check_trusted(resolved, source)
+        for file in filter(is_run_config, map(str, files)):
+            check_trusted(resolved, file, trusted_values, places=False)
     wrong = row_optimizer_problems(resolved.config.train.optimizer)
     if wrong:
         raise ConfigError([f"{resolved.origins[key]}: {text}" for key, text in wrong])
@@ -112,11 +120,20 @@ def resolve_run(
     values: dict[str, Any] | None = None,
     source: str = "python",
     trust: bool = False,
+    trusted_values: OwnValues | None = None,
 ) -> Resolved:
-    """Load the config of a run's folder; code that it names needs `trust`."""
+    """Load the config of a run's folder; code that it names needs `trust`, or trusted_values."""
     RunFolder(folder).check_is_run()
     file = Path(folder) / "config.yaml"
-    return resolve([file], overrides, values, source, folder=folder, trust=trust)
+    return resolve(
+        [file],
+        overrides,
+        values,
+        source,
+        folder=folder,
+        trust=trust,
+        trusted_values=trusted_values,
+    )
 
 
 def run(
@@ -141,9 +158,9 @@ def run(
     refuse_while_running("shoal.run")
     if isinstance(model, type):
         model = give(model)
-    given = {**(config_dict or {}), **values}
-    given |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
-    resolved = resolve(config_file_list or (), (), given)
+    keys = {**(config_dict or {}), **values}
+    keys |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
+    resolved = resolve(config_file_list or (), (), keys)
     try:
         return RunResult(train(resolved, resume))
     except shoal.Interrupted as error:
@@ -184,8 +201,13 @@ def run_rank(
     if rank >= section.nproc:
         raise ValueError(f"rank {rank} of nproc={section.nproc}: give spawn nprocs=nproc")
     set_rank(
-        *(section.group_offset + rank, size, rank, section.nproc, section.ip, section.port),
-        secret_of(section),
+        rank=section.group_offset + rank,
+        size=size,
+        local_rank=rank,
+        local_size=section.nproc,
+        address=section.ip,
+        port=section.port,
+        secret=secret_of(section),
     )
     try:
         result = train_here(resolved)
@@ -194,14 +216,25 @@ def run_rank(
         raise
     if queue is not None and section.group_offset + rank == 0:
         queue.put(result)
-    return result
+    return check_copied(result)
 
 
 def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """Train on as many processes as the config says: here, or as ranks that are launched.
 
     A dict without entries on hosts that do not run rank 0: the result is written on the first.
+    NotCopied, after training, where checkpoints did not reach checkpoint.copy_to.
     """
+    try:
+        result = _train(resolved, resume)
+    except (ValueError, WorldError, LaunchError) as error:  # written in the words of this package
+        if error.args and isinstance(error.args[0], str):
+            error.args = (resolved.with_written_keys(error.args[0]), *error.args[1:])
+        raise
+    return result if is_launched() else check_copied(result)  # else the launcher checks
+
+
+def _train(resolved: Resolved, resume: bool) -> dict[str, Any]:
     config, section = resolved.config, resolved.config.launch
     if config.strategy.name == "ps":
         check_installed()
@@ -209,6 +242,9 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         named_data(config.data, find(config.model.name).kind == "clicks")
         for tracker in config.run.trackers:
             find_tracker(tracker)
+    if not is_worker():
+        run = config.run
+        check_gpus(run.device, run.gpu_ids, section.nproc, share=run.share_gpu)
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or (alone and not section.max_restarts):
         return train_here(resolved, resume)
@@ -228,9 +264,9 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
 
 
 def resolve_with_roles(
-    files: Sequence[str | Path], overrides: Sequence[str], roles: Roles, **how: Any
+    files: Sequence[str | Path], overrides: Sequence[str], roles: Roles, **options: Any
 ) -> Resolved:
-    """A config for parameter servers, with what this host runs of them; `how` as in resolve."""
+    """A config for parameter servers, with what this host runs of them; `options` as in resolve."""
     ip, port = roles.workers[0].rsplit(":", 1) if roles.workers else ("localhost", "0")
     values = {
         "launch.nproc": roles.nproc,
@@ -246,38 +282,44 @@ def resolve_with_roles(
     }
     why = "trains with parameter servers: leave it out, or use `shoal train --nproc=N`"
     command = Command("shoal launch", values, {"strategy.name": ("ps", why)})
-    resolved = resolve(files, overrides, command=command, **how)
+    resolved = resolve(files, overrides, command=command, **options)
     servers = resolved.config.strategy.ps
     if roles.many_hosts and servers.keys is None and not servers.plain:
         raise ValueError(
             "several hosts, and no keys: make them once with `shoal keys make FOLDER`, and set "
             "strategy.ps.keys=FOLDER; on a network of your own, strategy.ps.plain=true does without"
         )
-    more: dict[str, Any] = {}
+    key_values: dict[str, Any] = {}
     if servers.keys is not None:
         # All workers have theirs: it says who may join them, and hides what they tell each other.
         if resolved.config.launch.secret is None:
             part = Path(servers.keys) / "for-workers"  # or it is the part that has been copied
             keys = part if part.is_dir() else Path(servers.keys)
-            more["launch.secret"] = str(keys / "worker.secret")
+            key_values["launch.secret"] = str(keys / "worker.secret")
         on_cpus = resolved.config.run.device == "cpu" or not torch.cuda.is_available()
         if on_cpus and not is_loopback(ip) and resolved.origins["launch.encrypt"] == "default":
-            more["launch.encrypt"] = True
+            key_values["launch.encrypt"] = True
     if servers.plain:
-        more["launch.plain"] = True
-    return resolved.with_values(more, "shoal launch") if more else resolved
+        key_values["launch.plain"] = True
+    return resolved.with_values(key_values, "shoal launch") if key_values else resolved
 
 
 def connect_as(config: Config) -> World:
     """The world that a config asks for."""
     run, launch = config.run, config.launch
-    how = (launch.join_timeout, run.threads, run.gpu_ids, launch.shared_memory, launch.encrypt)
+    shares_gpu = False
     if run.share_gpu and is_worker():
         choose_gpus(run.gpu_ids, tell=False)
-        if pick_device(run.device).type == "cuda":
-            inner = connect("cpu", *how)
-            return SharedGpu(inner, pick_device(run.device, inner.rank))
-    return connect(run.device, *how)
+        shares_gpu = pick_device(run.device).type == "cuda"
+    world = connect(
+        "cpu" if shares_gpu else run.device,
+        join_timeout=launch.join_timeout,
+        threads=run.threads,
+        gpu_ids=run.gpu_ids,
+        shared_memory=launch.shared_memory,
+        encrypt=launch.encrypt,
+    )
+    return SharedGpu(world, pick_device(run.device, world.rank)) if shares_gpu else world
 
 
 def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
@@ -288,11 +330,14 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.callback(world.close)
         stack.enter_context(SLOW.watched(config.launch.hang_timeout))
-        if config.workers_come_and_go:
-            from shoal.runs.leased import train_leased  # and all of servers: not for every start
+        if config.elastic:
+            from shoal.runs.elastic_worker import (
+                train_leased,  # and all of servers: not for every start
+            )
 
             return train_leased(resolved, world, resume, comparable(config, code), code, _leave)
         agree(world, "config", comparable(config, code))
+        # All ranks use the folder that rank 0 names.
         name = world.broadcast_bytes(
             str(run_folder(config).path).encode() if world.is_main else None
         )
@@ -310,14 +355,17 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             log.info("%s", note)
         if not world.is_main:
             host_log.info("host %s joined %s", world.host, world.place)
-        with knocking(config, world.rank):
+        # Data and model; what the data decided is in the config from here on.
+        with early_heartbeat(config, world.rank):
             parts = build(config, world)
+        config = parts.config
         agree(world, "data", parts.fingerprint)
         parts.strategy.on_peer_lost(_leave)
-        announce(config, parts)
+        announce(parts)
         trainer = Trainer(
             config, parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint
         )
+        # The model begins as a checkpoint, another run or the config says.
         before: dict[str, float] = {}
         restored = resume and trainer.restore()
         if not restored and (config.start.run is not None or config.start.pretrained):
@@ -334,7 +382,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
                 last = None if config.start.run is None else Path(config.start.run)
                 save_ages(folder.path, ages_after(last, parts.dataset))
             before = keep_before(folder.path, before)
-        trainer.beside = expected(config, parts) | ({"before": before} if before else {})
+        trainer.extra_results = expected(parts) | ({"before": before} if before else {})
         result = trainer.fit(shoal.STARTED)
         parts.strategy.close()
         where = "" if world.is_main else " (on the first host)"
@@ -364,16 +412,16 @@ def comparable(config: Config, code: Mapping[str, bytes] = MappingProxyType({}))
     return values | {"run.seed": config.run.seed}
 
 
-def agree(world: World, what: str, mine: dict[str, Any]) -> None:
+def agree(world: World, subject: str, values: dict[str, Any]) -> None:
     """Refuse to train when a rank was given something else than rank 0."""
-    text = json.dumps(mine).encode()
+    text = json.dumps(values).encode()
     first = json.loads(world.broadcast_bytes(text if world.is_main else None))
-    mine = json.loads(text)
-    for key in {**first, **mine}:
-        if first.get(key) != mine.get(key):
+    values = json.loads(text)
+    for key in {**first, **values}:
+        if first.get(key) != values.get(key):
             raise ValueError(
-                f"the {what} of rank {world.rank} on host {world.host} differs from that of rank "
-                f"0: {key} is {mine.get(key)!r} here and {first.get(key)!r} there"
+                f"the {subject} of rank {world.rank} on host {world.host} differs from that of "
+                f"rank 0: {key} is {values.get(key)!r} here and {first.get(key)!r} there"
             )
 
 

@@ -7,7 +7,7 @@ from shoal.data.reader import Reader
 
 @dataclass
 class Cursor:
-    """Where a run stands.
+    """The position of a run in its epochs.
 
     Samples are counted, not only steps: where workers make their own updates, a run that continues
     with more of them takes more samples a step.
@@ -27,7 +27,7 @@ class Cursor:
     finished: bool = False
 
     def position(self, reader: Reader) -> tuple[int, int]:
-        """Where to continue in the epoch: whole global batches, and samples besides."""
+        """The position in the epoch: whole global batches, and further samples."""
         if reader.batch_tokens is not None:  # which have any number of samples
             return self.batch, 0
         done = self.batch * reader.batch_size if self.samples is None else self.samples
@@ -44,8 +44,8 @@ class Cursor:
 
     def count_step(self, reader: Reader, steps: int = 1) -> None:
         """A step with a global batch was done, or several."""
-        batches, more = self.position(reader)
-        self.samples = (batches + steps) * reader.batch_size + more
+        batches, extra_samples = self.position(reader)
+        self.samples = (batches + steps) * reader.batch_size + extra_samples
         if reader.batch_tokens is not None:
             self.samples = None
         self.step += steps

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.distributed.world import World
 from shoal.models.base import Model, Output
 from shoal.training.metrics import MetricSet, Valued
-from shoal.training.strategy.base import Strategy
-from shoal.world.world import World
+from shoal.training.strategies.base import Strategy
 
 
 class Losses:
@@ -48,8 +48,8 @@ class Losses:
     def sums(self) -> tuple[float, int]:
         """The sum of all batches' mean losses, and how many batches they are."""
         if self.separate:
-            mine = [float(self._mine), self._samples]
-            state = torch.tensor(mine, dtype=torch.float64, device=self.world.device)
+            own_sums = [float(self._mine), self._samples]
+            state = torch.tensor(own_sums, dtype=torch.float64, device=self.world.device)
             ranks = self.world.stack(state)
             total, samples = ranks.sum(dim=0).tolist()
             ranks = ranks if self._ranks is None else ranks + self._ranks
@@ -74,8 +74,11 @@ class LogInterval:
     """Figures of the steps since the last line, merged over ranks. `every` 0: nothing is done."""
 
     def __init__(self, model: Model, world: World, losses: Losses, every: int, decimals: int = 4):
-        self.world, self.losses, self.every, self.decimals = world, losses, every, decimals
-        self.scored = False  # whether the model tells what it predicts
+        self.world = world
+        self.losses = losses
+        self.every = every
+        self.decimals = decimals
+        self.scored = False  # whether the model reports its predictions
         if every and model.kind == "clicks":
             model.register_forward_hook(self._keep)
         self.begin()
@@ -105,8 +108,8 @@ class LogInterval:
         self.losses.add(loss, size)
         if number % self.every:
             return
-        mine = torch.tensor([self.samples], dtype=torch.float64, device=self.world.device)
-        samples = self.world.all_reduce(mine)
+        own_samples = torch.tensor([self.samples], dtype=torch.float64, device=self.world.device)
+        samples = self.world.all_reduce(own_samples)
         total, batches = self.losses.sums()
         line = f"loss: {total / max(1, batches):z.{self.decimals}f}"
         line += f", samples/s: {float(samples) / (time.perf_counter() - self.begun):.0f}"

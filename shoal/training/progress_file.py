@@ -1,4 +1,4 @@
-"""RUN/progress.json: how far a run is, for whoever looks at it (`shoal board`).
+"""RUN/progress.json: the progress of a run, for readers such as `shoal board`.
 
     time, phase (train, valid, test), epoch, epochs, step, steps     of the epoch or evaluation
     samples_per_second                                               of all ranks
@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from shoal.training.strategy.base import Strategy
-from shoal.world.durable import no_links
-from shoal.world.stopping import Agreement
-from shoal.world.world import World
+from shoal.distributed.stop_signals import Agreement
+from shoal.distributed.world import World
+from shoal.files.durable import no_links
+from shoal.training.strategies.base import Strategy
 
 T = TypeVar("T")
 EVERY = 2.0  # seconds
@@ -62,7 +62,7 @@ class ProgressFile:
         self._write("train", step, steps)
 
     def evaluated(self, phase: str, steps: Iterable[T], total: int | None) -> Iterator[T]:
-        """The same steps, of an evaluation."""
+        """Yield the steps of an evaluation, and report them as progress."""
         for number, step in enumerate(steps):
             if self.writes and time.monotonic() >= self._due:
                 self._write(phase, number, total)
@@ -94,11 +94,11 @@ class ProgressFile:
         world = self._strategy.world
         return [
             {
-                **one,
-                "seen": time.time() if one["rank"] == world.rank else self._agreement.met,
-                "memory": _resident(one["pid"]) if one["host"] == world.host else None,
+                **rank,
+                "seen": time.time() if rank["rank"] == world.rank else self._agreement.met,
+                "memory": _resident(rank["pid"]) if rank["host"] == world.host else None,
             }
-            for one in self._ranks
+            for rank in self._ranks
         ]
 
     def _servers(self) -> list[dict[str, Any]]:
@@ -107,8 +107,8 @@ class ProgressFile:
 
 def _ranks_of(world: World) -> list[dict[str, Any]]:
     """Host and process of every rank. All ranks call it together."""
-    mine = np.frombuffer(f"{os.getpid()} {world.host}".encode(), dtype=np.uint8).copy()
-    joined, lengths = world.gather([torch.from_numpy(mine).to(world.device)])
+    own_bytes = np.frombuffer(f"{os.getpid()} {world.host}".encode(), dtype=np.uint8).copy()
+    joined, lengths = world.gather([torch.from_numpy(own_bytes).to(world.device)])
     parts = joined[0].cpu().split([length for (length,) in lengths])
     texts = [part.numpy().tobytes().decode().split(" ", 1) for part in parts]
     return [{"rank": rank, "host": host, "pid": int(pid)} for rank, (pid, host) in enumerate(texts)]

@@ -29,11 +29,15 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import shoal
-from shoal.world.durable import no_links, replace_durably, sole_holder, write_all, written
-from shoal.world.variables import is_first_of_host
+from shoal.distributed.rank_variables import is_first_of_host
+from shoal.files.durable import no_links, replace_durably, sole_holder, write_all, written
+from shoal.files.folders import inner_folder
 
 log = logging.getLogger("shoal")
 host_log = logging.getLogger("shoal.host")  # lines of every host: its first rank shows them
+# Folders that a run writes in, inside its own; none may be a link.
+INNER_FOLDERS = ("checkpoints", "evaluation", "model", "tensorboard", "wandb")
+STUDY_FILES = ("config.yaml", "best.yaml", "space.yaml")  # configs that a search leaves
 TRAINED_IN: list[Path] = []  # the folder that this process trains in, or did last
 
 
@@ -48,12 +52,12 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether a run was started in this folder."""
         return (self.path / "config.yaml").is_file()
 
     @property
     def is_finished(self) -> bool:
-        """Whether a run came to its end here."""
+        """Whether the run of this folder is finished."""
         return (self.path / "result.json").is_file()
 
     def check_is_run(self) -> None:
@@ -83,14 +87,20 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".probe.{os.getpid()}"
-            probe.touch()
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
             probe.unlink()
         except OSError as error:
             raise ValueError(
                 f"cannot write the run's folder {self.path}: {error.strerror}; name another with "
                 "--output"
             ) from error
+        self.check_inner_folders()
         RunFolder.created = self
+
+    def check_inner_folders(self) -> None:
+        """Refuse folders inside that are links: what lies behind them is not this run's."""
+        for name in INNER_FOLDERS:
+            inner_folder(self.path, name, make=False)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -98,7 +108,7 @@ class RunFolder:
         path = self.path / ".lock"
         with ExitStack() as stack:
             file = None
-            for pause in (0.05, 0.2, 0.0):  # whoever looks whether it is in use has it a moment
+            for pause in (0.05, 0.2, 0.0):  # a process that checks for use holds it for a moment
                 with suppress(BlockingIOError):
                     file = stack.enter_context(sole_holder(path, wait=False))
                     break
@@ -141,7 +151,7 @@ class RunFolder:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a process trains here now."""
+        """Whether a process trains in this folder now."""
         try:
             file = os.open(self.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -158,8 +168,7 @@ class RunFolder:
 
     def keep_code(self, name: str, text: bytes) -> None:
         """Keep a copy of a model's file, and its hash as `sha256sum -c` reads it."""
-        folder = self.path / "model"
-        folder.mkdir(exist_ok=True)
+        folder = inner_folder(self.path, "model")
         old = folder / name
         if old.is_file() and old.read_bytes() != text:
             log.info("%s is another than the run began with: the folder keeps the new one", name)
@@ -193,8 +202,8 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         if path.exists():
             lines = path.read_text().splitlines()
-            kept = [line for line in lines if _epoch_of(line) < epoch]
-            replace_durably(path, "".join(line + "\n" for line in kept).encode())
+            remaining = [line for line in lines if _epoch_of(line) < epoch]
+            replace_durably(path, "".join(line + "\n" for line in remaining).encode())
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add a line for an epoch, whole or not at all."""
@@ -217,7 +226,7 @@ def _written(path: Path) -> int | None:
 
 
 def _in_one_line(error: BaseException, stopped: bool) -> str:
-    """What an error is, in a line: a fault of ours by its type too."""
+    """An error as one line; internal errors with their type."""
     first = next(iter(str(error).splitlines()), "")[:500]
     if stopped:
         return f"stopped by {first or 'SIGINT'}"
@@ -226,18 +235,24 @@ def _in_one_line(error: BaseException, stopped: bool) -> str:
 
 
 def is_run_config(path: str) -> bool:
-    """Whether a file is the config of a run's folder."""
+    """Whether a file is the config of a run's folder, or one that the folder of a search holds."""
     folder, name = os.path.split(path)
-    beside = ("checkpoints", "metrics.jsonl", "model")
-    return name == "config.yaml" and any(os.path.exists(f"{folder or '.'}/{one}") for one in beside)
+
+    def has(*names: str) -> bool:
+        return any(os.path.exists(os.path.join(folder, one)) for one in names)
+
+    of_run = name == "config.yaml" and has("checkpoints", "metrics.jsonl", "model")
+    of_study = name in STUDY_FILES and has("space.yaml") and has("study.db", "trials")
+    return of_run or of_study
 
 
 def _epoch_of(line: str) -> float:
     """The epoch of a line; a torn last line of a killed run counts as never written."""
     try:
-        return json.loads(line)["epoch"]
+        epoch = json.loads(line)["epoch"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return float("inf")
+        return math.inf
+    return epoch if type(epoch) is int else math.inf
 
 
 class LogFile(logging.FileHandler):
@@ -293,8 +308,8 @@ def start_logging(level: str, rank: int = 0, file: Path | None = None, form: str
 
     Rank 0 shows all of them, the first rank of another host those of `host_log`, others warnings.
     """
-    who = f"[rank {rank}] " if rank else ""
-    line = f"%(asctime)s    %(levelname)s  {who}%(message)s"
+    prefix = f"[rank {rank}] " if rank else ""
+    line = f"%(asctime)s    %(levelname)s  {prefix}%(message)s"
     formatter = JsonFormatter(rank) if form == "json" else logging.Formatter(line, "%d %b %H:%M")
     for old in list(log.handlers):
         log.removeHandler(old)

@@ -11,11 +11,19 @@ from torch import Tensor
 from shoal.config.schema import Config, OptimizerSection
 from shoal.data.batch import Batch
 from shoal.data.reader import Reader
+from shoal.distributed.world import World
 from shoal.models.base import Model
 from shoal.models.nn.dropout import begin_step
-from shoal.world.world import World
 
 T = TypeVar("T")
+
+
+def solve(model: Model, seed: int, device: torch.device) -> None:
+    """Compute a model in closed form, on the host; every rank draws the same initial values."""
+    torch.manual_seed(seed)
+    model.cpu()
+    model.solve()
+    model.to(device)
 
 
 def check_reader(reader: Reader, config: Config) -> None:
@@ -27,12 +35,12 @@ def check_reader(reader: Reader, config: Config) -> None:
             "train.accumulate cuts batches whose samples every process can count; with "
             "data.clicks.split_files, or a reader that does not know its length, set it to 1"
         )
-    asked = {
+    requirements = {
         "train.balance": (config.train.balance, reader.balance, "false"),
         "train.batch_tokens": (config.train.batch_tokens, reader.batch_tokens, "null"),
     }
-    for key, (given, taken, default) in asked.items():
-        if given != taken:
+    for key, (setting, supported, default) in requirements.items():
+        if setting != supported:
             raise ValueError(
                 f"{key} counts the items of histories, and {config.model.title} learns from "
                 f"samples without any; set {key}={default}, or choose a sequential model"
@@ -61,8 +69,8 @@ def in_step(batches: Iterator[Batch], reader: Reader, world: World) -> Iterator[
     """Batches until no rank has any left; a rank that has none continues with empty ones."""
     while True:
         batch = next(batches, None)
-        left = torch.tensor([0 if batch is None else 1], device=world.device)
-        if not world.all_reduce(left).item():
+        has_batch = torch.tensor([0 if batch is None else 1], device=world.device)
+        if not world.all_reduce(has_batch).item():
             return
         yield reader.empty() if batch is None else batch
 
@@ -97,8 +105,8 @@ def keep_hardest(model: Model, batch: Batch, config: Config) -> Batch:
         scores = model.score(batch, drawn).view(batch.size, section.num, section.candidates)
     model.train()
     best = scores.argmax(-1, keepdim=True)
-    kept = drawn.view_as(scores).gather(-1, best).squeeze(-1)
-    return replace(batch, ids={**batch.ids, "neg_item": kept})
+    hardest = drawn.view_as(scores).gather(-1, best).squeeze(-1)
+    return replace(batch, ids={**batch.ids, "neg_item": hardest})
 
 
 def learning_rate(section: OptimizerSection, step: int, steps_per_epoch: int, epochs: int) -> float:

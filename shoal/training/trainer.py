@@ -23,19 +23,22 @@ from shoal.data.batch import Batch
 from shoal.data.dataset import Phase
 from shoal.data.fingerprint import DIGESTS
 from shoal.data.reader import Reader
+from shoal.distributed.stop_signals import STOPPING, Agreement
+from shoal.kernels.host_memory import keep_freed_memory
 from shoal.models.nn.dropout import end_steps
 from shoal.training.averages import Averages
 from shoal.training.checkpoint.reading import check_fingerprint
-from shoal.training.checkpoint.writing import Checkpoints, give
+from shoal.training.checkpoint.writing import Checkpoints, restore_into
 from shoal.training.cursor import Cursor
+from shoal.training.estimate import EvaluationSeconds, RunEstimate
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.losses import LogInterval, Losses
-from shoal.training.measured import measure
+from shoal.training.measurements import measure
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
 from shoal.training.progress_file import ProgressFile
 from shoal.training.run_folder import RunFolder, host_log
-from shoal.training.slow import SLOW
+from shoal.training.slow_steps import SLOW
 from shoal.training.steps import (
     check_reader,
     in_step,
@@ -43,11 +46,10 @@ from shoal.training.steps import (
     learning_rate,
     one_ahead,
     seed_step,
+    solve,
 )
-from shoal.training.strategy.base import Strategy
+from shoal.training.strategies.base import Strategy
 from shoal.training.trackers.tracker import Trackers
-from shoal.world.memory import keep_freed_memory
-from shoal.world.stopping import STOPPING, Agreement
 
 log = logging.getLogger("shoal")
 T = TypeVar("T")
@@ -82,21 +84,22 @@ class Trainer:
             section.copy_to,
             strategy.saves_rows and config.strategy.ps.journal,
         )
-        self.beside: dict[str, Any] = {}  # what result.json has besides, known before training
+        self.extra_results: dict[str, Any] = {}  # for result.json, known before training
         self.train_seconds: list[float] = []
         self.phases: dict[str, float] = {}  # seconds of the last epoch
         self.eval_seconds: list[float] = []
         self.test_seconds: float | None = None
         self.trackers = Trackers(config.run.trackers if self.world.is_main else [])
         self.begun: float | None = None  # when the first step began
+        self.estimate: RunEstimate | None = None
         self.stopping = Agreement(self.world)
         samples = min(reader.batch_size, getattr(reader, "num_samples", reader.batch_size))
         self.progress = ProgressFile(folder.path, strategy, self.stopping, samples)
-        self.losses = Losses(strategy, config.train.batch_size)
+        self.losses = Losses(strategy, config.train.samples)
         self.interval = LogInterval(
             self.model,
             self.world,
-            Losses(strategy, config.train.batch_size),
+            Losses(strategy, config.train.samples),
             config.train.print_every,
             config.run.loss_decimals,
         )
@@ -111,11 +114,12 @@ class Trainer:
         self.checkpoints.claim()
         if self._rows_are_elsewhere and not self.resumed:
             self._save()  # a server that cannot write there reports it now, not after an epoch
+        self.estimate = self._estimate(epochs)
         keep_freed_memory()  # a step takes as much as the one before
         gc.freeze()  # what stands now stays: the collector need not walk all of it every time
         try:
             with self.trackers:
-                with STOPPING.heeded(self.config.launch.grace):
+                with STOPPING.handling_signals(self.config.launch.grace):
                     while self.cursor.epoch < epochs and not self.cursor.finished:
                         self._epoch(epochs)
                 self.checkpoints.wait()
@@ -126,39 +130,55 @@ class Trainer:
 
     def _check_parts(self, epochs: int) -> None:
         """Refuse parts without anything to evaluate on; the valid part, if epochs need it."""
-        if every := self.config.train.eval_every:
-            self.evaluator.check(["valid", "test"] if every <= epochs else ["test"])
+        if eval_every := self.config.train.eval_every:
+            self.evaluator.check(["valid", "test"] if eval_every <= epochs else ["test"])
 
     def _conclude(self, epochs: int, started: float) -> dict[str, Any]:
         """Test the best checkpoint, and write down what came of the run."""
-        begun = self.begun or time.perf_counter()  # nothing was left to train
+        train_started = self.begun or time.perf_counter()  # nothing was left to train
         result = self._test(epochs)
         result["seconds"] = {
             "total": time.perf_counter() - started,
             "train_epoch_median": _median(self.train_seconds),
             "eval_median": _median(self.eval_seconds),
-            "startup": begun - started,
+            "startup": train_started - started,
             "test": self.test_seconds,
         }
-        result |= measure(self.strategy, self.config) | self.beside
+        result |= measure(self.strategy, self.config) | self.extra_results
+        if not_copied := self.checkpoints.finish_copies():
+            result["not_copied"] = not_copied
         if self.world.is_main:
             self.folder.write_result(result)
         self.trackers.end(result)
         return result
 
+    def _estimate(self, epochs: int) -> RunEstimate:
+        """Measures evaluations, on every rank; the first steps are measured as they come."""
+        eval_every, seconds = self.config.train.eval_every, EvaluationSeconds()
+        if eval_every and isinstance(self.evaluator, Evaluator):
+            valid, test = (self.evaluator.measure(self.model, p) for p in ("valid", "test"))
+            seconds = EvaluationSeconds(valid, test)
+        epochs -= self.cursor.epoch
+        evaluations = -(-epochs // eval_every) if eval_every else 0
+        steps = self.reader.num_batches
+        estimate = RunEstimate(steps, epochs, evaluations, seconds, self.world.device)
+        if not self.model.trainable:
+            estimate.log_test()
+        return estimate
+
     @property
     def _rows_are_elsewhere(self) -> bool:
-        """Whether servers of other hosts write what they hold of a checkpoint."""
+        """Whether servers on other hosts write their rows of a checkpoint."""
         launch, servers = self.config.launch, self.config.strategy.ps.addresses
         return self.strategy.saves_rows and (launch.hosts > 1 or len(servers) > launch.servers)
 
     # ---- one epoch ------------------------------------------------------------------------------
 
     def _epoch(self, epochs: int) -> None:
-        begun, phases = time.perf_counter(), dict(self.strategy.phases)
+        started, phases = time.perf_counter(), dict(self.strategy.phases)
         first_batch, sent = self.cursor.batch, self.world.bytes_sent
         self._train(epochs)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         self.phases = {key: v - phases[key] for key, v in self.strategy.phases.items()}
         self._end_epoch(epochs, seconds, first_batch, sent)
 
@@ -199,9 +219,11 @@ class Trainer:
             self._save()
 
     def _train(self, epochs: int) -> None:
-        """The rest of the current epoch."""
+        """Train the rest of the current epoch; save on the way where it is due."""
         cursor, config, reader = self.cursor, self.config, self.reader
+        every_steps = config.checkpoint.every_steps
         if not self.model.trainable:
+            solve(self.model, config.run.seed, self.world.device)
             return
         batches = self._parts()
         self.losses.begin(cursor.loss_sum, cursor.losses)
@@ -211,19 +233,20 @@ class Trainer:
         shown = self._bar(batches, reader.num_batches, label, first)
         for parts, following in SLOW.steps(one_ahead(map(self._move, shown))):
             self._step(parts, following, epochs)
-            every, told = config.checkpoint.every_steps, self.stopping.stops(cursor.step)
-            if told or (every and cursor.step % every == 0 and following is not None):
+            stop_signal = self.stopping.stops(cursor.step)
+            is_due = bool(every_steps) and cursor.step % every_steps == 0
+            if stop_signal or (is_due and following is not None):
                 self._count_losses()
                 self.strategy.synchronize()
                 self._save()
-                if told:
-                    self._stop(told)
+                if stop_signal:
+                    self._stop(stop_signal)
         self.strategy.synchronize()
         self._count_losses()
 
     @property
     def _drawn_later(self) -> bool:
-        """Whether a batch is changed before its rows can be asked for."""
+        """Whether a batch is changed before its rows can be looked up."""
         negatives = self.config.train.negatives
         return negatives is not None and negatives.dynamic
 
@@ -247,6 +270,8 @@ class Trainer:
         if self.averages is not None:
             self.averages.update()
         cursor.count_step(reader)
+        if self.estimate is not None:
+            self.estimate.count_step()
         if self.on_step is not None:
             self.on_step(cursor.step, loss)
         samples = sum(part.size for part in parts)
@@ -256,14 +281,14 @@ class Trainer:
         self.progress.trained(cursor.epoch, epochs, done, reader.num_batches)
 
     def _stop(self, number: int) -> None:
-        """All ranks got a signal to end, and have saved."""
+        """End the run after a signal; all ranks have saved."""
         self.checkpoints.wait()
-        self.world.barrier()  # nobody ends while another still needs it
+        self.world.barrier()  # no rank ends while another still needs it
         log.info("stopped by %s; saved at step %d", signal.Signals(number).name, self.cursor.step)
         raise shoal.Interrupted(number)
 
     def _count_losses(self) -> None:
-        """All ranks: let the cursor have the losses so far.
+        """Put the losses so far into the cursor; all ranks call it.
 
         NaN is refused, before it is saved in the place of what was good.
         """
@@ -277,9 +302,9 @@ class Trainer:
         self.cursor.loss_sum, self.cursor.losses = loss_sum, batches
 
     def _parts(self) -> Iterator[list[Batch]]:
-        """This rank's slices of the epoch's batches, each in as many parts as are asked for.
+        """This rank's slices of the epoch's batches, each in `train.accumulate` parts.
 
-        A part is the slice that a rank would have if there were so many more of them.
+        A part is the slice that a rank would have if there were that many times more ranks.
         """
         cursor, reader, world = self.cursor, self.reader, self.world
         number = self.config.train.accumulate
@@ -299,10 +324,10 @@ class Trainer:
         values, seconds = self._evaluate("valid")
         self.eval_seconds.append(seconds)
         score = values[self.config.eval.valid_metric.lower()]
-        found = {"valid": values, "eval_seconds": seconds}
-        line |= found
+        validation = {"valid": values, "eval_seconds": seconds}
+        line |= validation
         text, figures = "epoch %d evaluating [time: %.2fs, valid_score: %.6f]", {"epoch": epoch}
-        log.info(text, epoch, seconds, score, extra={"figures": figures | found})
+        log.info(text, epoch, seconds, score, extra={"figures": figures | validation})
         log.info("valid result: \n%s", self._spread(values))
         sign = 1.0 if higher_is_better(self.config.eval.valid_metric) else -1.0
         if cursor.best_score is None or sign * score >= sign * cursor.best_score:
@@ -310,43 +335,43 @@ class Trainer:
             cursor.best_epoch, cursor.best_step, cursor.stale = epoch, cursor.step, 0
             return True
         cursor.stale += 1
-        if cursor.stale > self.config.train.patience:
+        if cursor.stale > self.config.train.most_stale:
             log.info("Finished training, best eval result in epoch %d", cursor.best_epoch)
             cursor.finished = True
         return False
 
     def _evaluate(self, phase: Phase, keep: bool = False) -> tuple[dict[str, float], float]:
-        begun = time.perf_counter()
+        started = time.perf_counter()
 
         def shown(steps: Iterable[T], total: int | None) -> Iterator[T]:
             steps = self.progress.evaluated(phase, steps, total)
             return self._bar(SLOW.steps(steps), total, "Evaluate   ")
 
         values = self.evaluator.evaluate(self.model, phase, shown, keep)
-        return values, time.perf_counter() - begun
+        return values, time.perf_counter() - started
 
     def _test(self, epochs: int) -> dict[str, Any]:
         """Reload the best checkpoint and evaluate it on the test split."""
         cursor = self.cursor
-        test, more = dict[str, float](), dict[str, Any]()
+        test, extra_results = dict[str, float](), dict[str, Any]()
         if self.config.train.eval_every:
             if cursor.best_step is not None and cursor.best_step != cursor.step:
                 log.info("Loading model structure and parameters from %s", self._best_name())
-                give(self.strategy, self.checkpoints.load_step(cursor.best_step))
+                restore_into(self.strategy, self.checkpoints.load_step(cursor.best_step))
             if cursor.best_score is None and self.evaluator.has("valid"):  # nothing was trained
                 cursor.best_valid, _ = self._evaluate("valid")
             test, self.test_seconds = self._evaluate("test", keep=self.config.eval.per_user)
             log.info("best valid : %s", self._rounded(cursor.best_valid))
             figures = {"best_valid": cursor.best_valid, "test": test}
             host_log.info("test result: %s", self._rounded(test), extra={"figures": figures})
-            more = self.evaluator.leave(self.folder.path)
+            extra_results = self.evaluator.leave(self.folder.path, self.config.data)
         return {
             "model": self.config.model.title,
             "dataset": self.config.data.title,
             "world_size": self.world.size,
             "best_valid": cursor.best_valid,
             "test": test,
-            **more,
+            **extra_results,
             "epochs": cursor.epoch,
             "best_epoch": cursor.best_epoch,
             "higher_is_better": higher_is_better(self.config.eval.valid_metric),
@@ -366,7 +391,7 @@ class Trainer:
         return str(self.folder.checkpoints / f"step-{self.cursor.best_step:09d}")
 
     def restore(self) -> bool:
-        """Continue where the run's folder says; False where it says nothing. To be called before
+        """Continue from the newest checkpoint; False where there is none. To be called before
         `fit`.
         """
         self.resumed = True
@@ -382,7 +407,7 @@ class Trainer:
         )
         state.pop("steps")
         state.setdefault("losses", state["batch"])  # 0.1.0 kept the loss of each step
-        give(self.strategy, snapshot)
+        restore_into(self.strategy, snapshot)
         self.cursor = Cursor(**state)
         self.cursor.check(self.reader)
         if self.checkpoints.load_best(snapshot, "the best of the epochs to come is tested") is None:

@@ -12,8 +12,8 @@ import yaml
 from commands import ROOT, Command, result
 from ranks import free_port
 
-from shoal.runs.planning import jobs
-from shoal.runs.planning.prediction import RunLayout
+from shoal.planning import jobs
+from shoal.planning.prediction import RunLayout
 
 pytestmark = pytest.mark.slow
 # What the script asks of Slurm, where there is none: two nodes at one address.

@@ -17,9 +17,9 @@ from cluster_configs import write_config
 from commands import Command, errors, newest_step, processes, result, shoal
 from safetensors.torch import load_file
 
+from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.runs.run import resolve
-from shoal.world.world import World
 
 pytestmark = pytest.mark.slow
 MODEL = '''

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from commands import finish, result
 
+from shoal.clicks.synthetic import planted_clicks
 from shoal.config.schema import PlantedClicksSection
-from shoal.data.clicks.planted import planted_clicks
 
 QUIET = ["--run.progress=false", "--run.tensorboard=false", "--run.threads=1"]
 PLANTED = [

@@ -20,7 +20,7 @@ from test_resume import assert_same
 import shoal
 from shoal.data.prepared.engine import Here, OnRay
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.prepared.preparing import prepare
+from shoal.data.prepared.preparation import prepare
 from shoal.launch.hosts import LaunchError
 from shoal.runs.run import resolve
 

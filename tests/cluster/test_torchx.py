@@ -100,7 +100,7 @@ def test_kubernetes(tmp_path: Path) -> None:
             "python",
             "-u",
             "-m",
-            "shoal.command.replica",
+            "shoal.cli.replica",
             f"--role={role}",
             f"--index={index}",
         ]

@@ -14,9 +14,9 @@ from test_estimator import batches, make
 from torch import Tensor, nn
 
 import shoal
-from shoal.runs.artifact import export as artifacts
-from shoal.runs.serving.service import Service
-from shoal.world.world import World
+from shoal.distributed.world import World
+from shoal.serving.artifact import export as artifacts
+from shoal.serving.service.service import Service
 
 
 class Rated(nn.Module):

@@ -105,7 +105,7 @@ def test_the_first_that_knows_a_key_reads_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_core_names_no_dialect() -> None:
     """What is below compat/ neither imports it nor has a path to it in a string."""
     package = Path(shoal.__file__).parent
-    above = {package / "compat", package / "command"}
+    above = {package / "compat", package / "cli"}
     for path in package.rglob("*.py"):
         if path.parent != package and not above & {*path.parents}:
             assert "shoal.compat" not in path.read_text(), path

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.world.world import World
+from shoal.distributed.world import World
 
 
 def batches(count: int = 12) -> Iterator[tuple[Any, Any]]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import zipfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,45 @@ def test_saved_and_loaded(fitted: Any, groups: Any, tmp_path: Path) -> None:
             type(fitted).load(tmp_path / name)
 
 
+def head_of_array(shape: str) -> bytes:
+    """The beginning of an array of numpy's format that is said to have this shape."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def test_a_saved_model_of_a_stranger(fitted: Any, tmp_path: Path) -> None:
+    """It gives one error that names the file; little is unpacked of one that becomes too large."""
+    fitted.save(tmp_path / "model.npz")
+    with np.load(tmp_path / "model.npz") as data:
+        arrays = dict(data)
+    np.save(tmp_path / "plain.npy", np.zeros(3))
+    (tmp_path / "plain.npy").rename(tmp_path / "plain.npz")
+    found = [message_of_load(fitted, tmp_path / "plain.npz")]
+    for name in sorted(
+        {"user_factors", "item_factors", "data", "indices", "shape", "K"} & {*arrays}
+    ):
+        others = {key: array for key, array in arrays.items() if key != name}
+        for wrong in (np.zeros((1, 2, 3), np.float32), np.array("a"), np.array([{}], object)):
+            np.savez(tmp_path / "wrong.npz", **{**others, name: wrong})
+            found.append(message_of_load(fitted, tmp_path / "wrong.npz"))
+        bomb = head_of_array("(70000000, 1)") + bytes(70_000_000)
+        for head in (head_of_array(f"({1 << 40}, {1 << 10})"), head_of_array("(" * 40), bomb):
+            np.savez(tmp_path / "wrong.npz", **others)
+            with zipfile.ZipFile(tmp_path / "wrong.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr(f"{name}.npy", head)
+            found.append(message_of_load(fitted, tmp_path / "wrong.npz"))
+        assert "at most 67,108,864 are read" in found[-1]
+    for message in found:
+        assert ".npz is no file that `save` of such a model wrote: " in message
+        assert "\n" not in message
+
+
+def message_of_load(model: Any, file: Path) -> str:
+    with pytest.raises(ValueError) as caught:
+        type(model).load(file)
+    return str(caught.value)
+
+
 def test_vectors_and_users_of_als(groups: Any) -> None:
     model = AlternatingLeastSquares(factors=4, random_state=1, use_cg=False, iterations=3)
     model.fit(groups.tocoo(), show_progress=False)
@@ -164,6 +204,63 @@ def test_values_are_confidences_and_entries_of_one_place_add_up(groups: Any) -> 
         made.append(model.item_factors)
     np.testing.assert_array_equal(made[0], made[1])
     assert np.abs(made[0] - made[2]).max() > 0.01
+
+
+@pytest.mark.parametrize("use_cg", [True, False])
+def test_als_has_the_item_vectors_of_implicit(groups: Any, use_cg: bool) -> None:
+    """Its algorithm written out in float64, from the vectors that it begins with."""
+    random = np.random.default_rng(3)
+    users, items = (
+        (random.random((count, 6), dtype=np.float32) * np.float32(0.01)).astype(np.float64)
+        for count in groups.shape
+    )
+    confidences = 3.0 * groups.toarray()
+    for _ in range(4):
+        users = _solve_rows(confidences, users, items, use_cg)
+        items = _solve_rows(confidences.T, items, users, use_cg)
+    model = AlternatingLeastSquares(
+        factors=6, alpha=3.0, iterations=4, random_state=3, use_cg=use_cg
+    )
+    model.fit(groups, show_progress=False)
+    assert model.item_factors is not None
+    np.testing.assert_allclose(model.item_factors, items, rtol=0, atol=5e-3 * np.abs(items).max())
+
+
+def _solve_rows(
+    confidences: np.ndarray, vectors: np.ndarray, others: np.ndarray, use_cg: bool
+) -> np.ndarray:
+    """Each row's equations: exactly, or three steps of conjugate gradients."""
+    found = np.zeros_like(vectors)
+    for row, weights in enumerate(confidences):
+        if not weights.any():
+            continue
+        excess = np.where(weights > 0, weights - 1.0, 0.0)
+        left = others.T @ others + (others.T * excess) @ others + 0.01 * np.eye(others.shape[1])
+        right = others.T @ weights
+        if not use_cg:
+            found[row] = np.linalg.solve(left, right)
+            continue
+        x = vectors[row]
+        rest = direction = right - left @ x
+        for _ in range(3):
+            stride = rest @ rest / (direction @ left @ direction)
+            x, before = x + stride * direction, rest
+            rest = rest - stride * left @ direction
+            direction = rest + (rest @ rest) / (before @ before) * direction
+        found[row] = x
+    return found
+
+
+def test_models_in_closed_form_are_fitted_without_a_run(
+    groups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a run was started")
+
+    monkeypatch.setattr("shoal.runs.run.train", refuse)
+    monkeypatch.setattr("shoal.runs.fit.train", refuse)
+    for model in (AlternatingLeastSquares(factors=4), CosineRecommender(K=4)):
+        model.fit(groups, show_progress=False)
 
 
 @pytest.mark.parametrize(

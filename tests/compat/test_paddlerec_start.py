@@ -10,7 +10,9 @@ from paddlerec_configs import DNN, PAGE, Write, errors_of, write
 from shoal import config as room
 from shoal.compat.dialects import paddlerec
 from shoal.config import ConfigError
-from shoal.runs.run import resolve
+from shoal.distributed.gpus import check_gpus
+from shoal.distributed.hosts import WorldError
+from shoal.runs.run import resolve, train
 
 __all__ = ["write"]  # used by being there
 
@@ -155,3 +157,45 @@ def test_gpubox_reads_the_variables_of_its_script(write: Write, monkeypatch) -> 
 def test_gpubox_refuses_by_name(name, value, write: Write, monkeypatch) -> None:
     monkeypatch.setenv(name, value)
     assert f"{name} is" in errors_of(write(GPUBOX))
+
+
+def test_gpubox_without_gpus_is_refused_before_a_process_starts(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The error names the key that was written, and where."""
+    monkeypatch.setenv("FLAGS_selected_gpus", "0,1,2,3,4,5,6,7")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("shoal.distributed.gpus._has_gpus", lambda: False)
+    path = write(GPUBOX)
+    planted = ["--data.clicks.planted.samples=500", "--data.format=planted_clicks"]
+    resolved = resolve([path], [*planted, f"--run.output={tmp_path / 'run'}"])
+    assert "8 processes, on CPUs, since no GPU can be used here" in "\n".join(resolved.notes)
+    started: list[object] = []
+    monkeypatch.setattr("shoal.runs.run.train_launched", lambda *given: started.append(given))
+    text = rf"run\.device is cuda but .*run\.device: {path}:\d+, PaddleRec key runner\.use_gpu\)"
+    with pytest.raises(WorldError, match=text):
+        train(resolved)
+    assert started == [] and not (tmp_path / "run").exists()
+
+
+def test_more_processes_than_gpus_are_refused_before_one_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(WorldError, match=r"8 processes on this host but 2 GPU\(s\)"):
+        check_gpus("cuda", None, 8)
+    for device, processes, share in (("cuda", 2, False), ("cuda", 8, True), ("cpu", 8, False)):
+        check_gpus(device, None, processes, share=share)
+
+
+def test_an_error_names_the_key_of_another_tool_that_was_written(tmp_path: Path) -> None:
+    """Any key of any dialect; keys that were written as they are stand alone."""
+    path = tmp_path / "test.yaml"
+    path.write_text("learning_rate: 0.1\ntrain.batch_size: 64\n")
+    resolved = resolve([path], ["--model=BPR", "--epochs=3"])
+    text = "train.optimizer.lr is 0.1"
+    assert resolved.with_written_keys(text) == (
+        f"{text} (train.optimizer.lr: {path}:1, RecBole key learning_rate)"
+    )
+    assert resolved.with_written_keys("train.batch_size is 64") == "train.batch_size is 64"

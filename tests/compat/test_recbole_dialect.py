@@ -97,7 +97,10 @@ DEFAULTS = yaml.safe_load((Path(__file__).parent / "recbole_defaults.yaml").read
 
 
 def test_defaults_of_recbole_are_accepted_and_are_ours() -> None:
-    ours = load([], models=models).config
+    # The split, what may be recommended again, batches and patience: the data decides here.
+    there = {"data.split.by": "ratio", "data.split.order": "random", "eval.repeatable": False}
+    there |= {"train.batch_size": 2048, "train.patience": 10}
+    ours = load([], values=there, models=models).config
     # What differs is a matter of place, not of training.
     places = {"run.root": "runs", "run.gpu_ids": None, "data.path": "dataset"}
     places |= {"launch.port": 0, "data.load": None, "run.project": None}

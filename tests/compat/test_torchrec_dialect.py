@@ -13,9 +13,10 @@ import yaml
 from shoal.compat.dialects import torchrec
 from shoal.config import ConfigError
 from shoal.config.schema import Config
-from shoal.data.prepared.prepare import load_dataset
-from shoal.runs.planning.planned import plan_run
-from shoal.runs.row_memory import Machine
+from shoal.data.loading.load import load_dataset
+from shoal.embedding.placements.row_memory import Machine
+from shoal.planning.plan import plan_memory
+from shoal.planning.step_counter import parts_of
 from shoal.runs.run import resolve
 
 EXAMPLE = yaml.safe_load((Path(__file__).parent / "torchrec_defaults.yaml").read_text())
@@ -196,7 +197,7 @@ def test_who_asks_for_sharded_tables_gets_small_ones_sharded(words: str) -> None
     random = ["--data.name=random", "--data.format=auto", "--data.random.items=30"]
     split = ["--data.split.order=time", "--data.filter.user_inter_num=[0,inf)"]
     config = resolve((), [*words.split(), *random, *split, "--nproc=2"]).config
-    plan = plan_run(config, Machine(host=10**9, gpu=None))
+    plan = plan_memory(config, parts_of(config), Machine(host=10**9, gpu=None))
     for table in ("item", "output", "output_bias"):
         assert re.search(rf"^{table} +16 ", plan, re.MULTILINE), plan
 

@@ -24,7 +24,7 @@ from shoal.config import (
     parse_intervals,
     show,
 )
-from shoal.config.schema import ModelSection
+from shoal.config.schema import EvalSection, ModelSection
 from shoal.config.yaml_io import inline
 from shoal.config.yaml_io import read as read_yaml
 
@@ -36,8 +36,22 @@ __all__ = ["write"]  # used by being there
 
 def test_defaults() -> None:
     resolved = resolve()
-    assert resolved.config == Config(model=ModelSection(options={"embedding_size": 64}))
+    model, judged = ModelSection(options={"embedding_size": 64}), EvalSection(valid_metric="MRR@10")
+    assert resolved.config == Config(model=model, eval=judged)
     assert set(resolved.origins.values()) == {"default"} and resolved.notes == []
+
+
+@pytest.mark.parametrize(
+    ("words", "metric"),
+    [
+        (["--topk=100"], "MRR@100"),
+        (["--topk=[5, 10]"], "MRR@10"),
+        (["--topk=[20, 50]", "--valid_metric=ndcg"], "NDCG@20"),
+        (["--topk=[20, 50]", "--valid_metric=ndcg@50"], "NDCG@50"),
+    ],
+)
+def test_the_metric_that_decides_takes_its_cut_off_from_topk(words: list[str], metric: str) -> None:
+    assert resolve(*words).config.eval.valid_metric == metric
 
 
 def test_nothing_changes_a_resolved_config() -> None:

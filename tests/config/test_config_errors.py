@@ -151,7 +151,7 @@ def test_wrong_values(write, text: str, expected: str) -> None:
 def test_options_that_are_offered_exist() -> None:
     import inspect
 
-    from shoal.command.training import launch, train
+    from shoal.cli.training import launch, train
     from shoal.config.reading import COMMANDS
 
     assert set(COMMANDS) <= set(inspect.signature(launch).parameters)
@@ -308,9 +308,12 @@ def test_docs_show_a_real_message(write) -> None:
         ({"eval.metrics": ["MRR", "NDGC"]}, "no metric NDGC; did you mean NDCG?"),
         ({"eval.metrics": ["MRR", "Zzz"]}, "no metric Zzz; metrics are: Recall, MRR, NDCG"),
         ({"eval.metrics": ["MRR", "AUC"]}, "AUC compare scores with labels"),
-        ({"eval.topk": [5]}, "MRR@10 is not computed (did you mean MRR@5?)"),
+        (
+            {"eval.topk": [5], "eval.valid_metric": "MRR@10"},
+            "MRR@10 is not computed (did you mean MRR@5?)",
+        ),
         ({"eval.metrics": ["NDCG", "GAUC"]}, "eval.metrics and eval.topk give: NDCG@10, GAUC"),
-        ({"eval.valid_metric": "MRR"}, "MRR is not computed (did you mean MRR@10?)"),
+        ({"eval.valid_metric": "MAP"}, "MAP@10 is not computed"),
         ({"launch": {"nproc": 4, "world_size": 6, "group_offset": 4}}, "it must be at least 8"),
         ({"launch": {"nproc": 2, "group_offset": 1}}, "ranks 1 to 2"),
         ({"launch.world_size": 0}, "allowed: -1 (nproc) or a whole number ≥ 1"),

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from shoal.config.schema import StrategySection
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.planner import plan_tables
 from shoal.embedding.rows.table import Table
+from shoal.optimizers.row_optimizer import RowOptimizer
 from shoal.runs.run import resolve
 
 GROUPS = {"strategy.name": "sharded", "strategy.groups": 2}

@@ -11,20 +11,20 @@ from shoal.config import ConfigError
 from shoal.config.output import json_schema
 from shoal.config.schema import OptimizerSection
 from shoal.data.fingerprint import mismatch
+from shoal.distributed.world import World
 from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.local import make_local
-from shoal.embedding.optim.chosen import (
+from shoal.embedding.rows.store import EVERY
+from shoal.embedding.rows.table import Table
+from shoal.optimizers.row_optimizer import DEFINITIONS, RowOptimizer
+from shoal.optimizers.selection import (
     check_tables,
     row_optimizer_names_of,
     row_optimizer_of,
 )
-from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
-from shoal.embedding.rows.store import EVERY
-from shoal.embedding.rows.table import Table
 from shoal.ps.spec import parse_spec
 from shoal.ps.wire import WireError
 from shoal.runs.build import build
-from shoal.world.world import World
 
 
 def section(**given: Any) -> OptimizerSection:

@@ -14,7 +14,7 @@ from shoal.config.section import Choices
 from shoal.config.trust import RUNS, WRITES
 from shoal.models import MODELS, find
 from shoal.runs.run import resolve
-from shoal.runs.trained import open_config
+from shoal.runs.trained_run import open_config
 
 LINE = "click:1 dense_feature:0.5 1:3 2:4\nclick:0 dense_feature:0.25 1:5 2:6\n"
 
@@ -31,7 +31,8 @@ WORDS = {  # names and other words, no places
     *(f"data.clicks.{one}" for one in ("slots", "dense", "label", "group")),
     *(f"data.fields.{one}" for one in ("user", "item", "rating", "time", "label")),
     *(f"data.filter.{one}" for one in ("values", "user_inter_num", "item_inter_num")),
-    *("data.threshold", "data.normalize", "data.features", "data.labels", "data.sample_weight"),
+    *("data.threshold", "data.normalize", "data.cells", "data.features", "data.labels"),
+    "data.sample_weight",
     *("train.optimizer.tables", "rows.tables", "strategy.tables"),
     *("eval.mode", "eval.valid_metric", "eval.groups.user", "eval.groups.item"),
     *("data.split.at", "launch.ip", "run.gpu_ids"),
@@ -117,7 +118,7 @@ def plant(run: Path, key: str, value: str) -> None:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "shoal.command.cli", *words]
+    line = [sys.executable, "-m", "shoal.cli.main", *words]
     return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
 
 

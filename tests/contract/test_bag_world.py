@@ -11,12 +11,12 @@ from ranks import run_ranks
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim.rows import DEFINITIONS
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
-from shoal.training.strategy import make_strategy
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import DEFINITIONS
+from shoal.training.strategies import make_strategy
 
 ROWS, SIZE, STEPS = 40, 11, 8
 STRATEGIES: dict[str, dict[str, Any]] = {

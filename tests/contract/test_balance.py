@@ -12,10 +12,10 @@ from small import first_batches, small_config
 
 from shoal.data.cuts import cost
 from shoal.data.windows import LengthReader
+from shoal.distributed.world import World
 from shoal.models.nn.dropout import end_steps
 from shoal.runs.build import build
 from shoal.training.steps import seed_step
-from shoal.world.world import World
 
 pytestmark = pytest.mark.slow  # test_dropout_world has some of it in every run
 STEPS = 20

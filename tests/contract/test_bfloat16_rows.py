@@ -9,12 +9,12 @@ import torch
 from ranks import run_ranks
 from small import first_batches, small_config
 
+from shoal.distributed.world import World
 from shoal.embedding.engines.local import make_local
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Table
+from shoal.optimizers.row_optimizer import RowOptimizer
 from shoal.ps.server.server import Server
 from shoal.runs.build import Parts, build
-from shoal.world.world import World
 
 STEPS = 30
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -16,16 +16,16 @@ from planted_actions import LABELS as ACTED
 from planted_actions import acts_config, write_actions
 from zoo_clicks import HISTORIES, LABELS
 
+from shoal.clicks.synthetic import planted_clicks
 from shoal.config.schema import OptimizerSection, PlantedClicksSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.clicks.planted import planted_clicks
 from shoal.data.features import Feature, Label
+from shoal.distributed.world import World
 from shoal.models import MODELS, find
 from shoal.models.base import Facts
 from shoal.runs.build import build
 from shoal.runs.run import resolve
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies.single import Single
 
 pytestmark = pytest.mark.slow
 SECTION = PlantedClicksSection(samples=150_000, slots=6, ids_per_slot=10, dense=3)

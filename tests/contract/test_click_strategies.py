@@ -9,8 +9,8 @@ from click_batches import MODELS, losses, make_model
 from ranks import run_ranks
 
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.training.strategy import make_strategy
-from shoal.world.world import World
+from shoal.distributed.world import World
+from shoal.training.strategies import make_strategy
 
 STEPS = 20
 # name of the strategy, what else it is told

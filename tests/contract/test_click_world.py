@@ -12,12 +12,12 @@ from click_model import click_config, register, tiny_clicks
 from ranks import run_ranks
 from small import first_batches
 
+from shoal.clicks.synthetic import planted_clicks
 from shoal.config.schema import PlantedClicksSection
-from shoal.data.clicks.planted import planted_clicks
+from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.training.run_folder import RunFolder
 from shoal.training.trainer import Trainer
-from shoal.world.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there
 STEPS = 50
@@ -83,7 +83,8 @@ def fit(world: World, given: dict[str, Any], folder: str) -> dict[str, Any]:
     if world.is_main:
         run.create(False)
     world.barrier()
-    trainer = Trainer(config, parts.strategy, parts.reader, parts.evaluator, run, parts.fingerprint)
+    given = (parts.strategy, parts.reader, parts.evaluator, run, parts.fingerprint)
+    trainer = Trainer(parts.config, *given)
     result = trainer.fit(time.perf_counter())
     return {"step": trainer.cursor.step, "sizes": sizes, "auc": result["test"]["auc"]}
 

@@ -20,6 +20,7 @@ from zoo_clicks import ANY_WIDTH, CLICKS, LABELS, batch_of, facts_of, make_model
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
 from shoal.data.features import Feature
+from shoal.distributed.world import World
 from shoal.models import MODELS as NAMES
 from shoal.models import find
 from shoal.models.base import Facts
@@ -27,8 +28,7 @@ from shoal.models.nn.dropout import end_steps
 from shoal.ps.server.server import Server
 from shoal.runs.build import build
 from shoal.training.steps import seed_step
-from shoal.training.strategy import make_strategy
-from shoal.world.world import World
+from shoal.training.strategies import make_strategy
 
 STEPS = 4
 SLOW = pytest.mark.slow

@@ -12,13 +12,13 @@ from ranks import run_ranks
 from small import small_config
 
 from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.distributed.world import World
 from shoal.models.base import Facts
 from shoal.models.clicks.dnn import DNN
 from shoal.models.nn.dropout import end_steps
 from shoal.runs.build import build
 from shoal.training.steps import seed_step
-from shoal.training.strategy import make_strategy
-from shoal.world.world import World
+from shoal.training.strategies import make_strategy
 
 SASREC = {
     "model": "SASRec",

@@ -22,17 +22,17 @@ from zoo_clicks import CLICKS, HISTORIES, LABELS
 from zoo_models import MODELS, zoo_config
 
 from shoal.config.schema import Config
+from shoal.distributed.world import World
 from shoal.models import MODELS as NAMES
 from shoal.models import find
 from shoal.ps.server.server import Server
-from shoal.runs.artifact import check
-from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.writer import fields_of
 from shoal.runs.build import Parts, build
 from shoal.runs.run import resolve
-from shoal.training.checkpoint.writing import Checkpoints, give
+from shoal.serving.artifact import check
+from shoal.serving.artifact.artifact import Artifact
+from shoal.serving.artifact.writer import fields_of
+from shoal.training.checkpoint.writing import Checkpoints, restore_into
 from shoal.training.evaluation import Evaluator
-from shoal.world.world import World
 
 QUICK = ["UserKNN", "DIN"]
 FITTING = {  # of one width, for models that add or multiply vectors
@@ -72,13 +72,13 @@ def test_every_model_is_here() -> None:
 @pytest.mark.parametrize("name", each(MODELS))
 def test_what_ranks_items(name: str, tmp_path: Path) -> None:
     config = zoo_config(name)
-    export_here(trained(config), config, tmp_path / "artifact")
+    export_here(trained(config), tmp_path / "artifact")
 
 
 @pytest.mark.parametrize("name", each([*FIRST, *CLICKS]))
 def test_what_predicts_clicks(name: str, shop: Path, tmp_path: Path) -> None:
     config = click_config(name, shop)
-    artifact = export_here(trained(config), config, tmp_path / "artifact")
+    artifact = export_here(trained(config), tmp_path / "artifact")
     assert len(artifact.labels) == (2 if name in LABELS else 1)
 
 
@@ -87,13 +87,13 @@ def test_what_predicts_clicks(name: str, shop: Path, tmp_path: Path) -> None:
 def test_features_of_every_kind(model: str, shop: Path, tmp_path: Path) -> None:
     features = FEATURES if model == "DNN" else FITTING
     own = config(shop, model, data__features=features)
-    export_here(trained(own), own, tmp_path / "artifact")
+    export_here(trained(own), tmp_path / "artifact")
 
 
 @pytest.mark.slow
 def test_a_history_with_times_typed_by_hand(tmp_path: Path) -> None:
     config = zoo_config("HSTU")
-    artifact = export_here(trained(config), config, tmp_path / "artifact")
+    artifact = export_here(trained(config), tmp_path / "artifact")
     told = artifact.history_of(7)
     items = artifact.items.words[told.items].tolist()
     assert told.times is not None
@@ -174,9 +174,9 @@ def test_from_ranks(
 ) -> None:
     folder, config = spread(way), spread_config(name, shop)
     parts = build(config, World())
-    give(parts.strategy, Checkpoints(folder / name, World()).load_step(3))
+    restore_into(parts.strategy, Checkpoints(folder / name, World()).load_step(3))
     parts.model.eval()
-    artifact = export_here(parts, config, tmp_path / "artifact")
+    artifact = export_here(parts, tmp_path / "artifact")
     asked = load_file(folder / f"{name}.safetensors")
     expected, found = told_and_found(artifact, asked)
     torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5 * check._spread(expected))

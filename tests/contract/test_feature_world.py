@@ -9,8 +9,8 @@ from ps_cluster import serving
 from ranks import run_ranks
 from small import first_batches
 
+from shoal.distributed.world import World
 from shoal.runs.build import build
-from shoal.world.world import World
 
 STEPS = 12
 SIDED = {

@@ -13,11 +13,11 @@ from ranks import run_ranks
 from shoal.config.errors import ConfigError
 from shoal.data.batch import Batch
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.prepared.preparing import prepare
+from shoal.data.prepared.preparation import prepare
+from shoal.distributed.world import World
 from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.runs.build import build
 from shoal.runs.run import resolve
-from shoal.world.world import World
 
 pytest.importorskip("polars")
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def curve(world: World, toml: str, *words: str) -> dict[str, Any]:
         epoch += 1
     metrics = parts.evaluator.evaluate(parts.model, "test")
     parts.strategy.close()
-    return {"batch": config.train.batch_size, "losses": losses[:STEPS], "metrics": metrics}
+    return {"batch": parts.config.train.samples, "losses": losses[:STEPS], "metrics": metrics}
 
 
 def both(world: World, toml: str) -> dict[str, Any]:

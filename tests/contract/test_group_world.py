@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim.rows import DEFINITIONS
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
-from shoal.training.checkpoint.writing import Checkpoints, give
-from shoal.training.strategy import Strategy, make_strategy
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import DEFINITIONS
+from shoal.training.checkpoint.writing import Checkpoints, restore_into
+from shoal.training.strategies import Strategy, make_strategy
 
 STEPS, SAVED, RESUMED = 50, 23, 33
 ADMISSION = {"admission": {"threshold": 3.0}}
@@ -102,7 +102,7 @@ def save(strategy: Strategy, folder: Path) -> None:
 
 def go_on(world: World, folder: str, section: dict[str, Any]) -> list[float]:
     strategy = set_up_case(world, section, CASES["row"], "adagrad")
-    give(strategy, Checkpoints(Path(folder), world).load_step(SAVED))
+    restore_into(strategy, Checkpoints(Path(folder), world).load_step(SAVED))
     return train(strategy, SAVED, RESUMED)
 
 

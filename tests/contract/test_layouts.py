@@ -18,11 +18,11 @@ from torch import Tensor
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
-from shoal.training.strategy import make_strategy
-from shoal.world.world import World
+from shoal.training.strategies import make_strategy
 
 ROWS, STEPS = 40, 4
 IDS: dict[str, Callable[[Tensor], Tensor]] = {  # the batch's [size, 4] -> what a model looks up

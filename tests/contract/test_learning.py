@@ -9,12 +9,12 @@ import torch
 
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.models import MODELS, find
 from shoal.models.base import Facts
 from shoal.runs.build import build
 from shoal.runs.run import resolve
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies.single import Single
 
 DATA = {
     "data.name": "planted",
@@ -117,6 +117,7 @@ TIME = {"data.split.by": "leave_one_out", "data.split.order": "time"}
 def ndcg(model: str, options: dict[str, Any], epochs: int) -> float:
     config = resolve(values={"model": model.split()[0], **DATA, **options}).config
     parts = build(config, World())
+    parts.model.solve()
     parts.model.train()
     torch.manual_seed(1)  # of dropout
     for epoch in range(epochs):

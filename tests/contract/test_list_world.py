@@ -14,10 +14,10 @@ from ranks import run_ranks
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
-from shoal.embedding.optim.rows import DEFINITIONS
+from shoal.distributed.world import World
 from shoal.models.base import Output
-from shoal.training.strategy import make_strategy
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import DEFINITIONS
+from shoal.training.strategies import make_strategy
 
 STEPS = 50
 # kind of rows -> whether tables grow, what the section rows is given

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import shoal
+from shoal.distributed.world import World
 from shoal.ps.server.server import Server
 from shoal.runs.build import build
 from shoal.runs.run import resolve
-from shoal.world.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO_TOWER = str(ROOT / "examples" / "two_tower.py") + ":TwoTower"
@@ -43,7 +43,7 @@ def two_tower(world: World, strategy: str, addresses: list[str]) -> list[float]:
 
 def gathered(world: World) -> dict[str, Any]:
     """`gather_global`: uneven slices, one of them empty, and gradients of what others need."""
-    from shoal.training.strategy.base import Gathered
+    from shoal.training.strategies.base import Gathered
 
     everyone = torch.arange(6.0).view(3, 2)
     low, high = (0, 3) if world.rank == 0 else (3, 3)  # rank 0 has all of them
@@ -176,7 +176,7 @@ def loop(
 
 def examples(world: World, folder: str) -> dict[str, Any]:
     """The examples as they stand, in this world."""
-    import shoal.runs.collective.loop as room
+    import shoal.loop.loop as room
 
     found = {}
     before, room.connect = room.connect, lambda device: world  # type: ignore[assignment]

@@ -8,13 +8,13 @@ import torch
 from list_models import SIZE, global_batch, on_device, set_up, slice_of
 from ranks import run_ranks
 
+from shoal.distributed.world import World
 from shoal.embedding.placements.step_bytes import StepBytes, step_bytes
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
-from shoal.training.strategy import Strategy
-from shoal.world.world import World
+from shoal.training.strategies import Strategy
 
 ADMISSION = {"admission": {"threshold": 3.0}}
 # what the strategy is given, the section rows, whether tables grow

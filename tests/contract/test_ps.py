@@ -17,9 +17,9 @@ from ranks import run_ranks
 
 from shoal.config.row_rules import TiersSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
+from shoal.distributed.world import World
 from shoal.ps.server.server import Server
-from shoal.training.strategy import Strategy, make_strategy
-from shoal.world.world import World
+from shoal.training.strategies import Strategy, make_strategy
 
 STEPS = 50
 RATES = {"sgd": 0.1, "adagrad": 0.05, "adam": 0.003}

@@ -17,10 +17,10 @@ from click_model import click_config
 from ps_cluster import serving
 from ranks import run_ranks
 
+from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.training.run_folder import RunFolder, start_logging
 from shoal.training.trainer import Trainer
-from shoal.world.world import World
 
 SAMPLES = 2400
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ def train(world: World, place: str, strategy: dict[str, Any], batch: int) -> Non
     start_logging("INFO", world.rank, folder.path / "train.log" if world.is_main else None)
     parts = build(config, world)
     given = parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint
-    Trainer(config, *given).fit(0.0)
+    Trainer(parts.config, *given).fit(0.0)
     parts.strategy.close()
 
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import ClickModel, Facts
 from shoal.training.checkpoint import snapshot
-from shoal.training.checkpoint.writing import Checkpoints, give
-from shoal.training.strategy import Strategy, make_strategy
-from shoal.world.world import World
+from shoal.training.checkpoint.writing import Checkpoints, restore_into
+from shoal.training.strategies import Strategy, make_strategy
 
 STEPS, SAVED = 50, 23
 # Coefficients and the decay are exact in binary, so that no count hangs on rounding.
@@ -173,7 +173,7 @@ def save(strategy: Strategy, folder: Path) -> Path:
 def go_on(world: World, path: Path, section: dict[str, Any]) -> dict[str, Any]:
     """What comes after a checkpoint."""
     strategy = set_up(world, CASES[RELAY], section)
-    give(strategy, Checkpoints(path.parent, world).load_step(SAVED))
+    restore_into(strategy, Checkpoints(path.parent, world).load_step(SAVED))
     return outcome(strategy, CASES[RELAY], SAVED)
 
 
@@ -305,7 +305,7 @@ def test_servers_go_on(folder: Path) -> None:
     with serving(2, folder=checkpoints.folder) as running:
         servers = {"addresses": running.addresses}
         strategy = set_up(World(), CASES[RELAY], {"name": "ps", "ps": servers})
-        give(strategy, checkpoints.load_step(SAVED))
+        restore_into(strategy, checkpoints.load_step(SAVED))
         curve = train(strategy, CASES[RELAY], SAVED, STEPS)
         strategy.close()
     assert curve == pytest.approx(alone(RELAY)["losses"][SAVED:], rel=1e-5)

@@ -13,11 +13,11 @@ from click_batches import global_batch, make_model
 from ranks import free_port, run_ranks
 
 from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.distributed.rank_variables import set_rank
+from shoal.distributed.shared_gpu import SharedGpu
+from shoal.distributed.world import Group, World
 from shoal.ps.server.server import Server
-from shoal.training.strategy import make_strategy
-from shoal.world.sharing import SharedGpu
-from shoal.world.variables import set_rank
-from shoal.world.world import Group, World
+from shoal.training.strategies import make_strategy
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STRATEGIES = [{"name": "ddp"}, {"name": "sharded", "place": "row"}]

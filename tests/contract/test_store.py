@@ -5,10 +5,10 @@ import torch
 
 from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.local import make_local
-from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.rows.store import Rows, Store
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
+from shoal.optimizers.row_optimizer import DEFINITIONS, RowOptimizer
 
 needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 ENGINES = ["reference", "device", pytest.param("native", marks=needs_core)]

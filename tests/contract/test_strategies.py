@@ -16,11 +16,11 @@ from small import first_batches, small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.config.schema import Config
+from shoal.distributed.world import World
 from shoal.embedding.placements import replicated
 from shoal.runs.build import Parts, build
-from shoal.training.checkpoint.writing import Checkpoints, give, read
+from shoal.training.checkpoint.writing import Checkpoints, read, restore_into
 from shoal.training.steps import keep_hardest, one_ahead
-from shoal.world.world import World
 
 STEPS = 50
 MODELS: dict[str, dict[str, Any]] = {
@@ -186,7 +186,7 @@ def legs(world: World, folder: str, todo: list[tuple[int, str, str]]) -> list[fl
             return []  # the leg before was not run: another test's ranks
         parts, config = make(world, name, **RELAY, strategy__place=place)
         if number:
-            give(parts.strategy, checkpoints.load_step(10 * number))
+            restore_into(parts.strategy, checkpoints.load_step(10 * number))
         found += losses(parts, config, world, 10, start=10 * number)
         checkpoints.save(parts.strategy, {"step": 10 * (number + 1)})
         checkpoints.wait()

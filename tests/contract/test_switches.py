@@ -7,10 +7,10 @@ import pytest
 from ranks import run_ranks
 from small import small_config
 
+from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.training.run_folder import RunFolder
 from shoal.training.trainer import Trainer
-from shoal.world.world import World
 
 MODELS: dict[str, dict[str, Any]] = {
     "BPR": {},
@@ -29,7 +29,7 @@ def losses(world: World, model: str, folder: str, **values: Any) -> list[float]:
         RunFolder(folder).create(resume=False)
     found: list[float] = []
     trainer = Trainer(
-        config,
+        parts.config,
         parts.strategy,
         parts.reader,
         parts.evaluator,

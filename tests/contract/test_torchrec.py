@@ -18,13 +18,13 @@ from small import first_batches, small_config
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Model, Output
 from shoal.runs.build import build
-from shoal.training.checkpoint.snapshot import give, take
-from shoal.training.strategy import Strategy, make_strategy
-from shoal.world.world import World
+from shoal.training.checkpoint.snapshot import restore_into, take_snapshot
+from shoal.training.strategies import Strategy, make_strategy
 
 HAVE = all(find_spec(name) is not None for name in ("torchrec", "fbgemm_gpu"))
 needs_torchrec = pytest.mark.skipif(not HAVE, reason="TorchRec and FBGEMM are not installed")
@@ -105,10 +105,10 @@ def relay(world: World) -> list[float]:
     for number, backend in enumerate(["native", "torchrec", "native"]):
         strategy, slices, _ = prepared(world, "DeepFM", "adagrad", backend)
         if state is not None:
-            give(strategy, state)
+            restore_into(strategy, state)
         part = slices[7 * number : 7 * number + 7]
         losses += [float(strategy.train_step(batch)) for batch in part]
-        state = take(strategy, {})  # all ranks; rank 0 has the files
+        state = take_snapshot(strategy, {})  # all ranks; rank 0 has the files
         names = json.dumps(list(state.files)).encode() if world.is_main else None
         names = json.loads(world.broadcast_bytes(names))
         state.files = state.files if world.is_main else dict.fromkeys(names)
@@ -300,7 +300,7 @@ def test_an_id_without_a_row_is_refused() -> None:
 def test_without_torchrec_the_error_says_how_to_install_it(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("shoal.embedding.placements.torchrec", "shoal.training.strategy.torchrec"):
+    for name in ("shoal.embedding.placements.torchrec", "shoal.training.strategies.torchrec"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ValueError, match=r"make extras EXTRAS=torchrec.*backend=native"):

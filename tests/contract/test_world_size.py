@@ -7,10 +7,10 @@ from ranks import run_ranks
 from small import first_batches, small_config
 
 import shoal.training.evaluation.evaluator
+from shoal.distributed.world import World
 from shoal.embedding.placements.local import LocalRows
 from shoal.runs.build import build
 from shoal.training.steps import keep_hardest, seed_step
-from shoal.world.world import World
 
 STEPS = 100
 BERT4REC = {
@@ -107,7 +107,7 @@ def metrics(world: World, mode: str, model: str) -> dict[str, dict[str, float]]:
                 parts.strategy.dense_optimizer.step(0.05)
     values = {}
     for size in BATCH_SIZES:
-        parts.evaluator.section = config.eval.model_copy(update={"batch_size": size})
+        parts.evaluator.section = parts.config.eval.model_copy(update={"batch_size": size})
         values[f"{model} {mode} {size}"] = parts.evaluator.evaluate(parts.model, "test")
     return values
 

@@ -21,13 +21,13 @@ import shoal
 import shoal.runs.build as building
 from shoal.config.schema import Config, DataSection
 from shoal.data.dataset import Dataset
+from shoal.distributed.world import World
 from shoal.models import MODELS as NAMES
 from shoal.models import find
 from shoal.ps.server.server import Server
 from shoal.runs.build import Parts, build
-from shoal.runs.trained import Trained
+from shoal.runs.trained_run import Trained
 from shoal.training.steps import seed_step
-from shoal.world.world import World
 
 TRAINED = [name for name in MODELS if find(name.split()[0]).trainable]
 STEPS = 4
@@ -59,6 +59,7 @@ def data_made_once() -> Iterator[None]:
 def made(name: str, world: World, **values: Any) -> tuple[Parts, Config]:
     config = zoo_config(name, **values)
     parts = build(config, world)
+    parts.model.solve()
     parts.model.train()
     return parts, config
 

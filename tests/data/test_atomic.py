@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.config.schema import DataSection
-from shoal.data.prepared.prepare import load_dataset
+from shoal.data.loading.load import load_dataset
 
 INTER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 

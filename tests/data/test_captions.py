@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from shoal.config.schema import DataSection
-from shoal.data.prepared.captions import captions_of, columns_of_captions
-from shoal.data.prepared.prepare import load_dataset
+from shoal.data.loading.captions import captions_of, columns_of_captions
+from shoal.data.loading.load import load_dataset
 
 INTER = "user_id:token\titem_id:token\na\t7\na\t8\nb\t7\nb\t9\n"
 ITEM = (

@@ -14,15 +14,15 @@ from test_exactly_once import numbered
 from shoal.config.errors import ConfigError
 from shoal.data.cuts import cost, even_cuts, num_batches_of
 from shoal.data.history import Histories
+from shoal.data.loading.load import load_dataset
 from shoal.data.masking import MaskedWindows, Masking
-from shoal.data.prepared.prepare import load_dataset
 from shoal.data.samples import Prefixes
 from shoal.data.windows import LengthReader, Windows
+from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.training.cursor import Cursor
 from shoal.training.run_folder import RunFolder
 from shoal.training.trainer import Trainer
-from shoal.world.world import World
 
 MOST = 160  # items of a batch
 PLANS = ["windows", "bucketed windows", "prefixes", "masked windows", "masks from the start"]
@@ -176,7 +176,8 @@ def curve(folder: Path, stop: int | None = None, resume: bool = False, **values:
             raise KeyboardInterrupt
 
     trainer = Trainer(
-        *(config, parts.strategy, parts.reader, parts.evaluator, run, parts.fingerprint), on_step
+        *(parts.config, parts.strategy, parts.reader, parts.evaluator, run, parts.fingerprint),
+        on_step,
     )
     if resume:
         trainer.restore()
@@ -227,7 +228,7 @@ def test_models_without_histories_are_refused(tmp_path: Path) -> None:
         parts = build(config, World())
         given = (parts.strategy, parts.reader, parts.evaluator, RunFolder(tmp_path))
         with pytest.raises(ValueError, match=r"counts the items of histories, and BPR learns"):
-            Trainer(config, *given, parts.fingerprint)
+            Trainer(parts.config, *given, parts.fingerprint)
 
 
 @pytest.mark.parametrize("mode", ["async", "geo"])

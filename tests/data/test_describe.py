@@ -12,16 +12,16 @@ from browser import Browser, needs_browser
 from feature_data import config, values, write
 from typer.testing import CliRunner
 
-from shoal.command.cli import app
+from shoal.cli.main import app, refuse_part_of_a_name
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Dataset
 from shoal.data.knowledge import knowledge_of
-from shoal.data.prepared.prepare import load_dataset
+from shoal.data.loading.load import load_dataset
 from shoal.data.statistics import leakage
+from shoal.distributed.world import World
+from shoal.planning.data_summary import describe_run
 from shoal.runs.build import build
-from shoal.runs.describe import describe_run
 from shoal.runs.run import resolve
-from shoal.world.world import World
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_the_command_prints_and_writes(folder: Path, tmp_path: Path) -> None:
     more = ["--write", str(features), "--html", str(page)]
     ran = CliRunner().invoke(app, ["data", "describe", *keys, *more])
     assert ran.exit_code == 0, ran.output
-    assert "The number of users: 41" in ran.output
+    assert "The number of users: 40" in ran.output
     assert re.search(r"age +number +user +- +- +6\n", ran.output)
     # What was written trains as what was guessed.
     keep = {k: v for k, v in values(folder).items() if k != "data.load"}
@@ -105,7 +105,7 @@ def test_a_click_log_is_described() -> None:
 @pytest.mark.parametrize(
     ("times", "said"),
     [
-        (["01/02/2025", "03/02/2025"], "Times: from 2025-02-01 00:00:00 to 2025-02-03 00:00:00"),
+        (["13/02/2025", "15/02/2025"], "Times: from 2025-02-13 00:00:00 to 2025-02-15 00:00:00"),
         (["20", "7"], "Times: from 7 to 20"),
     ],
 )
@@ -160,3 +160,36 @@ def test_triples_reach_a_model(tmp_path: Path) -> None:
 def test_the_guess_needs_no_model_of_features(folder: Path) -> None:
     told = describe_run(config(folder, "LightFM"))
     assert "genre" in told.yaml and "age" in told.text
+
+
+ROWS = "user,item,time\n" + "".join(f"u{k % 9},i{k * 7 % 11},{k}\n" for k in range(120))
+
+
+def test_the_command_ends_with_what_to_type_next(tmp_path: Path) -> None:
+    file = tmp_path / "my ratings.csv"
+    file.write_text(ROWS)
+    ran = CliRunner().invoke(app, ["data", "describe", str(file), "--model=BPR"])
+    assert ran.exit_code == 0, ran.output
+    assert "\nnext:\n" in ran.output
+    assert f"  shoal train '{file}' --model=BPR " in ran.output
+    assert f"  shoal data describe '{file}' --model=BPR --html page.html" in ran.output
+
+
+def test_a_command_without_its_group_is_named_whole() -> None:
+    with pytest.raises(ValueError, match=r"no command shoal describe; did you mean shoal data d"):
+        refuse_part_of_a_name(["describe", "ratings.csv"])
+    for words in ([], ["train"], ["data", "describe"], ["nonsense"]):
+        refuse_part_of_a_name(words)
+
+
+def test_a_column_that_is_not_there_is_one_error_without_a_guess(tmp_path: Path) -> None:
+    """A guess of columns is said where it was made: not of what the user named."""
+    file = tmp_path / "ratings.csv"
+    file.write_text(ROWS)
+    words = [str(file), "--user=usr", "--data.cache=false"]
+    wrong = CliRunner().invoke(app, ["data", "describe", *words])
+    assert "by the names of its columns" not in wrong.output
+    text = r"has no column 'usr' \(command line .*; it has user, item, time; .*did you mean user\?"
+    assert re.search(text, str(wrong.exception)), wrong.exception
+    named = CliRunner().invoke(app, ["data", "describe", str(file), "--user=time"])
+    assert "by the names of its columns, item = item; change with --item=NAME\n" in named.output

@@ -12,17 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.command import exit
-from shoal.command.cli import app
+from shoal.cli import exit
+from shoal.cli.main import app
+from shoal.clicks.memory_mapped import prepare_log
 from shoal.config.launch_section import RunSection
 from shoal.config.schema import DataSection
-from shoal.data.clicks.mapped import prepare_log
-from shoal.data.doubts import doubts
+from shoal.data.data_warnings import find_data_warnings
+from shoal.data.loading.load import load_dataset
 from shoal.data.pairs import Pairs, count_pairs
-from shoal.data.prepared import preparing
+from shoal.data.prepared import preparation as preparing
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.prepared.prepare import load_dataset
-from shoal.runs.describe import describe_run
+from shoal.planning.data_summary import describe_run
 from shoal.runs.fit import Fitted
 from shoal.runs.run import resolve
 
@@ -75,8 +75,9 @@ def test_prepared_data_is_counted_like_raw_data(order: str, width: str, tmp_path
         *("data.bad_rows", "data.filter.values.rating", "data.filter.item_inter_num")
     }
     assert sum(found.left_out.values()) + found.num_inter == 401
-    assert doubts(found) == doubts(expected) and len(doubts(found)) == 4
-    assert len(doubts(found, repeatable=True)) == 2
+    warnings = find_data_warnings(found)
+    assert warnings == find_data_warnings(expected) and len(warnings) == 4
+    assert len(find_data_warnings(found, repeatable=True)) == 2
 
 
 def trained(tmp_path: Path, files: dict[str, str], **more: Any) -> tuple[dict[str, Any], str]:

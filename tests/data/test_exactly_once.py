@@ -17,17 +17,17 @@ import pytest
 import torch
 from small import small_config
 
+from shoal.clicks.log import ClickLog
+from shoal.clicks.readers import InMemory, Stream, load
+from shoal.clicks.samples import Layout
 from shoal.data import random as random_room
 from shoal.data.batch import Batch
-from shoal.data.clicks.log import ClickLog
-from shoal.data.clicks.readers import InMemory, Stream, load
-from shoal.data.clicks.samples import Layout
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
+from shoal.data.loading.load import load_dataset
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.prepared.prepare import load_dataset
-from shoal.data.prepared.preparing import prepare
+from shoal.data.prepared.preparation import prepare
 from shoal.data.reader import Interactions, Reader
 from shoal.data.windows import Windows
 

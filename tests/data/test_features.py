@@ -18,10 +18,10 @@ from shoal.data.batch import Jagged
 from shoal.data.encode import encode
 from shoal.data.features import features_of, guess, options
 from shoal.data.joined import JoinedSamples, pack
-from shoal.data.prepared.prepare import load_dataset
+from shoal.data.loading.load import load_dataset
+from shoal.distributed.world import World
 from shoal.models.base import Facts
 from shoal.runs.build import build
-from shoal.world.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there
 

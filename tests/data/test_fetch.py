@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config.schema import DataSection
-from shoal.data.prepared.prepare import load_dataset
+from shoal.data.loading.load import load_dataset
 from shoal.data.sources.fetch import ARCHIVES, Archive, FetchError, fetch
 
 RATINGS = "".join(f"{n % 50}\t{n % 97}\t{n % 5 + 1}\t{n}\n" for n in range(40_000))
@@ -202,8 +202,8 @@ def test_bad_names_and_mirrors(tmp_path):
         fetch("ml100k", tmp_path, progress=False)
     with pytest.raises(FetchError, match=r"mirror folder .*nowhere holds no ml-100k\.zip"):
         fetch("ml-100k", tmp_path, mirror=str(tmp_path / "nowhere"), progress=False)
-    with pytest.raises(FetchError, match="neither a folder nor a file://"):
-        fetch("ml-100k", tmp_path, mirror="ftp://host/x", progress=False)
+    with pytest.raises(FetchError, match="neither a folder nor an address"):
+        fetch("ml-100k", tmp_path, mirror="gopher://host/x", progress=False)
     (tmp_path / "file").write_text("")
     with pytest.raises(FetchError, match=r"cannot write ml-100k to .*file"):
         fetch("ml-100k", tmp_path / "file", progress=False)

@@ -7,8 +7,8 @@ import pytest
 from small import small_config
 
 from shoal.data.history import Histories
+from shoal.data.loading.load import load_dataset
 from shoal.data.masking import Laid, MaskedWindows, Masking
-from shoal.data.prepared.prepare import load_dataset
 
 DATASET = load_dataset(small_config("Pop").data, seed=1)
 HISTORIES = Histories(DATASET, ("train",), max_len=12)

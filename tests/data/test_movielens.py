@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config.schema import DataSection
-from shoal.data.prepared.prepare import load_dataset
+from shoal.data.loading.load import load_dataset
 
 ROWS = [
     ("196", "242", 3.0, 881250949.0),

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shoal.command.cli import app
+from shoal.cli.main import app
 from shoal.data.dataset import Dataset
+from shoal.data.loading.location import data_values, named_data
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.prepared.named import data_values, named_data
-from shoal.data.prepared.preparing import prepare
+from shoal.data.prepared.preparation import prepare
+from shoal.distributed.world import World
 from shoal.models import find
+from shoal.planning.data_summary import describe_run
 from shoal.runs.build import build
-from shoal.runs.describe import describe_run
 from shoal.runs.run import label, resolve
-from shoal.world.world import World
 
 ROWS = "".join(f"u{n % 9},i{n * n % 17},{n % 2}\n" for n in range(90))
 LOG = "".join(f"click:{n % 2} dense_feature:0.5 1:{n % 7} 2:{n % 5}\n" for n in range(60))

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.clicks.log import ClickLog, make_layout, pick_format
+from shoal.clicks.readers import Stream, load
 from shoal.config.schema import ClicksSection, DataSection
-from shoal.data.clicks.log import ClickLog, make_layout, pick_format
-from shoal.data.clicks.readers import Stream, load
+from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.prepared.prepare import load_dataset
-from shoal.data.prepared.preparing import prepare
+from shoal.data.prepared.preparation import prepare
 
 SLOTS = "".join(f"click:{k % 2} 1:{k + 1}\n" for k in range(5000))
 CSV = "label,C1\n" + "".join(f"{k % 2},{k + 1}\n" for k in range(5000))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from shoal.config.schema import DataSection, PlantedSection
-from shoal.data.prepared.prepare import load_dataset
-from shoal.data.sources.planted import planted_truth
+from shoal.data.loading.load import load_dataset
+from shoal.data.sources.synthetic import planted_truth
 
 SMALL = {"users": 60, "items": 90, "interactions": 1200}
 
@@ -18,7 +18,7 @@ def load(planted=None, **options):
 
 @pytest.fixture(scope="module")
 def default():
-    return load()
+    return load(split={"by": "ratio", "order": "random"})
 
 
 def fingerprint(data):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from shoal.config.intervals import parse_intervals
 from shoal.config.schema import DataSection
 from shoal.data.filters import kept_rows, within
+from shoal.data.loading.load import load_dataset
+from shoal.data.loading.location import interactions_of
 from shoal.data.passes import EVERYTHING
-from shoal.data.prepared.named import interactions_of
-from shoal.data.prepared.prepare import load_dataset
 
 HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 

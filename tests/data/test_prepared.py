@@ -18,9 +18,9 @@ from small import DATA, NO_DROPOUT, small_config
 from shoal.data import passes as partition
 from shoal.data import random as random_room
 from shoal.data.history import Histories
+from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob, check, locked
-from shoal.data.prepared.prepare import load_dataset
-from shoal.data.prepared.preparing import prepare
+from shoal.data.prepared.preparation import prepare
 from shoal.data.sampler import SeenPairs
 from shoal.data.sources import text
 from shoal.runs.build import fingerprint
@@ -57,6 +57,7 @@ def write_csv(path: Path, table: np.ndarray) -> Path:
 def config_of(path: Path, model: str = "SASRec", **values):
     keys = {key.replace("__", "."): value for key, value in values.items()}
     given = {"data.name": "some", "data.path": str(path), "data.cache": False}
+    given["train.batch_size"] = 2048  # decided by a run, else
     return small_config(model, **given, **keys)
 
 
@@ -367,7 +368,7 @@ def test_training_from_a_prepared_folder_does_not_import_polars(tmp_path) -> Non
     script = (
         "import sys; sys.modules['polars'] = None\n"
         "from shoal.config.schema import DataSection, SplitSection\n"
-        "from shoal.data.prepared.prepare import load_dataset\n"
+        "from shoal.data.loading.load import load_dataset\n"
         f"data = DataSection(path={str(to)!r}, split=SplitSection(by='ratio'))\n"
         "assert load_dataset(data, 1).num_inter == 3000\n"
     )

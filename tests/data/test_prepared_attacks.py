@@ -11,11 +11,11 @@ import pytest
 from test_prepared import config_of, rows, write_inter
 
 from shoal.config.schema import DataSection
-from shoal.data import store as files
+from shoal.data import column_store as files
+from shoal.data.loading.load import load_dataset
 from shoal.data.prepared import views
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.prepared.prepare import load_dataset
-from shoal.data.prepared.preparing import prepare
+from shoal.data.prepared.preparation import prepare
 from shoal.data.split import PHASES
 
 
@@ -64,13 +64,13 @@ def test_a_view_that_is_of_other_columns_is_made_again(prepared: DataSection, wh
     name, change, dtype = SPOILED[what]
     dataset, view = load_dataset(prepared, 5), view_of(prepared)
     before = {phase: dataset.user_ids(phase).copy() for phase in PHASES}  # they are mapped
-    whole = files.map_array(view, files.Stored.of(arrays_of(view)[name])).copy()
+    whole = files.map_array(view, files.Stored.from_entry(arrays_of(view)[name])).copy()
     rewrite(view, name, change(whole), dtype)
     after = load_dataset(prepared, 5)
     for phase in PHASES:
         np.testing.assert_array_equal(before[phase], after.user_ids(phase))
     np.testing.assert_array_equal(
-        files.map_array(view, files.Stored.of(arrays_of(view)[name])), whole
+        files.map_array(view, files.Stored.from_entry(arrays_of(view)[name])), whole
     )
 
 

@@ -14,16 +14,16 @@ import torch
 from test_exactly_once import count
 from typer.testing import CliRunner
 
-from shoal.command.cli import app
+from shoal.cli.main import app
+from shoal.clicks import open_clicks
+from shoal.clicks.memory_mapped import open_log, prepare_log
 from shoal.config.schema import Config
-from shoal.data import store as files
+from shoal.data import column_store as files
 from shoal.data.batch import Jagged
-from shoal.data.clicks import open_clicks
-from shoal.data.clicks.mapped import open_log, prepare_log
 from shoal.data.prepared.folder import PrepareJob, check
-from shoal.runs.describe import describe_run
+from shoal.distributed.world import World
+from shoal.planning.data_summary import describe_run
 from shoal.runs.run import resolve, train_here
-from shoal.world.world import World
 
 SLOTS = {"data.format": "slots", "data.clicks.slots": 3, "data.clicks.dense": 2}
 
@@ -213,8 +213,8 @@ def test_a_folder_that_was_changed_is_refused(tmp_path, what) -> None:
 
 def test_interactions_and_logs_are_not_mixed_up(tmp_path) -> None:
     pytest.importorskip("polars")
-    from shoal.data.prepared.prepare import load_dataset
-    from shoal.data.prepared.preparing import prepare
+    from shoal.data.loading.load import load_dataset
+    from shoal.data.prepared.preparation import prepare
 
     write(tmp_path)
     (tmp_path / "a.csv").write_text("user_id,item_id\n1,2\n1,3\n2,3\n")

@@ -12,19 +12,19 @@ import pytest
 import torch
 from test_exactly_once import count
 
+from shoal.clicks.readers import InMemory
+from shoal.clicks.samples import Layout
 from shoal.config.schema import Config
 from shoal.data.batch import Jagged
-from shoal.data.clicks.readers import InMemory
-from shoal.data.clicks.samples import Layout
 from shoal.data.dataset import Dataset, Ragged
 from shoal.data.encode import encode
 from shoal.data.features import features_of, labels_of
 from shoal.data.joined import JoinedSamples
+from shoal.data.loading.load import load_dataset, with_side_files
 from shoal.data.prepared.folder import PrepareJob, check
-from shoal.data.prepared.prepare import load_dataset, with_side_files
-from shoal.data.prepared.preparing import prepare
+from shoal.data.prepared.preparation import prepare
+from shoal.planning.data_summary import describe_run
 from shoal.runs.build import fingerprint
-from shoal.runs.describe import describe_run
 from shoal.runs.run import resolve, train_here
 
 pl = pytest.importorskip("polars")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shoal.config.schema import DataSection
+from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.prepared.prepare import load_dataset
-from shoal.data.prepared.preparing import prepare
+from shoal.data.prepared.preparation import prepare
 from shoal.data.sources import text
 from shoal.data.sources.quotes import CellFormat
 

@@ -9,17 +9,18 @@ import numpy as np
 import polars as pl
 import pytest
 
+from shoal import clicks
+from shoal.clicks.lines import Parser
+from shoal.clicks.log import ClickLog, make_layout, pick_format
+from shoal.clicks.readers import load
 from shoal.config import data_section as schema
 from shoal.config.schema import DataSection
-from shoal.data import clicks, sources
-from shoal.data.clicks.lines import Parser
-from shoal.data.clicks.log import ClickLog, make_layout, pick_format
-from shoal.data.clicks.readers import load
+from shoal.data import sources
+from shoal.data.loading.load import load_dataset
+from shoal.data.loading.location import named_data
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.prepared.named import named_data
-from shoal.data.prepared.prepare import load_dataset
-from shoal.data.prepared.preparing import prepare
-from shoal.data.raw import Raw, RawColumn, RawTable
+from shoal.data.prepared.preparation import prepare
+from shoal.data.raw_columns import Raw, RawColumn, RawTable
 from shoal.data.sources.table import Part, TableHeader
 from shoal.data.sources.typed import FilePiece
 
@@ -39,7 +40,7 @@ def forget() -> Iterator[None]:
 class Chain(sources.Source):
     name = "chain"
 
-    def found(self, config: DataSection) -> bool:
+    def matches(self, config: DataSection) -> bool:
         return (config.folder / "chain.txt").exists()
 
     def read(self, config: DataSection) -> Raw:

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from shoal.config.data_section import seconds_of
 from shoal.config.schema import DataSection, SplitSection
-from shoal.data.prepared import preparing
+from shoal.data.loading.load import load_dataset
+from shoal.data.prepared import preparation as preparing
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.prepared.prepare import load_dataset
 from shoal.data.split import PHASES, phase_of_rows, rows_by_phase
+from shoal.runs.run import resolve
 
 
 def split(users, times=None, seed=0, **options):
@@ -52,7 +53,7 @@ def plain_counts(total, ratio):
 )
 @pytest.mark.parametrize("group_by", ["user", "none"])
 def test_ratio_counts(total, ratio, counts, group_by):
-    parts = split([3] * total, ratio=ratio, group_by=group_by)
+    parts = split([3] * total, by="ratio", ratio=ratio, group_by=group_by)
     assert [len(parts[p]) for p in ("train", "valid", "test")] == counts
 
 
@@ -65,7 +66,7 @@ def test_ratio_counts(total, ratio, counts, group_by):
 )
 def test_every_row_is_in_one_phase_and_every_user_is_cut_by_the_rule(users, ratio, order, seed):
     times = [7 * u % 5 for u in users]
-    parts = split(users, times, seed, ratio=list(map(float, ratio)), order=order)
+    parts = split(users, times, seed, by="ratio", ratio=list(map(float, ratio)), order=order)
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(users)))
     for user in set(users):
         found = [sum(users[r] == user for r in parts[p]) for p in ("train", "valid", "test")]
@@ -75,13 +76,13 @@ def test_every_row_is_in_one_phase_and_every_user_is_cut_by_the_rule(users, rati
 def test_time_order_by_user_and_over_all():
     users = [1, 2, 1, 2, 1, 2, 1, 2]
     times = [5, 1, 4, 2, 3, 3, 2, 4]
-    by_user = split(users, times, order="time", ratio=[2.0, 1.0, 1.0])
+    by_user = split(users, times, by="ratio", order="time", ratio=[2.0, 1.0, 1.0])
     assert {p: r.tolist() for p, r in by_user.items()} == {
         "train": [1, 3, 4, 6],
         "valid": [2, 5],
         "test": [0, 7],
     }
-    overall = split(users, times, order="time", ratio=[2.0, 1.0, 1.0], group_by="none")
+    overall = split(users, times, by="ratio", order="time", ratio=[2.0, 1.0, 1.0], group_by="none")
     # by time, ties by row: 1 | 3 6 | 4 5 | 2 7 | 0
     assert {p: r.tolist() for p, r in overall.items()} == {
         "train": [1, 3, 4, 6],
@@ -122,7 +123,8 @@ def test_random_order_is_written_down():
 @pytest.mark.skipif(not os.environ.get("SHOAL_TEST_DATA"), reason="SHOAL_TEST_DATA is not set")
 def test_the_split_of_ml_100k_is_the_one_recbole_makes():
     """The hash of RecBole 1.2.1's own test split for seed 2020, as sorted `user<tab>item` lines."""
-    config = DataSection(name="ml-100k", path=os.environ["SHOAL_TEST_DATA"], cache=False)
+    words = ["--model=BPR", "--dataset=ml-100k", f"--data_path={os.environ['SHOAL_TEST_DATA']}"]
+    config = resolve(overrides=[*words, "--data.cache=false"]).config.data
     dataset = load_dataset(config, seed=2020)
     users = dataset.vocab["user_id"][dataset.user_ids("test")]
     items = dataset.vocab["item_id"][dataset.item_ids("test")]

@@ -18,11 +18,12 @@ import pytest
 import shoal
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Dataset
-from shoal.data.prepared.prepare import load_dataset
+from shoal.data.dates import AmbiguousDates, shown_time
+from shoal.data.loading.load import load_dataset
 from shoal.data.sources.frames import to_polars
+from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.runs.run import resolve
-from shoal.world.world import World
 
 random = np.random.default_rng(3)
 ROWS = 600
@@ -361,14 +362,21 @@ def test_types_are_guessed(tmp_path: Path) -> None:
     assert np.asarray(found.inter["timestamp"])[0] == 1577872800.0
 
 
-def test_dates_in_doubt_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_dates_that_nothing_decides_are_asked_about(tmp_path: Path) -> None:
+    head = "user_id,item_id,timestamp\n"
     rows = "".join(f"{k},{k},0{k + 1}/02/2025\n" for k in range(9))
-    load(tmp_path, "a.csv", "user_id,item_id,timestamp\n" + rows)
-    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "a.csv, column 'timestamp': '01/02/2025' was read day first" in told
-    assert "times go from 2025-02-01 00:00:00 to 2025-02-09 00:00:00" in told
-    with pytest.raises(ValueError, match=r"line 11: 'soon' in 'timestamp' is no time that can be"):
-        load(tmp_path, "a.csv", "user_id,item_id,timestamp\n" + rows + "1,2,soon\n")
+    with pytest.raises(AmbiguousDates) as caught:
+        load(tmp_path, "a.csv", head + rows, bad_rows="skip")
+    assert "a.csv, column 'timestamp': '01/02/2025' may have the day or" in str(caught.value)
+    assert "'--data.cells.timestamp.order=month'" in str(caught.value)
+    for order, first in (("day", "2025-02-01"), ("month", "2025-01-02")):
+        cells = {"timestamp": {"order": order}}
+        found = load(tmp_path, "a.csv", head + rows, cells=cells)
+        assert shown_time(found.flat("timestamp")[0]) == f"{first} 00:00:00"
+    found = load(tmp_path, "a.csv", head + rows + "1,2,13/02/2025\n")
+    assert shown_time(found.flat("timestamp")[0]) == "2025-02-01 00:00:00"
+    with pytest.raises(ValueError, match=r"line 12: 'soon' in 'timestamp' is no time that can be"):
+        load(tmp_path, "a.csv", head + rows + "1,2,13/02/2025\n1,2,soon\n")
 
 
 def test_parts_that_are_split_already(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.tiered import Tiered
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.rows.admission import Admission
 from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.table import Init, Table
+from shoal.optimizers.row_optimizer import DEFINITIONS, RowOptimizer
 
 ROWS, DIM, STEPS = 30, 21, 3
 LENGTHS = [3, 0, 7, 1, 40, 0, 2, 12]  # one is longer than a window of the GPU's kernels
@@ -267,7 +267,7 @@ def test_bags_are_joined_and_cut() -> None:
     assert joined.offsets.tolist() == [0, 2, 2, 3, 4, 5, 6]
     assert joined.weights.tolist() == [1.0, 2.0, 3.0, 1.0, 1.0, 1.0]
     assert joined.bag_of(6).tolist() == [0, 0, 2, 3, 4, 5]
-    kept = joined.kept(torch.tensor([True, False, False, True, True, False]))
+    kept = joined.keep_ids(torch.tensor([True, False, False, True, True, False]))
     assert kept.offsets.tolist() == [0, 1, 1, 1, 2, 3, 3]
     assert kept.weights is not None and kept.weights.tolist() == [1.0, 1.0, 1.0]
     assert join_bags([(3, None), (2, None)]) is None

@@ -10,12 +10,12 @@ from ranks import run_ranks
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
 from shoal.embedding.placements.exchange import WirePrecision
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
-from shoal.training.strategy import make_strategy
-from shoal.world.world import World
+from shoal.training.strategies import make_strategy
 
 BFLOAT16, FLOAT16 = WirePrecision(torch.bfloat16), WirePrecision(torch.float16)
 ROW = 1.00390625  # 1 + 2^-8: between two values of bfloat16, as float16 has it

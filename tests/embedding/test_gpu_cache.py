@@ -13,13 +13,13 @@ from click_batches import global_batch, make_model
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.config.schema import OptimizerSection
-from shoal.embedding.optim.rows import RowOptimizer
+from shoal.distributed.world import World
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import EVERY
 from shoal.embedding.rows.table import Init, Table
-from shoal.training.strategy.graphed import Graphed
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import RowOptimizer
+from shoal.training.strategies.graphed import Graphed
+from shoal.training.strategies.single import Single
 
 gpu_engine = import_kernels("shoal.embedding.engines.gpu_engine")
 CachedGpuTables = import_kernels("shoal.embedding.engines.gpu_cache").CachedGpuTables

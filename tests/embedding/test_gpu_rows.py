@@ -10,10 +10,10 @@ import torch
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.embedding.engines.reference import Reference
-from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.rows.admission import Shrink
 from shoal.embedding.rows.store import EVERY
 from shoal.embedding.rows.table import Init, Numbering, Table
+from shoal.optimizers.row_optimizer import DEFINITIONS, RowOptimizer
 
 gpu_index = import_kernels("shoal.kernels.gpu.index")
 gpu_growing, gpu_engine, gpu_tables = (
@@ -239,7 +239,7 @@ def test_every_row_of_a_leaf():
     compare(engines[0], references[0])
     want = references[0].pull(EVERY)
     torch.testing.assert_close(engines[0].pull(EVERY).cpu(), want)
-    torch.testing.assert_close(engines[0].lend().cpu(), want)
+    torch.testing.assert_close(engines[0].view_rows().cpu(), want)
     with pytest.raises(ValueError, match="grows: it has no last row"):
         engines[1].pull(EVERY)
 

@@ -5,11 +5,11 @@ import torch
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
-from shoal.training.strategy import make_strategy
-from shoal.world.world import World
+from shoal.training.strategies import make_strategy
 
 LISTS, LENGTH, DIM, ROWS = 20, 300, 32, 50_000
 

@@ -9,10 +9,10 @@ from services import attach, taken
 from shoal.data.batch import Batch
 from shoal.embedding.engines.local import make_local, pull_all
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core
 from shoal.models.nn.losses import bpr_loss
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 USERS, ITEMS = Table("user", 4, 9), Table("item", 4, 12)
 BACKENDS = ["reference", *(["native"] if has_core() else [])]

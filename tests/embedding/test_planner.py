@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shoal.config.schema import StrategySection
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.planner import plan_tables
 from shoal.embedding.rows.table import Table
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 ADAM = RowOptimizer("adam")  # a value has two floats of state: 12 bytes
 BIG = Table("big", 64, 1_000_000)

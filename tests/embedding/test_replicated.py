@@ -12,15 +12,15 @@ from forks import forked
 from ranks import free_port, run_ranks
 from torch import Tensor
 
+from shoal.distributed.peer_errors import PeerLost
+from shoal.distributed.rank_variables import set_rank
+from shoal.distributed.shm_group import RING, can_share_memory
+from shoal.distributed.world import World, connect
 from shoal.embedding.engines.local import make_local
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.replicated import ReplicatedRows
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
-from shoal.world.peer_errors import PeerLost
-from shoal.world.shm_group import RING, can_share_memory
-from shoal.world.variables import set_rank
-from shoal.world.world import World, connect
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 pytestmark = pytest.mark.skipif(not can_share_memory(), reason="ranks share no memory here")
 TABLES = {"user": Table("user", 3, 9), "item": Table("item", 2, None)}

@@ -19,16 +19,16 @@ from safetensors.torch import load as parse_tensors
 
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.distributed.world import World
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
-from shoal.embedding.engines.row_files import RowFilesRead, chunks, take_over, tell_lost
-from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.engines.row_files import RowFilesRead, chunks, take_over, warn_lost
 from shoal.embedding.rows.admission import Admission, Filter, Pending
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
-from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give, take
-from shoal.training.strategy import make_strategy
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import RowOptimizer
+from shoal.training.checkpoint.writing import Checkpoints, Snapshot, restore_into, take_snapshot
+from shoal.training.strategies import make_strategy
 
 # Without the core there are no Bloom filters: ids are counted exactly (see Admission).
 pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
@@ -262,26 +262,26 @@ def without_filter(snapshot: Snapshot) -> Snapshot:
 def test_a_snapshot_goes_on_bit_for_bit(warnings: list[str]) -> None:
     strategy, other, anew = strategy_of(rules()), strategy_of(rules()), strategy_of(rules())
     train(strategy, 1, 7)
-    saved = take(strategy, {})
-    give(other, saved)
+    saved = take_snapshot(strategy, {})
+    restore_into(other, saved)
     assert warnings == []
     assert train(strategy, 7, 14) == train(other, 7, 14)
-    files = [take(one, {}).files for one in (strategy, other)]
+    files = [take_snapshot(one, {}).files for one in (strategy, other)]
     assert files[0] == files[1]
-    give(anew, without_filter(saved))
+    restore_into(anew, without_filter(saved))
     assert len(warnings) == 1
     train(anew, 7, 14)
-    assert take(anew, {}).files != files[0], "the case shows nothing"
+    assert take_snapshot(anew, {}).files != files[0], "the case shows nothing"
 
 
 def test_going_back_forgets_later_counts() -> None:
     strategy = strategy_of(rules())
     train(strategy, 1, 4)
-    saved = take(strategy, {})
+    saved = take_snapshot(strategy, {})
     train(strategy, 4, 9)
-    give(strategy, saved)
-    assert take(strategy, {}).files == saved.files
-    give(strategy, without_filter(saved))
+    restore_into(strategy, saved)
+    assert take_snapshot(strategy, {}).files == saved.files
+    restore_into(strategy, without_filter(saved))
     assert not filter_of(strategy.stores["slots"]).any()
 
 
@@ -301,7 +301,7 @@ def test_other_rules_of_a_resumed_run(
     """Said once, by the table's name; what has a row goes on."""
     strategy, other = strategy_of(rules()), strategy_of(rules(**now))
     train(strategy, 1, 7)
-    give(other, take(strategy, {}))
+    restore_into(other, take_snapshot(strategy, {}))
     assert len(warnings) == (why is not None)
     if why is not None:
         assert warnings[0].startswith("table slots: ids without a row are counted from nothing ag")
@@ -318,9 +318,9 @@ def test_a_checkpoint_of_exact_counts_begins_a_filter(warnings: list[str]) -> No
         strategy_of(rules(bloom_counters=1 << 16)),
     )
     train(strategy, 1, 3)
-    saved = take(strategy, {})
+    saved = take_snapshot(strategy, {})
     (pending,) = strategy.stores["slots"].export_pending()
-    give(other, saved)
+    restore_into(other, saved)
     assert warnings == [] and len(pending.ids) > 50
     found = filter_of(other.stores["slots"])
     for id_, show in zip(pending.ids.tolist(), pending.show.tolist()):
@@ -333,7 +333,7 @@ def test_a_filter_of_another_layout_is_told(warnings: list[str]) -> None:
     taken, nothing = RowFilesRead(), next(iter(chunks(make())))
     file = nothing | {"bloom.facts": torch.tensor([0, SIZE, 2, 0, 1])}
     take_over(store, file | {"bloom.counters": torch.ones(SIZE).byte()}, taken)
-    tell_lost(store, taken)
+    warn_lost(store, taken)
     assert len(warnings) == 1 and f"1 × {SIZE} bytes in another order" in warnings[0]
     assert not filter_of(store).any()
 
@@ -356,9 +356,9 @@ def on_ranks(world: World, folder: str) -> dict[str, Any]:
     world.barrier()
     with listening() as said:
         snapshot = checkpoints.load_step(7)
-        give(second, snapshot)
+        restore_into(second, snapshot)
         before = len(said)
-        give(larger, snapshot)
+        restore_into(larger, snapshot)
     for strategy in (first, second):
         teach_slice(strategy, 7, 14)
     held = [everything(strategy.stores["slots"]) for strategy in (first, second)]

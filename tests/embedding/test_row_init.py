@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.config.row_rules import RowsSection
-from shoal.embedding.as_configured import as_configured
 from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.rows.table import Init, Table
+from shoal.embedding.table_settings import as_configured
 
 MASK = (1 << 64) - 1
 

@@ -16,9 +16,9 @@ from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
-from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
+from shoal.optimizers.row_optimizer import DEFINITIONS, RowOptimizer
 
 needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 

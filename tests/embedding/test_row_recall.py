@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Admission, Shrink
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 # Only the native core remembers rows; the reference in torch has nothing to test here.
 pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.embedding.engines.local import make_local
-from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.rows.admission import Admission
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core
+from shoal.optimizers.row_optimizer import DEFINITIONS, RowOptimizer
 
 needs_core = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 ENGINES = ["reference", pytest.param("native", marks=needs_core)]

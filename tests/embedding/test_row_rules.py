@@ -17,20 +17,20 @@ from shoal.config.errors import ConfigError
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.embedding.engines.local import make_local, push_all
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Admission, admission_of, shrink_of
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 from shoal.models.base import Facts, Model, Output
+from shoal.optimizers.row_optimizer import RowOptimizer
 from shoal.runs.run import resolve
-from shoal.runs.trained import Trained
-from shoal.training.checkpoint.writing import Checkpoints, give, take
-from shoal.training.strategy import make_strategy
-from shoal.training.strategy.geo import Geo
+from shoal.runs.trained_run import Trained
+from shoal.training.checkpoint.writing import Checkpoints, restore_into, take_snapshot
+from shoal.training.strategies import make_strategy
+from shoal.training.strategies.geo import Geo
 from shoal.training.trainer import Trainer
-from shoal.world.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there
 SGD = OptimizerSection(name="sgd", lr=0.5)
@@ -50,7 +50,7 @@ def single(section: RowsSection, model: str = "DNN", rows: str = "grows") -> Any
 
 
 def test_nothing_is_asked_by_default() -> None:
-    assert not RowsSection().asked
+    assert not RowsSection().enabled
     assert admission_of(RowsSection()) is None
     assert single(RowsSection()).stores["slots"].admission is None
 
@@ -61,7 +61,7 @@ def test_a_table_may_have_rules_of_its_own() -> None:
         shrink={"every": 10, "max_age": 7},
         tables={"slots_linear": {"threshold": 0.0, "max_age": None, "capacity": 9, "order": "lru"}},
     )
-    deep, linear = section.of("slots"), section.of("slots_linear")
+    deep, linear = section.rules_of("slots"), section.rules_of("slots_linear")
     assert deep.admission.threshold == 5.0 and linear.admission.threshold == 0.0
     assert (deep.shrink.max_age, deep.shrink.capacity) == (7, None)
     assert (linear.shrink.max_age, linear.shrink.capacity, linear.shrink.order) == (None, 9, "lru")
@@ -73,9 +73,9 @@ def test_several_servers_share_what_a_table_may_have() -> None:
     section = rules(
         admission={"threshold": 2.0, "bloom_counters": 100}, shrink={"every": 1, "capacity": 10}
     )
-    admission = admission_of(section.of("slots"), (1, 3))
+    admission = admission_of(section.rules_of("slots"), (1, 3))
     assert admission is not None and (admission.bloom_counters, admission.share) == (34, (1, 3))
-    assert shrink_of(section.of("slots"), shares=3).capacity == 4
+    assert shrink_of(section.rules_of("slots"), shares=3).capacity == 4
 
 
 @pytest.mark.parametrize(
@@ -207,18 +207,18 @@ def test_going_back_forgets_later_rows() -> None:
         strategy = single(section)
         for step in range(1, 4):
             strategy.train_step(global_batch(step, "one", "grows"))
-        saved = take(strategy, {})
+        saved = take_snapshot(strategy, {})
         for step in range(4, 9):
             strategy.train_step(global_batch(step, "one", "grows"))
-        give(strategy, saved)
-        assert take(strategy, {}).files == saved.files
+        restore_into(strategy, saved)
+        assert take_snapshot(strategy, {}).files == saved.files
 
 
 def test_a_store_without_counters_takes_the_rows_alone() -> None:
     strategy, plain = single(ALL), single(RowsSection())
     for step in range(1, 7):
         strategy.train_step(global_batch(step, "one", "grows"))
-    give(plain, take(strategy, {}))
+    restore_into(plain, take_snapshot(strategy, {}))
     ids = global_batch(3, "one", "grows").flat_ids("slots").reshape(-1)
     assert torch.equal(plain.stores["slots"].pull(ids), strategy.stores["slots"].pull(ids))
     (chunk,) = plain.stores["slots"].export()

@@ -14,11 +14,11 @@ from services import Alone
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.distributed.world import World
 from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements import replicated
 from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.placements.replicated import ReplicatedRows
@@ -29,8 +29,8 @@ from shoal.embedding.service import RowService
 from shoal.kernels.codes import add_rows, distinct
 from shoal.kernels.machine import is_wide
 from shoal.models.base import Model
-from shoal.training.strategy.sharded import Sharded as ShardedStrategy
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import RowOptimizer
+from shoal.training.strategies.sharded import Sharded as ShardedStrategy
 
 PLACES = [
     Placement("row", "hash"),

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.distributed.world import World
 from shoal.embedding.engines.row_files import BLOOM, chunks
-from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.rows.admission import Pending, Shrink, admission_of, tend
+from shoal.embedding.rows.admission import Pending, Shrink, admission_of, apply_row_rules
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.embedding.rows.table import Init, Table
-from shoal.training.checkpoint.snapshot import give, take
+from shoal.optimizers.row_optimizer import RowOptimizer
+from shoal.training.checkpoint.snapshot import restore_into, take_snapshot
 from shoal.training.checkpoint.writing import Checkpoints
-from shoal.training.strategy import Strategy, make_strategy
-from shoal.world.world import World
+from shoal.training.strategies import Strategy, make_strategy
 
 ADS = Table("ads", 2, None, Init("constant", 0.0), padding=0)
 PLACES = ["row", "table", "replicate"]
@@ -63,7 +63,7 @@ def capacity(world: World, place: str) -> list[int]:
     store.shrink = watched  # type: ignore[method-assign]
     for _ in range(2):
         store.push(torch.arange(1, 101), torch.ones(100, 2), 0.1)
-        tend(store, RowRules.model_validate(rules), store.sharding.num_shares)
+        apply_row_rules(store, RowRules.model_validate(rules), store.sharding.num_shares)
     kept = 0 if store.engine is None else len(store.engine)  # type: ignore[arg-type]
     return [kept, *gone]
 
@@ -126,9 +126,9 @@ def filters(world: World, folder: str, place: str) -> dict[str, Any]:
     checkpoints.wait()
     world.barrier()
     with listening() as heard:
-        give(other, checkpoints.load_step(1))
+        restore_into(other, checkpoints.load_step(1))
     losses = [train(one, 7, 14) for one in (strategy, other)]
-    files = [list(take(one, {}).files.values()) for one in (strategy, other)]
+    files = [list(take_snapshot(one, {}).files.values()) for one in (strategy, other)]
     return {"same": losses[0] == losses[1] and files[0] == files[1], "heard": heard}
 
 
@@ -190,7 +190,7 @@ def test_filters_are_in_checkpoints(ranks: list[dict[str, Any]], place: str, fol
     tables = ["slots"] if place == "row" else []
     one = strategy_with(World(), "single")
     with listening() as heard:
-        give(one, Checkpoints(folder / place, World()).load_step(1))
+        restore_into(one, Checkpoints(folder / place, World()).load_step(1))
     assert len(heard) == len(tables)
     for line, table in zip(heard, tables):
         assert line.startswith(f"table {table}: ids without a row are counted from nothing again")

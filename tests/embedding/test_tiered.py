@@ -15,20 +15,20 @@ from ranks import run_ranks
 
 from shoal.config.row_rules import RowsSection, read_size
 from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.distributed.world import World
 from shoal.embedding.engines import tiered
 from shoal.embedding.engines.budgets import BudgetShare, share_out
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.row_records import RowRecords
 from shoal.embedding.engines.tiered import Tiered
-from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.rows.store import EVERY, Rows
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
+from shoal.optimizers.row_optimizer import DEFINITIONS, RowOptimizer
 from shoal.runs.run import resolve
 from shoal.runs.run import train as train_run
-from shoal.training.strategy import make_strategy
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies import make_strategy
+from shoal.training.strategies.single import Single
 
 pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 ROWS, SLOTS, SPREAD = 400, 60, 0x5DEECE66D12345

@@ -85,7 +85,7 @@ def _atomic() -> list[bytes]:
 
 def _dataset(folder: Path, name: str, seeds: list[bytes], form: str) -> Target:
     from shoal.config.schema import DataSection
-    from shoal.data.prepared.prepare import load_dataset
+    from shoal.data.loading.load import load_dataset
 
     def read(path: Path) -> None:
         (path.parent / "ml").mkdir(exist_ok=True)
@@ -129,8 +129,8 @@ def _table(form: str, seeds: list[bytes]) -> Target:
     """Read whole, and prepared in parts."""
     from shoal.config.data_section import FieldsSection
     from shoal.config.schema import DataSection
-    from shoal.data.prepared.prepare import load_dataset
-    from shoal.data.prepared.preparing import PrepareJob, prepare
+    from shoal.data.loading.load import load_dataset
+    from shoal.data.prepared.preparation import PrepareJob, prepare
     from shoal.data.sources.table import columns_of
 
     fields = FieldsSection(user="user", item="item", rating="rating")
@@ -154,7 +154,7 @@ def _table(form: str, seeds: list[bytes]) -> Target:
 
 def _archive(folder: Path) -> Target:
     from shoal.config.schema import DataSection
-    from shoal.data.prepared.prepare import load_dataset
+    from shoal.data.loading.load import load_dataset
 
     seeds = []
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
@@ -176,7 +176,7 @@ def _archive(folder: Path) -> Target:
 def _cache(folder: Path) -> Target:
     from shoal.config.schema import DataSection
     from shoal.data.cache import check_cache
-    from shoal.data.prepared.prepare import load_dataset
+    from shoal.data.loading.load import load_dataset
 
     home = folder / "cached"
     (home / "ml").mkdir(parents=True)
@@ -211,16 +211,16 @@ def _parquet() -> bytes:
 
 
 def _clicks(form: str, seeds: list[bytes]) -> Target:
-    from shoal.config.schema import ClicksSection
-    from shoal.data.clicks.log import ClickLog, make_layout
-    from shoal.data.clicks.readers import load
+    from shoal.clicks.log import ClickLog, read_layout
+    from shoal.clicks.readers import load
+    from shoal.config.schema import ClicksSection, DataSection
 
     named = {"slots": ["C1", "C2"], "dense": ["I1"]} if form in ("csv", "parquet") else {}
     named = {"slots": 2, "dense": 1} if form == "slots" else named
-    layout = make_layout(ClicksSection(rows=1000, **named), form)
+    section = DataSection(clicks=ClicksSection(rows=1000, **named), separator=",")
 
     def read(path: Path) -> None:
-        log = ClickLog([path], form, layout, separator=",")
+        log = ClickLog([path], form, read_layout(section, form, [path]), separator=",")
         load(log)
         log.count(path)
 
@@ -229,9 +229,9 @@ def _clicks(form: str, seeds: list[bytes]) -> Target:
 
 def _days(folder: Path) -> Target:
     """The ids of a day; its other files stand beside it."""
+    from shoal.clicks.log import ClickLog, make_layout
+    from shoal.clicks.make_days import make_days
     from shoal.config.schema import ClicksSection, PlantedClicksSection
-    from shoal.data.clicks.log import ClickLog, make_layout
-    from shoal.data.clicks.make_days import make_days
 
     section = PlantedClicksSection(samples=20, slots=2, ids_per_slot=9, bags=[3, 1], dense=1)
     make_days(section, folder / "days", days=1)

@@ -53,8 +53,8 @@ def artifact(folder: Path) -> dict[str, Target]:
     """Its manifest, signature, graph and tensors."""
     from small_artifact import MEAN, write_artifact
 
-    from shoal.runs.artifact import files
-    from shoal.runs.artifact.loaded import Artifact
+    from shoal.serving.artifact import files
+    from shoal.serving.artifact.artifact import Artifact
     from shoal.training.checkpoint.reading import digest
 
     home = write_artifact(folder / "artifact", MEAN)
@@ -102,9 +102,9 @@ def artifact(folder: Path) -> dict[str, Target]:
 def prepared(folder: Path, lines: bytes) -> dict[str, Target]:
     """Its documents, of columns and of a view, and its arrays."""
     from shoal.config.schema import DataSection
+    from shoal.data.loading.load import load_dataset
     from shoal.data.prepared import views
-    from shoal.data.prepared.prepare import load_dataset
-    from shoal.data.prepared.preparing import PrepareJob, prepare
+    from shoal.data.prepared.preparation import PrepareJob, prepare
     from shoal.data.split import PHASES
 
     raw, home = folder / "prepared" / "ml.inter", folder / "prepared" / "to"

@@ -112,7 +112,7 @@ def _wait(line: Any, number: int, session: int, process: Any) -> None:
         if (answer := line.receive(1.0)) is None:
             continue
         header, frames = answer
-        if header.kind == Kind.ERROR and b"stumbled" in frames[0]:
+        if header.kind == Kind.ERROR and b"internal error" in frames[0]:
             raise Wrong(frames[0].decode("utf-8", "replace"))
         if header.sequence == sequence:
             return

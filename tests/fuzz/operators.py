@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fuzz.mutate import EDGES
-from shoal.runs.artifact.operators.rule import Meter, room
-from shoal.runs.artifact.operators.table import OPERATORS, Operator, operator
+from shoal.serving.artifact.operators.rule import Meter, room
+from shoal.serving.artifact.operators.table import OPERATORS, Operator, operator
 
 PAGE, ROOM = mmap.PAGESIZE, 1 << 13  # bytes of one tensor, at most
 SLOTS = 24

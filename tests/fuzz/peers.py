@@ -99,15 +99,18 @@ def answers() -> dict[str, Target]:
     from ps_cluster import joined, make_spec, share_of
     from safetensors.torch import save as format_tensors
 
+    from shoal.distributed.world import PeerLost
     from shoal.ps.wire import (
         COMPRESSED,
         Kind,
+        WireError,
         json_frame,
         numbers_frame,
         parse_header,
         rows_message,
     )
     from shoal.ps.worker.client import Client
+    from shoal.ps.worker.link import ServerError
 
     spec = make_spec()
     size = sum(spec.sizes)
@@ -121,7 +124,7 @@ def answers() -> dict[str, Target]:
         Kind.DENSE: [torch.ones(size).numpy().tobytes()],
         Kind.STATE: [format_tensors({"0.sum": torch.ones(2)})],
         Kind.SAVED: [json_frame({"running": False, "files": {"rows-user-0": {"bytes": 1}}})],
-        Kind.STATS: [json_frame({"tables": {}, "messages": 1})],
+        Kind.STATS: [json_frame({"tables": {}, "messages": 1, "rewritten": False})],
         Kind.LEASE: [json_frame({"lease": 1, "first": 0, "last": 5})],
         Kind.PING: [b"", b"lifetime"],
     }
@@ -162,7 +165,7 @@ def answers() -> dict[str, Target]:
             lambda: client.ask_lease({}),
         ]
         for one in asked:
-            with suppress(ValueError, RuntimeError, LookupError):
+            with suppress(WireError, ServerError, PeerLost):
                 one()
 
     def read(made: Path) -> None:
@@ -181,8 +184,8 @@ def answers() -> dict[str, Target]:
 
 def rendezvous(folder: Path) -> dict[str, Target]:
     """Messages of a process that belongs to the run, and of strangers at the door."""
-    from shoal.world.channel import MeetingPlace, receive, send
-    from shoal.world.rendezvous import Rendezvous, RunStore
+    from shoal.distributed.channel import MeetingPlace, receive, send
+    from shoal.distributed.rendezvous import Rendezvous, RunStore
 
     secret = b"0123456789abcdef"
     near = Rendezvous(MeetingPlace(path=str(folder / "near")))
@@ -234,11 +237,11 @@ def http(home: Path) -> dict[str, Target]:
 
     from small_artifact import MEAN, write_artifact
 
-    from shoal.runs.http.listening import listen
-    from shoal.runs.serving.app import Limits
-    from shoal.runs.serving.listening import HttpServer
+    from shoal.serving.http.listening import listen
+    from shoal.serving.service.app import Limits
+    from shoal.serving.service.server import HttpServer
 
-    server = HttpServer.of(
+    server = HttpServer.for_artifact(
         write_artifact(home, MEAN), Limits(seconds=3600.0, answer_seconds=3600.0)
     )
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # of requests that are none

@@ -22,16 +22,18 @@ def runs(folder: Path) -> dict[str, Target]:
 
     from safetensors.torch import save
 
-    from shoal.runs.board.app import named_run
-    from shoal.runs.board.root import Root
-    from shoal.runs.board.summary import details, summary
-    from shoal.runs.daily.follow import TrainedFiles
+    from shoal.daily.follow import TrainedFiles
+    from shoal.experiments.board.app import named_run
+    from shoal.experiments.board.run_index import Root
+    from shoal.experiments.board.summary import details, summary
+    from shoal.experiments.tuning.trial_files import read_curve
     from shoal.runs.decay import _read
-    from shoal.runs.growth import read_taken, read_vocabularies
-    from shoal.runs.http.guard import RefusedRequest
     from shoal.runs.listing import list_runs
-    from shoal.runs.report.reading import read_runs
-    from shoal.runs.start import keep_before
+    from shoal.runs.run_files import read_list, read_result
+    from shoal.runs.run_record import read_runs
+    from shoal.runs.vocabulary_growth import read_taken, read_vocabularies
+    from shoal.runs.warm_start import keep_before
+    from shoal.serving.http.guard import RefusedRequest
     from shoal.training.checkpoint.remote import Copies
     from shoal.training.run_folder import RunFolder
 
@@ -84,6 +86,13 @@ def runs(folder: Path) -> dict[str, Target]:
         "report": of("result.json", [json.dumps(RESULT).encode()], lambda: read_runs([home])),
         "epochs": of("metrics.jsonl", [METRICS], lambda: read_runs([home])),
         "users": of("evaluation/users.parquet", [_users()], lambda: read_runs([home])),
+        "curve": of("metrics.jsonl", [METRICS], lambda: read_curve(home, "recall@10")),
+        "outcome": of(
+            "result.json",
+            [json.dumps(RESULT).encode()],
+            lambda: read_result(home / "result.json"),
+        ),
+        "exports": of("exports.json", [b'[{"to": "x"}]'], lambda: read_list(home / "exports.json")),
         "board": of("metrics.jsonl", [METRICS], on_board),
         "board result": of("result.json", [json.dumps(RESULT).encode()], on_board),
         "stop": Target([b'{"run": "0123456789abcdef"}'], "request", asked),
@@ -102,7 +111,7 @@ def _vocabulary() -> bytes:
     import tempfile
     from types import SimpleNamespace
 
-    from shoal.runs.growth import FILE, save_vocabularies
+    from shoal.runs.vocabulary_growth import FILE, save_vocabularies
 
     with tempfile.TemporaryDirectory() as name:
         save_vocabularies(Path(name), SimpleNamespace(vocab=WORDS))  # type: ignore[arg-type]
@@ -120,7 +129,7 @@ def _users() -> bytes:
 
 
 def _category(path: Path) -> None:
-    from shoal.runs.artifact.bulk import items_of_category
+    from shoal.serving.bulk import items_of_category
 
     items_of_category(f"{path}:kind=a")
 

@@ -12,8 +12,11 @@ def listening() -> Iterator[list[str]]:
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     log = logging.getLogger("shoal")
+    level = log.level
+    log.setLevel(logging.WARNING)
     log.addHandler(handler)
     try:
         yield said
     finally:
         log.removeHandler(handler)
+        log.setLevel(level)

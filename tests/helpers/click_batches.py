@@ -8,7 +8,7 @@ from shoal.data.batch import Batch, Jagged
 from shoal.models import find
 from shoal.models.base import Facts, Model
 from shoal.training.steps import one_ahead
-from shoal.training.strategy import Strategy
+from shoal.training.strategies import Strategy
 
 BATCH, SLOTS, DENSE, ROWS = 61, 5, 3, 300
 SMALL = {"dim": 6, "layers": [16, 8], "initial_range": 0.1}

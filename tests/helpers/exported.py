@@ -16,14 +16,15 @@ from small import DATA, NO_DROPOUT
 
 import shoal
 from shoal.config.schema import Config
-from shoal.runs.artifact import check, export, files
-from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.writer import Writer
+from shoal.distributed.world import World
+from shoal.recommender.catalogue import RunCatalogue
+from shoal.recommender.recommender import NO_IDS, Recommender
 from shoal.runs.build import Parts, build
-from shoal.runs.catalogue import RunCatalogue
-from shoal.runs.recommender import NOBODY, Recommender
+from shoal.serving.artifact import check, export, files
+from shoal.serving.artifact.artifact import Artifact
+from shoal.serving.artifact.writer import Writer
 from shoal.training.evaluation import Evaluator
-from shoal.world.world import World
+from shoal.training.steps import solve
 
 CLICKS = {
     "data.name": "planted",
@@ -87,16 +88,18 @@ def trained(config: Config, world: World | None = None, steps: int = 3) -> Parts
         for _, batch in zip(range(steps), batches):
             parts.strategy.train_step(batch)
         parts.strategy.synchronize()
+    else:
+        solve(parts.model, config.run.seed, world.device)
     parts.model.eval()
     return parts
 
 
-def export_here(parts: Parts, config: Config, folder: Path) -> Artifact:
+def export_here(parts: Parts, folder: Path) -> Artifact:
     """Export and check, all in this process."""
     folder.mkdir()
     state = {"step": 3, "best_epoch": 0}
-    given = {"model": parts.model, "config": config, "parts": parts, "state": state}
-    run: Any = SimpleNamespace(**given, world=World(), types=(str, str), earlier=(NOBODY, NOBODY))
+    given = {"model": parts.model, "config": parts.config, "parts": parts, "state": state}
+    run: Any = SimpleNamespace(**given, world=World(), types=(str, str), earlier=(NO_IDS, NO_IDS))
     if isinstance(parts.evaluator, Evaluator):
         run.recommender = Recommender(RunCatalogue(parts.model, parts.evaluator))
     save_file(Writer(run, folder, "float32", None, True).write(), folder / export.CHECK)

@@ -7,7 +7,7 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["pytest", "hypothesis", "shoal.runs.run", "shoal.runs.trained", "shoal.ps.server.process"]
+    ["pytest", "hypothesis", "shoal.runs.run", "shoal.runs.trained_run", "shoal.ps.server.process"]
 )
 
 

@@ -11,14 +11,14 @@ import torch
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
+from shoal.distributed.shared_gpu import SharedGpu
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
-from shoal.embedding.placements.asked import BagPieces
+from shoal.embedding.placements.row_requests import BagPieces
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
 from shoal.training.steps import one_ahead
-from shoal.training.strategy import Strategy, make_strategy
-from shoal.world.sharing import SharedGpu
-from shoal.world.world import World
+from shoal.training.strategies import Strategy, make_strategy
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZE, LONG, SHORT, ONE = 12, 600, 12, 40
@@ -106,4 +106,4 @@ def summed_tables(strategy: Strategy) -> list[str]:
     rows: Any = strategy.rows
     trip = rows._trip(rows._worth_staging(strategy.lookups(batch)))
     trip.arrive()
-    return [name for name, part in trip.parts.items() if isinstance(part.asked, BagPieces)]
+    return [name for name, part in trip.parts.items() if isinstance(part.request, BagPieces)]

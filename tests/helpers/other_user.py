@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-NOBODY = 65534
+NO_IDS = 65534
 # No other user can be had without it; as root all of these run.
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="taking another user's place needs root")
 
@@ -23,8 +23,8 @@ def as_nobody(function: Callable[..., Any], *arguments: Any) -> Any:
 
     def call() -> None:
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(NO_IDS)
+        os.setuid(NO_IDS)
         theirs.send(function(*arguments))
         os._exit(0)
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch.multiprocessing as mp
 from forks import call
 
-from shoal.world.variables import set_rank
-from shoal.world.world import connect
+from shoal.distributed.rank_variables import set_rank
+from shoal.distributed.world import connect
 
 
 def free_port() -> int:

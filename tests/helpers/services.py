@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
@@ -20,7 +20,7 @@ from shoal.embedding.rows.store import Every, Ids
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService
 from shoal.kernels.bags import sum_bags
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 
 def attach(module: Embeddings, make_engine: Callable[[Table], Any]) -> LocalRows:
@@ -43,7 +43,7 @@ class Weights:
         if table.padding is not None:
             self.weight[table.padding] = 0
 
-    def lend(self) -> None:
+    def view_rows(self) -> None:
         """Rows are not lent."""
 
     def pull(self, ids: Ids) -> Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
 from shoal.data.reader import Reader
+from shoal.distributed.world import World
 from shoal.runs.run import resolve
-from shoal.world.world import World
 
 DATA = {
     "data.name": "planted",

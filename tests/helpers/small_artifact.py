@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
-from shoal.runs.artifact import files
-from shoal.runs.artifact.files import write_words
-from shoal.runs.artifact.tables import write_table
+from shoal.serving.artifact import files
+from shoal.serving.artifact.files import write_words
+from shoal.serving.artifact.tables import write_table
 
 
 def node(name: str, operation: str, *args: Any, **kwargs: Any) -> dict[str, Any]:

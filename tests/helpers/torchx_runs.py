@@ -8,7 +8,7 @@ import pytest
 from commands import ROOT, Command
 
 BIN = Path(sys.executable).parent
-COMPONENT = ROOT / "shoal" / "command" / "torchx.py"
+COMPONENT = ROOT / "shoal" / "cli" / "torchx.py"
 assert COMPONENT.is_file(), "it moved: what needs TorchX would fail where it is installed"
 QUIET = ["--run.threads=1", "--run.progress=false", "--run.tensorboard=false"]
 CLICKS = [  # planted: the same log on every host

@@ -106,7 +106,7 @@ def test_who_needs_the_core_says_so_at_once() -> None:
 
 def test_what_needs_no_core_goes_on() -> None:
     ran = run(
-        "import shoal, shoal.command.cli, shoal.config, shoal.data.sources.fetch\n"
+        "import shoal, shoal.cli.main, shoal.config, shoal.data.sources.fetch\n"
         "print(shoal.__version__)"
     )
     assert (ran.returncode, ran.stdout.strip()) == (0, shoal.__version__), ran.stderr
@@ -114,7 +114,7 @@ def test_what_needs_no_core_goes_on() -> None:
 
 def test_a_command_says_it_in_one_line() -> None:
     """No traceback: nothing is wrong with the program."""
-    code = "from shoal.command.cli import main; main()"
+    code = "from shoal.cli.main import main; main()"
     code = f"sys.argv = ['shoal', 'train', 'recipes/planted-bpr-single.yaml']; {code}"
     ran = run(code)
     assert ran.returncode != 0 and "Traceback" not in ran.stderr

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from shoal.embedding.engines.native import Native
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.codes import add_rows, distinct
 from shoal.kernels.core import load_core
 from shoal.kernels.pairs import pair_gradients, pair_loss
 from shoal.kernels.products import products_of
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 core = load_core()
 pytestmark = pytest.mark.skipif(core is None, reason="there is no native core")

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from services import attach
 from torch import Tensor
 
+from shoal.distributed.world import World
 from shoal.embedding.engines.device import Device
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Init, Table
 from shoal.embedding.softmax.fused_cpu import CoreSoftmax, fusable_on_cpu
 from shoal.embedding.softmax.parallel import parallel_softmax_loss
 from shoal.kernels import machine, products, softmax
 from shoal.kernels.core import load_core
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 # Without a compiler there is no such step to compare: the plain softmax is used.
 core = load_core()
@@ -315,7 +315,7 @@ def test_rows_spread_over_ranks_may_have_no_candidate_here() -> None:
     others = torch.arange(8)
     fused = CoreSoftmax(store, None, others, lambda update: None)
     hidden = torch.randn(3, 4, requires_grad=True)
-    rows = store.lend().detach().requires_grad_()
+    rows = store.view_rows().detach().requires_grad_()
     place = torch.full((20,), -1)
     before = store.values.clone()
     parallel_softmax_loss(

@@ -11,6 +11,7 @@ from zoo_clicks import batch_of, make_model
 from zoo_models import zoo_config
 
 from shoal.config.schema import OptimizerSection
+from shoal.distributed.world import World
 from shoal.kernels.common.sequences import (
     BUCKETS,
     Sequences,
@@ -24,8 +25,7 @@ from shoal.kernels.hstu import hstu_attention, plain_hstu_attention, sequences_o
 from shoal.models.base import Batch
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
 from shoal.runs.build import build
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies.single import Single
 
 kernels = import_kernels("shoal.kernels.gpu.hstu")
 

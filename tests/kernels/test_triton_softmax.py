@@ -12,10 +12,10 @@ from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.embedding.engines.device import Device
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.store import EVERY
 from shoal.embedding.rows.table import Init, Table
 from shoal.embedding.softmax.fused import fusable
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 triton_softmax = import_kernels("shoal.kernels.gpu.softmax")
 gpu_engine = import_kernels("shoal.embedding.engines.gpu_engine")

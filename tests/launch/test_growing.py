@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from shoal.config.schema import LaunchSection
+from shoal.distributed.liveness import _HEAD, SIZE
+from shoal.distributed.stop_signals import Stopping
 from shoal.launch.child import grow_file
 from shoal.launch.hosts import LaunchError
 from shoal.launch.restarts import Growth, Restarts, growing
 from shoal.launch.watch import Watch
 from shoal.training.run_folder import RunFolder
-from shoal.world.liveness import _HEAD, SIZE
-from shoal.world.stopping import Stopping
 
 
 def restarts(folder: Path, **values: float) -> Restarts:
@@ -93,7 +93,7 @@ def test_nobody_is_asked_after_the_end(tmp_path: Path) -> None:
 def test_a_stop_without_hurry() -> None:
     stopping = Stopping()
     assert not stopping.ask(signal.SIGTERM, hurry=False)  # nobody looks
-    with stopping.heeded(0.0):
+    with stopping.handling_signals(0.0):
         assert not stopping.ask(signal.SIGTERM)  # there is no time
         assert stopping.ask(signal.SIGTERM, hurry=False)
         assert stopping.signal == signal.SIGTERM

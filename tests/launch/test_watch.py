@@ -17,16 +17,16 @@ import pytest
 
 import shoal
 from shoal.data.batch import Batch
+from shoal.distributed.liveness import look
 from shoal.launch.watch import Hang, Signs, Watch
 from shoal.models.base import Output
 from shoal.models.general.bpr import BPR
-from shoal.world.liveness import look
 
 SECONDS = 0.5
 BEGIN = """
 import sys, time
 from pathlib import Path
-from shoal.world.liveness import BEAT
+from shoal.distributed.liveness import BEAT
 BEAT.open(Path(sys.argv[1]))
 def somewhere():
     {}

@@ -12,15 +12,15 @@ from small import DATA, NO_DROPOUT, small_config
 from torch import Tensor, nn
 
 from shoal.data.history import Histories
+from shoal.distributed.world import World
 from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.models.nn.losses import against_negatives
 from shoal.models.nn.transformer import Attention, Transformer
 from shoal.models.sequential.bert4rec import ask
 from shoal.runs.build import Parts, build
 from shoal.runs.run import run
-from shoal.runs.trained import Trained, open_config
+from shoal.runs.trained_run import Trained, open_config
 from shoal.training.checkpoint.writing import CheckpointError
-from shoal.world.world import World
 
 
 def parts_of(**values: Any) -> Parts:

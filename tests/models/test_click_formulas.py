@@ -11,6 +11,7 @@ from zoo_clicks import HISTORIES, LENGTH, batch_of, make_model
 from zoo_models import zoo_config
 
 from shoal.data.batch import Batch, Jagged
+from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Table
 from shoal.models.base import ClickModel
@@ -20,7 +21,6 @@ from shoal.models.knowledge.base import TransR
 from shoal.models.knowledge.mkr import CrossCompress
 from shoal.models.nn.edges import Edges
 from shoal.runs.build import Parts, build
-from shoal.world.world import World
 
 
 def ready(name: str, **options: object) -> tuple[ClickModel, Batch]:

@@ -2,14 +2,19 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import polars
 import pytest
 import torch
 
+import shoal
 from shoal.data.batch import Batch, Jagged
-from shoal.models.base import Facts
+from shoal.models.base import Facts, Model
 from shoal.models.general.ease import EASE
 from shoal.models.general.ials import IALS
 from shoal.models.general.itemknn import ItemKNN
@@ -17,8 +22,10 @@ from shoal.models.general.slim import SLIM
 from shoal.models.general.userknn import UserKNN
 from shoal.models.nn.closed_form import Progress, check_memory, negative_inverse_
 from shoal.models.nn.user_items import UserItems
+from shoal.runs.run import resolve_run, train
 
 USERS, ITEMS = 31, 23
+Solved = TypeVar("Solved", bound=Model)
 
 
 @pytest.fixture
@@ -33,6 +40,11 @@ def facts_of(taken: np.ndarray) -> Facts:
     users, items = (torch.from_numpy(one) for one in np.nonzero(taken))
     twice = torch.arange(len(users)).repeat(2)  # a pair that comes again counts once
     return Facts(USERS, ITEMS, train_users=users[twice], train_items=items[twice])
+
+
+def solved(model: Solved) -> Solved:
+    model.solve()
+    return model
 
 
 def columns(model: EASE | SLIM | ItemKNN) -> np.ndarray:
@@ -59,13 +71,13 @@ def test_ease_is_the_closed_form(taken: np.ndarray) -> None:
     inverse = np.linalg.inv(taken.T @ taken + 7.0 * np.eye(ITEMS))
     expected = np.eye(ITEMS) - inverse / np.diag(inverse)
     np.fill_diagonal(expected, 0.0)
-    model = EASE(EASE.Options(reg_weight=7.0), facts_of(taken))
+    model = solved(EASE(EASE.Options(reg_weight=7.0), facts_of(taken)))
     np.testing.assert_allclose(columns(model), expected, atol=1e-6)
 
 
 def test_slim_stops_where_its_loss_is_flat(taken: np.ndarray) -> None:
     options = SLIM.Options(l1=1.5, l2=0.5, sweeps=500, tolerance=1e-9)
-    weights = columns(SLIM(options, facts_of(taken)))
+    weights = columns(solved(SLIM(options, facts_of(taken))))
     slope = taken.T @ (taken @ weights - taken) + 0.5 * weights + 1.5  # where weights are above 0
     free = ~np.eye(ITEMS, dtype=bool)
     assert (weights >= 0.0).all() and (weights > 0.0).sum() > ITEMS
@@ -83,7 +95,7 @@ def cosines(counts: np.ndarray, shrink: float) -> np.ndarray:
 def test_neighbours_of_items_are_the_largest_cosines(taken: np.ndarray) -> None:
     alike = cosines(taken.T @ taken, 2.0)
     least = np.sort(alike, 0)[-4]
-    model = ItemKNN(ItemKNN.Options(k=4, shrink=2.0), facts_of(taken))
+    model = solved(ItemKNN(ItemKNN.Options(k=4, shrink=2.0), facts_of(taken)))
     made = columns(model)
     kept = made > 0
     assert kept.sum(0)[1:].tolist() == [4] * (ITEMS - 1) and not kept[:, 0].any()
@@ -93,7 +105,7 @@ def test_neighbours_of_items_are_the_largest_cosines(taken: np.ndarray) -> None:
 
 def test_neighbours_of_users_are_the_largest_cosines(taken: np.ndarray) -> None:
     alike = cosines(taken @ taken.T, 0.0)
-    model = UserKNN(UserKNN.Options(k=5), facts_of(taken))
+    model = solved(UserKNN(UserKNN.Options(k=5), facts_of(taken)))
     expected = -np.sort(-alike, 1)[:, :5]
     np.testing.assert_allclose(model.alike, expected, rtol=1e-5, atol=1e-6)
     own = np.take_along_axis(alike, model.neighbours.numpy(), 1)
@@ -104,8 +116,8 @@ def test_scores_of_chosen_items_are_those_of_all(taken: np.ndarray) -> None:
     batch = Batch(3, {"user_id": torch.tensor([4, 1, 9])})
     chosen = torch.tensor([[1, 2, 2], [5, 1, 22], [3, 4, 6]])
     for model in (
-        EASE(EASE.Options(), facts_of(taken)),
-        ItemKNN(ItemKNN.Options(k=4), facts_of(taken)),
+        solved(EASE(EASE.Options(), facts_of(taken))),
+        solved(ItemKNN(ItemKNN.Options(k=4), facts_of(taken))),
     ):
         every = model.score(batch, torch.arange(ITEMS))
         np.testing.assert_allclose(every, taken[[4, 1, 9]] @ columns(model), atol=1e-5)
@@ -113,10 +125,57 @@ def test_scores_of_chosen_items_are_those_of_all(taken: np.ndarray) -> None:
 
 
 def test_sparse_weights_are_those_of_the_checkpoint(taken: np.ndarray) -> None:
-    wide = ItemKNN(ItemKNN.Options(k=6), facts_of(taken))
-    narrow = ItemKNN(ItemKNN.Options(k=2), facts_of(taken))
+    wide = solved(ItemKNN(ItemKNN.Options(k=6), facts_of(taken)))
+    narrow = solved(ItemKNN(ItemKNN.Options(k=2), facts_of(taken)))
     narrow.load_state_dict(wide.state_dict())
     np.testing.assert_array_equal(columns(narrow), columns(wide))
+
+
+CLOSED_FORM = (EASE, IALS, ItemKNN, SLIM, UserKNN)
+
+
+@pytest.mark.parametrize("kind", CLOSED_FORM)
+def test_a_solution_is_restored_without_solving(kind: type[Model], taken: np.ndarray) -> None:
+    first, second = (kind(kind.Options(), facts_of(taken)) for _ in range(2))
+    first.solve()
+    second.load_state_dict(first.state_dict())
+    batch = Batch(3, {"user_id": torch.tensor([4, 1, 9])})
+    items = torch.arange(ITEMS)
+    torch.testing.assert_close(second.score(batch, items), first.score(batch, items))
+    assert second.score(batch, items).abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", [EASE, IALS, UserKNN])
+def test_a_solution_of_another_shape_is_refused(kind: type[Model], taken: np.ndarray) -> None:
+    model, smaller = (kind(kind.Options(), facts_of(part)) for part in (taken, taken))
+    smaller.solve()
+    state = {name: value[:-1] for name, value in smaller.state_dict().items()}
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict(state)
+
+
+def test_a_fit_solves_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither opening a trained run nor resuming a finished one solves the model again."""
+    solved_models: list[str] = []
+    for kind in CLOSED_FORM:
+
+        def count(model: Model, solve: Callable[[Any], None] = kind.solve) -> None:
+            solved_models.append(type(model).__name__)
+            solve(model)
+
+        monkeypatch.setattr(kind, "solve", count)
+    rows = [(f"u{n % 40}", f"i{n * 7 % 97}") for n in range(600)]
+    frame = polars.DataFrame(rows, schema=["user", "item"], orient="row")
+    quiet = {"run.log_level": "error", "run.progress": False}
+    for kind in CLOSED_FORM:
+        name, folder = kind.__name__, tmp_path / kind.__name__
+        fitted = shoal.fit(
+            name, frame, user="user", item="item", **quiet, **{"run.output": str(folder)}
+        )
+        ranking = fitted.recommend("u7", topk=3)
+        assert shoal.recommend(folder, user="u7", topk=3, trust=True) == ranking
+    train(resolve_run(tmp_path / "IALS", trust=True), resume=True)
+    assert solved_models == [kind.__name__ for kind in CLOSED_FORM]
 
 
 def best_vectors(taken: np.ndarray, others: np.ndarray, options: IALS.Options) -> np.ndarray:
@@ -144,7 +203,7 @@ def test_ials_solves_its_equations(taken: np.ndarray, width: int, solver: str) -
         users = best_vectors(taken, items, options)
         items = best_vectors(taken.T, users, options)
     torch.manual_seed(5)
-    model = IALS(options, facts_of(taken))
+    model = solved(IALS(options, facts_of(taken)))
     np.testing.assert_allclose(model.items, items, atol=2e-4)
     lists = [np.flatnonzero(row).tolist() for row in taken]
     made = model.fold_in(Jagged.from_lists([*lists, []]))
@@ -178,7 +237,7 @@ def test_ials_with_weights_solves_its_equations(
     facts = facts_of(taken)
     own = torch.from_numpy(weights[facts.train_users, facts.train_items] / 2).float()
     torch.manual_seed(5)
-    model = IALS(options, replace(facts, train_weights=own))
+    model = solved(IALS(options, replace(facts, train_weights=own)))
     np.testing.assert_allclose(model.items, items, atol=5e-4)
     user, items = torch.tensor(4), model.items.double().numpy()
     made = model.encode_query(Batch(1, {"user_id": user.view(1)}))[0]
@@ -191,7 +250,7 @@ def test_a_few_steps_of_conjugate_gradients_reach_almost_the_same_loss(taken: np
     def loss(solver: str) -> float:
         options = IALS.Options(embedding_size=4, epochs=15, solver=solver, cg_steps=3)
         torch.manual_seed(5)
-        items = IALS(options, facts_of(taken)).items.double().numpy()
+        items = solved(IALS(options, facts_of(taken))).items.double().numpy()
         users = best_vectors(taken, items, options)
         scores = users @ items.T
         total = ((scores - 1) ** 2 * taken).sum() + options.alpha * (scores**2).sum()
@@ -209,7 +268,7 @@ def test_what_does_not_fit_into_memory_is_refused_with_a_figure() -> None:
     facts = Facts(2, 10_000_000, train_users=nothing, train_items=nothing)
     for model in (EASE, SLIM):
         with pytest.raises(ValueError, match=r"of 10,000,000 items needs [\d.]+ GB of memory"):
-            model(model.Options(), facts)
+            model(model.Options(), facts).solve()
     check_memory("a byte", 1)
 
 

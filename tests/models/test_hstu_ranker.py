@@ -16,11 +16,11 @@ from zoo_clicks import batch_of, facts_of, make_model
 
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
+from shoal.distributed.world import World
 from shoal.models.clicks.history.hsturanker import HSTURanker
 from shoal.runs.build import Parts, build
 from shoal.runs.run import resolve
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies.single import Single
 
 FORMS = ["HSTURanker", "HSTURanker interleaved"]
 
@@ -192,7 +192,7 @@ def test_rows_that_bring_their_history(folder: Path, tmp_path: Path) -> None:
     given = acts_config(folder, data__max_len=4, model__hidden_size=8, model__layers=[6])
     config = resolve(values=given).config
     parts = trained(config)
-    artifact = export_here(parts, config, tmp_path / "artifact")
+    artifact = export_here(parts, tmp_path / "artifact")
     lines = (folder / "acts" / "acts.inter").read_text().splitlines()[1:]
     done = [line.split("\t") for line in lines if line.startswith("u3\t")]
     own = {

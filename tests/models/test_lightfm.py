@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from shoal.config.schema import DataSection, PlantedSection
-from shoal.data.prepared.prepare import load_dataset
-from shoal.data.sources.planted import new_items
+from shoal.data.loading.load import load_dataset
+from shoal.data.sources.synthetic import new_items
+from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.runs.run import resolve
-from shoal.world.world import World
 
 PLANTED = {
     "users": 300,
@@ -48,7 +48,7 @@ def recall(model: str, ids_only: bool = False, epochs: int = 20) -> float:
 
 def test_new_items_come_last() -> None:
     section = PlantedSection(**PLANTED)  # type: ignore[arg-type]
-    split = {"order": "time"}
+    split = {"by": "ratio", "order": "time"}
     dataset = load_dataset(DataSection(name="planted", planted=section, split=split), 1)  # type: ignore[arg-type]
     names = dataset.vocab["item_id"][1:].astype(np.int64) - 1
     new = np.concatenate([[False], new_items(section)[names]])

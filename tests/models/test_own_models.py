@@ -12,7 +12,7 @@ import pytest
 from small import DATA
 
 import shoal
-from shoal.command.new import snake, write_model
+from shoal.cli.new import snake, write_model
 from shoal.models import describe, find
 from shoal.models.general.bpr import BPR
 from shoal.runs.run import resolve

@@ -9,12 +9,12 @@ import torch
 from small import first_batches, small_config
 from torch import Tensor
 
+from shoal.distributed.world import World
 from shoal.models.nn import transformer
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
 from shoal.models.nn.packing import Packed, pack, rows_of, spread
 from shoal.models.nn.transformer import Transformer
 from shoal.runs.build import build
-from shoal.world.world import World
 
 LENGTHS = [5, 1, 0, 9, 3, 9, 2, 4] * 5  # of 40 sequences: groups of several lengths, one empty
 

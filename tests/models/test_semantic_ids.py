@@ -7,10 +7,10 @@ import torch
 from zoo_models import zoo_config
 
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.models.nn.semantic_ids import semantic_ids
 from shoal.models.sequential.tiger import TIGER
 from shoal.runs.build import build
-from shoal.world.world import World
 
 
 def test_every_item_has_codes_of_its_own_and_items_alike_begin_alike() -> None:

@@ -9,11 +9,11 @@ from torch import Tensor
 from zoo_models import zoo_config
 
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.models.nn.code_tree import CodeTree
 from shoal.models.nn.recorded import Recorded, padded_rows
 from shoal.models.sequential.tiger import TIGER
 from shoal.runs.build import build
-from shoal.world.world import World
 
 
 @cache

@@ -11,6 +11,7 @@ from torch import Tensor
 from zoo_models import zoo_config
 
 from shoal.data.batch import Batch
+from shoal.distributed.world import World
 from shoal.kernels.common.sequences import time_buckets
 from shoal.models.general.directau import uniformity
 from shoal.models.general.ngcf import NGCF
@@ -31,7 +32,6 @@ from shoal.models.sequential.hstu import HSTU
 from shoal.models.sequential.srgnn import session_graph
 from shoal.models.sequential.tisasrec import Block, TiSASRec, intervals
 from shoal.runs.build import Parts, build
-from shoal.world.world import World
 
 USERS = torch.tensor([1, 1, 1, 2, 2, 3, 3, 4, 4, 4])
 ITEMS = torch.tensor([1, 2, 3, 2, 3, 3, 4, 4, 1, 4])  # user 4 took item 4 twice

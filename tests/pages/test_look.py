@@ -2,7 +2,7 @@
 
 from browser import Browser, needs_browser
 
-from shoal.pages.look import Html, escape, facts, grid, page, section, table
+from shoal.pages.html import Html, escape, facts, grid, page, section, table
 from shoal.pages.plots import SERIES, figure
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> $\\frac{1}{2}$ & 'quotes'"

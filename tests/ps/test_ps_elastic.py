@@ -14,13 +14,13 @@ from ps_cluster import SECONDS, joined, make_spec, pull, push, serving
 from small import small_config
 
 from shoal.config import ConfigError, Resolved
+from shoal.distributed.world import PeerLost
 from shoal.ps.server.ledger import Applied, BatchRequest, Ledger, Turn
 from shoal.ps.spec import Spec
 from shoal.ps.wire import ANY_NUMBER, MOST_WORKERS, WireError
 from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.link import ServerError
 from shoal.runs.run import resolve, train_here
-from shoal.world.world import PeerLost
 
 IDS = [3, 5, 900]
 
@@ -36,7 +36,7 @@ def begun(last: int = 100, first: int = 0, **values: Any) -> Ledger:
     """A ledger in whose first turn nothing was lent yet; worker 0 is the chief."""
     ledger = Ledger()
     assert ask(ledger, 0, [0])["floor"] and ask(ledger, 1, [0, 1]) == {"wait": True}
-    ledger.go_on(0, Turn(number=1, first=first, last=last, **values))
+    ledger.begin_turn(0, Turn(number=1, first=first, last=last, **values))
     return ledger
 
 
@@ -104,13 +104,13 @@ def test_the_chief_is_followed_by_another() -> None:
     assert ask(ledger, 0, [0, 1, 2])["floor"]
     assert ask(ledger, 2, [0, 1, 2]) == {"wait": True}
     with pytest.raises(WireError, match="worker 2 says what comes next, and 0 has the floor"):
-        ledger.go_on(2, Turn(number=2))
+        ledger.begin_turn(2, Turn(number=2))
     told = ask(ledger, 1, [1, 2], knows=False)  # 0 is lost
     assert told["floor"] and told["turn"]["number"] == 1 and told["agreed"] == {"x": 1}
     for number in (1, 3):
         with pytest.raises(WireError, match="turn 1 is under way"):
-            ledger.go_on(1, Turn(number=number))
-    ledger.go_on(1, Turn(number=2, over=True))
+            ledger.begin_turn(1, Turn(number=number))
+    ledger.begin_turn(1, Turn(number=2, over=True))
     assert ask(ledger, 2, [1, 2]) == {"over": True} and ledger.over
 
 
@@ -160,7 +160,7 @@ def test_a_batch_that_two_workers_computed_counts_once(mode: str) -> None:
             client.lease.computed = 5
         one.links[1]._send = lambda message: None  # type: ignore[method-assign]
         pushing = push(one, {0: (ids, torch.ones(20, 4))}, lr=1.0)
-        del pushing.asked[1:]
+        del pushing.requests[1:]
         pushing.wait()  # and then it was killed
         assert push(two, {0: (ids, torch.ones(20, 4))}, lr=1.0).wait() is not None
         once = pull(two, 0, ids)

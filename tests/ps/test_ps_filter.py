@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
+from shoal.distributed.world import World
 from shoal.kernels.core import has_core
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.worker.client import Client, ServerError
-from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give, read
-from shoal.training.strategy import make_strategy
-from shoal.world.world import World
+from shoal.training.checkpoint.writing import Checkpoints, Snapshot, read, restore_into
+from shoal.training.strategies import make_strategy
 
 # Without the core servers have no Bloom filters: they count ids exactly.
 pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
@@ -158,7 +158,7 @@ def run(folder: Path, section: StrategySection, given: Snapshot | None, until: i
         rows=RowsSection.model_validate({"admission": admission, **FADING}),
     )
     if given is not None:
-        give(strategy, given)
+        restore_into(strategy, given)
     for step in range(7 if given else 1, until):
         strategy.train_step(global_batch(step, "one", "grows"))
     checkpoints = Checkpoints(folder, World(), rows_apart=strategy.saves_rows)

@@ -28,12 +28,12 @@ from ps_cluster import (
 )
 from test_ps_shards import WORDS, assert_same, everything, steps_of, teach
 
+from shoal.distributed.world import PeerLost
 from shoal.ps.server import shards
 from shoal.ps.server.journal import FILES, checked, first_check, heads, write
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec
 from shoal.ps.worker.client import Client, ServerError
-from shoal.world.world import PeerLost
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from ps_cluster import Proxy, Threads, get_dense, joined, make_spec, pull, push, serving
 
-from shoal.ps.keys import Keys, KeysError, make_keys, read_keys
+from shoal.distributed.world import PeerLost
+from shoal.ps.key_files import Keys, KeysError, make_keys, read_keys
 from shoal.ps.wire import Kind
 from shoal.ps.worker.client import Client
-from shoal.world.world import PeerLost
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ import shoal.ps.worker.client
 from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import row_reader
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.core import has_core
 from shoal.kernels.wire import native_outlet
+from shoal.optimizers.row_optimizer import RowOptimizer
 from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,

@@ -27,12 +27,12 @@ from test_ps_journal import ACTS, LIFE, begin, commit, kill
 from test_ps_shards import assert_same, everything, steps_of, teach
 
 from shoal.config import ConfigError
+from shoal.distributed.world import PeerLost
 from shoal.ps.server import shards
 from shoal.ps.spec import Spec
 from shoal.ps.wire import Kind
 from shoal.ps.worker.client import Client
 from shoal.runs.run import resolve
-from shoal.world.world import PeerLost
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -21,14 +21,14 @@ from shoal.config import Resolved
 from shoal.data.batch import Batch
 from shoal.data.dataset import Dataset
 from shoal.data.reader import Reader
+from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.runs.run import train_here
-from shoal.runs.trained import Trained
+from shoal.runs.trained_run import Trained
 from shoal.training.checkpoint.writing import Checkpoints, read, write
 from shoal.training.cursor import Cursor
 from shoal.training.run_folder import RunFolder
 from shoal.training.trainer import Trainer
-from shoal.world.world import World
 
 
 def train(folder: Path, resume: bool = False, **values: Any) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def work(
     config = small_config("BPR", **values)
     parts = build(config, world)
     trainer = Trainer(
-        *(config, parts.strategy, parts.reader, parts.evaluator),
+        *(parts.config, parts.strategy, parts.reader, parts.evaluator),
         *(RunFolder(folder), parts.fingerprint),
     )
     trainer.restore()

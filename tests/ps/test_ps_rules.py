@@ -26,14 +26,14 @@ from safetensors.torch import load_file
 
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
+from shoal.distributed.world import World
 from shoal.embedding.engines.init import initial_rows
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import Kind, MessageHeader, numbers_frame, parts_frame, send_ids, send_rows
 from shoal.ps.worker.client import Client, ServerError
-from shoal.training.checkpoint.writing import Checkpoints, give, read
-from shoal.training.strategy import make_strategy
-from shoal.training.strategy.ps import ParameterServers
-from shoal.world.world import World
+from shoal.training.checkpoint.writing import Checkpoints, read, restore_into
+from shoal.training.strategies import make_strategy
+from shoal.training.strategies.ps import ParameterServers
 
 
 def spec_of(servers: int = 1, mode: str = "sync", optimizer: str = "sgd", **rules: Any) -> Spec:
@@ -202,7 +202,7 @@ def test_a_run_saves_whole_when_rows_went(tmp_path: Path) -> None:
     assert [len(folders) for folders in bases] == [1, 2, 3, 4, 1, 1, 2, 3]
     plain = make_strategy(StrategySection(name="single"), World())
     plain.setup(make_model("DNN", "grows"), OptimizerSection(name="adagrad", lr=0.05), seed=1)
-    give(plain, read(checkpoints.committed()[0]))
+    restore_into(plain, read(checkpoints.committed()[0]))
     plain.model.eval()
     with torch.no_grad():
         assert torch.equal(plain.model.logits(batch), said)  # type: ignore[operator]

@@ -25,6 +25,7 @@ from ps_cluster import (
     share_of,
 )
 
+from shoal.distributed.world import PeerLost
 from shoal.ps.server.server import Server
 from shoal.ps.wire import (
     BFLOAT16,
@@ -37,7 +38,6 @@ from shoal.ps.wire import (
     send_rows,
 )
 from shoal.ps.worker.client import Client, ServerError
-from shoal.world.world import PeerLost
 
 IDS = [3, 5, 900]
 
@@ -255,7 +255,7 @@ def test_a_worker_that_reads_its_data_is_waited_for(quick: None) -> None:
     """Longer than a server waits for a word of anybody."""
     with serving(patience=3.0) as running:
         early = Client(running.addresses, 0)
-        early.knock()
+        early.start_heartbeat()
         time.sleep(4.0)
         with joined(running.addresses, make_spec()) as client:
             early.close()

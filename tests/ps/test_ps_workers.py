@@ -26,10 +26,10 @@ from ps_cluster import (
     set_dense,
 )
 
+from shoal.distributed.world import PeerLost
 from shoal.ps.server.server import Server
 from shoal.ps.wire import Kind, MessageHeader
 from shoal.ps.worker.client import Client, ServerError
-from shoal.world.world import PeerLost
 
 IDS = [3, 5, 900]
 

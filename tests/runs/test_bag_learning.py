@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import shoal
+from shoal.clicks.make_days import make_days
 from shoal.config.schema import PlantedClicksSection
-from shoal.data.clicks.make_days import make_days
 
 IDS, BAGS = [20, 50, 100, 200, 50, 100], [1, 2, 3, 5, 8, 20]
 

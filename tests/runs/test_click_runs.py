@@ -14,16 +14,16 @@ import torch
 from click_model import TinyClicks, click_config, tiny_clicks
 
 import shoal
+from shoal.clicks import InMemory, Layout, Samples
+from shoal.clicks.synthetic import planted_clicks
 from shoal.config.schema import EvalSection, PlantedClicksSection
-from shoal.data.clicks import InMemory, Layout, Samples
-from shoal.data.clicks.planted import planted_clicks
+from shoal.distributed.world import World
 from shoal.models.base import Facts
 from shoal.runs.build import build
 from shoal.runs.run import resolve
-from shoal.runs.trained import Trained
+from shoal.runs.trained_run import Trained
 from shoal.training.evaluation import ClickEvaluator
 from shoal.training.metrics import MetricSet, Valued
-from shoal.world.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there
 SHORT = {

@@ -10,10 +10,10 @@ from browser import Browser, needs_browser
 from small_artifact import MEAN, write_artifact
 
 import shoal
-from shoal.runs.artifact.files import write_manifest, write_words
+from shoal.recommender.ranked_items import RankedItems, UserRankings
 from shoal.runs.fit import Fitted
-from shoal.runs.ranked import RankedItems, UserRankings
 from shoal.runs.results import RunResult, StudyResult
+from shoal.serving.artifact.files import write_manifest, write_words
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 STUDY = {

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from other_user import as_nobody, needs_root, reached
 
+from shoal.distributed.channel import MeetingPlace
+from shoal.distributed.hosts import private_folder
+from shoal.distributed.liveness import Beat, stack_of
+from shoal.distributed.rendezvous import Rendezvous, RunStore
+from shoal.distributed.tunnel import Tunnel
 from shoal.embedding.engines.row_records import RowRecords
 from shoal.launch.hosts import scratch_folder
-from shoal.world.channel import MeetingPlace
-from shoal.world.hosts import private_folder
-from shoal.world.liveness import Beat, stack_of
-from shoal.world.rendezvous import Rendezvous, RunStore
-from shoal.world.tunnel import Tunnel
 
 pytestmark = needs_root
 

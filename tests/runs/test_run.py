@@ -16,13 +16,13 @@ from safetensors.torch import load as parse_tensors
 from small import DATA, NO_DROPOUT
 
 import shoal
-from shoal.data.prepared.prepare import load_dataset
+from shoal.data.loading.load import load_dataset
+from shoal.distributed.gpus import choose_gpus
+from shoal.distributed.peer_errors import first_words
+from shoal.distributed.world import World, WorldError, connect
 from shoal.runs.run import agree, comparable, resolve
-from shoal.runs.trained import Trained, open_config
+from shoal.runs.trained_run import Trained, open_config
 from shoal.training.checkpoint.writing import Checkpoints
-from shoal.world.gpus import choose_gpus
-from shoal.world.peer_errors import first_words
-from shoal.world.world import World, WorldError, connect
 
 SHORT = {**DATA, "train.epochs": 2, "train.batch_size": 256}
 del SHORT["data.name"]  # given as `dataset`
@@ -53,9 +53,9 @@ def test_run_can_be_called_again(result: dict[str, Any], tmp_path: Path) -> None
 def test_names_of_the_package_are_functions() -> None:
     """Whatever was imported before: `shoal.runs.run` is a module, `shoal.run` never."""
     code = (
-        "import shoal.runs.run, shoal.runs.trained, shoal; from shoal.runs import run\n"
+        "import shoal.runs.run, shoal.runs.trained_run, shoal; from shoal.runs import run\n"
         "assert shoal.run is run.run and callable(shoal.run) and shoal.run_rank is run.run_rank\n"
-        "assert shoal.evaluate is shoal.runs.trained.evaluate\n"
+        "assert shoal.evaluate is shoal.runs.trained_run.evaluate\n"
         "assert type(shoal).__name__ == 'module' and not callable(run)\n"
         "from shoal import run; assert run is shoal.run"
     )
@@ -71,7 +71,7 @@ def test_a_trained_run_is_used_without_what_training_needs(
     assert resolved.origins["strategy.graph"] == "use of a trained run"
     assert resolved.origins["eval.topk"].startswith("command line")
     assert resolved.origins["train.epochs"].startswith(str(written))
-    assert not trained.config.rows.asked
+    assert not trained.config.rows.enabled
 
 
 def test_a_loss_that_becomes_nan_is_not_saved(tmp_path: Path) -> None:

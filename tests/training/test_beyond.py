@@ -12,11 +12,11 @@ from ranks import run_ranks
 
 from shoal.config import ConfigError
 from shoal.data.dataset import Ragged
+from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.runs.run import resolve
 from shoal.training.evaluation.cold import cold_line
 from shoal.training.metrics import Groups, MetricSet, Ranked
-from shoal.world.world import World
 
 TOPK = (3, 8)
 USERS, ITEMS, GENRES = 40, 30, 5

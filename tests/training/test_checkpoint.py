@@ -12,12 +12,19 @@ import pytest
 from small import small_config
 
 import shoal
+from shoal.distributed.world import World
 from shoal.runs.build import build
-from shoal.runs.trained import Trained
+from shoal.runs.trained_run import Trained
 from shoal.training.checkpoint import writing
-from shoal.training.checkpoint.writing import CheckpointError, Checkpoints, give, read, take, write
+from shoal.training.checkpoint.writing import (
+    CheckpointError,
+    Checkpoints,
+    read,
+    restore_into,
+    take_snapshot,
+    write,
+)
 from shoal.training.run_folder import RunFolder
-from shoal.world.world import World
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +36,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, model: str = "BPR", resume: bool = False, **values: Any) -> dict[str, Any]:
-    given = {"train__epochs": 4, "train__batch_size": 256, "checkpoint__keep": 3, **values}
+    split = {"data__split__by": "ratio", "data__split__order": "random"}
+    given = {"train__epochs": 4, "train__batch_size": 256, "checkpoint__keep": 3, **split, **values}
     config = small_config(model, run__output=str(folder), **given)
     return shoal.run(config_dict=flat(config.model_dump(mode="json")), resume=resume)
 
@@ -216,11 +224,11 @@ def test_a_snapshot_comes_back_as_it_was(tmp_path: Path) -> None:
     for batch in first.reader.batches(0):
         first.strategy.train_step(batch)
     state = {"step": 3, "best_step": None, "loss_sum": 0.1 + 0.2}
-    write(tmp_path / "step-000000003", take(first.strategy, state))
+    write(tmp_path / "step-000000003", take_snapshot(first.strategy, state))
     snapshot = read(tmp_path / "step-000000003")
     assert snapshot.state["loss_sum"] == 0.1 + 0.2
-    give(second.strategy, snapshot)
-    again = take(second.strategy, state)
+    restore_into(second.strategy, snapshot)
+    again = take_snapshot(second.strategy, state)
     assert snapshot.files.keys() == again.files.keys()
     for name, data in again.files.items():
         assert (tmp_path / "step-000000003" / name).read_bytes() == data

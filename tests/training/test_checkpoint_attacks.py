@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from shoal.distributed.world import World
 from shoal.training import retention
 from shoal.training.checkpoint.snapshot import Snapshot
 from shoal.training.checkpoint.writing import CheckpointError, Checkpoints, read, write
 from shoal.training.run_folder import LogFile, RunFolder
-from shoal.world.world import World
 
 
 def tensors(value: float = 0.5) -> bytes:

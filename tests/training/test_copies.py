@@ -9,9 +9,14 @@ from captured_warnings import listening
 from click_batches import global_batch
 from test_deltas import rows_of, strategy_of
 
+from shoal.distributed.world import World
 from shoal.training.checkpoint.remote import Copies
-from shoal.training.checkpoint.writing import CheckpointError, Checkpoints, finish_writing, take
-from shoal.world.world import World
+from shoal.training.checkpoint.writing import (
+    CheckpointError,
+    Checkpoints,
+    finish_writing,
+    take_snapshot,
+)
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -33,6 +38,26 @@ def checkpoints_of(folder: Path, url: str) -> Checkpoints:
     return Checkpoints(folder, World(), keep=1, whole_every=3, copy_to=url)
 
 
+def test_copies_are_not_in_the_folder_of_a_run(tmp_path: Path) -> None:
+    """Its own, which copies would not outlive, or that of another, which begins only now."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.yaml").write_text("model: BPR\n")
+    (tmp_path / "link").symlink_to(other)
+    for place in (
+        "own/checkpoints",
+        "own/checkpoints/x",
+        "other",
+        "other/checkpoints",
+        "link/copies",
+    ):
+        with pytest.raises(
+            ValueError, match=r"is in the folder of a run, .*; name a place outside"
+        ):
+            Copies(f"file://{tmp_path}/{place}", tmp_path / "own" / "checkpoints")
+    Copies(f"file://{tmp_path}/copies", tmp_path / "own" / "checkpoints")
+
+
 def test_a_run_goes_on_elsewhere(tmp_path: Path, url: str) -> None:
     strategy = strategy_of("fixed", World())
     checkpoints = checkpoints_of(tmp_path / "run", url)
@@ -48,7 +73,7 @@ def test_a_run_goes_on_elsewhere(tmp_path: Path, url: str) -> None:
         other.claim()
     found = other.load_newest()
     assert found is not None and found.state["step"] == 5
-    assert rows_of(found) == rows_of(take(strategy, {}))
+    assert rows_of(found) == rows_of(take_snapshot(strategy, {}))
     other.claim()  # what it has fetched is its own
     for step in (6, 7):
         other.save(strategy, {"step": step, "best_step": None})

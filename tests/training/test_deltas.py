@@ -13,13 +13,19 @@ from safetensors.torch import load_file
 
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.distributed.world import World
 from shoal.training.checkpoint.reading import read_manifest
 from shoal.training.checkpoint.snapshot import Snapshot, table_of
-from shoal.training.checkpoint.writing import Checkpoints, give, read, take, write_tensors
+from shoal.training.checkpoint.writing import (
+    Checkpoints,
+    read,
+    restore_into,
+    take_snapshot,
+    write_tensors,
+)
 from shoal.training.retention import verify
-from shoal.training.strategy import make_strategy
-from shoal.world.compiled import FOLDER
-from shoal.world.world import World
+from shoal.training.strategies import make_strategy
+from shoal.training.strategies.compile_cache import FOLDER
 
 COUNTED = RowsSection.model_validate({"admission": {"threshold": 2.0}})
 EVERY = 3  # of so many checkpoints one is whole
@@ -70,7 +76,7 @@ def test_every_checkpoint_of_a_chain_is_whole_when_read(tmp_path: Path, kind: st
     for step in range(1, 8):
         strategy.train_step(global_batch(step, "one", "fixed" if kind == "fixed" else "grows"))
         checkpoints.save(strategy, {"step": step, "best_step": None})
-        expected.append(rows_of(take(strategy, {})))
+        expected.append(rows_of(take_snapshot(strategy, {})))
     checkpoints.wait()
     paths = checkpoints.committed()[::-1]
     bases = [read_manifest(path).get("base") for path in paths]
@@ -81,8 +87,8 @@ def test_every_checkpoint_of_a_chain_is_whole_when_read(tmp_path: Path, kind: st
         kinds = {"delta" in file.name for file in path.glob("rows-*")}
         assert kinds == {path not in paths[::3]}
         other = strategy_of(kind, World())
-        give(other, read(path))
-        again = rows_of(take(other, {}))
+        restore_into(other, read(path))
+        again = rows_of(take_snapshot(other, {}))
         assert again.keys() == rows.keys()
         for table in rows:
             assert again[table] == rows[table], (path.name, table)
@@ -131,7 +137,7 @@ def chain_of_ranks(world: World, folder: str, place: str) -> bool:
             strategy.train_step(whole.rows(*cuts))
             strategy.synchronize()
             checkpoints.save(strategy, {"step": step, "best_step": None})
-            snapshot = take(strategy, {})
+            snapshot = take_snapshot(strategy, {})
             checkpoints.wait()
             if world.is_main:
                 path = checkpoints.committed()[0]

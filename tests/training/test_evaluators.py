@@ -11,14 +11,14 @@ from click_model import tiny_clicks
 from small import small_config
 
 import shoal
+from shoal.distributed.world import World
 from shoal.models.base import Facts, Model
+from shoal.recommender.catalogue import RunCatalogue
+from shoal.recommender.recommender import Recommender
 from shoal.runs.build import build
-from shoal.runs.catalogue import RunCatalogue
-from shoal.runs.recommender import Recommender
 from shoal.training.evaluation import Evaluator
 from shoal.training.losses import LogInterval, Losses
 from shoal.training.trainer import Trainer
-from shoal.world.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there
 QUIET = {"run.progress": False, "run.tensorboard": False, "train.epochs": 1}

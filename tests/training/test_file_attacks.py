@@ -14,19 +14,20 @@ import numpy as np
 import polars as pl
 import pytest
 
+from shoal.clicks.decode import hash_tokens
+from shoal.clicks.lines import line_chunks
+from shoal.clicks.log import ClickLog
+from shoal.clicks.readers import load
+from shoal.clicks.samples import Layout
 from shoal.config.errors import ConfigError
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import read as read_yaml
-from shoal.data import cache, store
-from shoal.data.clicks.decode import hash_tokens
-from shoal.data.clicks.lines import line_chunks
-from shoal.data.clicks.log import ClickLog
-from shoal.data.clicks.readers import load
-from shoal.data.clicks.samples import Layout
-from shoal.data.page import page
+from shoal.data import cache
+from shoal.data import column_store as store
+from shoal.data.loading.load import load_dataset
 from shoal.data.parquet_counts import check_counts
-from shoal.data.prepared.prepare import load_dataset
 from shoal.data.statistics import leakage
+from shoal.planning.data_page import page
 from shoal.runs.run import resolve
 
 MIB = 1 << 20
@@ -262,7 +263,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def changed(folder: Path, entry: dict[str, Any], change: Callable[[Any], np.ndarray]) -> None:
     """Write an array anew as `change` makes it, with its checksum."""
-    stored = store.Stored.of(entry)
+    stored = store.Stored.from_entry(entry)
     values = change(store.map_array(folder, stored).copy())
     entry |= store.write_array(folder, stored.file, values, stored.dtype).entry()
 
@@ -345,7 +346,7 @@ def test_columns_that_do_not_belong_together(stored: tuple[DataSection, Path], w
 def test_a_table_too_large_to_count_ends_with_one_error() -> None:
     program = (
         "from shoal.kernels.tables import _core as core, _hyper, _state\n"
-        "from shoal.embedding.optim.rows import RowOptimizer\n"
+        "from shoal.optimizers.row_optimizer import RowOptimizer\n"
         "made = RowOptimizer('adagrad')\n"
         "told = _hyper(made), _state(made)\n"
         "sizes = [(2**62, 16), (2**60, 4), (2**58, 16), (2**40, 2**30), (5, -1), (-7, 4)]\n"

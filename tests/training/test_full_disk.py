@@ -16,9 +16,9 @@ from chaos.ground import fill, small_disk
 from exported import exported
 from net_hosts import Impossible
 
-from shoal.command.cli import app
-from shoal.command.machine import explain
-from shoal.runs.artifact.files import hidden_of
+from shoal.cli.machine import explain
+from shoal.cli.main import app
+from shoal.serving.artifact.files import hidden_of
 from shoal.training.run_folder import RunFolder
 from shoal.training.trackers.tracker import Trackers
 

@@ -9,6 +9,7 @@ from click_batches import global_batch, make_model
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.config.schema import OptimizerSection
+from shoal.distributed.world import World
 from shoal.embedding.engines.local import (
     begin_all,
     lives_on_gpu,
@@ -17,14 +18,13 @@ from shoal.embedding.engines.local import (
     push_all,
 )
 from shoal.embedding.engines.tiered import Tiered
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.rows.admission import Admission
 from shoal.embedding.rows.store import EVERY
 from shoal.embedding.rows.table import Init, Table
 from shoal.embedding.service import Lookup
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import RowOptimizer
+from shoal.training.strategies.single import Single
 
 gpu_engine = import_kernels("shoal.embedding.engines.gpu_engine")
 slow = pytest.mark.slow
@@ -142,7 +142,7 @@ def test_a_step_of_one_lookup_sorts_its_ids_before_gradients_come(rows, monkeypa
     sort = group.sort
 
     def note(lookup, rows=None):
-        sorted_late.append(rows is None)  # else by _sort_beside
+        sorted_late.append(rows is None)  # else by _sort_on_side_stream
         return sort(lookup, rows)
 
     monkeypatch.setattr(group, "sort", note)

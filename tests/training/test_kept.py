@@ -8,8 +8,8 @@ import pytest
 from test_checkpoint import checkpoints, flip, train
 from typer.testing import CliRunner
 
-from shoal.command.cli import app
-from shoal.runs.trained import Trained
+from shoal.cli.main import app
+from shoal.runs.trained_run import Trained
 from shoal.training import retention
 from shoal.training.checkpoint.writing import read, write
 
@@ -40,7 +40,7 @@ def test_verify(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(status: int) -> None:
         raise SystemExit(status)
 
-    monkeypatch.setattr("shoal.command.inspect.leave", leave)
+    monkeypatch.setattr("shoal.cli.inspect.leave", leave)
     status, output = shoal("checkpoint", "verify", run)
     assert status == 0 and "4 checkpoints, 0 damaged" in output
     flip(checkpoints(run)[1])

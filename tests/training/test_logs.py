@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from commands import finish
 
-from shoal.command import exit
+from shoal.cli import exit
 from shoal.runs.run import resolve
 from shoal.training import progress
 from shoal.training.progress import bar, is_watched

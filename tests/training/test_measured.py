@@ -8,10 +8,10 @@ import torch
 from ranks import run_ranks
 from small import first_batches, small_config
 
+from shoal.distributed.world import World
 from shoal.embedding.service import Lookup
 from shoal.runs.build import build
-from shoal.training import measured
-from shoal.world.world import World
+from shoal.training import measurements as measured
 
 
 def trained(world: World, strategy: str, steps: int = 2) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from commands import shoal
 from test_full_disk import disk as disk  # a fixture
 
 import shoal as package
+from shoal.distributed.stop_signals import Agreement
+from shoal.distributed.world import World
 from shoal.training import progress_file
 from shoal.training.progress_file import ProgressFile
-from shoal.training.strategy.single import Single
-from shoal.world.stopping import Agreement
-from shoal.world.world import World
+from shoal.training.strategies.single import Single
 
 SMALL = {
     "data.planted": {"users": 90, "items": 60, "interactions": 2000},

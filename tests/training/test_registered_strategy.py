@@ -4,11 +4,11 @@ from small import small_config
 from torch import Tensor
 
 from shoal.config.schema import StrategySection
+from shoal.distributed.world import World
 from shoal.runs.build import build
-from shoal.training.strategy import _MAKERS, STRATEGIES, register_strategy
-from shoal.training.strategy.base import Strategy, Sums
-from shoal.training.strategy.single import Single
-from shoal.world.world import World
+from shoal.training.strategies import _MAKERS, STRATEGIES, register_strategy
+from shoal.training.strategies.base import Strategy, Sums
+from shoal.training.strategies.single import Single
 
 
 class Counting(Single):

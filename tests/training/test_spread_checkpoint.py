@@ -9,14 +9,14 @@ from ranks import run_ranks
 from services import Alone, pull
 from small import small_config
 
-from shoal.embedding.optim.rows import RowOptimizer
+from shoal.distributed.world import World
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Table
+from shoal.optimizers.row_optimizer import RowOptimizer
 from shoal.runs.build import build
 from shoal.training.checkpoint import snapshot, writing
-from shoal.training.checkpoint.writing import CheckpointError, Checkpoints, give
-from shoal.world.world import World
+from shoal.training.checkpoint.writing import CheckpointError, Checkpoints, restore_into
 
 GROWN = 53
 
@@ -42,7 +42,7 @@ def on_ranks(world: World, folder: str) -> dict[str, Any]:
     checkpoints.wait()
     world.barrier()
     del sent[:]
-    give(second.strategy, checkpoints.load_step(1))
+    restore_into(second.strategy, checkpoints.load_step(1))
     same = [
         torch.equal(*(pull(parts.strategy.rows, name, ids) for parts in (first, second)))
         for name, store in first.strategy.stores.items()

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import shoal as package
 from shoal.config.launch_section import TRACKERS
 from shoal.runs.run import resolve_run
-from shoal.runs.trained import open_config
+from shoal.runs.trained_run import open_config
 from shoal.training.trackers.tracker import INCLUDED
 
 SMALL = {

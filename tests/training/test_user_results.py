@@ -9,11 +9,11 @@ from ranks import run_ranks
 from small import DATA, NO_DROPOUT, small_config
 
 import shoal
+from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.runs.run import resolve
 from shoal.training.evaluation import user_results
 from shoal.training.evaluation.user_results import UserResults
-from shoal.world.world import World
 
 METRICS = {"eval.metrics": ["Recall", "NDCG", "GAUC", "ItemCoverage"], "eval.topk": [5, 20]}
 SHORT = {**DATA, **NO_DROPOUT["BPR"], **METRICS, "eval.valid_metric": "NDCG@5", "train.epochs": 1}
@@ -80,7 +80,7 @@ def written(world: World, folder: str) -> list[int]:
         results = parts.evaluator.results
         assert isinstance(results, UserResults)
         if world.is_main:
-            results.write(Path(folder, mode))
+            results.write(Path(folder, mode), parts.config.data)
         counts += [results.evaluated, len(results.kept.users)]
     return counts
 
@@ -99,19 +99,21 @@ def test_a_sample_of_many_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """The same ones whatever is drawn or evaluated besides; the metadata has the whole number."""
     monkeypatch.setattr(user_results, "MOST_USERS", 40)
     monkeypatch.setattr(user_results, "MOST_ITEMS", 90)
-    parts = build(small_config("BPR"), World())
+    config = small_config("BPR")
+    parts = build(config, World())
     parts.evaluator.evaluate(parts.model, "test", keep=True)
     assert parts.evaluator.results is not None
-    parts.evaluator.results.write(tmp_path)
+    parts.evaluator.results.write(tmp_path, config.data)
     users = pl.read_parquet(tmp_path / "users.parquet")
     assert len(users) == 40 and users["user"].n_unique() == 40
     assert pl.read_parquet_metadata(tmp_path / "users.parquet")["shoal.users"] == "131"
     assert not (tmp_path / "items.parquet").exists()
 
 
+@pytest.mark.parametrize("loaded", [True, False])
 @pytest.mark.parametrize("kind", ["token", "token_seq"])
-def test_titles_of_items(kind: str, tmp_path: Path) -> None:
-    """Text as the data has it, of one word or of many; null where it is empty."""
+def test_titles_of_items(kind: str, loaded: bool, tmp_path: Path) -> None:
+    """Text as the item file has it, whether or not training reads that file; null where empty."""
     rows = [f"u{u}\tm{1 + (u + k) % 3}\t{k}" for u in range(6) for k in range(3)]
     films = ["m1\tThe <b>First</b>", "m2\t", 'm3\tThird, "2"']
     heads = ("user_id:token\titem_id:token\ttimestamp:float", f"item_id:token\tmovie_title:{kind}")
@@ -119,12 +121,33 @@ def test_titles_of_items(kind: str, tmp_path: Path) -> None:
     for suffix, head, lines in (("inter", heads[0], rows), ("item", heads[1], films)):
         text = "\n".join([head, *lines]) + "\n"
         (tmp_path / "films" / f"films.{suffix}").write_text(text)
-    data = {"data.path": str(tmp_path), "data.name": "films", "data.load": {"item": ["*"]}}
-    parts = build(resolve(values=data).config, World())
+    data: dict[str, Any] = {"data.path": str(tmp_path), "data.name": "films"}
+    config = resolve(values=data | ({"data.load": {"item": ["*"]}} if loaded else {})).config
+    parts = build(config, World())
     parts.evaluator.evaluate(parts.model, "test", keep=True)
     assert parts.evaluator.results is not None
-    parts.evaluator.results.write(tmp_path / "evaluation")
+    parts.evaluator.results.write(tmp_path / "evaluation", config.data)
     items = pl.read_parquet(tmp_path / "evaluation" / "items.parquet").sort("item")
     assert items["title"].to_list() == ["The <b>First</b>", None, 'Third, "2"']
     users = pl.read_parquet(tmp_path / "evaluation" / "users.parquet")
     assert users["items"].list.len().to_list() == [1] * 6  # of three, two are left out
+
+
+def test_a_report_shows_titles_of_a_file_that_training_did_not_read(tmp_path: Path) -> None:
+    """Models that read ids alone do not load NAME.item; its titles stand in the report."""
+    rows = [f"u{u}\tm{1 + (u + k) % 4}\t{k}" for u in range(8) for k in range(4)]
+    films = [f"m{k}\tFilm number {k}" for k in range(1, 5)]
+    folder = tmp_path / "films"
+    folder.mkdir()
+    heads = (
+        "user_id:token\titem_id:token\ttimestamp:float",
+        "item_id:token\tmovie_title:token_seq",
+    )
+    for suffix, head, lines in (("inter", heads[0], rows), ("item", heads[1], films)):
+        (folder / f"films.{suffix}").write_text("\n".join([head, *lines]) + "\n")
+    run = tmp_path / "run"
+    quiet = {"run.log_level": "error", "run.progress": False, "run.output": str(run)}
+    values = {"eval.topk": [2], "eval.valid_metric": "recall@2", **quiet}
+    shoal.run("Pop", "films", data={"path": str(tmp_path)}, **values)
+    page = shoal.report(run).read_text()
+    assert "Film number 1" in page and "<li>m1" not in page

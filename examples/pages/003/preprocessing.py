@@ -13,7 +13,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from shoal.command.cli import main
+from shoal.cli.main import main
 
 CONFIG = Path(__file__).parent / "config.toml"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from shoal.command.cli import main
+from shoal.cli.main import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["train", str(Path(__file__).parent / "config.toml")]

@@ -17,7 +17,7 @@ from shoal.compat.dialects.paddlerec_keys import KEYS, TABLE
 from shoal.compat.dialects.paddlerec_values import Said
 from shoal.config.dialect import Dialect, Named, Row, free, same
 from shoal.config.errors import nearest
-from shoal.config.keys import given
+from shoal.config.keys import describe_value
 from shoal.config.sources import DEFAULT, Layer
 
 SECTIONS = ("runner", "hyper_parameters", "loader")
@@ -159,4 +159,6 @@ def _leaves(key: str, value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, 
     elif key not in SECTIONS:
         yield key, value, path
     elif value is not None:
-        raise ValueError(f"{key}: given {given(value)}; it is a section of PaddleRec's keys")
+        raise ValueError(
+            f"{key}: given {describe_value(value)}; it is a section of PaddleRec's keys"
+        )

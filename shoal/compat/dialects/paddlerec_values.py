@@ -110,7 +110,8 @@ def sync_mode(said: Said, value: Any) -> Translation:
     if value in ("sync", "async", "geo"):
         return Translation({"strategy.ps.mode": value})
     if value == "gpubox":
-        return read_gpubox(said.runner("reader_type"), os.environ)
+        device = "cpu" if as_bool(said.runner("use_gpu")) is False else "auto"
+        return read_gpubox(said.runner("reader_type"), os.environ, device)
     if value == "heter":
         raise ValueError(
             "heter is refused: a model is not cut into a CPU and a GPU part; use async, or gpubox"
@@ -313,8 +314,13 @@ NEEDLESS = (  # what run_gpubox.sh sets besides, for the server that there is no
 )  # fmt: skip
 
 
-def read_gpubox(reader: object, environment: Mapping[str, str]) -> Translation:
-    """What gpubox means here, with the variables there are; ValueError for what cannot be."""
+def read_gpubox(
+    reader: object, environment: Mapping[str, str], device: str = "auto"
+) -> Translation:
+    """What gpubox means here, with the variables there are; ValueError for what cannot be.
+
+    device: cpu where GPUs are not to be used.
+    """
     values: dict[str, object] = {"strategy.name": "sharded"}
     notes = [PLAN]
     if environment.get("TRAINING_ROLE", "TRAINER").upper() != "TRAINER":
@@ -341,7 +347,11 @@ def read_gpubox(reader: object, environment: Mapping[str, str]) -> Translation:
                 f"{GPUS} is {environment[GPUS]!r}; it is a list of GPUs such as 0,1,2,3"
             )
         values |= {"run.gpu_ids": ",".join(gpus), "launch.nproc": len(gpus)}
-        notes.append(f"{GPUS}={environment[GPUS]}: {len(gpus)} processes, a GPU each")
+        from shoal.distributed.gpus import count_gpus  # imports torch
+
+        usable = count_gpus(",".join(gpus), device)
+        place = "a GPU each" if usable else "on CPUs, since no GPU can be used here"
+        notes.append(f"{GPUS}={environment[GPUS]}: {len(gpus)} processes, {place}")
     idle = [name for name in (SERVERS, *NEEDLESS) if environment.get(name)]
     if idle:
         notes.append(f"without effect, since no server is started: {', '.join(idle)}")

@@ -6,6 +6,9 @@ table: a flat key that is an option of the chosen model becomes model.KEY.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from shoal.compat.dialects import recbole_values as values
 from shoal.compat.dialects.paddlerec_values import as_lower
 from shoal.config.dialect import (
@@ -169,5 +172,32 @@ TABLE: list[Row] = [
 ]
 
 
+# How RecBole splits, by the kind of the model.
+RANDOM_SPLIT = {"data.split.by": "ratio", "data.split.order": "random", "eval.repeatable": False}
+SPLIT_BY_TIME = {
+    "data.split.by": "leave_one_out",
+    "data.split.order": "time",
+    "eval.repeatable": True,
+}
+# RecBole's train_batch_size and stopping_step; every validation takes all users.
+TRAINING = {"train.batch_size": 2048, "train.patience": 10, "eval.valid_users": "all"}
+
+
 class RecBole(Dialect):
     tool, table = "RecBole", TABLE
+    note = (
+        "`dataset` is RecBole's word: the split, whether items may come again, batches of 2,048 "
+        "and a patience of 10 are RecBole's for this kind of model; data.name leaves them to the "
+        "data"
+    )
+
+    @property
+    def names_data(self) -> bool:
+        """Whether a source names the data in RecBole's word."""
+        return any(isinstance(source.values.get("dataset"), str) for source in self.sources)
+
+    def defaults(self) -> Mapping[str, Any]:
+        """RecBole's split and batches where a source names its data as RecBole does."""
+        if not self.names_data:
+            return {}
+        return TRAINING | (SPLIT_BY_TIME if self.kind == "sequential" else RANDOM_SPLIT)

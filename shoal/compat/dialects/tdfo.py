@@ -101,6 +101,7 @@ DEFAULTS: dict[str, Any] = {
     "data.filter.user_inter_num": "[20,200]",
     "data.split.by": "leave_one_out",
     "data.split.order": "file",
+    "eval.repeatable": True,
     "model.random_ratio": 0.0,
     "model.windows_from_start": True,
     "model.mask_last": True,

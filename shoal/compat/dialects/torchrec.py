@@ -124,6 +124,9 @@ DEFAULTS: dict[str, Any] = {
     "train_batch_size": 128,
     "mode": "dmp",
     # What the example does without a flag.
+    "data.split.by": "leave_one_out",
+    "data.split.order": "time",
+    "eval.repeatable": True,
     "train.optimizer.schedule": "step",
     "train.patience": 1_000_000,
     "eval.metrics": ["Recall", "NDCG"],

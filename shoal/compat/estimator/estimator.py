@@ -35,9 +35,9 @@ from shoal.compat.estimator.specs import (
 )
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import OptimizerSection
-from shoal.runs.artifact.tables import Kind
-from shoal.runs.collective.loop import Loop
-from shoal.runs.collective.slices import size_of, tensors
+from shoal.loop.loop import Loop
+from shoal.loop.slices import size_of, tensors
+from shoal.serving.artifact.tables import Kind
 from shoal.training.checkpoint.writing import Checkpoints
 from shoal.training.run_folder import RunFolder, start_logging
 from shoal.training.trackers.tracker import Trackers

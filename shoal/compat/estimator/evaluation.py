@@ -7,8 +7,8 @@ from torch import Tensor
 
 from shoal.compat.estimator.specs import EstimatorSpec
 from shoal.config.errors import did_you_mean
+from shoal.distributed.world import World
 from shoal.training.metrics import METRICS, MetricSet, Valued
-from shoal.world.world import World
 
 
 class Evaluation:

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.data.batch import Batch
-from shoal.runs.artifact import export as artifacts
-from shoal.runs.artifact import files
-from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, write_table
-from shoal.runs.artifact.trace import Traced, trace
-from shoal.runs.artifact.writer import fields_of, write_graph
-from shoal.runs.collective.loop import Loop
-from shoal.world.durable import write_durably
+from shoal.files.durable import write_durably
+from shoal.loop.loop import Loop
+from shoal.serving.artifact import export as artifacts
+from shoal.serving.artifact import files
+from shoal.serving.artifact.tables import CHUNK_ROWS, Kind, write_table
+from shoal.serving.artifact.trace import Traced, trace
+from shoal.serving.artifact.writer import fields_of, write_graph
 
 log = logging.getLogger("shoal")
 Features = dict[str, Tensor]
@@ -133,7 +133,7 @@ def _card(name: str, document: dict[str, Any], found: dict[str, Any]) -> list[st
 
 
 def _asked(features: Features, answer: Tensor) -> dict[str, Tensor]:
-    """What a check asks and expects, as shoal.runs.artifact.check reads it."""
+    """What a check asks and expects, as shoal.serving.artifact.check reads it."""
     if not isinstance(answer, Tensor):
         raise ValueError(f"the model answers {type(answer).__name__}; what is exported is a tensor")
     logits = {"0.logits": answer.detach().float().cpu().contiguous().clone()}

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from shoal.compat.estimator.estimator import Estimator, Kept, ModelFn
 from shoal.compat.estimator.specs import RunConfig, TrainOp
-from shoal.runs.artifact.tables import Kind
-from shoal.runs.collective.loop import Loop
-from shoal.runs.collective.slices import tensors
+from shoal.loop.loop import Loop
+from shoal.loop.slices import tensors
+from shoal.serving.artifact.tables import Kind
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -5,11 +5,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
 
 from shoal.compat.implicit.factors import FactorModel
-from shoal.compat.implicit.matrix import by_number, checked, positive, refuse, rows_for, trained
+from shoal.compat.implicit.matrix import (
+    checked,
+    generator,
+    positive,
+    refuse,
+    refuse_empty,
+    rows_for,
+    torch_threads,
+)
 from shoal.data.batch import Jagged
-from shoal.models.general.ials import IALS, ListsByLength, solve
+from shoal.models.general.ials import IALS, ListsByLength, alternate, solve
 
 
 class AlternatingLeastSquares(FactorModel):
@@ -65,12 +74,19 @@ class AlternatingLeastSquares(FactorModel):
         """Learn the vectors of all users (rows) and items (columns)."""
         refuse("fit", callback=(callback, None, "all iterations are one computation"))
         matrix = checked(user_items)
-        matrix.data *= self.alpha
-        options = {f"model.{name}": value for name, value in vars(self._options).items()}
-        keys = {"data.sample_weight": "value", "run.progress": show_progress, **options}
-        with trained("IALS", matrix, self.random_state, self.num_threads, **keys) as fitted:
-            self.user_factors = by_number(fitted.user_vectors(), matrix.shape[0])
-            self.item_factors = by_number(fitted.item_vectors(), matrix.shape[1])
+        refuse_empty(matrix)
+        random = generator(self.random_state)
+        users, items = (  # drawn as implicit draws them
+            random.random((count, self.factors), dtype=np.float32) * np.float32(0.01)
+            for count in matrix.shape
+        )
+        by_user, by_item = self._lists(matrix), self._lists(matrix.T.tocsr())
+        with torch_threads(self.num_threads):
+            vectors = torch.from_numpy(users), torch.from_numpy(items)
+            user_vectors, item_vectors = alternate(self._options, by_user, by_item, *vectors)
+            # Users are solved for once more: theirs are then the best for these items.
+            user_vectors = solve(self._options, by_user, item_vectors, user_vectors)
+        self.user_factors, self.item_factors = user_vectors.numpy(), item_vectors.numpy()
 
     @property
     def _options(self) -> IALS.Options:
@@ -109,11 +125,17 @@ class AlternatingLeastSquares(FactorModel):
         self, ids: Any, matrix: Any, others: np.ndarray, what: str = "user_items"
     ) -> np.ndarray:
         rows = rows_for(matrix, np.size(ids), len(others), what)
-        parts = rows.indices.astype(np.int64), rows.indptr.astype(np.int64), rows.data * self.alpha
-        values, offsets, weights = (torch.from_numpy(one) for one in parts)
-        lists = ListsByLength(Jagged(values, offsets, weights), len(others))
-        found = solve(self._options, lists, torch.from_numpy(others)).numpy()
-        return found[0] if np.ndim(ids) == 0 else found
+        with torch_threads(self.num_threads):
+            vectors = solve(self._options, self._lists(rows), torch.from_numpy(others)).numpy()
+        return vectors[0] if np.ndim(ids) == 0 else vectors
+
+    def _lists(self, matrix: sparse.csr_matrix) -> ListsByLength:
+        """The columns of each row of a matrix, weighted by their confidences."""
+        columns = torch.from_numpy(matrix.indices.astype(np.int64))
+        offsets = torch.from_numpy(matrix.indptr.astype(np.int64))
+        confidences = torch.from_numpy(matrix.data * np.float32(self.alpha))
+        lists = Jagged(columns, offsets, confidences)
+        return ListsByLength(lists, matrix.shape[1], self.factors)
 
 
 def _placed(vectors: np.ndarray, ids: Any, made: np.ndarray) -> np.ndarray:

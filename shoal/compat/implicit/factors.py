@@ -99,8 +99,16 @@ class FactorModel:
     def load(cls, file: Any) -> Self:
         """Read what `save` wrote; nothing is unpickled."""
         data = read_arrays(file, ["user_factors", "item_factors", *cls.SAVED])
+        users, items = data["user_factors"], data["item_factors"]
+        right = users.ndim == items.ndim == 2 and users.shape[1] == items.shape[1]
+        if not right or users.dtype != items.dtype or users.dtype.kind != "f":
+            raise ValueError(
+                f"{file} is no file that `save` of such a model wrote: user_factors are "
+                f"{users.dtype} {list(users.shape)}, item_factors {items.dtype} "
+                f"{list(items.shape)}; they are rows of numbers, of one width"
+            )
         found = cls(**{name: data[name].item() for name in cls.SAVED})
-        found.user_factors, found.item_factors = data["user_factors"], data["item_factors"]
+        found.user_factors, found.item_factors = users, items
         return found
 
     def _vectors(self) -> tuple[np.ndarray, np.ndarray]:

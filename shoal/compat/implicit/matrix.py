@@ -1,15 +1,17 @@
-"""Matrices of users and items: checked, and trained on through shoal.fit."""
+"""Matrices of users and items: checked, and trained on: through shoal.fit, or solved directly."""
 
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
+import torch
 from scipy import sparse
 
+from shoal.data.bounds import EXPANSION, most_bytes
 from shoal.runs.fit import Fitted, ItemVectors, fit
 
 NONE = np.finfo(np.float32).min  # the score of a place that no item is left for
@@ -82,11 +84,33 @@ def positive(**given: int) -> None:
             raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
 
 
+def generator(random_state: Any) -> np.random.Generator:
+    """The generator that implicit makes of a seed; None: another one every time."""
+    if isinstance(random_state, np.random.RandomState):
+        random_state = int(random_state.randint(2**31 - 1))
+    return np.random.default_rng(random_state)
+
+
 def seed_of(random_state: Any) -> int:
     """A seed of Shoal, of what numpy takes for one; None: another one every time."""
-    if isinstance(random_state, np.random.RandomState):
-        return int(random_state.randint(2**31 - 1))
-    return int(np.random.default_rng(random_state).integers(2**31 - 1))
+    return int(generator(random_state).integers(2**31 - 1))
+
+
+def refuse_empty(matrix: sparse.csr_matrix) -> None:
+    """Refuse a matrix without entries."""
+    if not matrix.nnz:
+        raise ValueError("the matrix has no entries above 0: there is nothing to learn from")
+
+
+@contextmanager
+def torch_threads(num_threads: int) -> Iterator[None]:
+    """Compute with so many threads in a block; 0: as many as torch has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -96,8 +120,7 @@ def trained(
     """A model trained on all entries of a matrix; its folder lasts as long as the block, unless
     run.output names one.
     """
-    if not matrix.nnz:
-        raise ValueError("the matrix has no entries above 0: there is nothing to learn from")
+    refuse_empty(matrix)
     entries = matrix.tocoo()
     frame = {"user": entries.row, "item": entries.col, "value": entries.data}
     keys: dict[str, Any] = {"data.split.ratio": [1, 0, 0], "train.eval_every": 0}
@@ -110,14 +133,38 @@ def trained(
 
 
 def read_arrays(file: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Arrays of a file (.npz) that `save` of a model wrote; nothing is unpickled."""
+    """Arrays of numbers of a file (.npz) that `save` of a model wrote; nothing is unpickled.
+
+    Whoever wrote it: its arrays are at most so many times as large as the file.
+    """
     if isinstance(file, str | Path) and Path(file).suffix != ".npz":
         file = f"{file}.npz"  # as numpy names it when it writes
     try:
-        with np.load(file, allow_pickle=False) as data:
-            return {name: data[name] for name in names}
-    except (ValueError, KeyError, EOFError, BadZipFile) as error:
+        with zipfile.ZipFile(file) as archive:
+            assert archive.fp is not None
+            most = most_bytes(archive.fp.seek(0, 2))
+            content = sum(member.file_size for member in archive.infolist())
+            if content > most:
+                raise ValueError(
+                    f"its arrays have {content:,} bytes; at most {most:,} are read, {EXPANSION} "
+                    "times the file or 64 MiB"
+                )
+            return {name: _read_array(archive, f"{name}.npy") for name in names}
+    except OSError:
+        raise
+    except Exception as error:  # numpy and zipfile raise many kinds, down to those of a tokenizer
         raise ValueError(f"{file} is no file that `save` of such a model wrote: {error}") from error
+
+
+def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    with archive.open(name) as member:
+        try:
+            array = np.lib.format.read_array(member, allow_pickle=False)
+        except MemoryError as error:  # its head states more numbers than any machine can hold
+            raise ValueError(f"{name}: {error}") from None
+    if array.dtype.kind not in "iufb" or (array.dtype.kind == "f" and not np.isfinite(array).all()):
+        raise ValueError(f"{name} holds something else than finite numbers")
+    return array
 
 
 def by_number(vectors: ItemVectors, count: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from scipy import sparse
 
 from shoal.compat.implicit.factors import Lists
@@ -13,10 +14,13 @@ from shoal.compat.implicit.matrix import (
     positive,
     read_arrays,
     refuse,
+    refuse_empty,
     rows_for,
     shown,
-    trained,
+    torch_threads,
 )
+from shoal.models.base import Facts
+from shoal.models.general.itemknn import ItemKNN
 
 
 class NeighbourModel:
@@ -41,21 +45,27 @@ class NeighbourModel:
         """Find the nearest items of each; rows are users, columns items."""
         refuse("fit", callback=(callback, None, "it is one pass"))
         matrix = checked(counts)
-        matrix = self.weighted(matrix) if matrix.nnz else matrix
+        refuse_empty(matrix)
+        matrix = self.weighted(matrix)
+        refuse_empty(matrix)
         size = matrix.shape[1]
         own = np.asarray(matrix.multiply(matrix).sum(axis=0)).ravel()  # of each item with itself
         if self.SIMILARITY == "cosine":
             own = (own > 0).astype(np.float32)
-        keys = {"model.k": min(self.K, size), "model.similarity": self.SIMILARITY}
-        keys |= {"data.sample_weight": "value", "run.progress": show_progress}
-        with trained("ItemKNN", matrix, 0, self.num_threads, **keys) as fitted:
-            model: Any = fitted.trained.model
-            known = fitted.trained.recommender.items.values[1:]  # columns, by the model's numbers
-            ids = np.array([-1, *known.astype(np.int64)])
-            items = ids[model.items.numpy()]
-            owners = np.repeat(ids, np.diff(model.starts.numpy()))
-            values = model.values.numpy().copy()
-        alike = sparse.csr_matrix((values, (owners, items)), (size, size), np.float32)
+        options: dict[str, Any] = {"k": min(self.K, size), "similarity": self.SIMILARITY}
+        entries = matrix.tocoo()
+        facts = Facts(
+            num_users=matrix.shape[0],
+            num_items=size,
+            train_users=torch.from_numpy(entries.row.astype(np.int64)),
+            train_items=torch.from_numpy(entries.col.astype(np.int64)),
+            train_weights=torch.from_numpy(entries.data.astype(np.float32)),
+        )
+        with torch_threads(self.num_threads):
+            model = ItemKNN(ItemKNN.Options(**options), facts)
+            model.solve()
+        parts = model.values.numpy(), model.items.numpy(), model.starts.numpy()
+        alike = sparse.csr_matrix(parts, (size, size), np.float32)
         self.similarity = _largest(alike + sparse.diags(own, dtype=np.float32), self.K)
 
     def recommend(
@@ -117,10 +127,20 @@ class NeighbourModel:
     def load(cls, file: Any) -> Self:
         """Read what `save` wrote; nothing is unpickled."""
         data = read_arrays(file, ["K", "data", "indices", "indptr", "shape"])
-        found = cls(int(data["K"]))
         parts = (data["data"], data["indices"], data["indptr"])
-        found.similarity = sparse.csr_matrix(parts, tuple(data["shape"]))
-        found.similarity.check_format()  # no place is outside
+        try:
+            found = cls(data["K"].item())
+            if {array.dtype.kind for array in (*parts[1:], data["shape"])} != {"i"}:
+                raise ValueError("places and sizes are whole numbers")
+            rows, columns = data["shape"].tolist()
+            if rows != columns:
+                raise ValueError(f"neighbours of {rows} items among {columns}")
+            found.similarity = sparse.csr_matrix(parts, (rows, columns))
+            found.similarity.check_format()  # no place is outside
+        except ValueError as error:
+            raise ValueError(
+                f"{file} is no file that `save` of such a model wrote: {error}"
+            ) from error
         return found
 
     def _fitted(self) -> sparse.csr_matrix:

@@ -22,12 +22,7 @@ import numpy as np
 
 from shoal.config.schema import PREPARED, DataSection, SplitSection
 from shoal.config.yaml_io import inline
-from shoal.data.dataset import Dataset
-from shoal.data.prepared import views
-from shoal.data.prepared.engine import Here
-from shoal.data.sources.files import places_of
-from shoal.data.split import PHASES
-from shoal.data.store import (
+from shoal.data.column_store import (
     DamagedFolder,
     Stored,
     all_stored,
@@ -35,14 +30,19 @@ from shoal.data.store import (
     map_array,
     read_document,
 )
-from shoal.data.stored import check_columns, parts_of, words_of
+from shoal.data.dataset import Dataset
+from shoal.data.manifest import check_columns, parts_of, words_of
+from shoal.data.prepared import views
+from shoal.data.prepared.engine import Here
+from shoal.data.sources.files import places_of
+from shoal.data.split import PHASES, decide_split
 
 logger = logging.getLogger(__name__)
 
 VERSION = 2
 MANIFEST = PREPARED
 # What preparation decides: a run has it as the folder was made, or refuses to start.
-DECIDED = ("fields", "filter", "threshold", "load", "unload")
+DECIDED = ("fields", "filter", "threshold", "load", "unload", "cells")
 COMMAND = "shoal prepare INPUT... --to DIR"
 
 
@@ -90,15 +90,16 @@ def manifest_of(folder: Path) -> Iterator[dict[str, Any]]:
         ) from error
 
 
-def _check_options(folder: Path, made: Mapping[str, Any], config: DataSection) -> None:
+def _check_options(folder: Path, folder_options: Mapping[str, Any], config: DataSection) -> None:
     """Refuse a config that asks for what the folder was not made with; defaults ask for nothing."""
-    given, unsaid = config.model_dump(), DataSection().model_dump()
+    config_options, unsaid = config.model_dump(), DataSection().model_dump()
     for key in DECIDED:
         nested = isinstance(unsaid[key], dict)
-        said, default, was = (
-            one[key] if nested else {"": one[key]} for one in (given, unsaid, made)
+        chosen, default, was = (
+            options[key] if nested else {"": options.get(key)}
+            for options in (config_options, unsaid, folder_options)
         )
-        for name, value in said.items():
+        for name, value in chosen.items():
             if value not in (default[name], was.get(name)):
                 raise ValueError(
                     f"data.{f'{key}.{name}'.rstrip('.')} is {inline(value)}, and {folder} was "
@@ -109,12 +110,12 @@ def _check_options(folder: Path, made: Mapping[str, Any], config: DataSection) -
 
 def refuse_absent(config: DataSection) -> None:
     """Refuse options that no prepared folder has."""
-    given, unsaid = config.model_dump(), DataSection().model_dump()
+    options, unsaid = config.model_dump(), DataSection().model_dump()
     for key in ("normalize", "presplit", "extra_suffixes"):
-        if given[key] != unsaid[key]:
+        if options[key] != unsaid[key]:
             raise ValueError(
-                f"data.{key} is {inline(given[key])}, which a prepared folder does not have: leave "
-                "it out, or train from the files themselves"
+                f"data.{key} is {inline(options[key])}, which a prepared folder does not have: "
+                "leave it out, or train from the files themselves"
             )
 
 
@@ -124,7 +125,8 @@ def _check_bytes(folder: Path, manifest: dict[str, Any]) -> None:
         logger.info(
             "%s is large: its checksums are not compared at every start; "
             "`shoal prepare --check --to %s` does",
-            *(folder, folder),
+            folder,
+            folder,
         )
         return
     check_columns(folder, manifest)
@@ -140,8 +142,11 @@ def view_of(
 ) -> views.View:
     """The rows of a folder split, in parts of so much memory where that was not done before."""
     fields, words = manifest["options"]["fields"], manifest["words"]
+    split = decide_split(split, fields["time"] in manifest["columns"])
     place = folder / "views" / views.view_key(manifest["interactions"], split, seed)
-    users, items = (len(Stored.of(words[fields[side]]["ends"])) for side in ("user", "item"))
+    users, items = (
+        len(Stored.from_entry(words[fields[side]]["ends"])) for side in ("user", "item")
+    )
     rows, sizes = manifest["rows"], (users, items)
     view = views.open_view(place, rows, sizes)
     if view is None:
@@ -150,7 +155,9 @@ def view_of(
         if split.order == "file" or fields["time"] not in manifest["columns"]:
             del names["time"]
         entries = {side: manifest["columns"][name]["values"] for side, name in names.items()}
-        columns = {side: map_array(folder, Stored.of(entry)) for side, entry in entries.items()}
+        columns = {
+            side: map_array(folder, Stored.from_entry(entry)) for side, entry in entries.items()
+        }
         views.make_view(place, columns, sizes, split, seed, memory, engine or Here())
         view = views.open_view(place, rows, sizes)
         if view is None:

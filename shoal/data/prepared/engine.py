@@ -1,9 +1,9 @@
-"""Engines: where the steps of a prepare that can be done apart are done.
+"""Engines: where the steps of a prepare run that do not depend on each other.
 
 Here    in this process, one after the other
 OnRay   as tasks of a Ray cluster, whose nodes see the raw files under the same names
 
-Results come in the order of what they are made of, so that a folder is the same to the byte.
+Results come in the order of their items, so that a folder is the same to the byte.
 """
 
 from __future__ import annotations
@@ -12,50 +12,50 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from shoal.world.cluster import open_ray
+from shoal.distributed.ray_address import open_ray
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Here:
-    """This process."""
+    """Runs the steps in this process."""
 
-    width = 1  # how many are worked on at a time
+    width = 1  # how many items are worked on at a time
 
     def map(
-        self, function: Callable[[Given], Made], given: Iterable[Given]
-    ) -> Iterator[tuple[Given, Made]]:
-        """What is given with what the function makes of it, in order."""
-        return ((one, function(one)) for one in given)
+        self, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Result]]:
+        """Every item with the function's result for it, in order."""
+        return ((item, function(item)) for item in items)
 
 
 class OnRay(Here):
-    """A Ray cluster: a task for each CPU, and one that waits. Ray does a lost one again."""
+    """A Ray cluster: a task for each CPU, and one that waits. Ray repeats a lost task."""
 
     def __init__(self, address: str | None = None):
         self._ray = open_ray(address)
         self.width = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def map(
-        self, function: Callable[[Given], Made], given: Iterable[Given]
-    ) -> Iterator[tuple[Given, Made]]:
-        """As tasks; no more are begun than what is taken from here leaves room for."""
-        task = self._ray.remote(_do).options(num_cpus=1, scheduling_strategy="SPREAD")
+        self, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Result]]:
+        """Every item with its result, computed by tasks; few more are begun than are read here."""
+        task = self._ray.remote(_call).options(num_cpus=1, scheduling_strategy="SPREAD")
         pending: deque = deque()
         try:
-            for one in given:
-                pending.append((one, task.remote(function, one)))
+            for item in items:
+                pending.append((item, task.remote(function, item)))
                 if len(pending) > 2 * self.width:
-                    first, made = pending.popleft()
-                    yield first, self._ray.get(made)
+                    first, result = pending.popleft()
+                    yield first, self._ray.get(result)
             while pending:
-                first, made = pending.popleft()
-                yield first, self._ray.get(made)
+                first, result = pending.popleft()
+                yield first, self._ray.get(result)
         finally:
-            for _, made in pending:
-                self._ray.cancel(made)
+            for _, result in pending:
+                self._ray.cancel(result)
 
 
-def _do(function: Callable[[Given], Made], one: Given) -> Made:
-    return function(one)  # Ray takes plain functions alone
+def _call(function: Callable[[Item], Result], item: Item) -> Result:
+    return function(item)  # Ray takes plain functions alone

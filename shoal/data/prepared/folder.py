@@ -16,15 +16,16 @@ from typing import Any
 
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
+from shoal.data.column_store import all_stored, check_arrays, read_document, sync, write_document
 from shoal.data.prepared import views
 from shoal.data.prepared.dataset import MANIFEST, VERSION
 from shoal.data.prepared.engine import Here
-from shoal.data.store import all_stored, check_arrays, read_document, sync, write_document
-from shoal.world.durable import sole_holder
+from shoal.files.durable import sole_holder
+from shoal.files.folders import remove_folder
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[int], object]  # is told of bytes that were read
+Progress = Callable[[int], object]  # called with the number of bytes that were read
 Manifest = dict[str, Any]
 
 
@@ -61,13 +62,13 @@ class PrepareSteps:
         raise NotImplementedError  # every kind of data writes its own
 
     def check(self, job: PrepareJob, manifest: Manifest, new: list[Path]) -> None:
-        """Refuse what does not fit a folder that is there."""
+        """Refuse inputs and options that do not fit an existing folder."""
 
     def finish(self, job: PrepareJob, manifest: Manifest, folder: Path) -> None:
-        """Make what is made of the rows, where it is not there."""
+        """Write what is computed from all rows, where it is missing: the split."""
 
-    def outdated(self, job: PrepareJob, manifest: Manifest, made: Manifest) -> list[Path]:
-        """What an append has replaced."""
+    def outdated(self, job: PrepareJob, manifest: Manifest, new_manifest: Manifest) -> list[Path]:
+        """Files and folders that an append has replaced, to remove."""
         return []
 
 
@@ -78,13 +79,13 @@ def carry_out(job: PrepareJob, steps: PrepareSteps) -> Manifest:
     with locked(to):
         if not (to / MANIFEST).is_file():
             if job.append or (to.exists() and any(to.iterdir())):
-                how = "leave out --append, or " if job.append else ""
-                raise ValueError(f"{to} is no prepared folder; {how}name another one with --to")
+                hint = "leave out --append, or " if job.append else ""
+                raise ValueError(f"{to} is no prepared folder; {hint}name another one with --to")
             empty = {"version": VERSION, "name": to.name, "rows": 0, "inputs": [], "commands": []}
             return _add(job, paths, {**empty, "options": steps.options(job)}, steps, is_new=True)
         manifest = read_document(to / MANIFEST, VERSION)
-        there = [tuple(state) for state in manifest["inputs"]]
-        new = [path for path in paths if state_of(path) not in there]
+        known_states = [tuple(state) for state in manifest["inputs"]]
+        new = [path for path in paths if state_of(path) not in known_states]
         _check_same_options(job, manifest, steps.options(job))
         steps.check(job, manifest, new)
         if not new:
@@ -117,7 +118,7 @@ def locked(to: Path) -> Iterator[None]:
 
 
 def state_of(path: Path) -> tuple[str, int, int]:
-    """What tells an input from another: its name, size and time of change."""
+    """What distinguishes an input from another: its name, size and time of change."""
     stat = path.stat()
     return (path.name, stat.st_size, stat.st_mtime_ns)
 
@@ -128,24 +129,24 @@ def check(to: Path) -> int:
     check_arrays(to, stored, whole=True)
     for view in sorted((to / "views").iterdir()) if (to / "views").is_dir() else []:
         if not view.name.startswith("."):
-            some = all_stored(read_document(view / views.DOCUMENT, views.VERSION))
-            check_arrays(view, some, whole=True)
-            stored += some
+            view_arrays = all_stored(read_document(view / views.DOCUMENT, views.VERSION))
+            check_arrays(view, view_arrays, whole=True)
+            stored += view_arrays
     return len(stored)
 
 
 def _check_same_options(job: PrepareJob, manifest: Manifest, now: dict[str, Any]) -> None:
     was = manifest["options"]
-    if was.keys() != now.keys():
+    if ("clicks" in was) != ("clicks" in now):
         raise ValueError(
             f"{job.to} holds a click log where these are interactions, or the other way round; "
             "name another folder with --to"
         )
     for key in now:
-        if now[key] != was[key]:
+        if now[key] != was.get(key):
             raise ValueError(
                 f"data.{key} is {inline(now[key])}, and {job.to} was prepared with "
-                f"{inline(was[key])}; give it the same, or name another folder with --to"
+                f"{inline(was.get(key))}; give it the same, or name another folder with --to"
             )
 
 
@@ -155,25 +156,28 @@ def _add(
     """Write the rows of files into a new folder, or behind those that are there."""
     with _work(job) as work:
         folder = work if is_new else job.to
-        made = steps.add(job, paths, folder, manifest, work)
+        new_manifest = steps.add(job, paths, folder, manifest, work)
         states = [list(state_of(path)) for path in paths]
-        made["inputs"] = [*manifest["inputs"], *states]
-        made["commands"] = [*manifest["commands"], job.command]
-        steps.finish(job, made, folder)
-        sync(folder, all_stored(made))
-        write_document(folder / MANIFEST, made)
+        new_manifest["inputs"] = [*manifest["inputs"], *states]
+        new_manifest["commands"] = [*manifest["commands"], job.command]
+        steps.finish(job, new_manifest, folder)
+        sync(folder, all_stored(new_manifest))
+        write_document(folder / MANIFEST, new_manifest)
         if is_new:
             if job.to.exists():
                 job.to.rmdir()  # it is empty
             work.rename(job.to)
-    for path in [] if is_new else steps.outdated(job, manifest, made):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    return made
+    for path in [] if is_new else steps.outdated(job, manifest, new_manifest):
+        if path.is_dir():
+            remove_folder(job.to, *path.relative_to(job.to).parts)
+        else:
+            path.unlink(missing_ok=True)
+    return new_manifest
 
 
 @contextmanager
 def _work(job: PrepareJob) -> Iterator[Path]:
-    """A folder to work in. Whatever happens, nothing half done stays; a full disk is told."""
+    """A folder to work in. Whatever happens, no partial file stays; a full disk is reported."""
     work = job.to.with_name(f".{job.to.name}.part")
     shutil.rmtree(work, ignore_errors=True)  # of a prepare that was interrupted
     work.mkdir()

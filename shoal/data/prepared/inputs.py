@@ -6,22 +6,26 @@ parsed. Rows come in the order of the files. Nothing else of a file is in memory
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
+from shoal.data.compressed_text import plain_name
 from shoal.data.dataset import FieldType
 from shoal.data.filters import SIDES
-from shoal.data.packed import plain_name
+from shoal.data.passes import EVERYTHING
 from shoal.data.prepared.engine import Here
-from shoal.data.raw import RawColumn, RawTable
+from shoal.data.raw_columns import RawColumn, RawTable
+from shoal.data.reading import ColumnReading, reading_of
 from shoal.data.sources.atomic import ATOMIC
 from shoal.data.sources.files import find_files, input_files
 from shoal.data.sources.movielens import RATINGS
+from shoal.data.sources.readings import find_readings, typed_reading
 from shoal.data.sources.table import (
     FORMATS,
     Part,
@@ -31,7 +35,10 @@ from shoal.data.sources.table import (
     read_table,
     wanted_columns,
 )
-from shoal.data.sources.typed import Columns, declared_types, guess_type
+from shoal.data.sources.typed import Columns, declared_types, filled_numbers
+
+if TYPE_CHECKING:
+    import polars as pl
 
 # Columns of published files, by what they are here.
 ALIASES = {"book_id": "item", "userId": "user", "movieId": "item"}
@@ -41,47 +48,49 @@ def expand(names: list[str]) -> list[Path]:
     """Files, the tables of folders, and those that patterns stand for, sorted by name in each."""
     endings = (".inter", *(ending for form in FORMATS.values() for ending in form.endings))
     folders = [Path(name) for name in names if Path(name).is_dir()]
-    found = [
+    paths = [
         path
         for path in input_files(names)
         if path.parent not in folders or plain_name(path).suffix in endings
     ]
-    if not found:
+    if not paths:
         raise ValueError(f"{', '.join(names)}: no files that end in {', '.join(endings)}")
-    return found
+    return paths
 
 
 def side_files(config: DataSection) -> dict[str, list[Path]]:
-    """Those that data.files names."""
-    said = config.files or {}
-    other = [suffix for suffix in said if suffix not in SIDES]
-    if other:
+    """The files of users and items that data.files names, by suffix."""
+    named_files = config.files or {}
+    unsupported = [suffix for suffix in named_files if suffix not in SIDES]
+    if unsupported:
         raise ValueError(
-            f"data.files names {', '.join(other)}; `shoal prepare` takes user and item from there, "
-            "and interactions as INPUT"
+            f"data.files names {', '.join(unsupported)}; `shoal prepare` takes user and item from "
+            "there, and interactions as INPUT"
         )
-    return {s: find_files(path, config.path, f"data.files.{s}") for s, path in said.items()}
+    return {s: find_files(path, config.path, f"data.files.{s}") for s, path in named_files.items()}
 
 
 def sort_out(paths: list[Path], config: DataSection) -> tuple[list[Path], dict[str, list[Path]]]:
     """Files of interactions, and side files by whose they are."""
-    found: dict[str, list[Path]] = {}
-    named = {path: suffix for suffix, some in side_files(config).items() for path in some}
+    sides: dict[str, list[Path]] = {}
+    named = {
+        path: suffix for suffix, side_paths in side_files(config).items() for path in side_paths
+    }
     inter = []
     for path in paths:
         suffix = named.get(path) or plain_name(path).suffix.removeprefix(".")
         if suffix in SIDES:
-            found.setdefault(suffix, []).append(path)
+            sides.setdefault(suffix, []).append(path)
         else:
             inter.append(path)
-    return inter, found
+    return inter, sides
 
 
-def read_sides(found: dict[str, list[Path]], config: DataSection) -> dict[str, RawTable]:
+def read_sides(sides: dict[str, list[Path]], config: DataSection) -> dict[str, RawTable]:
     """The tables of side files."""
     return {
         suffix: read_table(config, suffix, paths, form_of(paths[0], config))[0]
-        for suffix, paths in found.items()
+        for suffix, paths in sides.items()
     }
 
 
@@ -112,44 +121,106 @@ class Input:
     types: dict[str, FieldType]  # field -> type of the columns that are wanted
     columns: dict[str, str]  # field -> the column's own name
     config: DataSection
+    readings: dict[str, ColumnReading] = field(default_factory=dict)  # field -> how it is read
 
     def parse(self, part: Part, first: int) -> Parsed:
         """The rows of a part; first: the number of its first line, or row."""
-        fields, wanted = self.config.fields, list(self.columns.values())
-        piece = self.form.read(part, self.header, self.config, first, wanted)
-        floats = {name for name, kind in self.types.items() if kind == "float"}
-        needed = {self.columns[name] for name in (*floats, fields.user, fields.item)}
-        reader = Columns(self.config, [piece], needed)
-        found = reader.good({own: self.types[name] for name, own in self.columns.items()})
-        columns = {name: found[own][1] for name, own in self.columns.items()}
+        fields, column_names = self.config.fields, list(self.columns.values())
+        piece = self.form.read(part, self.header, self.config, first, column_names)
+        # As in training: a number whose file says its type, a time, a rating and a label are there.
+        filled = {n for n, kind in self.header.types.items() if kind == "float"}
+        filled |= {fields.user, fields.item, *filled_numbers(self.config)}
+        needed = {column for name, column in self.columns.items() if name in filled}
+        readings = {self.columns[name]: reading for name, reading in self.readings.items()}
+        reader = Columns(self.config, [piece], needed, readings=readings)
+        typed_columns = reader.good(
+            {column: self.types[name] for name, column in self.columns.items()}
+        )
+        columns = {name: typed_columns[column][1] for name, column in self.columns.items()}
         skipped = piece.skipped + int(reader.bad.sum())
         return ({} if reader.bad.all() else columns), piece.num_lines, skipped
 
 
+def open_inputs(
+    paths: list[Path], config: DataSection, memory: int, manifest: Mapping[str, Any]
+) -> list[Input]:
+    """How files are read: columns whose file does not say it as the first one shows.
+
+    manifest: of the folder that they are added to, whose columns were read before.
+    """
+    types: dict[str, FieldType] = {n: one["type"] for n, one in manifest.get("columns", {}).items()}
+    readings: dict[str, ColumnReading] | None = None
+    if types and "cells" in manifest:
+        cells = manifest["cells"]
+        readings = {
+            name: reading_of(cells[name]) if name in cells else typed_reading(kind, config)
+            for name, kind in types.items()
+        }
+    inputs: list[Input] = []
+    for path in paths:
+        inputs.append(open_input(path, config, memory, types, readings, paths))
+        first = inputs[0]
+        types, readings = types or first.types, readings or first.readings or None
+    return inputs
+
+
 def open_input(
-    path: Path, config: DataSection, known: Mapping[str, FieldType] = MappingProxyType({})
+    path: Path,
+    config: DataSection,
+    memory: int = EVERYTHING,
+    folder_types: Mapping[str, FieldType] = MappingProxyType({}),
+    readings: Mapping[str, ColumnReading] | None = None,
+    paths: Sequence[Path] = (),
 ) -> Input:
-    """How a file is read, from its name and its header; known: types that a folder has."""
+    """How a file is read, from its name, its header and its values.
+
+    folder_types: field -> its type in the folder. readings: of the columns, where they
+    are known. paths: all files of the table, which may be looked at in parts of so much memory.
+    """
     form = form_of(path, config)
     header = form.header(path, config)
     if header.types:
         chosen = wanted_columns(config, "inter", header.names, header.types, str(path))
         types = {name: header.types[name] for name in chosen}
+        form.check(path, chosen)
         return Input(path, form, header, types, {name: name for name in chosen}, config)
     columns = _fields_of(path, header.names, config)
-    said = (config.load or {}).get("inter") or (config.unload or {}).get("inter")
+    selection = (config.load or {}).get("inter") or (config.unload or {}).get("inter")
     declared, _ = declared_types(config, "inter")
     usual = [name for name in columns if name in declared]
-    every = list(columns)
-    chosen = wanted_columns(config, "inter", every, {}, str(path)) if said else usual
-    types, sample = {}, None
-    for name in chosen:
-        kind = declared.get(name) or known.get(name)
-        if kind is None:
-            sample = form.sample(path, header, config) if sample is None else sample
-            kind = guess_type(name, sample[columns[name]])
-        types[name] = kind
-    return Input(path, form, header, types, {name: columns[name] for name in chosen}, config)
+    field_names = list(columns)
+    chosen = wanted_columns(config, "inter", field_names, {}, str(path)) if selection else usual
+    form.check(path, [columns[name] for name in chosen])
+    if readings is None or any(name not in readings for name in chosen):
+        import polars as pl
+
+        sample = form.sample(path, header, config)
+        sample = sample.select(pl.col(columns[name]).alias(name) for name in chosen)
+
+        def rows(name: str) -> Iterator[pl.Series]:
+            return _values(columns[name], paths or [path], config, memory)
+
+        kinds = {name: declared.get(name) or folder_types.get(name) for name in chosen}
+        readings = find_readings(sample, kinds, config, str(path), rows)
+    readings = {name: readings[name] for name in chosen}
+    types = {name: reading.kind for name, reading in readings.items()}
+    named = {name: columns[name] for name in chosen}
+    return Input(path, form, header, types, named, config, readings)
+
+
+def _values(
+    column: str, paths: Sequence[Path], config: DataSection, memory: int
+) -> Iterator[pl.Series]:
+    """The values of a column of all files, part by part; rows that cannot be read are passed by."""
+    lenient = config.model_copy(update={"bad_rows": "skip"})
+    for path in paths:
+        form = form_of(path, config)
+        header = form.header(path, config)
+        first = form.first_row
+        for part in form.parts(path, header, memory):
+            piece = form.read(part, header, lenient, first, [column])
+            first += piece.num_lines
+            yield piece.frame[column]
 
 
 def _fields_of(path: Path, names: list[str], config: DataSection) -> dict[str, str]:
@@ -157,26 +228,30 @@ def _fields_of(path: Path, names: list[str], config: DataSection) -> dict[str, s
     fields = config.fields
     roles = {fields.user: "user", fields.item: "item", fields.rating: "rating", fields.time: "time"}
     columns: dict[str, str] = {}
-    for own in names:
-        role = roles.get(own) or ALIASES.get(own)
-        field = getattr(fields, role) if role else own
-        if field not in columns or own == field:
-            columns[field] = own
+    for column in names:
+        role = roles.get(column) or ALIASES.get(column)
+        field = getattr(fields, role) if role else column
+        if field not in columns or column == field:
+            columns[field] = column
     for role in ("user", "item"):
-        wanted = getattr(fields, role)
-        if wanted not in columns:
+        id_field = getattr(fields, role)
+        if id_field not in columns:
             raise ValueError(
-                f"{path}: no column {wanted!r}; it has {', '.join(names)}; name the id columns "
-                f"with --data.fields.user and --data.fields.item{did_you_mean(wanted, names)}"
+                f"{path}: no column {id_field!r}; it has {', '.join(names)}; name the id columns "
+                f"with --data.fields.user and --data.fields.item{did_you_mean(id_field, names)}"
             )
     return columns
 
 
-def parse_part(given: tuple[Input, Part], first: int | None = None) -> Parsed | None:
-    """Parse a part; None where that cannot be and nobody knows by which line to tell it."""
-    one, part = given
+def parse_part(task: tuple[Input, Part], first: int | None = None) -> Parsed | None:
+    """Parse a part; task: (file, part).
+
+    first: the number of its first line. None: it is unknown, so the result is None instead of an
+    error where a line is wrong, since the message could not name the line.
+    """
+    file, part = task
     try:
-        return one.parse(part, first or 0)
+        return file.parse(part, first or 0)
     except ValueError:
         if first is None:
             return None
@@ -184,15 +259,16 @@ def parse_part(given: tuple[Input, Part], first: int | None = None) -> Parsed | 
 
 
 def read_in_order(inputs: list[Input], memory: int, engine: Here) -> Iterator[tuple[Parsed, Part]]:
-    """Rows of all files in their order, and what they were read of; a mistake is told."""
+    """Rows of all files in their order, each with its part; ValueError names a wrong line."""
     parts = chain.from_iterable(
-        ((one, part) for part in one.form.parts(one.path, one.header, memory)) for one in inputs
+        ((file, part) for part in file.form.parts(file.path, file.header, memory))
+        for file in inputs
     )
     first, last = 0, None
-    for (one, part), piece in engine.map(parse_part, parts):
-        if one.path != last:
-            first, last = one.form.first_row, one.path
-        piece = piece or parse_part((one, part), first)
+    for (file, part), piece in engine.map(parse_part, parts):
+        if file.path != last:
+            first, last = file.form.first_row, file.path
+        piece = piece or parse_part((file, part), first)
         assert piece is not None
         first += piece[1]
         yield piece, part

@@ -1,7 +1,7 @@
 """Views: how a prepared folder's rows are split, and each user's items in order.
 
     views/KEY/  rows-PHASE    row numbers of a phase, ascending
-                user-PHASE    ids of these rows, so that nobody gathers them again
+                user-PHASE    ids of these rows, so that they are not gathered again
                 item-PHASE
                 history-N     items of the first N phases by user, in order of time (or of the file)
                 offsets-N     where each user's items begin [users + 1]
@@ -26,12 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.config.schema import SplitSection
-from shoal.data.pairs import Pairs, count_pairs
-from shoal.data.passes import by_user, chunks, count_ids
-from shoal.data.prepared.engine import Here
-from shoal.data.sampler import distinct
-from shoal.data.split import PHASES, phase_of_rows, phases_in_order
-from shoal.data.store import (
+from shoal.data.column_store import (
     Appender,
     Stored,
     all_stored,
@@ -43,6 +38,11 @@ from shoal.data.store import (
     write_array,
     write_document,
 )
+from shoal.data.pairs import Pairs, count_pairs
+from shoal.data.passes import by_user, chunks, count_ids
+from shoal.data.prepared.engine import Here
+from shoal.data.sampler import distinct
+from shoal.data.split import PHASES, phase_of_rows, phases_in_order
 
 VERSION = 1
 DOCUMENT = "view.json"
@@ -58,10 +58,10 @@ TYPES = {
 def view_key(digest: str, split: SplitSection, seed: int) -> str:
     """The name of a view's folder."""
     # Without a seed that is null, as it was named before a split could have one of its own.
-    said: list[Any] = [VERSION, digest, split.model_dump(exclude_none=True)]
+    identity: list[Any] = [VERSION, digest, split.model_dump(exclude_none=True)]
     if split.order == "random" and split.seed is None:
-        said.append(seed)
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        identity.append(seed)
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class View(NamedTuple):
@@ -79,11 +79,11 @@ def open_view(folder: Path, rows: int, sizes: tuple[int, int]) -> View | None:
     """
     with suppress(ValueError, LookupError, TypeError, AttributeError):
         body = read_document(folder / DOCUMENT, VERSION)
-        stored = {name: Stored.of(entry) for name, entry in body["arrays"].items()}
+        stored = {name: Stored.from_entry(entry) for name, entry in body["arrays"].items()}
         compared = check_arrays(folder, list(stored.values()))
         arrays = {name: map_array(folder, one) for name, one in stored.items()}
         if _belongs(arrays, rows, sizes, compared):
-            return View(arrays, str(body["splits"]), Pairs.of(body["pairs"]))
+            return View(arrays, str(body["splits"]), Pairs.from_entry(body["pairs"]))
     return None
 
 
@@ -143,18 +143,23 @@ def _write(
     memory: int,
     engine: Here,
 ) -> dict[str, Any]:
-    (num_users, num_items), users, rows = sizes, columns["user"], len(columns["user"])
+    """Write the arrays of a view into `work`; the body of its document."""
+    num_users, num_items = sizes
+    users = columns["user"]
     counts = count_ids(users, num_users)
-    phases = _reserve(work / "phases", rows)
-    apart = split.group_by == "user" and split.order != "random" and split.at is None
-    if (split.order == "time" and "time" not in columns) or not apart:
+    phases = _reserve(work / "phases", len(users))
+    # Whether the rows of each user are split by themselves, so that ranges of users are enough.
+    by_user_alone = split.group_by == "user" and split.order != "random" and split.at is None
+    if (split.order == "time" and "time" not in columns) or not by_user_alone:
         # At random, or over all users at once: the order of all rows is in memory.
         phases[:] = phase_of_rows(split, seed, users, columns.get("time"))
+    # One pass over ranges of users: the phase of each row, histories, and training pairs.
     histories = [Appender(work, Stored(f"history-{n}", "<i4")) for n in (1, 2, 3)]
     lengths = [np.zeros(num_users, dtype=np.int64) for _ in histories]
-    seen, seen_counts = Appender(work, Stored("seen", "<i8")), np.zeros(num_users, dtype=np.int64)
+    seen = Appender(work, Stored("seen", "<i8"))
+    seen_counts = np.zeros(num_users, dtype=np.int64)
     ranges = (
-        (span, part if apart else {**part, "phase": phases[part["row"]]}, counts[span])
+        (span, part if by_user_alone else {**part, "phase": phases[part["row"]]}, counts[span])
         for span, part in by_user(columns, "user", counts, memory // engine.width, work)
     )
     pairs = Pairs()
@@ -163,12 +168,13 @@ def _write(
         phases[row] = phase
         for n, (history, length) in enumerate(zip(histories, lengths)):
             history.write(item[phase <= n])
-            taken = owner[phase <= n] - span.start
-            length[span] = np.bincount(taken, minlength=span.stop - span.start)
+            local_users = owner[phase <= n] - span.start
+            length[span] = np.bincount(local_users, minlength=span.stop - span.start)
         pairs += count_pairs(owner, item, phase, num_items)
         trained = distinct(owner[phase == 0].astype(np.int64) * num_items + item[phase == 0])
         seen.write(trained)
         seen_counts += np.bincount(trained // num_items, minlength=num_users)
+    # Where the pairs and the history of each user begin.
     arrays = {}
     seen.close()
     starts = np.concatenate([[0], np.cumsum(seen_counts)])
@@ -180,30 +186,35 @@ def _write(
         offsets = np.concatenate([[0], np.cumsum(length)])
         arrays[f"offsets-{n}"] = write_array(work, f"offsets-{n}", offsets, "<i8")
     arrays |= _write_phases(work, columns, phases)
-    digest = hashlib.sha256()
-    for name in PHASES:
-        stored = arrays[f"rows-{name}"]
-        digest.update(np.int64(len(stored)).tobytes())
-        rows_of = map_array(work, stored)
-        for part in chunks(len(rows_of)):
-            digest.update(rows_of[part].data)
     del phases
     (work / "phases").unlink()
     return {
         "arrays": {name: stored.entry() for name, stored in arrays.items()},
-        "splits": digest.hexdigest(),
+        "splits": _digest_of_splits(work, arrays),
         "pairs": asdict(pairs),
     }
 
 
+def _digest_of_splits(work: Path, arrays: dict[str, Stored]) -> str:
+    """SHA-256 of the rows of all phases: their numbers, and how many there are."""
+    digest = hashlib.sha256()
+    for phase in PHASES:
+        stored = arrays[f"rows-{phase}"]
+        digest.update(np.int64(len(stored)).tobytes())
+        rows = map_array(work, stored)
+        for part in chunks(len(rows)):
+            digest.update(rows[part].data)
+    return digest.hexdigest()
+
+
 def _in_order(
-    given: tuple[slice, dict[str, np.ndarray], np.ndarray], split: SplitSection
+    task: tuple[slice, dict[str, np.ndarray], np.ndarray], split: SplitSection
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Rows of some users in order of user and time: their numbers, phases, users and items.
 
-    given: which users, their rows, and how many each has. Phases are those of the rows, or split.
+    task: which users, their rows, and how many each has. Phases are those of the rows, or split.
     """
-    _, part, counts = given
+    _, part, counts = task
     order = np.lexsort([part["time"], part["user"]] if "time" in part else [part["user"]])
     phase = part["phase"][order] if "phase" in part else phases_in_order(split, counts)
     return part["row"][order], phase, part["user"][order], part["item"][order]

@@ -11,9 +11,9 @@ from shoal.data.sources.columnar import Arrow, Parquet
 from shoal.data.sources.csv import Csv
 from shoal.data.sources.jsonl import JsonLines
 from shoal.data.sources.movielens import MovieLens
-from shoal.data.sources.planted import Planted
 from shoal.data.sources.random import Random
 from shoal.data.sources.source import SOURCES, Source, register
+from shoal.data.sources.synthetic import Planted
 from shoal.data.sources.table import FORMATS, TableFormat, register_table
 from shoal.data.sources.tables import Tables
 

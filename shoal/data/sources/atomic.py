@@ -13,9 +13,9 @@ import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
+from shoal.data.compressed_text import packed_or_not
 from shoal.data.dataset import FieldType
-from shoal.data.packed import packed_or_not
-from shoal.data.raw import Raw
+from shoal.data.raw_columns import Raw
 from shoal.data.sources.quotes import CellFormat
 from shoal.data.sources.source import Source
 from shoal.data.sources.table import TableHeader, read_table
@@ -31,16 +31,16 @@ PARTS_OF = {
 def files(config: DataSection) -> dict[str, list[Path]]:
     """suffix -> the files to read: one each, one a part for the interactions of pre-split data."""
     folder, name = config.folder, config.stem
-    wanted = ["inter", *(config.load or {}), *(config.unload or {}), *config.extra_suffixes]
-    found = {}
-    for suffix in dict.fromkeys(wanted):
+    suffixes = ["inter", *(config.load or {}), *(config.unload or {}), *config.extra_suffixes]
+    paths_by_suffix = {}
+    for suffix in dict.fromkeys(suffixes):
         if suffix != "inter" and (config.load or {}).get(suffix) == []:
             continue
         stems = [name]
         if suffix == "inter" and config.presplit is not None:
             stems = [f"{name}.{part}" for part in config.presplit]
-        found[suffix] = [packed_or_not(folder / f"{stem}.{suffix}") for stem in stems]
-        for path in found[suffix]:
+        paths_by_suffix[suffix] = [packed_or_not(folder / f"{stem}.{suffix}") for stem in stems]
+        for path in paths_by_suffix[suffix]:
             if not path.exists():
                 have = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
                 raise ValueError(
@@ -48,7 +48,7 @@ def files(config: DataSection) -> dict[str, list[Path]]:
                     f"{', '.join(n for n in have if n[0] != '.') or 'nothing'}"
                     f"{did_you_mean(path.name, have)}"
                 )
-    return found
+    return paths_by_suffix
 
 
 class Atomic(Source):
@@ -56,7 +56,7 @@ class Atomic(Source):
 
     name = "atomic"
 
-    def found(self, config: DataSection) -> bool:
+    def matches(self, config: DataSection) -> bool:
         stems = [config.stem, *(f"{config.stem}.{part}" for part in config.presplit or [])]
         return any(packed_or_not(config.folder / f"{stem}.inter").exists() for stem in stems)
 

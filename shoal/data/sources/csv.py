@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.config.schema import DataSection
+from shoal.data.bounds import check_columns
 from shoal.data.sources.quotes import CellFormat
 from shoal.data.sources.table import TableHeader
 from shoal.data.sources.text import TextFormat, first_line
@@ -19,7 +20,9 @@ class Csv(TextFormat):
     endings = (".csv", ".tsv", ".txt")
 
     def header(self, path: Path, config: DataSection) -> TableHeader:
-        head, said = first_line(path, config.encoding), config.separator
-        separator = said if said in head else max(SEPARATORS, key=head.count)
+        head, preferred = first_line(path, config.encoding), config.separator
+        separator = preferred if preferred in head else max(SEPARATORS, key=head.count)
         cells = CellFormat(separator, config.quote, config.escape)
-        return TableHeader(cells.header(head, path), cells=cells)
+        names = cells.header(head, path)
+        check_columns(path, len(names))
+        return TableHeader(names, cells=cells)

@@ -16,10 +16,12 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from shoal.config.errors import did_you_mean
+from shoal.data.sources.files import SCHEMES, file_system, reaching
 from shoal.data.sources.movielens import UNREADABLE
 
 OFFICIAL = "https://files.grouplens.org/datasets/movielens"
 MIRROR_VARIABLE = "SHOAL_MIRROR"
+OVER_HTTP = ("http://", "https://", "file://")  # by urllib, which resumes; others by fsspec
 
 
 class Archive(NamedTuple):
@@ -43,8 +45,8 @@ class FetchError(ValueError):
 def fetch(name: str, folder: Path, *, mirror: str | None = None, progress: bool = True) -> Path:
     """Bring a data set to FOLDER/NAME and return that path; what is already there is kept.
 
-    mirror (or the environment variable SHOAL_MIRROR): a folder of archives, or a file://, http://
-    or https:// address under which NAME.zip lies.
+    mirror (or the environment variable SHOAL_MIRROR): a folder of archives, or an address under
+    which NAME.zip lies (file://, http://, https://, or an object store such as s3://).
     """
     if name not in ARCHIVES:
         raise FetchError(
@@ -81,21 +83,26 @@ def _download(
     address = _address(name, mirror)
     part = packed.with_name(f"{packed.name}.part")
     try:
-        _transfer(address, part, name, progress)
+        if address.startswith(OVER_HTTP):
+            _transfer(address, part, name, progress)
+        else:
+            _copy_from_store(address, part)
     except (OSError, http.client.HTTPException) as error:
-        kept = ""
+        resume_hint = ""
         if part.exists() and part.stat().st_size:
-            kept = f" The {part.stat().st_size} bytes received are kept: run it again to resume."
+            resume_hint = (
+                f" The {part.stat().st_size} bytes received are kept: run it again to resume."
+            )
         raise FetchError(
-            f"cannot fetch {name} from {address}: {_reason(error)}.{kept} Without internet, set "
-            f"{MIRROR_VARIABLE} to a folder or address that holds {name}.zip"
+            f"cannot fetch {name} from {address}: {_reason(error)}.{resume_hint} Without internet, "
+            f"set {MIRROR_VARIABLE} to a folder or address that holds {name}.zip"
         ) from error
-    found = _md5(part)
-    if found != archive.md5:
+    digest = _md5(part)
+    if digest != archive.md5:
         size = part.stat().st_size
         part.unlink()
         raise FetchError(
-            f"{address} is not the official {name}.zip: its md5 is {found} ({size} bytes), not "
+            f"{address} is not the official {name}.zip: its md5 is {digest} ({size} bytes), not "
             f"{archive.md5}; it was removed. Try again, or set {MIRROR_VARIABLE} to a folder or "
             "address with the official archive"
         )
@@ -114,10 +121,10 @@ def _address(name: str, mirror: str | None) -> str:
                 f"fetch from {OFFICIAL}"
             )
         return (place.resolve() / f"{name}.zip").as_uri()
-    if not base.startswith(("http://", "https://", "file://")):
+    if base.partition("://")[0] not in SCHEMES:
         raise FetchError(
-            f"{MIRROR_VARIABLE}: {base!r} is neither a folder nor a file://, http:// or https:// "
-            "address"
+            f"{MIRROR_VARIABLE}: {base!r} is neither a folder nor an address; an address begins "
+            f"with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
         )
     return f"{base.rstrip('/')}/{name}.zip"
 
@@ -158,6 +165,18 @@ def _transfer(address: str, part: Path, name: str, progress: bool) -> None:
         raise OSError(f"the connection ended after {have} of {total} bytes")
 
 
+def _copy_from_store(address: str, part: Path) -> None:
+    """Copy an object to `part`; OSError says why it cannot be had."""
+    part.unlink(missing_ok=True)  # of a transfer over http, which would be resumed
+    try:
+        with reaching(address, MIRROR_VARIABLE):
+            system, path = file_system(address, MIRROR_VARIABLE)
+            system.get_file(path, str(part))
+    except ValueError as error:
+        part.unlink(missing_ok=True)
+        raise OSError(str(error)) from error
+
+
 def _unpack(packed: Path, name: str, target: Path) -> None:
     """Unpack NAME/... of the archive to `target`, all or nothing."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=target.parent))
@@ -177,8 +196,8 @@ def _unpack(packed: Path, name: str, target: Path) -> None:
             content.rename(target)
             target.chmod(0o755)  # the temporary folder was private
     except UNREADABLE as error:
-        what = str(error) or type(error).__name__
-        raise FetchError(f"{packed} is damaged: {what}; remove it and fetch again") from error
+        problem = str(error) or type(error).__name__
+        raise FetchError(f"{packed} is damaged: {problem}; remove it and fetch again") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-def to_polars(frame: Any, what: str = "the frame") -> pl.DataFrame:
-    """The same columns; `what` names the frame in errors."""
+def to_polars(frame: Any, name: str = "the frame") -> pl.DataFrame:
+    """The columns of a frame as a Polars frame; name: what errors call the frame."""
     import polars as pl
 
     try:
-        found = _converted(frame, pl)
+        converted = _converted(frame, pl)
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{what} ({type(frame).__name__}) cannot be read: {str(error).splitlines()[0]}; a "
+            f"{name} ({type(frame).__name__}) cannot be read: {str(error).splitlines()[0]}; a "
             "column holds values of one type, as many as the others"
         ) from error
-    if found is None:
+    if converted is None:
         raise ValueError(
-            f"{what} is a {type(frame).__name__}; give a frame of pandas, Polars, Arrow or "
+            f"{name} is a {type(frame).__name__}; give a frame of pandas, Polars, Arrow or "
             "Hugging Face datasets, a dict of arrays, or an iterator of dicts"
         )
-    if not len(found):
-        raise ValueError(f"{what} has no rows")
-    return found
+    if not len(converted):
+        raise ValueError(f"{name} has no rows")
+    return converted
 
 
 def _converted(frame: Any, pl: Any) -> pl.DataFrame | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +12,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.config.schema import DataSection
-from shoal.data.packed import open_text
+from shoal.data.bounds import (
+    MOST_DEPTH,
+    VALUE_BYTES,
+    check_columns,
+    check_depth,
+    check_expansion,
+)
+from shoal.data.compressed_text import open_text
 from shoal.data.sources.table import TableHeader
-from shoal.data.sources.text import SAMPLE_BYTES, Lines, TextFormat
+from shoal.data.sources.text import Lines, TextFormat
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+HEADER_BYTES = 1 << 16  # in which the keys of the first objects stand
+STEPS = np.zeros(256, np.int8)  # down and up in the nesting
+STEPS[[ord("["), ord("{")]], STEPS[[ord("]"), ord("}")]] = 1, -1
 
 
 class JsonLines(TextFormat):
@@ -29,56 +42,102 @@ class JsonLines(TextFormat):
 
     def header(self, path: Path, config: DataSection) -> TableHeader:
         with open_text(path) as source:
-            lines = source.read(SAMPLE_BYTES).split(b"\n")
+            lines = source.read(HEADER_BYTES).split(b"\n")
         if not lines[0].strip():
             raise ValueError(f'{path} is empty; every line is an object, as in {{"user_id": 1}}')
         names: dict[str, None] = {}
         for line in lines[: -1 if len(lines) > 1 else None]:
-            with suppress(ValueError):
-                found = json.loads(line)
-                names |= dict.fromkeys(found if isinstance(found, dict) else ())
+            with suppress(ValueError, RecursionError):  # rows() reports the line
+                row = json.loads(line)
+                names |= dict.fromkeys(row if isinstance(row, dict) else ())
+        check_columns(path, len(names))
         return TableHeader(list(names))
 
     def rows(
-        self, body: bytes, header: TableHeader, wanted: list[str], how: Lines
+        self, body: bytes, header: TableHeader, columns: list[str], lines: Lines
     ) -> tuple[pl.DataFrame, np.ndarray | None, int]:
         import polars as pl
 
         failures = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
+        check_nesting(body, lines)
         with suppress(*failures):  # else below, line by line
-            frame = pl.read_ndjson(io.BytesIO(body), infer_schema_length=None)
+            frame = _read(body, lines)
             if len(frame) == body.count(b"\n") + 1:
                 return _whole(frame, header), None, 0
-        kept, numbers, skipped = [], [], 0
-        for number, line in enumerate(body.split(b"\n"), start=how.first):
+        good_lines, numbers, skipped = [], [], 0
+        for number, line in enumerate(body.split(b"\n"), start=lines.first):
             if not line.strip():
                 continue
             try:
                 if not isinstance(json.loads(line), dict):
                     raise ValueError("no object")
             except ValueError as error:
-                if how.skip:
+                if lines.skip:
                     skipped += 1
                     continue
                 raise ValueError(
-                    f"{how.name}, line {number}: not an object of JSON ({error}): {line[:80]!r}; "
+                    f"{lines.name}, line {number}: not an object of JSON ({error}): {line[:80]!r}; "
                     "correct it, or set data.bad_rows=skip to leave such lines out"
                 ) from None
-            kept.append(line)
+            good_lines.append(line)
             numbers.append(number)
-        if not kept:
-            raise ValueError(f"{how.name} holds no rows; every line is an object of JSON")
+        if not good_lines:
+            raise ValueError(f"{lines.name} holds no rows; every line is an object of JSON")
         try:
-            frame = pl.read_ndjson(io.BytesIO(b"\n".join(kept)), infer_schema_length=None)
+            frame = _read(b"\n".join(good_lines), lines)
             return _whole(frame, header), np.array(numbers, np.int64), skipped
         except failures as error:
             raise ValueError(
-                f"{how.name}: its lines have no common columns, or mixed types: {error}"
+                f"{lines.name}: its lines have no common columns, or mixed types: {error}"
             ) from None
 
 
+def check_nesting(body: bytes, lines: Lines) -> None:
+    """Refuse a line that is nested too deep: parsers of JSON call themselves at every level."""
+    text = np.frombuffer(body, np.uint8)
+    steps = STEPS[text]
+    places = np.flatnonzero(steps)
+    if len(places) <= MOST_DEPTH:
+        return
+    depths = np.cumsum(steps[places], dtype=np.int64)
+    # A line that is whole ends at the depth where it began.
+    ends = np.flatnonzero(text == ord("\n"))
+    line_numbers = np.searchsorted(ends, places)
+    firsts = np.searchsorted(line_numbers, line_numbers)
+    deep = depths - np.where(firsts > 0, depths[firsts - 1], 0) > MOST_DEPTH
+    for number in np.unique(line_numbers[deep]).tolist():
+        start, stop = (int(ends[k]) if 0 <= k < len(ends) else None for k in (number - 1, number))
+        line = body[0 if start is None else start + 1 : stop]
+        bare = np.frombuffer(re.sub(rb'"(?:[^"\\]|\\.)*"', b"", line), np.uint8)  # no texts
+        depth = int(np.cumsum(STEPS[bare], dtype=np.int64).max(initial=0))
+        check_depth(f"{lines.name}, line {lines.first + number}", depth)
+
+
+def _read(body: bytes, lines: Lines) -> pl.DataFrame:
+    """Lines as a frame, whose size is known before it is made."""
+    import polars as pl
+
+    schema = pl.scan_ndjson(io.BytesIO(body), infer_schema_length=None).collect_schema()
+    rows, columns = body.count(b"\n") + 1, sum(_leaves(one) for one in schema.dtypes())
+    check_columns(lines.name, columns)
+    content = rows * columns * VALUE_BYTES
+    check_expansion(lines.name, len(body), content, f"{rows:,} rows of {columns:,} columns")
+    return pl.read_ndjson(io.BytesIO(body), schema=schema)
+
+
+def _leaves(dtype: pl.DataType) -> int:
+    """Columns that a type stands for: an object is one for each of its keys."""
+    import polars as pl
+
+    while isinstance(dtype, pl.List | pl.Array):
+        dtype = dtype.inner  # type: ignore[assignment]
+    if isinstance(dtype, pl.Struct):
+        return sum(_leaves(inner) for inner in pl.Schema(dtype.to_schema()).dtypes())
+    return 1
+
+
 def _whole(frame: pl.DataFrame, header: TableHeader) -> pl.DataFrame:
-    """With the columns that no object of this part has."""
+    """The frame with empty columns for names of the header that no object of this part has."""
     import polars as pl
 
     missing = [name for name in header.names if name not in frame.columns]

@@ -11,20 +11,33 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shoal.config.schema import DataSection
-from shoal.data.packed import longest_text, packed_or_not, plain_name
-from shoal.data.raw import Raw, interaction_columns
+from shoal.data.bounds import most_bytes
+from shoal.data.compressed_text import packed_or_not, plain_name
+from shoal.data.raw_columns import Raw, interaction_columns
 from shoal.data.sources.quotes import CellFormat
 from shoal.data.sources.source import Source
 from shoal.data.sources.table import Part, TableHeader, read_table
 from shoal.data.sources.text import BOM, TextFormat, first_line
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
-MOVIES = {"u.item": "|", "movies.dat": "::", "movies.csv": ","}  # beside them: movie, title, more
+MOVIES = {
+    "u.item": "|",
+    "movies.dat": "::",
+    "movies.csv": ",",
+}  # in the same folder: movie, title, more
 # What zipfile raises about damaged archives, and about those that it cannot unpack (of a kind of
 # compression that it does not know: NotImplementedError).
 UNREADABLE = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError),
-    *(NotImplementedError, RuntimeError, UnicodeDecodeError, struct.error, IndexError),
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    OSError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeDecodeError,
+    struct.error,
+    IndexError,
 )
 QUOTED = re.compile(r'^(\d+),(?:"((?:[^"\n]|"")*)"|([^",\n]*)),', re.MULTILINE)  # movie, title
 _CSV_HEADER = ["userId", "movieId", "rating", "timestamp"]
@@ -48,17 +61,17 @@ class MovieLens(Source):
 
     name = "movielens"
 
-    def found(self, config: DataSection) -> bool:
+    def matches(self, config: DataSection) -> bool:
         return locate(config) is not None
 
     def files(self, config: DataSection) -> list[Path]:
-        found = locate(config)
-        if found is None:
+        path = locate(config)
+        if path is None:
             raise ValueError(
                 f"no MovieLens ratings for {config.stem!r}: neither {', '.join(SEPARATORS)} in "
                 f"{config.folder} nor {config.folder}.zip; `shoal data fetch` gets them"
             )
-        return [found]
+        return [path]
 
     def read(self, config: DataSection) -> Raw:
         (path,) = self.files(config)
@@ -112,19 +125,19 @@ RATINGS = [Ratings("u.data"), Ratings("ratings.dat")]
 
 
 def titles(config: DataSection) -> dict[str, str]:
-    """Movie -> its title, of the file beside the ratings; empty where there is none."""
+    """Movie -> its title, of the file in the folder of the ratings; empty where there is none."""
     ratings = locate(config)
     if ratings is None:
         return {}
     if ratings.suffix == ".zip":
         name, body = _find_in_archive(ratings, MOVIES) or ("", b"")
     else:
-        there = (ratings.with_name(name) for name in MOVIES)
-        file = next((one for one in there if one.is_file()), None)
+        candidates = (ratings.with_name(name) for name in MOVIES)
+        file = next((one for one in candidates if one.is_file()), None)
         name, body = ("", b"") if file is None else (file.name, file.read_bytes())
     if name == "movies.csv":
-        found = QUOTED.findall(body.decode("utf-8", "replace"))
-        return {movie: (quoted or title).replace('""', '"') for movie, quoted, title in found}
+        matches = QUOTED.findall(body.decode("utf-8", "replace"))
+        return {movie: (quoted or title).replace('""', '"') for movie, quoted, title in matches}
     lines = body.decode("latin-1").splitlines()
     cells = [line.split(MOVIES[name]) for line in lines]
     return {row[0]: row[1] for row in cells if len(row) > 1}
@@ -132,12 +145,12 @@ def titles(config: DataSection) -> dict[str, str]:
 
 def _read_archive(path: Path) -> tuple[str, bytes]:
     """Name and text of the ratings file in an archive."""
-    found = _find_in_archive(path, SEPARATORS)
-    if found is None:
+    member = _find_in_archive(path, SEPARATORS)
+    if member is None:
         raise ValueError(
             f"{path} holds none of {', '.join(SEPARATORS)}; is it a MovieLens archive?"
         )
-    return found
+    return member
 
 
 def _find_in_archive(path: Path, names: Iterable[str]) -> tuple[str, bytes] | None:
@@ -148,7 +161,7 @@ def _find_in_archive(path: Path, names: Iterable[str]) -> tuple[str, bytes] | No
                 for member in archive.infolist():
                     inner = member.filename
                     if inner.rpartition("/")[2] == name and inner.count("/") <= 1:
-                        most = longest_text(path.stat().st_size)
+                        most = most_bytes(path.stat().st_size)
                         if member.file_size > most:
                             raise ValueError(
                                 f"{path}:{inner} unpacks to {member.file_size} bytes; of an "

@@ -24,7 +24,7 @@ class CellFormat:
     def header(self, line: str, path: Path) -> list[str]:
         """The names in the first line of a file."""
         try:
-            return next(csv.reader([line], **self._how), [])
+            return next(csv.reader([line], **self._reader_options), [])
         except csv.Error as error:
             raise ValueError(f"{path}: its first line is no header: {error}") from None
 
@@ -33,26 +33,26 @@ class CellFormat:
         return any(mark and mark.encode() in body for mark in (self.quote, self.escape))
 
     def without_null(self, body: bytes) -> bytes:
-        """The same text; NULL without quotes beside quoted cells, as databases write it, is empty.
+        """The text with empty cells in place of NULL without quotes, as databases write it.
 
-        >>> Cells(";").without_null(b'"7";NULL\\n"8";"NULL"')
+        >>> CellFormat(";").without_null(b'"7";NULL\\n"8";"NULL"')
         b'"7";\\n"8";"NULL"'
         """
         if b"NULL" not in body or not self.quote:
             return body
         between, quote = re.escape(self.separator.encode()), re.escape(self.quote.encode())
         before, after = quote + between, between + quote
-        found = rb"(?<=%s)NULL(?=\n|$|%s)|(?:^|(?<=\n))NULL(?=%s)" % (before, after, after)
-        return re.sub(found, b"", body)
+        pattern = rb"(?<=%s)NULL(?=\n|$|%s)|(?:^|(?<=\n))NULL(?=%s)" % (before, after, after)
+        return re.sub(pattern, b"", body)
 
     def without_quotes(self, body: bytes) -> bytes | None:
-        """The same text without quotes, where each pair is around a cell that needs none.
+        """The text without quotes, where each pair is around a cell that needs none.
 
         None: a cell holds a quote, a separator or a line's end, or a quote stands elsewhere.
 
-        >>> Cells(";").without_quotes(b'"User-ID";ISBN\\n"7";""')
+        >>> CellFormat(";").without_quotes(b'"User-ID";ISBN\\n"7";""')
         b'User-ID;ISBN\\n7;'
-        >>> Cells(";").without_quotes(b'"a;b";c')
+        >>> CellFormat(";").without_quotes(b'"a;b";c')
         """
         quote, separator = (self.quote or "").encode(), self.separator.encode()
         if len(quote) != 1 or len(separator) != 1:
@@ -68,20 +68,22 @@ class CellFormat:
         begins = (opening == 0) | ends[opening - 1]
         stops = (closing == len(text) - 1) | ends[np.minimum(closing + 1, len(text) - 1)]
         ends_at = np.flatnonzero(ends)
-        same = np.searchsorted(ends_at, opening) == np.searchsorted(ends_at, closing)
-        return body.replace(quote, b"") if bool((begins & stops & same).all()) else None
+        is_one_cell = np.searchsorted(ends_at, opening) == np.searchsorted(ends_at, closing)
+        return body.replace(quote, b"") if bool((begins & stops & is_one_cell).all()) else None
 
     def rows(self, body: bytes, width: int) -> Iterator[tuple[int, list[str] | csv.Error]]:
         """The number of its first line, from 1, and the cells of each row; or what is wrong.
 
         What follows the first line of a row that is wrong (or has not `width` cells) is read again:
-        a quote that nobody closed does not swallow the rows behind it. Blank lines have no cells.
+        a quote that is not closed does not swallow the rows behind it. Blank lines have no cells.
         """
         lines = list(io.StringIO(body.decode(), newline=""))
         at = 0
         while at < len(lines):
             begin = at
-            reader = csv.reader((lines[k] for k in range(begin, len(lines))), **self._how)
+            reader = csv.reader(
+                (lines[k] for k in range(begin, len(lines))), **self._reader_options
+            )
             try:
                 for row in reader:
                     yield at + 1, row
@@ -94,8 +96,8 @@ class CellFormat:
                 at += 1
 
     @property
-    def _how(self) -> dict[str, Any]:
-        how: dict[str, Any] = {"delimiter": self.separator, "escapechar": self.escape}
+    def _reader_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"delimiter": self.separator, "escapechar": self.escape}
         if self.quote:
-            return {**how, "quotechar": self.quote, "strict": True}
-        return {**how, "quoting": csv.QUOTE_NONE}
+            return {**options, "quotechar": self.quote, "strict": True}
+        return {**options, "quoting": csv.QUOTE_NONE}

@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.random import hash64, uniform_below
-from shoal.data.raw import Raw, RawColumn, RawTable, interaction_columns
+from shoal.data.raw_columns import Raw, RawColumn, RawTable, interaction_columns
 from shoal.data.sources.source import Source
 
 
@@ -18,7 +18,7 @@ class Random(Source):
 
     name = "random"
 
-    def found(self, config: DataSection) -> bool:
+    def matches(self, config: DataSection) -> bool:
         return config.name == self.name and not config.folder.exists()
 
     def read(self, config: DataSection) -> Raw:

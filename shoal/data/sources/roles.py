@@ -1,11 +1,13 @@
 """Which columns are users, items, ratings, times and labels: a guess by their names.
 
-Every guess of columns is made here: for a file of data beside a command, for `shoal.fit`, and for
-`shoal quickstart`. Whoever asks shows `shown`, so that nobody has to find out.
+Every guess of columns is made here: for a file of data on a command line, for `shoal.fit`, and for
+`shoal quickstart`. Callers print `shown`, so that users see the guess.
 """
 
 import re
 from collections.abc import Iterable, Mapping
+
+from shoal.data.column_names import words_of
 
 # What a column is called, without words such as id or number; of several the first.
 NAMES = {
@@ -23,7 +25,7 @@ NUMBERS = {"id", "ids", "no", "nr", "num", "number", "code", "key"}
 MOMENTS = {"timestamp", "time", "datetime", "date", "ts", "at", "on"}
 # What happens at the time of an interaction, not at a birth or a release.
 EVENTS = "order purchase event review rating click visit view created transaction invoice bought "
-EVENTS += "watched played rated added session interaction"
+EVENTS += "watched played rated added session interaction shown impression served"
 
 
 def roles_of(columns: Iterable[str], clicks: bool = False) -> dict[str, str]:
@@ -34,34 +36,34 @@ def roles_of(columns: Iterable[str], clicks: bool = False) -> dict[str, str]:
     >>> roles_of(["Order Nr", "Customer No.", "Product Code", "Product Name", "Order Date"])
     {'user': 'Customer No.', 'item': 'Product Code', 'time': 'Order Date'}
     """
-    meant: dict[tuple[str, str], str] = {}
+    column_by_meaning: dict[tuple[str, str], str] = {}
     for column in columns:
         for meaning in _meanings(column):
-            meant.setdefault(meaning, column)
+            column_by_meaning.setdefault(meaning, column)
     roles = {}
     for role, names in NAMES.items():
         fits = [(name, form) for name in names.split() for form in ("number", "plain", "part")]
-        here = [meant[one] for one in fits if one in meant]
-        if here and (role != "label" or clicks):
-            roles[role] = here[0]
+        matches = [column_by_meaning[meaning] for meaning in fits if meaning in column_by_meaning]
+        if matches and (role != "label" or clicks):
+            roles[role] = matches[0]
     return roles
 
 
 def _meanings(column: str) -> list[tuple[str, str]]:
     """What a name may mean, and how it says it: `number` (User-ID), `plain` (user), `part`."""
-    words = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column).lower())
+    words = words_of(column)
     if not words:
         return []
     plain = "".join(words)
     rest = "".join(word for word in words if word not in NUMBERS)
-    found = [(plain, "plain")]
+    meanings = [(plain, "plain")]
     if rest != plain or plain.endswith("id"):
-        found.append((rest.removesuffix("id") if rest == plain else rest, "number"))
+        meanings.append((rest.removesuffix("id") if rest == plain else rest, "number"))
     if words[-1] in ("rating", "ratings", "stars"):
-        found.append((words[-1], "part"))
+        meanings.append((words[-1], "part"))
     if words[-1] in MOMENTS and {*words} <= {*EVENTS.split(), *MOMENTS}:
-        found.append((words[-1] if words[-1] not in ("at", "on") else "time", "part"))
-    return found
+        meanings.append((words[-1] if words[-1] not in ("at", "on") else "time", "part"))
+    return meanings
 
 
 def shown(roles: Mapping[str, str], flag: str = "--{}=NAME") -> str:
@@ -70,8 +72,8 @@ def shown(roles: Mapping[str, str], flag: str = "--{}=NAME") -> str:
     >>> shown({"user": "User-ID", "item": "ISBN"})
     'user = User-ID, item = ISBN; change with --user=NAME, --item=NAME'
     """
-    said = ", ".join(f"{role} = {column}" for role, column in roles.items())
-    return f"{said}; change with {', '.join(flag.format(role) for role in roles)}"
+    guess = ", ".join(f"{role} = {column}" for role, column in roles.items())
+    return f"{guess}; change with {', '.join(flag.format(role) for role in roles)}"
 
 
 def need_roles(where: str, columns: list[str], roles: Mapping[str, str], flag: str) -> None:

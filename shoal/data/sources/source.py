@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.config.schema import DataSection, add_format
-from shoal.data.raw import Raw
+from shoal.data.raw_columns import Raw
 
 
 class Source:
@@ -24,7 +24,7 @@ class Source:
 
     name = ""  # data.format
 
-    def found(self, config: DataSection) -> bool:
+    def matches(self, config: DataSection) -> bool:
         """Whether it is what data.path and data.name name, where data.format is auto."""
         return False
 
@@ -33,7 +33,7 @@ class Source:
         return []
 
     def read(self, config: DataSection) -> Raw:
-        """Interactions, and the tables beside them."""
+        """Interactions, and the tables of users, items and others."""
         raise NotImplementedError  # every source writes its own
 
 

@@ -16,11 +16,13 @@ import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection, add_format
+from shoal.data.compressed_text import plain_name
 from shoal.data.dataset import FieldType
-from shoal.data.packed import plain_name
 from shoal.data.passes import EVERYTHING
-from shoal.data.raw import RawTable, choose_columns
+from shoal.data.raw_columns import RawTable, choose_columns
+from shoal.data.reading import ColumnReading, cells_of
 from shoal.data.sources.quotes import CellFormat
+from shoal.data.sources.readings import SAMPLE_BYTES, SAMPLE_ROWS, find_readings
 from shoal.data.sources.typed import OR_SKIP, Columns, FilePiece, declared_types, filled_numbers
 
 if TYPE_CHECKING:
@@ -69,8 +71,15 @@ class TableFormat:
         raise NotImplementedError  # every format writes its own
 
     def sample(self, path: Path, header: TableHeader, config: DataSection) -> pl.DataFrame:
-        """Some rows of a file, or none where columns have types, to guess those of columns."""
-        raise NotImplementedError  # every format writes its own
+        """A sample of rows from several places of a file, which shows how columns are read.
+
+        Here the rows of its first part.
+        """
+        part = next(self.parts(path, header, SAMPLE_BYTES))
+        return self.read(part, header, config, self.first_row, header.names).frame.head(SAMPLE_ROWS)
+
+    def check(self, path: Path, columns: list[str]) -> None:
+        """Refuse a file of which these columns would fill memory (shoal/data/bounds.py)."""
 
     def parts(self, path: Path, header: TableHeader, memory: int) -> Iterator[Part]:
         """A file in parts, each of which can be read by itself: here the whole of it."""
@@ -78,9 +87,9 @@ class TableFormat:
         yield Part(path, 0, size, size)
 
     def read(
-        self, part: Part, header: TableHeader, config: DataSection, first: int, wanted: list[str]
+        self, part: Part, header: TableHeader, config: DataSection, first: int, columns: list[str]
     ) -> FilePiece:
-        """Columns `wanted` (or more) of a part; first: the number of its first line, or row."""
+        """These columns (or more) of a part; first: the number of its first line, or row."""
         raise NotImplementedError  # every format writes its own
 
 
@@ -117,6 +126,7 @@ def read_frame(path: Path, config: DataSection, form: TableFormat | None = None)
 
     form = form or format_of(path, config)
     header = form.header(path, config)
+    form.check(path, header.names)
     parts = form.parts(path, header, EVERYTHING)
     pieces = [form.read(part, header, config, form.first_row, header.names) for part in parts]
     return pl.concat([piece.frame for piece in pieces])
@@ -125,56 +135,109 @@ def read_frame(path: Path, config: DataSection, form: TableFormat | None = None)
 def read_table(
     config: DataSection, suffix: str, paths: list[Path], form: TableFormat | None = None
 ) -> tuple[RawTable, np.ndarray, int]:
-    """One table of several files with the same columns; which file each row is of; bad rows."""
+    """One table of several files with the same columns.
+
+    Returns the table, the number of the file of each row, and how many bad rows are left out.
+    """
     forms = [form or format_of(path, config) for path in paths]
-    headers = [own.header(path, config) for own, path in zip(forms, paths)]
-    names, given = headers[0].names, headers[0].types
+    headers = [one.header(path, config) for one, path in zip(forms, paths)]
+    _check_same_columns(paths, headers)
+    header_types = headers[0].types
     where = headers[0].where or str(paths[0])
     where += f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    for path, header in zip(paths, headers):
-        odd = sorted(set(header.names) ^ set(names))
-        odd += [name for name, kind in header.types.items() if given.get(name, kind) != kind]
-        if odd:
-            raise ValueError(
-                f"{path}: its columns are not those of {paths[0]} (they differ in "
-                f"{', '.join(odd)}); files of one table have the same"
-            )
-    wanted = wanted_columns(config, suffix, names, given, where)
+    chosen = wanted_columns(config, suffix, headers[0].names, header_types, where)
     declared, required = declared_types(config, suffix)
-    declared |= given
+    declared |= header_types
     filled = set(required)
     if suffix == "inter":  # a missing rating or time is an error, never an invented value
-        filled |= filled_numbers(config) | {n for n, kind in given.items() if kind == "float"}
-    pieces, owners = [], []
-    for number, (own, path, header) in enumerate(zip(forms, paths, headers)):
-        first = own.first_row
-        for part in own.parts(path, header, EVERYTHING):
-            pieces.append(own.read(part, header, config, first, wanted))
-            owners.append(number)
-            first += pieces[-1].num_lines
+        filled |= filled_numbers(config)
+        filled |= {name for name, kind in header_types.items() if kind == "float"}
+    pieces, owners = _read_pieces(config, paths, forms, headers, chosen)
     owner = np.repeat(owners, [len(piece.frame) for piece in pieces])
-    reader = Columns(config, pieces, filled, suffix)
-    found = reader.good({name: declared.get(name) for name in wanted})
-    bad = 0
-    for number, path in enumerate(paths):
-        broken = sum(piece.skipped for piece, own in zip(pieces, owners) if own == number)
-        count = broken + int((reader.bad & (owner == number)).sum())
-        if count:
-            kinds = {what: int((owner[r] == number).sum()) for what, r in reader.problems.items()}
-            kinds["the line cannot be read"] = broken
-            why = ", ".join(f"{what}: {rows}" for what, rows in kinds.items() if rows)
-            logger.warning(
-                "%s: %d bad rows are left out (data.bad_rows: skip; %s)", path, count, why
-            )
-        bad += count
+    types = {name: declared.get(name) for name in chosen}
+    readings: dict[str, ColumnReading] = {}
+    looked_at = {name: kind for name, kind in types.items() if name not in header_types}
+    if looked_at:
+        sample = forms[0].sample(paths[0], headers[0], config)
+        sample = sample if len(sample) else pieces[0].frame.head(SAMPLE_ROWS)
+
+        def rows(name: str) -> Iterator[pl.Series]:
+            return (piece.frame[name] for piece in pieces)
+
+        readings = find_readings(sample, looked_at, config, where, rows)
+    reader = Columns(config, pieces, filled, suffix, readings)
+    typed_columns = reader.good(types)
+    bad = sum(
+        _warn_of_bad_rows(path, reader, owner == number, broken)
+        for number, (path, broken) in enumerate(zip(paths, _skipped(len(paths), pieces, owners)))
+    )
     if reader.bad.all():
         why = "; it is empty: fill or remove the file"
         if bad:
             why = f": all {bad} are bad{_first_problem(config, suffix, paths, form)}"
         raise ValueError(f"{where} holds no rows that can be read{why}")
-    types = {name: kind for name, (kind, _) in found.items()}
-    table = RawTable(where, types, {name: column for name, (_, column) in found.items()})
+    table = RawTable(
+        where,
+        types={name: kind for name, (kind, _) in typed_columns.items()},
+        columns={name: column for name, (_, column) in typed_columns.items()},
+        cells=cells_of(readings),
+    )
     return table, owner[~reader.bad], bad
+
+
+def _check_same_columns(paths: list[Path], headers: list[TableHeader]) -> None:
+    """Refuse files of one table whose columns, or their types, are not those of the first."""
+    names, types = headers[0].names, headers[0].types
+    for path, header in zip(paths, headers):
+        odd = sorted(set(header.names) ^ set(names))
+        odd += [name for name, kind in header.types.items() if types.get(name, kind) != kind]
+        if odd:
+            raise ValueError(
+                f"{path}: its columns are not those of {paths[0]} (they differ in "
+                f"{', '.join(odd)}); files of one table have the same"
+            )
+
+
+def _read_pieces(
+    config: DataSection,
+    paths: list[Path],
+    forms: list[TableFormat],
+    headers: list[TableHeader],
+    columns: list[str],
+) -> tuple[list[FilePiece], list[int]]:
+    """The rows of all files, piece by piece, and the number of the file of each piece."""
+    for form, path in zip(forms, paths):
+        form.check(path, columns)
+    pieces, owners = [], []
+    for number, (form, path, header) in enumerate(zip(forms, paths, headers)):
+        first = form.first_row
+        for part in form.parts(path, header, EVERYTHING):
+            pieces.append(form.read(part, header, config, first, columns))
+            owners.append(number)
+            first += pieces[-1].num_lines
+    return pieces, owners
+
+
+def _skipped(num_files: int, pieces: list[FilePiece], owners: list[int]) -> list[int]:
+    """How many rows of each file could not be read at all, and were skipped."""
+    counts = [0] * num_files
+    for piece, number in zip(pieces, owners):
+        counts[number] += piece.skipped
+    return counts
+
+
+def _warn_of_bad_rows(path: Path, reader: Columns, is_own: np.ndarray, broken: int) -> int:
+    """Log how many rows of a file are left out, and why; their number.
+
+    is_own: which rows are those of the file. broken: its rows that could not be read at all.
+    """
+    count = broken + int((reader.bad & is_own).sum())
+    if count:
+        counts = {problem: int(is_own[rows].sum()) for problem, rows in reader.problems.items()}
+        counts["the line cannot be read"] = broken
+        why = ", ".join(f"{problem}: {rows}" for problem, rows in counts.items() if rows)
+        logger.warning("%s: %d bad rows are left out (data.bad_rows: skip; %s)", path, count, why)
+    return count
 
 
 def _first_problem(
@@ -192,17 +255,17 @@ def wanted_columns(
     config: DataSection, suffix: str, names: list[str], types: dict[str, FieldType], where: str
 ) -> list[str]:
     """The columns to load; those of ids must be there, loaded, and of words."""
-    wanted = choose_columns(config, suffix, names, where)
-    if not wanted:
+    chosen = choose_columns(config, suffix, names, where)
+    if not chosen:
         raise ValueError(f"data.load.{suffix} leaves no column of {where}; name some")
     required = declared_types(config, suffix)[1]
-    for name in sorted(required, key=lambda one: one != config.fields.user):
+    for name in sorted(required, key=lambda column: column != config.fields.user):
         if name not in names:
             raise ValueError(
                 f"{where} has no column {name!r}; it has {', '.join(names)}; name the columns with "
                 f"--user=NAME and --item=NAME (data.fields){did_you_mean(name, names)}"
             )
-        if name not in wanted:
+        if name not in chosen:
             raise ValueError(
                 f"data.load leaves out {name!r} of {where}, which is needed; add it to "
                 f"data.load.{suffix} or take it out of data.unload.{suffix}"
@@ -212,4 +275,4 @@ def wanted_columns(
                 f"{where}, line 1: the id column {name!r} has type {types[name]}; "
                 f"write {name}:token"
             )
-    return wanted
+    return chosen

@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import numpy as np
 
 from shoal.config.schema import DataSection
-from shoal.data.packed import LONGEST_LINE, is_packed, open_text
+from shoal.data.bounds import LONGEST_LINE
+from shoal.data.compressed_text import is_packed, open_text
 from shoal.data.passes import EVERYTHING
 from shoal.data.sources.quotes import CellFormat
+from shoal.data.sources.readings import SAMPLE_BYTES, SAMPLE_PLACES
 from shoal.data.sources.table import Part, TableFormat, TableHeader
 from shoal.data.sources.typed import OR_SKIP, FilePiece
-from shoal.world.durable import open_regular
+from shoal.files.durable import open_regular
 
 if TYPE_CHECKING:
     import polars as pl
 
 TEXT_BYTES = 1 << 26  # of text at a time, at most, where memory is bounded
-SAMPLE_BYTES = 1 << 16
 WHOLE = -1  # where a part that is the whole file stops
 BOM = b"\xef\xbb\xbf"
 # Stands for separators longer than the one byte that Polars allows, and between cells of which
@@ -38,7 +39,7 @@ STAND_IN = "\x1f"
 
 
 class Lines(NamedTuple):
-    """Of lines: the name of their file, the number of the first, and what is done about bad ones.
+    """What is known of lines: their file, the number of the first, and whether to skip bad ones.
 
     whole: they are the whole file, so that a cell may go over the end of a line.
     """
@@ -56,10 +57,7 @@ class TextFormat(TableFormat):
     has_header = True
 
     def sample(self, path: Path, header: TableHeader, config: DataSection) -> pl.DataFrame:
-        with open_text(path) as source:
-            start = len(source.readline(LONGEST_LINE)) if self.has_header else 0
-            body = source.read(SAMPLE_BYTES)
-        body = body[: body.rfind(b"\n") + 1] or body  # the last line may not be whole
+        start, body = sampled_text(path, config.encoding, self.has_header)
         part = Part(path, start, start + len(body), len(body), body)
         lenient = config.model_copy(update={"bad_rows": "skip"})
         return self.read(part, header, lenient, self.first_row, header.names).frame
@@ -86,7 +84,7 @@ class TextFormat(TableFormat):
                 start = stop
 
     def read(
-        self, part: Part, header: TableHeader, config: DataSection, first: int, wanted: list[str]
+        self, part: Part, header: TableHeader, config: DataSection, first: int, columns: list[str]
     ) -> FilePiece:
         body, name = part.body, header.where or str(part.path)
         if body is None:
@@ -97,18 +95,38 @@ class TextFormat(TableFormat):
             body = body.replace(b"\r\n", b"\n")
         if headed:
             body = body.partition(b"\n")[2]
-        lines = body.count(b"\n")
+        num_lines = body.count(b"\n")
         body = body.rstrip(b"\n")
-        how = Lines(name, first, config.bad_rows == "skip", part.stop == WHOLE)
-        frame, numbers, skipped = self.rows(body, header, wanted, how)
-        return FilePiece(name, frame, numbers, first, "line", skipped, lines)
+        lines = Lines(name, first, config.bad_rows == "skip", part.stop == WHOLE)
+        frame, numbers, skipped = self.rows(body, header, columns, lines)
+        return FilePiece(name, frame, numbers, first, "line", skipped, num_lines)
 
     def rows(
-        self, body: bytes, header: TableHeader, wanted: list[str], how: Lines
+        self, body: bytes, header: TableHeader, columns: list[str], lines: Lines
     ) -> tuple[pl.DataFrame, np.ndarray | None, int]:
         """The rows of lines, the line of each (None: they follow each other), and bad ones."""
         assert header.cells is not None
-        return read_cells(body, header.names, header.cells, wanted, how)
+        return read_cells(body, header.names, header.cells, columns, lines)
+
+
+def sampled_text(path: Path, encoding: str, has_header: bool) -> tuple[int, bytes]:
+    """Where rows begin in a file, and whole lines from several places of it."""
+    with open_text(path) as source:
+        if not is_by_line(encoding):  # it is read whole in any case
+            return 0, source.read()
+        start = len(source.readline(LONGEST_LINE)) if has_header else 0
+        size = path.stat().st_size - start
+        if is_packed(path) or size <= SAMPLE_BYTES:
+            body = source.read(SAMPLE_BYTES)
+            return start, body[: body.rfind(b"\n") + 1] or body  # the last may not be whole
+        bodies = []
+        for place in range(SAMPLE_PLACES):
+            source.seek(start + place * size // SAMPLE_PLACES)
+            if place:
+                source.readline(LONGEST_LINE)  # the rest of a line
+            body = source.read(SAMPLE_BYTES // SAMPLE_PLACES)
+            bodies.append(body[: body.rfind(b"\n") + 1])
+        return start, b"".join(bodies)
 
 
 def _bytes_of(part: Part) -> bytes:
@@ -138,17 +156,17 @@ def read_cells(
     body: bytes,
     names: list[str],
     cells: CellFormat,
-    wanted: list[str],
-    how: Lines,
+    columns: list[str],
+    lines: Lines,
 ) -> tuple[pl.DataFrame, np.ndarray | None, int]:
-    """Cells as text, the `wanted` of columns `names`; the line of each row, and bad rows."""
+    """The cells of `columns` (all are `names`) as text; the line of each row; bad rows."""
     import polars as pl
 
-    said = cells
+    file_cells = cells
     if len(cells.separator.encode()) != 1:
         if STAND_IN.encode() in body:
             raise ValueError(
-                f"{how.name}: contains the control character 0x1f, which cannot be read together "
+                f"{lines.name}: contains the control character 0x1f, which cannot be read together "
                 f"with the separator {cells.separator!r}; use a separator of one character"
             )
         body = body.replace(cells.separator.encode(), STAND_IN.encode())
@@ -161,36 +179,36 @@ def read_cells(
     blank = b"\n\n" in body or body[:1] in (b"", b"\n")
     if whole and not blank and not cells.marked(body):
         with suppress(pl.exceptions.PolarsError):
-            frame = _frame(body, names, wanted, cells.separator, None)
+            frame = _frame(body, names, columns, cells.separator, None)
             if len(frame) == rows and not (len(names) > 1 and frame[names[-1]].has_nulls()):
                 return frame, None, 0
-    kept, lines, skipped = io.StringIO(), [], 0
-    writer = csv.writer(kept, delimiter=cells.separator, lineterminator="\n")
+    good_rows, line_numbers, skipped = io.StringIO(), [], 0
+    writer = csv.writer(good_rows, delimiter=cells.separator, lineterminator="\n")
     for line, row in cells.rows(body, len(names)):
         if row == []:  # a blank line
             continue
-        number = how.first + line - 1
-        over = not how.whole and not isinstance(row, csv.Error) and "\n" in "".join(row)
+        number = lines.first + line - 1
+        over = not lines.whole and not isinstance(row, csv.Error) and "\n" in "".join(row)
         if isinstance(row, csv.Error) or len(row) != len(names) or over:
-            if not how.skip:
+            if not lines.skip:
                 problem = "a cell goes over the end of its line; write such files as Parquet"
-                problem = problem if over else _wrong(row, names, said)
-                raise ValueError(f"{how.name}, line {number}: {problem}")
+                problem = problem if over else _wrong(row, names, file_cells)
+                raise ValueError(f"{lines.name}, line {number}: {problem}")
             skipped += 1
             continue
-        lines.append(number)
+        line_numbers.append(number)
         writer.writerow(row)
-    if not lines:
+    if not line_numbers:
         frame = pl.DataFrame(schema=dict.fromkeys(names, pl.String))
     else:
-        frame = _frame(kept.getvalue().encode(), names, wanted, cells.separator, '"')
-    return frame, np.array(lines, np.int64), skipped
+        frame = _frame(good_rows.getvalue().encode(), names, columns, cells.separator, '"')
+    return frame, np.array(line_numbers, np.int64), skipped
 
 
 def _frame(
-    body: bytes, names: list[str], wanted: list[str], separator: str, quote: str | None
+    body: bytes, names: list[str], columns: list[str], separator: str, quote: str | None
 ) -> pl.DataFrame:
-    """Columns as text; the last one too, which shows whether lines are whole."""
+    """The given columns as text, and the last one, which shows whether lines are whole."""
     import polars as pl
 
     return pl.read_csv(
@@ -199,7 +217,7 @@ def _frame(
         separator=separator,
         quote_char=quote,
         schema=dict.fromkeys(names, pl.String),
-        columns=[k for k, one in enumerate(names) if one in wanted or one == names[-1]],
+        columns=[k for k, name in enumerate(names) if name in columns or name == names[-1]],
     )
 
 

@@ -1,27 +1,37 @@
-"""Columns of tables: which type each has, declared or guessed, and its values, checked.
+"""Columns of tables: which types are declared, and the values of columns, checked.
 
-What is wrong is told with the file and the line, or left out and counted (data.bad_rows: skip).
+How cells are read, where nothing is declared too, is found by shoal/data/reading.py.
+
+Errors name the file and the line, or bad rows are left out and counted (data.bad_rows: skip).
 """
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
-from shoal.data.dates import doubtful_order, seconds_of_dates
-from shoal.data.raw import RawColumn
+from shoal.data.dates import seconds_of_numbers
+from shoal.data.raw_columns import RawColumn
+from shoal.data.reading import (
+    NO_ID,
+    ColumnReading,
+    filled,
+    find_reading,
+    lists_of,
+    numbers_of,
+    reading_of,
+    times_of,
+)
+from shoal.data.sources.readings import typed_reading
 
 if TYPE_CHECKING:
     import polars as pl
-
-logger = logging.getLogger(__name__)
 
 LARGEST = float(np.finfo(np.float32).max)
 TYPE_OF: dict[str, FieldType] = {
@@ -33,9 +43,6 @@ TYPE_OF: dict[str, FieldType] = {
     "numbers": "float_seq",
 }
 OR_SKIP = ", or set data.bad_rows=skip to leave such rows out"
-# What people write where there is nothing, in lower case; in ids such a word may be a name.
-NOTHING = ("", "-", "--", "–", "—", "?", "n/a", "#n/a", "na", "nan", "nat", "null", "none", r"\n")
-IS_ID = re.compile(r"(^|_)ids?$|[a-z]Id$", re.IGNORECASE)
 
 
 @dataclass
@@ -72,10 +79,10 @@ def declared_types(config: DataSection, suffix: str) -> tuple[dict[str, FieldTyp
     """Column -> type, of those that the config says something of; and those that must be filled."""
     fields = config.fields
     types: dict[str, FieldType] = {}
-    for name, said in (config.features or {}).items():
-        if "kind" in said:
-            types[said.get("column", name)] = TYPE_OF[said["kind"]]
-            types |= {said[key]: "float_seq" for key in ("weights", "time") if key in said}
+    for name, settings in (config.features or {}).items():
+        if "kind" in settings:
+            types[settings.get("column", name)] = TYPE_OF[settings["kind"]]
+            types |= {settings[key]: "float_seq" for key in ("weights", "time") if key in settings}
     sides = {"user": [fields.user], "item": [fields.item], "inter": [fields.user, fields.item]}
     ids = sides.get(suffix, [])
     if suffix == "inter":
@@ -90,26 +97,9 @@ def declared_types(config: DataSection, suffix: str) -> tuple[dict[str, FieldTyp
 def filled_numbers(config: DataSection) -> set[str]:
     """Columns of interactions in which an empty cell is a mistake, never an invented value."""
     fields = config.fields
-    labels = [said.get("column", name) for name, said in (config.labels or {}).items()]
+    labels = [settings.get("column", name) for name, settings in (config.labels or {}).items()]
     weight = [] if config.sample_weight is None else [config.sample_weight]
     return {fields.time, fields.rating, fields.label, *labels, *weight}
-
-
-def guess_type(name: str, series: pl.Series) -> FieldType:
-    """What a column looks like: numbers, unless its name ends in id; text and lists of it, ids."""
-    import polars as pl
-
-    dtype = series.dtype
-    if isinstance(dtype, pl.List | pl.Array):
-        return "float_seq" if dtype.inner.is_float() else "token_seq"
-    if isinstance(dtype, pl.Enum | pl.Categorical):
-        return "token"
-    if dtype == pl.String:
-        given = _filled(series).drop_nulls()
-        found = given.cast(pl.Float64, strict=False).count()
-        numbers = found > 0 and found >= 0.9 * len(given)
-        return "float" if numbers and not IS_ID.search(name) else "token"
-    return "token" if dtype.is_integer() and IS_ID.search(name) else "float"
 
 
 class Columns:
@@ -121,21 +111,24 @@ class Columns:
         pieces: list[FilePiece],
         filled: set[str],
         suffix: str = "inter",  # of the table, in messages
+        readings: Mapping[str, ColumnReading] = MappingProxyType({}),
     ):
-        self.config, self.pieces, self.filled, self.suffix = config, pieces, filled, suffix
+        self.config = config
+        self.pieces = pieces
+        self.filled = filled
+        self.suffix = suffix
+        self.readings = readings
         self.stops = np.cumsum([len(piece.frame) for piece in pieces])
         self.bad = np.zeros(self.stops[-1], dtype=bool)
         self.problems: dict[str, np.ndarray] = {}  # what is wrong -> the rows that are left out
 
-    def good(
-        self, wanted: Mapping[str, FieldType | None]
-    ) -> dict[str, tuple[FieldType, RawColumn]]:
+    def good(self, types: Mapping[str, FieldType | None]) -> dict[str, tuple[FieldType, RawColumn]]:
         """Columns by name, with their types (None: guessed), without the rows that are `bad`."""
-        found = {name: self.column(name, type_) for name, type_ in wanted.items()}
+        columns = {name: self.column(name, type_) for name, type_ in types.items()}
         if self.bad.any():
             rows = np.flatnonzero(~self.bad)
-            found = {name: (kind, column.take(rows)) for name, (kind, column) in found.items()}
-        return found
+            columns = {name: (kind, column.take(rows)) for name, (kind, column) in columns.items()}
+        return columns
 
     def column(self, name: str, type_: FieldType | None) -> tuple[FieldType, RawColumn]:
         """Its type, declared or guessed, and its values."""
@@ -149,57 +142,55 @@ class Columns:
             raise ValueError(f"column {name!r} has mixed types: {kinds}; give it one") from None
         if isinstance(series.dtype, pl.Array):
             series = series.arr.to_list()
-        guessed = type_ or self._guess(name, series)
-        if guessed.endswith("_seq"):
-            return guessed, self._lists(name, series, guessed)
+        reading = self._reading(name, type_, series)
+        kind = reading.kind
+        if kind.endswith("_seq"):
+            return kind, self._lists(name, series, reading)
         if isinstance(series.dtype, pl.List):
             raise ValueError(
                 f"{self.pieces[0].name}: column {name!r} holds lists, and one value is wanted; "
                 f"declare it with data.features.{name}.kind: ids"
             )
-        if guessed == "token":
+        if kind == "token":
             values = _words(name, series, self.pieces[0].name)
             if name in self.filled and values.has_nulls():
                 self._drop(name, values, values.is_null().to_numpy(), "is empty")
                 values = values.fill_null("")
-            return guessed, _coded(values)
-        return guessed, _coded(self._numbers(name, series))
+            is_key = name in (self.config.fields.user, self.config.fields.item)
+            is_typed = name not in self.readings  # by its file: then every word is a value
+            return kind, _coded(values if is_key or is_typed else _without_nothing(values))
+        return kind, _coded(self._numbers(name, series, reading, is_declared=type_ is not None))
 
-    def _guess(self, name: str, series: pl.Series) -> FieldType:
-        import polars as pl
+    def _reading(self, name: str, type_: FieldType | None, series: pl.Series) -> ColumnReading:
+        """How a column is read: as it was found, as data.cells says it, or as its type says."""
+        if name in self.readings:
+            return self.readings[name]
+        if name in (self.config.cells or {}):
+            return reading_of((self.config.cells or {})[name])
+        return find_reading(series) if type_ is None else typed_reading(type_, self.config)
 
-        guessed = guess_type(name, series)
-        if series.dtype == pl.String and guessed == "float":
-            text = _filled(series)
-            odd = text.is_not_null() & text.cast(pl.Float64, strict=False).is_null()
-            if odd.any():
-                row = int(odd.arg_max() or 0)
-                raise ValueError(
-                    f"{self._where(row)}: column {name!r} has mixed types: {series[row]!r} among "
-                    f"numbers; correct it, leave the column out with '--data.unload.{self.suffix}="
-                    f"[{name}]', or say what it is with data.features.{name}.kind (id or number)"
-                )
-        return guessed
-
-    def _numbers(self, name: str, series: pl.Series) -> pl.Series:
+    def _numbers(
+        self, name: str, series: pl.Series, reading: ColumnReading, is_declared: bool
+    ) -> pl.Series:
         """Float64; dates are seconds since 1970."""
         import polars as pl
 
-        text = series
+        text, is_time = series, reading.is_time or name == self.config.fields.time
         if series.dtype.is_temporal() and series.dtype not in (pl.Duration, pl.Time):
             numbers = series.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64) / 1e6
         elif series.dtype == pl.String:
-            numbers = text.cast(pl.Float64, strict=False)
-            if numbers.null_count() > text.null_count() or numbers.is_nan().any():
-                text = _filled(series)
+            if is_time:
+                text = filled(series)
+                numbers = times_of(text, reading)
+            else:
                 numbers = text.cast(pl.Float64, strict=False)
-            if name == self.config.fields.time and numbers.count() < text.count() / 2:
-                numbers = seconds_of_dates(text)
-                if doubt := doubtful_order(text, numbers):
-                    logger.warning("%s, column %r: %s", self.pieces[0].name, name, doubt)
+                if numbers.null_count() > text.null_count() or numbers.is_nan().any():
+                    text = filled(series)
+                    numbers = numbers_of(text, reading)
         elif series.dtype.is_numeric() or series.dtype in (pl.Boolean, pl.Null):
             numbers = series.cast(pl.Float64).fill_nan(None)
             text = numbers if series.dtype.is_float() else series
+            numbers = seconds_of_numbers(numbers, reading.unit) if is_time else numbers
         elif series.dtype == pl.Struct:
             raise ValueError(
                 f"{self.pieces[0].name}: column {name!r} holds objects, which no feature is made "
@@ -212,26 +203,41 @@ class Columns:
                 f"declare it with data.features.{name}.kind: id"
             )
         odd = text.is_not_null() & ~(numbers.abs() <= LARGEST).fill_null(False)
+        if odd.any() and not is_declared and self.config.bad_rows != "skip":
+            self._refuse_mixed(name, series, int(odd.arg_max() or 0), reading)
         problem = "is not a number that fits 32 bits"
-        if name == self.config.fields.time and series.dtype == pl.String:
-            problem = "is no time that can be read (write dates as 2025-01-31 13:45:00)"
+        if is_time and series.dtype == pl.String:
+            which = f", as {shown}" if (shown := reading.shown()) else ""
+            problem = f"is no time that can be read{which} (write dates as 2025-01-31 13:45:00)"
+        elif shown := reading.shown():
+            problem = (
+                f"is not a number as the others are ({shown}; data.cells.{name} says otherwise)"
+            )
         self._drop(name, series, odd.to_numpy(), problem)
         if name in self.filled and text.has_nulls():
             self._drop(name, series, (text.is_null() & ~odd).to_numpy(), "is empty")
         return numbers.set(odd, None) if odd.any() else numbers
 
-    def _lists(self, name: str, series: pl.Series, type_: FieldType) -> RawColumn:
+    def _refuse_mixed(self, name: str, series: pl.Series, row: int, reading: ColumnReading) -> None:
+        """Raise about the first value that is no number, of a column without a declared type."""
+        reading_text = f" ({shown})" if (shown := reading.shown()) else ""
+        raise ValueError(
+            f"{self._where(row)}: column {name!r} has mixed types: {series[row]!r} among "
+            f"numbers{reading_text}; correct it, leave the column out with "
+            f"'--data.unload.{self.suffix}="
+            f"[{name}]', or say what it is with '--data.cells.{name}.kind=id' (or number{OR_SKIP})"
+        )
+
+    def _lists(self, name: str, series: pl.Series, reading: ColumnReading) -> RawColumn:
         import polars as pl
 
         if not isinstance(series.dtype, pl.List):
-            text = series.cast(pl.String).fill_null("")
-            series = text.str.split(self.config.seq_separator)
-            series = series.list.eval(pl.element().filter(pl.element() != ""))
+            series = lists_of(series.cast(pl.String), reading)
         series = series.list.drop_nulls()
         lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         flat = series.filter(pl.Series(lengths > 0)).explode()
-        if type_ == "token_seq":
+        if reading.kind == "token_seq":
             return _coded(_words(name, flat, self.pieces[0].name), offsets)
         numbers = flat.cast(pl.Float64, strict=False)
         odd = ~(numbers.abs() <= LARGEST).fill_null(False)
@@ -247,7 +253,7 @@ class Columns:
         return self.pieces[number].where(row - int(self.stops[number - 1] if number else 0))
 
     def _drop(self, name: str, series: pl.Series, bad: np.ndarray, problem: str) -> None:
-        """Rows that cannot be used: the first is told, or all are left out."""
+        """Raise about the first row that cannot be used, or leave out all such rows."""
         if not bad.any():
             return
         if self.config.bad_rows == "skip":
@@ -261,10 +267,11 @@ class Columns:
         )
 
 
-def _filled(text: pl.Series) -> pl.Series:
-    """Text of numbers or dates without the space around it; null where it says NOTHING."""
-    text = text.str.strip_chars()
-    return text.set(text.str.to_lowercase().is_in(NOTHING), None)
+def _without_nothing(words: pl.Series) -> pl.Series:
+    """Words of a column of categories; null where one says that there is nothing."""
+    different = words.unique()
+    nothing = different.filter(different.str.to_lowercase().is_in(NO_ID))
+    return words.set(words.is_in(nothing.implode()), None) if len(nothing) else words
 
 
 def _words(name: str, series: pl.Series, path: str) -> pl.Series:

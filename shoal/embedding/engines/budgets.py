@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.config.row_rules import show_size
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.table import Table
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 INDEX_FIXED, INDEX_GROWING = 8, 24  # bytes of the index for a row that host memory may lack
-SLOT = 16  # bytes beside a row in host memory: whose it is, when it was used
-INDEX_GPU, SLOT_GPU = 4, 13  # both likewise in GPU memory
+SLOT = 16  # bytes for each row in host memory besides the row: its id and last use
+INDEX_GPU, SLOT_GPU = 4, 13  # bytes of index and slot in GPU memory
 FEWEST = 64  # rows in memory below which a tier makes no sense
 
 
 @dataclass(frozen=True)
 class BudgetShare:
-    """What a table has of a budget."""
+    """A table's share of a budget."""
 
     bytes: int
     slots: int | None  # rows in memory; None: all of them
@@ -48,26 +48,26 @@ def share_out(
     sizes = {name: row_bytes(table, optimizers[name]) for name, table in tables.items()}
     if budget is None:
         return {name: BudgetShare(sizes[name] * (t.rows or 0), None) for name, t in tables.items()}
-    left, shares = budget, {}
+    remaining, shares = budget, {}
     of_row, of_slot = (INDEX_GPU, SLOT_GPU) if key == "rows.tiers.gpu" else (INDEX_FIXED, SLOT)
     by_size = sorted(tables, key=lambda n: sizes[n] * (tables[n].rows or 1 << 60))
     for done, name in enumerate(by_size):
-        rows, share = tables[name].rows, left // (len(tables) - done)
+        rows, share = tables[name].rows, remaining // (len(tables) - done)
         whole = None if rows is None else rows * sizes[name]
         if whole is not None and whole <= share:
             shares[name] = BudgetShare(whole, None)
         else:
             index = (rows or 0) * of_row
-            each = sizes[name] + of_slot + (INDEX_GROWING if rows is None else 0)
-            slots = (share - index) // each
+            slot_bytes = sizes[name] + of_slot + (INDEX_GROWING if rows is None else 0)
+            slots = (share - index) // slot_bytes
             if slots < FEWEST:
-                need = (index + FEWEST * each) * (len(tables) - done) + budget - left
+                need = (index + FEWEST * slot_bytes) * (len(tables) - done) + budget - remaining
                 raise ValueError(
                     f"{key}: given {show_size(budget)}, of which table {name!r} has "
                     f"{show_size(share)}; the index of its rows and the fewest that make sense in "
-                    f"memory need {show_size(index + FEWEST * each)}: give at least "
+                    f"memory need {show_size(index + FEWEST * slot_bytes)}: give at least "
                     f"{show_size(need)}, fewer or smaller tables, or more processes (sharded)"
                 )
             shares[name] = BudgetShare(share, slots)
-        left -= shares[name].bytes
+        remaining -= shares[name].bytes
     return {name: shares[name] for name in tables}

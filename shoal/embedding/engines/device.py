@@ -1,6 +1,6 @@
 """Device: the engine of fixed tables in plain torch, on any device.
 
-It holds the output tables of CPUs, which are lent to a softmax without a copy and may be updated by
+It holds the output tables of CPUs, which a softmax reads without a copy and may be updated by
 it (softmax/fused_cpu.py), and the tables of a GPU without Triton. When every row has a gradient,
 rows are updated where they are.
 """
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.engines.reference import Reference
-from shoal.embedding.optim.dense import adam_step
-from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.rows.store import Every, Ids
 from shoal.embedding.rows.table import Table
+from shoal.optimizers.dense import adam_step
+from shoal.optimizers.row_optimizer import RowOptimizer, update_rows
 
 
 class Device(Reference):
@@ -36,10 +36,10 @@ class Device(Reference):
                 f"table {table.name!r} grows, and on a {self.device.type} device tables "
                 "are fixed: give it a number of rows, or keep it in host memory"
             )
-        self.fused = fused  # whether rows may learn where nobody sees their gradients
+        self.fused = fused  # whether a kernel may update rows without writing gradients
         self.spare = torch.empty(0)  # memory that a softmax over the rows left for the next one
 
-    def lend(self) -> Tensor:
+    def view_rows(self) -> Tensor:
         return self.values
 
     def mark(self) -> int:

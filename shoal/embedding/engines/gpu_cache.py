@@ -2,7 +2,7 @@
 
 All rows have a place in host memory, which kernels read and write through the bus (gpu_staging).
 A row is updated in a slot, always: so every number is that of a table that is in GPU memory whole.
-Rows of the batch that comes next come on a stream beside, while this one computes:
+Rows of the batch that comes next come on a side stream, while this one computes:
 
     computing   ... update k-1 | stage k | read k |      compute, update k       | stage k+1 ...
     beside                                        | stage k+1, rows of k stay    |
@@ -25,7 +25,6 @@ from torch import Tensor
 
 from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.engines.traffic import Traffic
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Table
@@ -37,6 +36,7 @@ from shoal.kernels.gpu.lookup import TableLookup
 from shoal.kernels.gpu.random import write_initial
 from shoal.kernels.gpu.segments import Segments
 from shoal.kernels.gpu.staging import SHORT, CacheSlots
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 NO_PADDING = -1  # an id that no table has
 ALIGN = 4  # numbers, of a row in host memory
@@ -86,11 +86,11 @@ class CachedGpuTables(GpuTables):
         self.padding = NO_PADDING if table.padding is None else table.padding
         self._staged: Tensor | None = None  # ids whose rows are in slots now
         self._coming: list[Tensor] = []  # ids of the next batch
-        self._ahead: Tensor | None = None  # those that are on their way, on the stream beside
-        self._asked = 0
+        self._ahead: Tensor | None = None  # ids whose rows are on their way, on the side stream
+        self._num_pulled = 0
 
     def _register(self, part: Tensor) -> None:
-        """Let kernels reach host memory."""
+        """Pin host memory, so that kernels can reach it."""
         if self.device.type == "cuda":
             size = part.numel() * part.element_size()
             error = torch.cuda.cudart().cudaHostRegister(part.data_ptr(), size, 0)
@@ -131,8 +131,8 @@ class CachedGpuTables(GpuTables):
         if not len(lookup.ids):
             return super().sort(lookup)
         self._ensure(lookup.ids)
-        at = gpu_lookup.locate(lookup, self.bounds, self.paddings, self.wrong, self.key_type)
-        segments = gpu_segments.find_segments(at)
+        places = gpu_lookup.locate(lookup, self.bounds, self.paddings, self.wrong, self.key_type)
+        segments = gpu_segments.find_segments(places)
         slots = gpu_staging.find(segments.keys, self.slots, self.wrong, self.padding)
         return replace(segments, keys=slots)
 
@@ -145,28 +145,28 @@ class CachedGpuTables(GpuTables):
         if len(ids) <= READ_ALONE * self.number_of_slots:
             staged = self._ensure(ids)
         elif bags is not None:  # by distinct rows, where they are
-            some, places = ids.unique(return_inverse=True)
-            rows = self.pull(self.look_up(some, [len(some)]))
+            distinct_ids, places = ids.unique(return_inverse=True)
+            rows = self.pull(self.look_up(distinct_ids, [len(distinct_ids)]))
             return sum_bags(rows, bags.offsets, places, bags.weights)
         elif not self._is_recorded():
             self._wait_for_prefetched()
         if bags is not None:
             slots = gpu_staging.find(ids, self.slots, self.wrong, self.padding)
-            found = self._gather(lookup, slots, bags)
+            rows_read = self._gather(lookup, slots, bags)
             if staged:
                 self._go_ahead()
-            return found
-        found = gpu_staging.peek(ids, self.slots, self.hot[0], self.memory, self.padding)
+            return rows_read
+        rows_read = gpu_staging.peek(ids, self.slots, self.hot[0], self.memory, self.padding)
         if staged:
             self._go_ahead()
-        return found
+        return rows_read
 
     def _is_recorded(self) -> bool:
         """Whether `stage` has been called, or will be: nothing is staged then."""
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _ensure(self, ids: Tensor) -> bool:
-        """Rows of ids into slots, unless they are there because they were asked for just now."""
+        """Stage the rows of ids in slots, unless the last call staged the same ids."""
         before = self._staged
         if before is not None and before.data_ptr() == ids.data_ptr() and len(before) == len(ids):
             return False
@@ -178,47 +178,61 @@ class CachedGpuTables(GpuTables):
     def _stage(self, ids: Tensor) -> None:
         before = self._ahead
         self._wait_for_prefetched()
-        held = self.slots, self.hot, self.memory, self.wrong, self.padding
-        gpu_staging.stage(ids, *held, before=before)
+        gpu_staging.stage(
+            ids,
+            self.slots,
+            self.hot,
+            self.memory,
+            self.wrong,
+            self.padding,
+            before=before,
+        )
         self._staged = ids
-        self._asked += len(ids)
+        self._num_pulled += len(ids)
 
     def _go_ahead(self) -> None:
-        """Let rows of the next batch come while this one computes; right after a staging."""
+        """Stage rows of the next batch while this one computes; called right after a staging."""
         coming, self._coming = self._coming, []
         if not any(len(part) for part in coming):
             return
-        if self._beside is None:
+        if self._side_stream is None:
             self._stage_ahead(coming)
             return
-        self._beside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._beside):
+        self._side_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side_stream):
             self._stage_ahead(coming)
 
     def _stage_ahead(self, coming: list[Tensor]) -> None:
         parts = [self._here(part) for part in coming]
         self._ahead = ids = parts[0] if len(parts) == 1 else torch.cat(parts)
-        held = self.slots, self.hot, self.memory, self.wrong, self.padding
-        gpu_staging.stage(ids, *held, ahead=True)
+        gpu_staging.stage(
+            ids,
+            self.slots,
+            self.hot,
+            self.memory,
+            self.wrong,
+            self.padding,
+            ahead=True,
+        )
 
     def _here(self, ids: Tensor) -> Tensor:
         if self.device.type == "cuda" and not ids.is_cuda and not ids.is_pinned():
-            ids = ids.pin_memory()  # or the host would wait for the stream beside
+            ids = ids.pin_memory()  # or the host would wait for the side stream
         return ids.to(self.device, non_blocking=True)
 
     def _wait_for_prefetched(self) -> None:
         """Wait on this stream for what comes ahead."""
-        if self._beside is not None and self._ahead is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._beside)
+        if self._side_stream is not None and self._ahead is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._side_stream)
         self._ahead = None
 
     @property
     def traffic(self) -> Traffic:
-        """Where ids found their rows so far; waits for the GPU."""
+        """Counts of where lookups found rows so far; waits for the GPU."""
         self._wait_for_prefetched()
         counts = self.slots.counts.tolist()
         late, early = counts[gpu_staging.LATE.value], counts[gpu_staging.EARLY.value]
-        return Traffic(self._asked - late - early, early, late, late + early)
+        return Traffic(self._num_pulled - late - early, early, late, late + early)
 
     def _outside(self, table: Table, id_: int) -> ValueError:
         if id_ != SHORT:
@@ -237,14 +251,14 @@ class CachedGpuTables(GpuTables):
             ids = torch.arange(begin, min(begin + chunk_rows, self.first_rows[1]))
             yield self._rows(ids, ids)
 
-    def _rows(self, ids: Tensor, at: Tensor) -> Rows:
-        at = at.cpu()
-        slot = self._slots_of(at)
+    def _rows(self, ids: Tensor, places: Tensor) -> Rows:
+        places = places.cpu()
+        slot = self._slots_of(places)
         hot = (slot >= 0).nonzero().squeeze(1)
-        where = slot[hot].long().to(self.device)
-        parts = [part[at] for part in self.host]
-        for part, here in zip(parts, self.hot):
-            part[hot] = here[where].cpu()
+        hot_slots = slot[hot].long().to(self.device)
+        parts = [part[places] for part in self.host]
+        for part, hot_part in zip(parts, self.hot):
+            part[hot] = hot_part[hot_slots].cpu()
         return Rows(ids, parts[0], dict(zip(self.host_state, parts[1:])))
 
     def restore(self, number: int, rows: Rows) -> None:
@@ -257,29 +271,29 @@ class CachedGpuTables(GpuTables):
         self._put(ids.cpu(), [self._padded(ids.cpu(), values.cpu())])
 
     def _padded(self, ids: Tensor, values: Tensor) -> Tensor:
-        """It reads as zeros, whatever a chunk says."""
+        """Values with the padding id's row set to zeros."""
         return values.masked_fill((ids == self.padding)[:, None], 0.0)
 
     def _put(self, ids: Tensor, parts: list[Tensor]) -> None:
         slot = self._slots_of(ids)
         hot = (slot >= 0).nonzero().squeeze(1)
-        where = slot[hot].long().to(self.device)
-        for part, there, here in zip(parts, self.host, self.hot):
-            there[ids] = part
-            here[where] = part[hot].to(self.device)
+        hot_slots = slot[hot].long().to(self.device)
+        for part, host_part, hot_part in zip(parts, self.host, self.hot):
+            host_part[ids] = part
+            hot_part[hot_slots] = part[hot].to(self.device)
 
     def _slots_of(self, ids: Tensor) -> Tensor:
         """Slots [n] of ids, in host memory, when all work has ended."""
         self._wait_for_prefetched()
         self._staged = None
-        found = self.slots.slot_of[ids.to(self.device)].cpu()
+        slots = self.slots.slot_of[ids.to(self.device)].cpu()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return found
+        return slots
 
     def whole(self, number: int) -> Tensor:
-        """Not lent: most rows are elsewhere."""
-        raise NotImplementedError  # GpuEngine.lend lends no cached table
+        """Not supported: most rows are in host memory."""
+        raise NotImplementedError  # GpuEngine.view_rows returns None for a cached table
 
 
 def large_memory(count: int) -> Tensor:

@@ -17,13 +17,13 @@ from shoal.embedding.engines.gpu_cache import CachedGpuTables
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.engines.row_engine import AdamRows, RowEngine
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Shrink
 from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.store import Every, Ids, Rows
 from shoal.embedding.rows.table import Table
 from shoal.kernels.gpu.lookup import TableLookup
 from shoal.kernels.gpu.segments import Segments
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 
 def make_gpu_engines(
@@ -39,8 +39,8 @@ def make_gpu_engines(
     """
     groups: dict[tuple[int, bool, bool, bool], list[int]] = {}
     for k, table in enumerate(tables):
-        alike = table.dim, table.half, table.rows is None, table.whole
-        groups.setdefault(alike, []).append(k)
+        group_key = table.dim, table.half, table.rows is None, table.whole
+        groups.setdefault(group_key, []).append(k)
     engines: dict[int, GpuEngine] = {}
     for (_, _, grows, _), members in groups.items():
         kind = GrowingGpuTables if grows else GpuTables
@@ -55,7 +55,10 @@ class GpuEngine(RowEngine):
     def __init__(self, group: GpuTables, number: int, fused: bool = False):
         table = group.tables[number]
         super().__init__(table, group.optimizer, group.seed)
-        self.group, self.number, self.device, self.fused = group, number, group.device, fused
+        self.group = group
+        self.number = number
+        self.device = group.device
+        self.fused = fused
 
     def __len__(self) -> int:
         return self.group.count(self.number)
@@ -85,23 +88,24 @@ class GpuEngine(RowEngine):
         if isinstance(self.group, CachedGpuTables):
             self.group.stage(ids)
 
-    def lend(self) -> Tensor | None:
+    def view_rows(self) -> Tensor | None:
         whole = self.table.rows is not None and not self.table.half
         return self.group.whole(self.number) if whole and not self.group.cached else None
 
     def adam_rows(self) -> AdamRows | None:
-        values, optimizer = self.lend(), self.optimizer
+        values, optimizer = self.view_rows(), self.optimizer
         by_adam = optimizer.name in ("adam", "adamw") and optimizer.clip is None
         if values is None or not (self.fused and by_adam):
             return None
         first = self.group.first_rows[self.number]
         state = self.group.arena.state
-        mine = slice(first, first + len(values))
-        moments = state["exp_avg"][mine], state["exp_avg_sq"][mine]
-        return AdamRows(values, *moments, self.group.numbers)
+        own_rows = slice(first, first + len(values))
+        return AdamRows(
+            values, state["exp_avg"][own_rows], state["exp_avg_sq"][own_rows], self.group.numbers
+        )
 
     def pull(self, ids: Ids) -> Tensor:
-        whole = self.lend() if isinstance(ids, Every) else None
+        whole = self.view_rows() if isinstance(ids, Every) else None
         return self.pull_many([self], [ids])[0] if whole is None else whole.clone()
 
     @classmethod
@@ -115,9 +119,11 @@ class GpuEngine(RowEngine):
         bags = bags or [None] * len(engines)
         result: dict[int, Tensor] = {}
         for group, members in _by_group(engines).items():
-            alike = not any(isinstance(ids[k], Every) for k in members)  # pushed in one launch, too
+            in_one_launch = not any(
+                isinstance(ids[k], Every) for k in members
+            )  # pushed in one launch, too
             for k in members:
-                if isinstance(ids[k], Every) and engines[k].lend() is not None:
+                if isinstance(ids[k], Every) and engines[k].view_rows() is not None:
                     result[k] = engines[k].pull(ids[k])
             members = [k for k in members if k not in result]
             if not members:
@@ -126,9 +132,13 @@ class GpuEngine(RowEngine):
             counts = [0] * len(group.tables)
             for k, part in zip(members, flat):
                 counts[engines[k].number] += len(part)
-            over = _flat_bags([engines[k] for k in members], flat, [bags[k] for k in members])
-            rows = group.pull(group.look_up(_cat(flat), counts), learn and alike, join_bags(over))
-            sizes = [n if own is None else len(own) for n, own in over]
+            member_bags = _flat_bags(
+                [engines[k] for k in members], flat, [bags[k] for k in members]
+            )
+            rows = group.pull(
+                group.look_up(_cat(flat), counts), learn and in_one_launch, join_bags(member_bags)
+            )
+            sizes = [n if own is None else len(own) for n, own in member_bags]
             result.update(zip(members, rows.split(sizes)))
         return [result[k] for k in range(len(engines))]
 
@@ -150,8 +160,10 @@ class GpuEngine(RowEngine):
                     engines[k]._push_alone(ids[k], grads[k], lr, bags[k])
                 continue
             flat = [engines[k].ids_inside(ids[k]) for k in members]
-            over = _flat_bags([engines[k] for k in members], flat, [bags[k] for k in members])
-            sizes = [n if own is None else len(own) for n, own in over]
+            member_bags = _flat_bags(
+                [engines[k] for k in members], flat, [bags[k] for k in members]
+            )
+            sizes = [n if own is None else len(own) for n, own in member_bags]
             parts = [engines[k].flat_grads(grads[k], size) for k, size in zip(members, sizes)]
             counts = [0] * len(group.tables)
             for k, part in zip(members, flat):
@@ -162,7 +174,7 @@ class GpuEngine(RowEngine):
                 group.apply(ahead.segments, _cat(parts))
             else:
                 lookup = group.look_up(_cat(flat), counts)
-                first._push(lookup, _cat(parts), lr, join_bags(over))
+                first._push(lookup, _cat(parts), lr, join_bags(member_bags))
             for k in members:
                 engines[k].step = engines[members[0]].step
 
@@ -202,13 +214,15 @@ class GpuEngine(RowEngine):
             if not isinstance(self.group, CachedGpuTables):
                 self.group.apply(self._every_segments, grads)
                 return
-            for some, part in zip(flat.split(at_once := self.group.at_once), grads.split(at_once)):
-                self.group.apply(self.group.sort(self._look_up(some)), part)
+            for chunk_ids, part in zip(
+                flat.split(at_once := self.group.at_once), grads.split(at_once)
+            ):
+                self.group.apply(self.group.sort(self._look_up(chunk_ids)), part)
             return
         self._push(self._look_up(flat), grads, lr, bags)
 
     def begin(self, lr: float, lookup: TableLookup | None = None) -> None:
-        """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
+        """Count a step; also called before each replay of a recorded push, which runs no Python."""
         self.group.step = self._step
         self.group.begin(lr, lookup)
         self._step = self.group.step
@@ -239,8 +253,8 @@ class GpuEngine(RowEngine):
 
     def _read(self, ids: Tensor) -> Rows:
         """Rows of a fixed table, in host memory."""
-        at = ids.to(self.device) + self.group.first_rows[self.number]
-        return self.group._rows(ids, at)
+        places = ids.to(self.device) + self.group.first_rows[self.number]
+        return self.group._rows(ids, places)
 
     def restore(self, rows: Rows) -> None:
         self.check_rows(rows)
@@ -256,7 +270,7 @@ class GpuEngine(RowEngine):
 
 
 def _by_group(engines: Sequence[GpuEngine]) -> dict[GpuTables, list[int]]:
-    """Which of the engines are each group's, in the order of its tables."""
+    """The places of the engines of each group, in the order of its tables."""
     groups: dict[GpuTables, list[int]] = {}
     for k, engine in enumerate(engines):
         groups.setdefault(engine.group, []).append(k)
@@ -269,8 +283,11 @@ def _flat_bags(
     engines: Sequence[GpuEngine], ids: Sequence[Tensor], bags: Sequence[Bags | None]
 ) -> list[tuple[int, Bags | None]]:
     """How many ids each engine has, and their bags on its device."""
-    given = zip(engines, ids, bags)
-    return [(len(i), None if own is None else one.flat_bags(own, len(i))) for one, i, own in given]
+    ids_and_bags = zip(engines, ids, bags)
+    return [
+        (len(i), None if engine_bags is None else engine.flat_bags(engine_bags, len(i)))
+        for engine, i, engine_bags in ids_and_bags
+    ]
 
 
 def _cat(parts: list[Tensor]) -> Tensor:

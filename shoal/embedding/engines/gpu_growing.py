@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.engines.gpu_tables import GpuTables
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Table
@@ -26,6 +25,7 @@ from shoal.kernels.gpu.index import Index
 from shoal.kernels.gpu.lookup import TableLookup
 from shoal.kernels.gpu.segments import Segments
 from shoal.kernels.gpu.update import Arena
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 FIRST_PLACES = 1024  # of a table's index
 FIRST_ROWS = 1024
@@ -53,7 +53,7 @@ class GrowingGpuTables(GpuTables):
         self.free = torch.arange(FIRST_ROWS, dtype=torch.int32, device=self.device)
         self.used = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.sizes = sizes
-        self._known = [0] * (len(sizes) + 1)  # entries of each table, rows: as last heard
+        self._last_counts = [0] * (len(sizes) + 1)  # entries of each table, rows: as last heard
         self._since = [0] * len(sizes)  # ids pushed since then, and not in an answer on its way
         self._answers: deque[tuple[Tensor, torch.cuda.Event | None, list[int]]] = deque()
 
@@ -72,9 +72,9 @@ class GrowingGpuTables(GpuTables):
             self.make_room(lookup.counts)
 
     def pull(self, lookup: TableLookup, learn: bool = False, bags: Bags | None = None) -> Tensor:
-        """As GpuTables.pull. Ids are entered as they are sorted, so they need room before."""
+        """Rows of ids (GpuTables.pull); sorting inserts ids, so room is made first."""
         recorded = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if learn and not recorded:  # else whoever replays it calls `begin`
+        if learn and not recorded:  # a recorded step calls `begin` before it is replayed
             self._ask()
             self.make_room(lookup.counts)
         return super().pull(lookup, learn, bags)
@@ -86,12 +86,15 @@ class GrowingGpuTables(GpuTables):
 
     def apply(self, segments: Segments, grads: Tensor) -> None:
         """Give rows to new ids, and update all."""
-        found = gpu_index.give_rows(self.index, segments, self.free, self.used)
+        places = gpu_index.give_rows(self.index, segments, self.free, self.used)
         gpu_update.update(
-            *(segments, grads, self.arena, self.optimizer),
+            segments,
+            grads,
+            self.arena,
+            self.optimizer,
             index_ids=self.index.ids,
-            found=found,
-            beside=self._beside,
+            found=places,
+            beside=self._side_stream,
         )
 
     def _outside(self, table: Table, id_: int) -> ValueError:
@@ -107,8 +110,8 @@ class GrowingGpuTables(GpuTables):
         counts = torch.cat([self.index.entries, self.used])
         event = None
         if self.device.type == "cuda":
-            there = torch.empty_like(counts, device="cpu", pin_memory=True)
-            counts = there.copy_(counts, non_blocking=True)
+            host_counts = torch.empty_like(counts, device="cpu", pin_memory=True)
+            counts = host_counts.copy_(counts, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         self._answers.append((counts, event, self._since))
@@ -122,7 +125,7 @@ class GrowingGpuTables(GpuTables):
             answer, event, _ = self._answers.popleft()
             if event is not None:
                 event.synchronize()
-            self._known = answer.tolist()
+            self._last_counts = answer.tolist()
         short = self._lacks(counts)
         self._since = [a + b for a, b in zip(self._since, counts)]
         if short:
@@ -131,11 +134,11 @@ class GrowingGpuTables(GpuTables):
     def _bounds(self, counts: Sequence[int]) -> list[int]:
         """The most entries each table can have after the next step."""
         under_way = [self._since, counts, *(since for _, _, since in self._answers)]
-        return [a + sum(more) for a, more in zip(self._known, zip(*under_way))]
+        return [a + sum(more) for a, more in zip(self._last_counts, zip(*under_way))]
 
     def _lacks(self, counts: Sequence[int]) -> bool:
         bounds = self._bounds(counts)
-        rows = self._known[-1] + sum(bounds) - sum(self._known[:-1])
+        rows = self._last_counts[-1] + sum(bounds) - sum(self._last_counts[:-1])
         full = any(2 * bound > size for bound, size in zip(bounds, self.sizes))
         return full or rows > len(self.free)
 
@@ -149,18 +152,18 @@ class GrowingGpuTables(GpuTables):
         ]
         if sizes != self.sizes:
             self.index, self.sizes = gpu_index.rebuild(self.index, sizes), sizes
-        rows = self._known[-1] + sum(bounds) - sum(self._known[:-1])
-        have = len(self.free)
-        if rows > have:
-            rows = max(rows, have + have // 2)
-            more = torch.arange(have, rows, dtype=torch.int32, device=self.device)
-            self.free = torch.cat([self.free, more])
+        rows = self._last_counts[-1] + sum(bounds) - sum(self._last_counts[:-1])
+        num_rows = len(self.free)
+        if rows > num_rows:
+            rows = max(rows, num_rows + num_rows // 2)
+            new_rows = torch.arange(num_rows, rows, dtype=torch.int32, device=self.device)
+            self.free = torch.cat([self.free, new_rows])
             values, state = self.arena.values, self.arena.state
-            made = self._make_arena(rows, self.index.bases)
-            made.values[:have] = values
+            arena = self._make_arena(rows, self.index.bases)
+            arena.values[:num_rows] = values
             for key, part in state.items():
-                made.state[key][:have] = part
-            self.arena = made
+                arena.state[key][:num_rows] = part
+            self.arena = arena
         old = self.arena
         self.arena = Arena(
             old.values, old.state, self.numbers, self.steps, self.index.bases, self.recipes
@@ -172,9 +175,9 @@ class GrowingGpuTables(GpuTables):
     def rows_held(self, number: int) -> tuple[Tensor, Tensor]:
         """Ids of a table that have a row, ascending, and their places in the index."""
         self.join()
-        mine = self._places(number)
-        places = torch.arange(mine.start, mine.stop, device=self.device)
-        places = places[self.index.rows[mine] >= 0]
+        table_places = self._places(number)
+        places = torch.arange(table_places.start, table_places.stop, device=self.device)
+        places = places[self.index.rows[table_places] >= 0]
         ids, order = self.index.ids[places].sort()
         return ids, places[order]
 
@@ -183,7 +186,7 @@ class GrowingGpuTables(GpuTables):
         return int((self.index.rows[self._places(number)] >= 0).sum())
 
     def _places(self, number: int) -> slice:
-        """Where a table lies in the index."""
+        """The slice of the index that holds a table."""
         begin = sum(self.sizes[:number])
         return slice(begin, begin + self.sizes[number])
 
@@ -194,37 +197,37 @@ class GrowingGpuTables(GpuTables):
         _, places = self.rows_held(number)
         norms = self.read_values(index.rows[places].long()).double().norm(dim=1)
         keep[places] &= norms >= min_norm
-        gone = index.rows[places[~keep[places]]]
-        used = int(self.used) - len(gone)
-        self.free[used : used + len(gone)] = gone
+        dropped_rows = index.rows[places[~keep[places]]]
+        used = int(self.used) - len(dropped_rows)
+        self.free[used : used + len(dropped_rows)] = dropped_rows
         self.used.fill_(used)
         self.forget_sorted()
         self.index = gpu_index.rebuild(index, self.sizes, keep)
         self._hear()
         self.generation += 1
-        return len(gone)
+        return len(dropped_rows)
 
     def _hear(self) -> None:
         """Forget what is under way, and wait for the counts as they are."""
         self._answers.clear()
         self._since = [0] * len(self.tables)
-        self._known = [*self.index.entries.tolist(), int(self.used)]
+        self._last_counts = [*self.index.entries.tolist(), int(self.used)]
 
     def export(self, number: int, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
         """Every row of a table, in chunks of ascending id."""
         ids, places = self.rows_held(number)
-        for some, at in zip(ids.split(chunk_rows), places.split(chunk_rows)):
-            if len(some):
-                yield self._rows(some.cpu(), self.index.rows[at].long())
+        for chunk_ids, chunk_places in zip(ids.split(chunk_rows), places.split(chunk_rows)):
+            if len(chunk_ids):
+                yield self._rows(chunk_ids.cpu(), self.index.rows[chunk_places].long())
 
     def restore(self, number: int, rows: Rows) -> None:
         """Take over rows of a table, values and state; the chunk must have been checked."""
         padding = self.tables[number].padding
         if padding is not None:
-            rows = rows.at(rows.ids != padding)
-        at = self._give_rows(self._enter(number, rows.ids))
-        self._write(number, rows.ids, rows.values, at)
-        self._write_state(rows, at)
+            rows = rows.select(rows.ids != padding)
+        places = self._give_rows(self._enter(number, rows.ids))
+        self._write(number, rows.ids, rows.values, places)
+        self._write_state(rows, places)
 
     def assign(self, number: int, ids: Tensor, values: Tensor) -> None:
         """Set values of rows, distinct ids [n], values [n, dim]; state stays, or begins."""
@@ -246,12 +249,12 @@ class GrowingGpuTables(GpuTables):
 
     def _give_rows(self, places: Tensor) -> Tensor:
         """Rows [n] of the arena for places; new ones where there were none."""
-        without = places[self.index.rows[places] < 0]
+        places_without_row = places[self.index.rows[places] < 0]
         used = int(self.used)
-        given = self.free[used : used + len(without)]
-        self.index.rows[without] = given
-        self.used.add_(len(without))
+        new_rows = self.free[used : used + len(places_without_row)]
+        self.index.rows[places_without_row] = new_rows
+        self.used.add_(len(places_without_row))
         for key, begin in self.optimizer.initial_state().items():
-            self.arena.state[key][given.long()] = begin
+            self.arena.state[key][new_rows.long()] = begin
         self._hear()
         return self.index.rows[places].long()

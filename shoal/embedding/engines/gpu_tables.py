@@ -5,7 +5,7 @@ push: what only the device knows (an id outside its table, how full an index is)
 later. A step may be recorded in a CUDA graph; whoever replays it calls `begin` before:
 
     tables.begin(lr, lookup)
-    values = tables.pull(lookup, learn=True)     ids are sorted on a stream beside from here on
+    values = tables.pull(lookup, learn=True)     ids are sorted on a side stream from here on
     tables.apply(tables.take_sorted(lookup.counts).segments, grads)
 """
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.engines.init import recipe
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Table
@@ -30,14 +29,15 @@ from shoal.kernels.gpu.lookup import TableLookup
 from shoal.kernels.gpu.random import Recipes, write_initial
 from shoal.kernels.gpu.segments import Segments
 from shoal.kernels.gpu.update import Arena
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 
 @dataclass(frozen=True)
 class Sorted:
-    """What an update needs to know of the ids of a lookup, made on a stream beside."""
+    """The sorted ids of a lookup, as an update needs them; made on a side stream."""
 
     lookup: TableLookup
-    rows: Tensor  # that stream may read these until `join`
+    rows: Tensor  # the side stream may read these until `join`
     bags: Bags | None
     segments: Segments
 
@@ -71,12 +71,12 @@ class GpuTables:
         self.numbers = torch.zeros(gpu_optim.NUMBERS, device=self.device)
         self.steps = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.wrong = torch.zeros(2, dtype=torch.int64, device=self.device)  # table + 1, id
-        self._beside: torch.cuda.Stream | None = None
+        self._side_stream: torch.cuda.Stream | None = None
         self._sorted: Sorted | None = None  # of the last lookup that learns
-        self._sorting: Sorted | None = None  # the same, while the stream beside may be at it
+        self._sorting: Sorted | None = None  # while the side stream may sort
         if self.device.type == "cuda":
             # Sorting is many small kernels: behind those that read rows they would wait for all.
-            self._beside = torch.cuda.Stream(self.device, priority=-1)
+            self._side_stream = torch.cuda.Stream(self.device, priority=-1)
             self._seen = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=True)
             self._seen_at = torch.cuda.Event()
         self._starts: dict[tuple[int, ...], Tensor] = {}
@@ -90,8 +90,15 @@ class GpuTables:
         self.key_type = torch.int32 if self.first_rows[-1] < 1 << 31 else torch.int64
         for number, (table, start) in enumerate(zip(self.tables, self.first_rows)):
             assert table.rows is not None
-            how = table.rows, table.dim, table.padding, number, self.recipes
-            write_initial(self.arena.values, start, *how)
+            write_initial(
+                self.arena.values,
+                start,
+                table.rows,
+                table.dim,
+                table.padding,
+                number,
+                self.recipes,
+            )
 
     def _make_arena(self, rows: int, bases: Tensor) -> Arena:
         kind = torch.int16 if self.half else torch.float32
@@ -129,65 +136,73 @@ class GpuTables:
         """
         rows = self.locate(lookup)
         if learn and len(rows) and not self.cached:  # else they may be on their way to their slots
-            self._sort_beside(lookup, rows, bags)
+            self._sort_on_side_stream(lookup, rows, bags)
         return self._gather(lookup, rows, bags)
 
     def _gather(self, lookup: TableLookup, rows: Tensor, bags: Bags | None) -> Tensor:
-        read = self.arena.values, rows, lookup, self.recipes, self.grows
         if bags is None:
-            return gpu_lookup.gather(*read)
-        return gpu_lookup.gather_bags(*read, bags.offsets, bags.weights)
+            return gpu_lookup.gather(self.arena.values, rows, lookup, self.recipes, self.grows)
+        return gpu_lookup.gather_bags(
+            self.arena.values,
+            rows,
+            lookup,
+            self.recipes,
+            self.grows,
+            bags.offsets,
+            bags.weights,
+        )
 
     def begin(self, lr: float, lookup: TableLookup | None = None) -> None:
-        """Count a step. Whoever replays a recorded push calls it before with ids as many."""
+        """Count a step; also called before each replay of a recorded push, with as many ids."""
         self._watch()
         self.step += 1
         gpu_optim.write_numbers(self.numbers, self.steps, self.optimizer, lr, self.step)
 
     def sort(self, lookup: TableLookup, rows: Tensor | None = None) -> Segments:
-        """Occurrences by row: all that `apply` needs to know of the ids, before gradients come."""
+        """Occurrences by row, which `apply` needs; they can be sorted before gradients come."""
         return gpu_segments.find_segments(self.locate(lookup) if rows is None else rows)
 
     def _sort_bags(self, lookup: TableLookup, rows: Tensor | None, bags: Bags | None) -> Segments:
         segments = self.sort(lookup, rows)
         return segments if bags is None else segments.of_bags(bags.offsets, bags.weights)
 
-    def _sort_beside(self, lookup: TableLookup, rows: Tensor, bags: Bags | None) -> None:
+    def _sort_on_side_stream(self, lookup: TableLookup, rows: Tensor, bags: Bags | None) -> None:
         """Sort while rows are read and the model computes, after all that was queued here.
 
-        `apply` waits for it. So memory that the stream beside leaves behind is taken again by
-        nobody too early.
+        `apply` waits for it, so memory of the side stream is not reused too early.
         """
         self.join()
-        if self._beside is None:
+        if self._side_stream is None:
             self._sorted = Sorted(lookup, rows, bags, self._sort_bags(lookup, rows, bags))
             return
-        self._beside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._beside):
+        self._side_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side_stream):
             self._sorted = Sorted(lookup, rows, bags, self._sort_bags(lookup, rows, bags))
         self._sorting = self._sorted
 
     def take_sorted(self, counts: Sequence[int]) -> Sorted | None:
-        """What the last lookup that learns left, once, if it had so many ids of each table."""
-        found, self._sorted = self._sorted, None
+        """Take the sorted ids of the last training lookup, if it had `counts` ids of each table."""
+        last_sorted, self._sorted = self._sorted, None
         self.join()
-        return found if found is not None and found.lookup.counts == tuple(counts) else None
+        if last_sorted is None or last_sorted.lookup.counts != tuple(counts):
+            return None
+        return last_sorted
 
     def forget_sorted(self) -> None:
-        """What the last lookup that learns left is of no use."""
+        """Forget the sorted ids of the last training lookup."""
         self._sorted = None
         self.join()
 
     def join(self) -> None:
-        """Wait on this stream for what is sorted beside."""
+        """Make this stream wait for sorting on the side stream."""
         if self._sorting is not None:
-            assert self._beside is not None
-            torch.cuda.current_stream(self.device).wait_stream(self._beside)
+            assert self._side_stream is not None
+            torch.cuda.current_stream(self.device).wait_stream(self._side_stream)
             self._sorting = None
 
     def apply(self, segments: Segments, grads: Tensor) -> None:
         """Update every row once by the sum of its gradients [n, dim], or of bags [bags, dim]."""
-        gpu_update.update(segments, grads, self.arena, self.optimizer, beside=self._beside)
+        gpu_update.update(segments, grads, self.arena, self.optimizer, beside=self._side_stream)
 
     def push(self, lookup: TableLookup, grads: Tensor, lr: float, bags: Bags | None = None) -> None:
         """One optimizer step by gradients [n, dim] of ids, or of bags [bags, dim]."""
@@ -202,7 +217,7 @@ class GpuTables:
 
     def _watch(self) -> None:
         """Refuse ids that a table cannot have; on a GPU those of steps whose news has come."""
-        if self._beside is None:
+        if self._side_stream is None:
             self._refuse(self.wrong)
         elif self._seen_at.query():
             self._refuse(self._seen)
@@ -229,14 +244,14 @@ class GpuTables:
         """Every row of a table, in chunks of ascending id."""
         start, stop = self.first_rows[number], self.first_rows[number + 1]
         for begin in range(start, stop, chunk_rows):
-            at = torch.arange(begin, min(begin + chunk_rows, stop), device=self.device)
-            yield self._rows((at - start).cpu(), at)
+            places = torch.arange(begin, min(begin + chunk_rows, stop), device=self.device)
+            yield self._rows((places - start).cpu(), places)
 
     def restore(self, number: int, rows: Rows) -> None:
         """Take over rows of a table, values and state; the chunk must have been checked."""
-        at = rows.ids.to(self.device) + self.first_rows[number]
-        self._write(number, rows.ids, rows.values, at)
-        self._write_state(rows, at)
+        places = rows.ids.to(self.device) + self.first_rows[number]
+        self._write(number, rows.ids, rows.values, places)
+        self._write_state(rows, places)
 
     def assign(self, number: int, ids: Tensor, values: Tensor) -> None:
         """Set values of rows that a table has, distinct ids [n], values [n, dim]; state stays."""
@@ -250,24 +265,24 @@ class GpuTables:
         """Rows that a table has."""
         return self.first_rows[number + 1] - self.first_rows[number]
 
-    def _rows(self, ids: Tensor, at: Tensor) -> Rows:
-        state = {key: part[at].cpu() for key, part in self.arena.state.items()}
-        return Rows(ids, self.read_values(at).cpu(), state)
+    def _rows(self, ids: Tensor, places: Tensor) -> Rows:
+        state = {key: part[places].cpu() for key, part in self.arena.state.items()}
+        return Rows(ids, self.read_values(places).cpu(), state)
 
-    def read_values(self, at: Tensor) -> Tensor:
+    def read_values(self, places: Tensor) -> Tensor:
         """Rows of the arena as float32."""
-        values = self.arena.values[at]
+        values = self.arena.values[places]
         return values.view(torch.bfloat16).float() if self.half else values
 
-    def _write(self, number: int, ids: Tensor, values: Tensor, at: Tensor) -> None:
+    def _write(self, number: int, ids: Tensor, values: Tensor, places: Tensor) -> None:
         padding = self.tables[number].padding
         values = values.to(self.device)
-        if padding is not None:  # it reads as zeros, whatever the chunk says
+        if padding is not None:  # the padding id always reads as zeros
             values = values.masked_fill((ids == padding).to(self.device)[:, None], 0.0)
         if self.half:
             values = values.to(torch.bfloat16).view(torch.int16)
-        self.arena.values[at] = values
+        self.arena.values[places] = values
 
-    def _write_state(self, rows: Rows, at: Tensor) -> None:
+    def _write_state(self, rows: Rows, places: Tensor) -> None:
         for key, part in self.arena.state.items():
-            part[at] = rows.state[key].to(self.device)
+            part[places] = rows.state[key].to(self.device)

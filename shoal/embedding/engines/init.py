@@ -42,32 +42,34 @@ def initial_rows(table: Table, seed: int, ids: Tensor) -> Tensor:
 
     Made where the ids are: integers are the same on every device.
     """
-    made = recipe(table, seed)
+    table_recipe = recipe(table, seed)
     ids = ids.reshape(-1)
     out = torch.empty(len(ids), table.dim, dtype=torch.float32, device=ids.device)
     step = max(1, (1 << 16) // table.dim)  # temporaries then stay in the cache
     for start in range(0, len(ids), step):
         part = ids[start : start + step]
-        out[start : start + step] = _values(made, part, table.dim)
+        out[start : start + step] = _values(table_recipe, part, table.dim)
     if table.padding is not None:
         out[ids == table.padding] = 0.0
     return out
 
 
-def _values(made: Recipe, ids: Tensor, dim: int) -> Tensor:
+def _values(recipe_of_table: Recipe, ids: Tensor, dim: int) -> Tensor:
     """Values of one chunk: [n] -> [n, dim] float32."""
-    if made.kind == "constant":
-        return torch.full((len(ids), dim), made.factor, dtype=torch.float32, device=ids.device)
-    row = mix(ids * signed(INCREMENT) ^ signed(made.key))[:, None]
+    if recipe_of_table.kind == "constant":
+        return torch.full(
+            (len(ids), dim), recipe_of_table.factor, dtype=torch.float32, device=ids.device
+        )
+    row = mix(ids * signed(INCREMENT) ^ signed(recipe_of_table.key))[:, None]
     column = torch.arange(dim, dtype=torch.int64, device=ids.device)[None, :]
-    if made.kind == "uniform":
+    if recipe_of_table.kind == "uniform":
         word = mix(row + (column + 1) * signed(INCREMENT))
         integer = (word >> 40 & 0xFFFFFF) - (1 << 23)
     else:
         first = mix(row + (2 * column + 1) * signed(INCREMENT))
         second = mix(row + (2 * column + 2) * signed(INCREMENT))
         integer = 2 * (_quarters(first) + _quarters(second)) - NORMAL_TERMS * 65535
-    return integer.to(torch.float32) * made.factor
+    return integer.to(torch.float32) * recipe_of_table.factor
 
 
 def rounding_noise(key: int, step: int, ids: Tensor, dim: int) -> Tensor:

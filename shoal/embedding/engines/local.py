@@ -18,13 +18,13 @@ from shoal.embedding.engines.budgets import BudgetShare, row_bytes, share_out
 from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Admission
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Every, Ids
 from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core
 from shoal.kernels.machine import has_triton
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 log = logging.getLogger("shoal")
 BACKENDS = ("auto", "native", "reference", "device")
@@ -44,8 +44,8 @@ def make_local(
     """An engine that holds the table's rows here; `threads=None` means torch's number of threads.
 
     On a GPU fixed tables are tensors in its memory (`make_engines` has more). Rows that are read
-    whole are tensors on the host as well: they are lent without a copy. `fused` lets such rows be
-    updated where nobody sees their gradients.
+    whole are tensors on the host as well, so that they are read without a copy. `fused` lets a
+    kernel update such rows without writing their gradients.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
@@ -116,11 +116,11 @@ def make_engines(
     tiers, device = tiers or TiersSection(), torch.device(device)
     if tiers.gpu == 0 or (tiers.ssd is not None and tiers.gpu is None):
         device = torch.device("cpu")
-    made = _make_tiered(tables, optimizers, seed, admissions, tiers, device)
+    engines_by_name = _make_tiered(tables, optimizers, seed, admissions, tiers, device)
     together: dict[RowOptimizer, list[str]] = {}
     for name, table in tables.items():
         optimizer, admission = optimizers[name], admissions.get(name)
-        if name in made:
+        if name in engines_by_name:
             continue
         on_gpu = lives_on_gpu(table, admission, device)
         if on_gpu and optimizer.triton_form is None:
@@ -128,16 +128,16 @@ def make_engines(
         if on_gpu and optimizer.triton_form is not None:
             together.setdefault(optimizer, []).append(name)
         else:
-            made[name] = make_local(
+            engines_by_name[name] = make_local(
                 table, optimizer, seed, admission=admission, device=device, fused=fused
             )
     for optimizer, names in together.items():
         from shoal.embedding.engines import gpu_engine
 
-        some = [tables[name] for name in names]
-        engines = gpu_engine.make_gpu_engines(some, optimizer, seed, device, fused)
-        made.update(zip(names, engines))
-    return {name: made[name] for name in tables}
+        fused_tables = [tables[name] for name in names]
+        engines = gpu_engine.make_gpu_engines(fused_tables, optimizer, seed, device, fused)
+        engines_by_name.update(zip(names, engines))
+    return {name: engines_by_name[name] for name in tables}
 
 
 def gpu_need(tables: Mapping[str, Table], optimizers: Mapping[str, RowOptimizer]) -> int:
@@ -158,6 +158,7 @@ def _make_tiered(
     In GPU memory, that is, over host memory, over a disk where that has no room either; without a
     GPU in host memory over a disk.
     """
+    # Which tables lack room in host memory, and which in GPU memory, if rows are used there.
     in_host = _slots(share_out(tables, optimizers, tiers.host))
     over_host = device.type == "cuda" and tiers.gpu is not None
     if over_host and (tiers.ssd is not None or gpu_need(tables, optimizers) > (tiers.gpu or 0)):
@@ -168,7 +169,7 @@ def _make_tiered(
         return {}
     from shoal.embedding.engines.tiered import Tiered
 
-    made: dict[str, RowEngine] = {}
+    engines: dict[str, RowEngine] = {}
     for name, number in slots.items():
         table, optimizer = tables[name], optimizers[name]
         if table.half:
@@ -188,18 +189,19 @@ def _make_tiered(
                 "(rows.admission, rows.decay, rows.shrink): such rows are neither counted nor "
                 "dropped; leave out one of the two"
             )
+        # A tier in host memory over a disk, in GPU memory over host memory, or over both.
         folder = None if tiers.ssd is None else Path(tiers.ssd)
         if not over_host:
-            made[name] = Tiered(table, optimizer, seed, number, folder)
+            engines[name] = Tiered(table, optimizer, seed, number, folder)
         elif table.rows is not None and name not in in_host and has_triton():
             from shoal.embedding.engines.gpu_cache import CachedGpuTables
             from shoal.embedding.engines.gpu_engine import GpuEngine
 
-            made[name] = GpuEngine(CachedGpuTables(table, optimizer, seed, device, number), 0)
+            engines[name] = GpuEngine(CachedGpuTables(table, optimizer, seed, device, number), 0)
         else:
             place = folder if name in in_host else None
-            made[name] = Tiered(table, optimizer, seed, number, place, device=device)
-    return made
+            engines[name] = Tiered(table, optimizer, seed, number, place, device=device)
+    return engines
 
 
 def _slots(shares: Mapping[str, BudgetShare]) -> dict[str, int]:
@@ -221,15 +223,17 @@ def pull_all(
     learn: bool = False,
     bags: Sequence[Bags | None] = (),
 ) -> list[Tensor]:
-    """Rows of several stores, those of a kind in one call: ids[k] [n_k] -> [n_k, dim_k].
+    """Rows of several stores, with one call per kind: ids[k] [n_k] -> [n_k, dim_k].
 
-    learn: a hint, the next `push_all` may be of these ids. bags[k]: rows are summed over them.
+    learn: a hint that the next `push_all` may be of these ids. bags[k]: rows are summed over them.
     """
     bags = bags or [None] * len(stores)
     rows: dict[int, Tensor] = {}
     for kind, members in _by_kind(stores).items():
-        some = [[given[k] for k in members] for given in (stores, ids, bags)]
-        pulled = kind.pull_many(some[0], some[1], learn, some[2])
+        member_arguments = [[arguments[k] for k in members] for arguments in (stores, ids, bags)]
+        pulled = kind.pull_many(
+            member_arguments[0], member_arguments[1], learn, member_arguments[2]
+        )
         rows.update(zip(members, pulled))
     return [rows[k] for k in range(len(stores))]
 
@@ -248,7 +252,7 @@ def push_all(
     pulled: Sequence[bool] = (),
     bags: Sequence[Bags | None] = (),
 ) -> None:
-    """One step of several stores, those of a kind in one call; parts[k]: ids, grads of stores[k].
+    """One step of several stores, with one call per kind; parts[k]: ids, grads of stores[k].
 
     counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
     pulled[k]: the ids are those that the last pull that learns had of it, in that order.
@@ -258,18 +262,18 @@ def push_all(
     counts, pulled = counts or [None] * len(stores), pulled or [False] * len(stores)
     uncounted = [k for k in range(len(stores)) if counts[k] is None]
     for kind, members in _by_kind([stores[k] for k in uncounted]).items():
-        some = [uncounted[k] for k in members]
+        chosen = [uncounted[k] for k in members]
         kind.push_many(
-            [stores[k] for k in some],
-            [parts[k][0] for k in some],
-            [parts[k][1] for k in some],
+            [stores[k] for k in chosen],
+            [parts[k][0] for k in chosen],
+            [parts[k][1] for k in chosen],
             lr,
-            all(pulled[k] for k in some),
-            [bags[k] for k in some],
+            all(pulled[k] for k in chosen),
+            [bags[k] for k in chosen],
         )
-    for store, (ids, grads), counted, own in zip(stores, parts, counts, bags):
+    for store, (ids, grads), counted, store_bags in zip(stores, parts, counts, bags):
         if counted is not None:
-            push_counted(store, ids, grads, lr, counted, own)
+            push_counted(store, ids, grads, lr, counted, store_bags)
 
 
 def push_counted(

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from shoal.embedding.engines.init import recipe
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import ALONE, Admission, Filter, Pending, Shrink
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Ids, Rows
@@ -19,6 +18,7 @@ from shoal.embedding.rows.table import Table
 from shoal.kernels import tables
 from shoal.kernels.core import has_core
 from shoal.kernels.tables import BLOOM_LAYOUT, CoreTable
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 
 class Native(RowEngine):
@@ -53,7 +53,7 @@ class Native(RowEngine):
             if admission is None
             else (rule.threshold, rule.show_coefficient, rule.click_coefficient),
             rule.bloom_counters if rule.threshold > 0 else 0,
-            _parts([self]),
+            _num_threads([self]),
         )
 
     def __len__(self) -> int:
@@ -88,20 +88,26 @@ class Native(RowEngine):
         bags: Sequence[Bags | None] = (),
     ) -> list[Tensor]:
         flat = [engine.flat_ids(part) for engine, part in zip(engines, ids, strict=True)]
-        over = _flat_bags(engines, flat, bags)
-        sizes = [len(i) if one is None else len(one) for i, one in zip(flat, over, strict=True)]
+        flat_bags = _flat_bags(engines, flat, bags)
+        sizes = [
+            len(engine_ids) if engine_bags is None else len(engine_bags)
+            for engine_ids, engine_bags in zip(flat, flat_bags, strict=True)
+        ]
         out = [torch.empty(size, engine.table.dim) for engine, size in zip(engines, sizes)]
-        plain = [k for k, one in enumerate(over) if one is None]
-        pooled = [(k, one) for k, one in enumerate(over) if one is not None]
+        plain = [k for k, one in enumerate(flat_bags) if one is None]
+        pooled = [(k, one) for k, one in enumerate(flat_bags) if one is not None]
         if plain:
-            some, own = [engines[k] for k in plain], [flat[k] for k in plain]
-            cores, rows = [engine.core for engine in some], [out[k] for k in plain]
-            _refuse(some, own, tables.pull(cores, own, rows, _parts(engines)))
+            chosen, chosen_ids = [engines[k] for k in plain], [flat[k] for k in plain]
+            cores, rows = [engine.core for engine in chosen], [out[k] for k in plain]
+            _refuse(chosen, chosen_ids, tables.pull(cores, chosen_ids, rows, _num_threads(engines)))
         if pooled:
-            some, own = [engines[k] for k, _ in pooled], [flat[k] for k, _ in pooled]
-            cores, rows = [engine.core for engine in some], [out[k] for k, _ in pooled]
-            lists = [one.offsets for _, one in pooled], [one.weights for _, one in pooled]
-            _refuse(some, own, tables.pull_bags(cores, own, *lists, rows, _parts(engines)))
+            chosen, chosen_ids = [engines[k] for k, _ in pooled], [flat[k] for k, _ in pooled]
+            cores, rows = [engine.core for engine in chosen], [out[k] for k, _ in pooled]
+            offsets = [one.offsets for _, one in pooled]
+            weights = [one.weights for _, one in pooled]
+            threads = _num_threads(engines)
+            wrong = tables.pull_bags(cores, chosen_ids, offsets, weights, rows, threads)
+            _refuse(chosen, chosen_ids, wrong)
         return out
 
     @classmethod
@@ -115,17 +121,29 @@ class Native(RowEngine):
         bags: Sequence[Bags | None] = (),
         counts: Tensor | None = None,
     ) -> None:
-        """As RowEngine.push_many; counts: of the ids of the only engine."""
+        """One step of several engines; counts: shows and clicks of ids, for one engine only."""
         flat = [engine.flat_ids(part) for engine, part in zip(engines, ids, strict=True)]
-        over = _flat_bags(engines, flat, bags)
-        sizes = [len(i) if one is None else len(one) for i, one in zip(flat, over, strict=True)]
+        flat_bags = _flat_bags(engines, flat, bags)
+        sizes = [
+            len(engine_ids) if engine_bags is None else len(engine_bags)
+            for engine_ids, engine_bags in zip(flat, flat_bags, strict=True)
+        ]
         grads = [s.flat_grads(g, size) for s, size, g in zip(engines, sizes, grads, strict=True)]
-        offsets = [None if one is None else one.offsets for one in over]
-        weights = [None if one is None else one.weights for one in over]
+        offsets = [None if one is None else one.offsets for one in flat_bags]
+        weights = [None if one is None else one.weights for one in flat_bags]
         cores, steps = [engine.core for engine in engines], _next_steps(engines, lr)
         shows, clicks = (None, None) if counts is None else map(Tensor.contiguous, counts.unbind(1))
-        counted = shows, clicks
-        wrong = tables.push(cores, flat, grads, steps, _parts(engines), *counted, offsets, weights)
+        wrong = tables.push(
+            cores,
+            flat,
+            grads,
+            steps,
+            _num_threads(engines),
+            shows,
+            clicks,
+            offsets,
+            weights,
+        )
         _refuse(engines, flat, wrong)
         for engine in engines:
             engine._step += 1
@@ -140,8 +158,14 @@ class Native(RowEngine):
 
     def shrink(self, rule: Shrink) -> int:
         self.check_shrink(rule)
-        bounds = rule.min_score, rule.min_norm, rule.max_age, rule.capacity
-        return self.core.shrink(*bounds, rule.order == "lru", self._step)
+        return self.core.shrink(
+            rule.min_score,
+            rule.min_norm,
+            rule.max_age,
+            rule.capacity,
+            rule.order == "lru",
+            self._step,
+        )
 
     def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
         for ids in self.core.pending_ids().split(chunk_rows):
@@ -212,15 +236,16 @@ def filter_facts_of(admission: Admission | None) -> tuple[int, int]:
 
 
 def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
-    """What answers requests for rows of some stores in one call, or None where it cannot be had.
+    """A native reader that answers requests for rows of stores; None where it is not available.
 
-    limits[k]: the rows that may be asked for of stores[k], None: any id. See shoal.ps.wire for what
-    a request is; `answer(request, kind)` has the answer, or None when it must be read in Python.
+    limits[k]: the rows that may be requested of stores[k], None: any id. See shoal.ps.wire for the
+    format of a request; `answer(request, kind)` returns the answer, or None when Python must read
+    the request.
     """
     native = [store for store in stores if isinstance(store, Native)]
     if not has_core() or len(native) < len(stores):
         return None
-    return tables.row_reader([store.core for store in native], limits, _parts(native))
+    return tables.row_reader([store.core for store in native], limits, _num_threads(native))
 
 
 def _next_steps(engines: Sequence[Native], lr: float) -> list[tuple[Any, int]]:
@@ -232,11 +257,14 @@ def _flat_bags(
     engines: Sequence[Native], ids: Sequence[Tensor], bags: Sequence[Bags | None]
 ) -> Sequence[Bags | None]:
     """Bags of each engine's ids as the core takes them."""
-    given = zip(engines, ids, bags or [None] * len(engines))
-    return [None if own is None else engine.flat_bags(own, len(i)) for engine, i, own in given]
+    ids_and_bags = zip(engines, ids, bags or [None] * len(engines))
+    return [
+        None if engine_bags is None else engine.flat_bags(engine_bags, len(i))
+        for engine, i, engine_bags in ids_and_bags
+    ]
 
 
-def _parts(engines: Sequence[Native]) -> int:
+def _num_threads(engines: Sequence[Native]) -> int:
     """How many threads share the work."""
     return max((engine.threads or torch.get_num_threads() for engine in engines), default=1)
 
@@ -244,5 +272,5 @@ def _parts(engines: Sequence[Native]) -> int:
 def _refuse(stores: Sequence[Native], ids: Sequence[Tensor], wrong: int) -> None:
     """Raise for the id that the core found outside a table (table << 40 | position)."""
     if wrong >= 0:
-        which = wrong >> 40
-        raise stores[which].table.outside(int(ids[which][wrong & ((1 << 40) - 1)]))
+        engine_index = wrong >> 40
+        raise stores[engine_index].table.outside(int(ids[engine_index][wrong & ((1 << 40) - 1)]))

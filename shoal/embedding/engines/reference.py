@@ -9,10 +9,10 @@ from torch import Tensor
 
 from shoal.embedding.engines.init import initial_rows, recipe, round_bfloat16, rounding_noise
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
-from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.rows.admission import Admission, Pending, Shrink
 from shoal.embedding.rows.store import Ids, Rows
 from shoal.embedding.rows.table import Table
+from shoal.optimizers.row_optimizer import RowOptimizer, update_rows
 
 Counters = tuple[float, float, int]  # show, click, last step
 
@@ -37,7 +37,7 @@ class Reference(RowEngine):
         self.marks = 0
         self.changed: dict[int, int] = {}  # id -> marks given before its last change
         self.values = self._initial(torch.arange(size, device=self.device))
-        self.state = self.begun_state(size, self.device)
+        self.state = self.fresh_state(size, self.device)
 
     def __len__(self) -> int:
         return len(self.positions) if self.table.rows is None else self.table.rows
@@ -47,9 +47,11 @@ class Reference(RowEngine):
         if self.table.rows is not None:
             return self.values.index_select(0, ids)
         out = self._initial(ids)
-        found = torch.tensor([self.positions.get(i, -1) for i in ids.tolist()], dtype=torch.int64)
-        known = found >= 0
-        out[known] = self.values[found[known]]
+        positions = torch.tensor(
+            [self.positions.get(i, -1) for i in ids.tolist()], dtype=torch.int64
+        )
+        has_row = positions >= 0
+        out[has_row] = self.values[positions[has_row]]
         return out
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
@@ -93,9 +95,9 @@ class Reference(RowEngine):
             ids = torch.tensor(sorted(self.positions), dtype=torch.int64)
         for start in range(0, len(ids), chunk_rows):
             part = ids[start : start + chunk_rows].clone()
-            at = part if self.table.rows is not None else self._insert(part)
-            state = {key: piece[at].cpu() for key, piece in self.state.items()}
-            yield Rows(part, self.values[at].cpu(), state)
+            places = part if self.table.rows is not None else self._insert(part)
+            state = {key: piece[places].cpu() for key, piece in self.state.items()}
+            yield Rows(part, self.values[places].cpu(), state)
 
     def restore(self, rows: Rows) -> None:
         self.check_rows(rows)
@@ -130,16 +132,18 @@ class Reference(RowEngine):
 
     def shrink(self, rule: Shrink) -> int:
         self.check_shrink(rule)
-        kept, victims = [], []
+        remaining, victims = [], []
         for id_, position in self.positions.items():
             show, click, last = self._counters(position)
             norm = float(self.values[position].double().norm())
             if self._fades(rule, show, click, last) or norm < rule.min_norm:
                 victims.append(id_)
             else:
-                kept.append((last if rule.order == "lru" else show, id_))
+                remaining.append((last if rule.order == "lru" else show, id_))
         if rule.capacity is not None:
-            victims += [id_ for _, id_ in sorted(kept)[: max(len(kept) - rule.capacity, 0)]]
+            victims += [
+                id_ for _, id_ in sorted(remaining)[: max(len(remaining) - rule.capacity, 0)]
+            ]
         for id_ in victims:
             self.free.append(self.positions.pop(id_))
             self.changed.pop(id_, None)
@@ -180,42 +184,44 @@ class Reference(RowEngine):
 
     def _insert(self, ids: Tensor) -> Tensor:
         """Positions of distinct `ids` of a growing table; new ones begin at their initial value."""
-        fresh = [i for i in ids.tolist() if i not in self.positions]
-        if fresh:
-            while len(self.free) < len(fresh):
+        new_ids = [i for i in ids.tolist() if i not in self.positions]
+        if new_ids:
+            while len(self.free) < len(new_ids):
                 self._enlarge()
-            places = [self.free.pop() for _ in fresh]
-            self.positions.update(zip(fresh, places))
-            at = torch.tensor(places)
-            self.values[at] = self._initial(torch.tensor(fresh, dtype=torch.int64))
+            places = [self.free.pop() for _ in new_ids]
+            self.positions.update(zip(new_ids, places))
+            new_places = torch.tensor(places)
+            self.values[new_places] = self._initial(torch.tensor(new_ids, dtype=torch.int64))
             for key, begin in self.optimizer.initial_state().items():
-                self.state[key][at] = begin
+                self.state[key][new_places] = begin
         return torch.tensor([self.positions[i] for i in ids.tolist()], dtype=torch.int64)
 
     def _enlarge(self) -> None:
         size = len(self.values)
-        more = max(1024, size)
-        self.free += range(size + more - 1, size - 1, -1)
-        self.values = torch.cat([self.values, torch.zeros(more, self.table.dim)])
+        num_new = max(1024, size)
+        self.free += range(size + num_new - 1, size - 1, -1)
+        self.values = torch.cat([self.values, torch.zeros(num_new, self.table.dim)])
         for key, part in self.state.items():
-            self.state[key] = torch.cat([part, part.new_zeros(more, *part.shape[1:])])
+            self.state[key] = torch.cat([part, part.new_zeros(num_new, *part.shape[1:])])
 
     def _admit(self, rule: Admission, ids: Tensor, counts: Tensor) -> Tensor:
         """Count the ids [n], counts [n, 2]; which of them have a row now: [n]."""
         new: dict[int, tuple[float, float]] = {}
-        for id_, (more, click) in zip(ids.tolist(), counts.tolist()):
+        for id_, (shows, click) in zip(ids.tolist(), counts.tolist()):
             seen, total = new.get(id_, (0.0, 0.0))
-            new[id_] = (seen + more, total + click)
+            new[id_] = (seen + shows, total + click)
         for id_, (seen, total) in new.items():
             place = self.positions.get(id_)
-            known = self.pending.pop(id_, (0.0, 0.0, 0)) if place is None else self._counters(place)
-            show, click = known[0] + seen, known[1] + total
+            counters = (
+                self.pending.pop(id_, (0.0, 0.0, 0)) if place is None else self._counters(place)
+            )
+            show, click = counters[0] + seen, counters[1] + total
             if place is None and self._score(show, click) < rule.threshold:
                 self.pending[id_] = (show, click, self._step)
                 continue
-            at = int(self._insert(torch.tensor([id_]))[0])
+            new_place = int(self._insert(torch.tensor([id_]))[0])
             for key, value in zip(COUNTERS, (show, click, self._step)):
-                self.state[key][at] = value
+                self.state[key][new_place] = value
         return torch.tensor([i in self.positions for i in ids.tolist()], dtype=torch.bool)
 
     def _counters(self, position: int) -> Counters:

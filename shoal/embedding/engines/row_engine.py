@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.engines.budgets import row_bytes
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Every, Ids, Rows, Store, flat_ids
 from shoal.embedding.rows.table import Table
 from shoal.kernels.bags import sum_bags
 from shoal.kernels.codes import add_rows, distinct
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
 
@@ -29,7 +29,7 @@ class AdamRows:
     """The memory of a fixed table whose rows learn by Adam."""
 
     values: Tensor  # [rows, dim]
-    first: Tensor  # moments, likewise
+    first: Tensor  # first and second moments [rows, dim]
     second: Tensor
     numbers: Tensor  # of the present step: step size, eps, learning rate
 
@@ -91,19 +91,19 @@ class RowEngine(ABC):
             raise ValueError(f"table {self.table.name!r}: step is {value}; it must be 0 or more")
         self._step = int(value)
 
-    def lend(self) -> Tensor | None:
-        """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
+    def view_rows(self) -> Tensor | None:
+        """A view of all rows [rows, dim], valid until the next push; None: not supported."""
         return None
 
     def adam_rows(self) -> AdamRows | None:
-        """What kernels that update every row by Adam need; None: it cannot be had here."""
+        """State for kernels that update every row by Adam; None: not supported."""
         return None
 
     def prefetch(self, ids: Sequence[Tensor]) -> None:
-        """A hint: these ids [n_k] are pulled soon; rows that are offloaded may be staged."""
+        """Hint that these ids [n_k] are pulled soon; offloaded rows may be staged."""
 
     def stage(self, ids: Sequence[Tensor]) -> None:
-        """Before a recorded step is replayed: put the rows of all its ids [n_k] where it reads."""
+        """Put the rows of all ids [n_k] of a recorded step where it reads them, before a replay."""
 
     def forget(self) -> None:
         """Drop every row of a growing table, and every count."""
@@ -131,8 +131,8 @@ class RowEngine(ABC):
         """Sums of the rows of ids [n] over their bags: [bags, dim] float32, a new tensor."""
         flat = self.ids_inside(ids)
         bags = self.flat_bags(bags, len(flat))
-        some, places = distinct(flat, self.table.rows)
-        return sum_bags(self.pull(some).to(flat.device), bags.offsets, places, bags.weights)
+        distinct_ids, places = distinct(flat, self.table.rows)
+        return sum_bags(self.pull(distinct_ids).to(flat.device), bags.offsets, places, bags.weights)
 
     def push_bags(
         self, ids: Tensor, grads: Tensor, bags: Bags, lr: float, counts: Tensor | None = None
@@ -141,13 +141,15 @@ class RowEngine(ABC):
         flat = self.ids_inside(ids)
         bags, counts = self.flat_bags(bags, len(flat)), self.flat_counts(counts, len(flat))
         grads = self.flat_grads(grads, len(bags))
-        some, places = distinct(flat, self.table.rows)
+        distinct_ids, places = distinct(flat, self.table.rows)
         if counts is None and self.admission is not None:
             counts = torch.tensor([[1.0, 0.0]]).repeat(len(flat), 1)
         if counts is not None:
-            counts = add_rows(None, places, counts, len(some))
-        sums = add_rows(None, places, grads, len(some), offsets=bags.offsets, weights=bags.weights)
-        self.push(some, sums, lr, counts)
+            counts = add_rows(None, places, counts, len(distinct_ids))
+        sums = add_rows(
+            None, places, grads, len(distinct_ids), offsets=bags.offsets, weights=bags.weights
+        )
+        self.push(distinct_ids, sums, lr, counts)
 
     # Engines of one kind together, which some kinds do in one call. Any: a kind's own class.
 
@@ -164,8 +166,8 @@ class RowEngine(ABC):
         learn: a hint, the next push may be of these ids. bags[k]: rows are summed over them.
         """
         return [
-            engine.pull(part) if own is None else engine.pull_bags(part, own)
-            for engine, part, own in zip(engines, ids, bags or [None] * len(ids))
+            engine.pull(part) if engine_bags is None else engine.pull_bags(part, engine_bags)
+            for engine, part, engine_bags in zip(engines, ids, bags or [None] * len(ids))
         ]
 
     @classmethod
@@ -183,11 +185,11 @@ class RowEngine(ABC):
         pulled: ids are those of the last pull that learns, of all engines and in its order.
         bags[k]: gradients are those of its bags.
         """
-        for engine, part, grad, own in zip(engines, ids, grads, bags or [None] * len(ids)):
-            if own is None:
+        for engine, part, grad, engine_bags in zip(engines, ids, grads, bags or [None] * len(ids)):
+            if engine_bags is None:
                 engine.push(part, grad, lr)
             else:
-                engine.push_bags(part, grad, own, lr)
+                engine.push_bags(part, grad, engine_bags, lr)
 
     @classmethod
     def begin_many(cls, engines: Sequence[Any], lr: float) -> None:
@@ -215,7 +217,7 @@ class RowEngine(ABC):
         return flat if flat.device == self.device else flat.to(self.device)
 
     def ids_inside(self, ids: Ids) -> Tensor:
-        """The same; ids that a fixed table has no row for are refused."""
+        """Flat ids; ids that a fixed table has no row for are refused."""
         flat = self.flat_ids(ids)
         # A GPU would be waited for at every step; there kernels note it, or CUDA itself stops.
         if flat.is_cpu and not isinstance(ids, Every):
@@ -242,44 +244,46 @@ class RowEngine(ABC):
     def check_rows(self, rows: Rows) -> None:
         """Refuse a chunk that does not fit, before anything is changed."""
         n = rows.ids.numel()
-        wanted = self.state_shapes(n)
-        if rows.state.keys() != wanted.keys():
-            raise ValueError(self._other_state(sorted(rows.state), sorted(wanted)))
-        parts = {key: (rows.state[key], *known) for key, known in wanted.items()}
+        expected = self.state_shapes(n)
+        if rows.state.keys() != expected.keys():
+            raise ValueError(self._other_state(sorted(rows.state), sorted(expected)))
+        parts = {key: (rows.state[key], *known) for key, known in expected.items()}
         values = rows.values, (n, self.table.dim), torch.float32
         self._check_chunk("a chunk's", rows.ids, {"values": values, **parts})
         self.table.check_ids(rows.ids)
 
-    def _check_chunk(self, whose: str, ids: Tensor, parts: dict[str, Any]) -> None:
-        """Refuse ids that do not ascend, and parts of another shape or dtype than stands beside."""
+    def _check_chunk(self, owner: str, ids: Tensor, parts: dict[str, Any]) -> None:
+        """Refuse ids that do not ascend, and parts of another shape or dtype than expected."""
         name, n = self.table.name, ids.numel()
         for key, (part, shape, dtype) in {"ids": (ids, (n,), torch.int64), **parts}.items():
             if part.dtype != dtype or part.shape != shape:
                 raise ValueError(
-                    f"table {name!r}: {whose} {key} is {part.dtype} {list(part.shape)}; for "
+                    f"table {name!r}: {owner} {key} is {part.dtype} {list(part.shape)}; for "
                     f"{n} ids it must be {dtype} {list(shape)}"
                 )
         if n > 1 and not bool((ids[1:] > ids[:-1]).all()):
-            raise ValueError(f"table {name!r}: {whose} ids must ascend, each id once")
+            raise ValueError(f"table {name!r}: {owner} ids must ascend, each id once")
 
     def real_rows(self, rows: Rows) -> Rows:
-        """A chunk without the padding id, which reads as zeros whatever the chunk says."""
+        """A chunk without the padding id, which always reads as zeros."""
         padding = self.table.padding
-        return rows if padding is None else rows.at(rows.ids != padding)
+        return rows if padding is None else rows.select(rows.ids != padding)
 
-    def _other_state(self, found: list[str], wanted: list[str]) -> str:
-        """What is wrong with a chunk whose state is not the optimizer's."""
-        holds = f"the state {', '.join(found)}" if found else "no state"
+    def _other_state(self, saved_names: list[str], expected_names: list[str]) -> str:
+        """The error message for a chunk whose state is not the optimizer's."""
+        holds = f"the state {', '.join(saved_names)}" if saved_names else "no state"
         keeps = (
-            f"{self.optimizer.name} keeps {', '.join(wanted)}" if wanted else "none is kept here"
+            f"{self.optimizer.name} keeps {', '.join(expected_names)}"
+            if expected_names
+            else "none is kept here"
         )
         message = f"table {self.table.name!r}: saved rows hold {holds}, and {keeps}: "
-        if not found and self.optimizer.state_names():
+        if not saved_names and self.optimizer.state_names():
             return message + (
                 "they come from servers in mode geo, which keep no state, or from another "
                 "optimizer; go on with strategy.ps.mode=geo, or with the optimizer that wrote them"
             )
-        if not wanted:
+        if not expected_names:
             message += "servers in mode geo keep no state, and neither does sgd; "
         return message + "go on with the optimizer, and on servers the mode, that wrote them"
 
@@ -287,7 +291,7 @@ class RowEngine(ABC):
         """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
         return state_shapes_of(self.optimizer, self.table.dim, n, self.admission is not None)
 
-    def begun_state(self, n: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    def fresh_state(self, n: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """State and counters of n rows that had no gradient yet."""
         begin = self.optimizer.initial_state()
         return {
@@ -370,10 +374,12 @@ class RowEngine(ABC):
         self.check_counted("restore of counters")
         if not filter_fits(self, part):
             size, layout = self.filter_facts
-            here = f"the table's has {size} of layout {layout}" if size else "the table has none"
+            own_filter = (
+                f"the table's has {size} of layout {layout}" if size else "the table has none"
+            )
             raise ValueError(
                 f"table {self.table.name!r}: a Bloom filter of {part.size} bytes of layout "
-                f"{part.layout}, and {here}: restore with the bloom_counters that wrote it"
+                f"{part.layout}, and {own_filter}: restore with the bloom_counters that wrote it"
             )
 
     def mark(self) -> int:

@@ -24,9 +24,10 @@ BLOOM = ("bloom.counters", "bloom.facts")
 
 
 def chunks(store: Store, chunk_rows: int = 1 << 20, **since: int) -> Iterator[dict[str, Tensor]]:
-    """What a store holds, or what changed since a mark; counters of ids without a row last.
+    """Tensors of all rows of a store, or of rows changed since a mark; then pending counters.
 
-    Those are always all of them, or the whole Bloom filter: it does not tell what changed.
+    Counters of ids without a row, or the whole Bloom filter, are always written in full: their
+    changes are not tracked.
     """
     for rows in store.export(chunk_rows, **since):
         yield _tensors(rows)
@@ -49,9 +50,9 @@ def _tensors(rows: Rows) -> dict[str, Tensor]:
 
 @dataclass
 class RowFilesRead:
-    """What the files of a table have brought so far, besides rows."""
+    """Facts that the files of a table have brought so far, besides rows."""
 
-    last_step: int = 0  # the last step that any row or id came in, as far as they tell
+    last_step: int = 0  # the last known step of any row or id
     counters: bool = False  # those of ids without a row, exact ones or a Bloom filter that fits
     misfit: str | None = None  # why a Bloom filter does not fit
 
@@ -59,10 +60,10 @@ class RowFilesRead:
 def take_over(
     store: Store,
     tensors: dict[str, Tensor],
-    taken: RowFilesRead,
+    files_read: RowFilesRead,
     choose: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
-    """Restore what a file holds; `choose` gives the numbers of those ids [n] that belong here.
+    """Restore the rows of a file; `choose` returns the places of the ids [n] that belong here.
 
     A store that keeps no counters takes rows without them.
     """
@@ -70,26 +71,32 @@ def take_over(
     state = {key[len("state.") :]: v for key, v in tensors.items() if key.startswith("state.")}
     pending = {key: tensors[f"pending.{key}"] for key in PENDING if "pending.ids" in tensors}
     steps = [part["last_step"] for part in (state, pending) if "last_step" in part]
-    mine: Filter | None = None
+    row_filter: Filter | None = None
     if counted and any(key in tensors for key in BLOOM):
-        mine = _filter_of_here(store, tensors, taken)  # damaged: before anything is changed
+        row_filter = _filter_of_here(
+            store, tensors, files_read
+        )  # damaged: before anything is changed
     if not counted:
         state = {key: value for key, value in state.items() if key not in COUNTERS}
     rows = Rows(tensors["ids"], tensors["values"], state)
-    store.restore(rows if choose is None else rows.at(choose(rows.ids)))
+    store.restore(rows if choose is None else rows.select(choose(rows.ids)))
     if counted and pending:
         if choose is not None:
-            here = choose(pending["ids"])
-            pending = {key: value[here] for key, value in pending.items()}
+            chosen = choose(pending["ids"])
+            pending = {key: value[chosen] for key, value in pending.items()}
         store.restore_pending(Pending(**pending))
-        taken.counters = True
-    if mine is not None:
-        store.restore_filter(mine)
-        taken.counters = True
-    taken.last_step = max([taken.last_step, *(int(one.max()) for one in steps if len(one))])
+        files_read.counters = True
+    if row_filter is not None:
+        store.restore_filter(row_filter)
+        files_read.counters = True
+    files_read.last_step = max(
+        [files_read.last_step, *(int(one.max()) for one in steps if len(one))]
+    )
 
 
-def _filter_of_here(store: Store, tensors: dict[str, Tensor], taken: RowFilesRead) -> Filter | None:
+def _filter_of_here(
+    store: Store, tensors: dict[str, Tensor], files_read: RowFilesRead
+) -> Filter | None:
     """A file's part of a Bloom filter, if it is of the one that counts here."""
     name = store.table.name
     if not all(key in tensors for key in BLOOM):
@@ -108,19 +115,21 @@ def _filter_of_here(store: Store, tensors: dict[str, Tensor], taken: RowFilesRea
     own_number, own_shares = store.admission.share
     if filter_fits(store, part):
         return part if number == own_number else None
-    here, own_layout = store.filter_facts
-    now = f"it is {own_shares} × {here}" if here else "ids are counted exactly"
-    other = " in another order" if here and layout != own_layout else ""
-    taken.misfit = f"its Bloom filter is {shares} × {size} bytes{other} (parts × bytes), here {now}"
+    own_size, own_layout = store.filter_facts
+    now = f"it is {own_shares} × {own_size}" if own_size else "ids are counted exactly"
+    other = " in another order" if own_size and layout != own_layout else ""
+    files_read.misfit = (
+        f"its Bloom filter is {shares} × {size} bytes{other} (parts × bytes), here {now}"
+    )
     return None
 
 
-def tell_lost(store: Store, taken: RowFilesRead) -> None:
+def warn_lost(store: Store, files_read: RowFilesRead) -> None:
     """After all files of a table: say so where ids without a row are counted anew."""
     if store.admission is None or store.admission.threshold <= 0:
         return
-    why = taken.misfit
-    if why is None and store.filter_facts[0] and not taken.counters:
+    why = files_read.misfit
+    if why is None and store.filter_facts[0] and not files_read.counters:
         why = "it has no Bloom filter"
     if why is not None:
         log.warning(

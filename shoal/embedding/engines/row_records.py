@@ -39,12 +39,12 @@ class RowRecords:
         top = 1 << 62
         self.weights = torch.randint(-top, top, (words,), generator=generator) | 1
         self.segments: list[Tensor] = []  # each [segment_rows, words + 1], mapped
-        self._free: Tensor  # places of records that nobody needs
+        self._free: Tensor  # places of unused records
         self._end: int  # places were never used from here on
         self.clear()
 
     def __len__(self) -> int:
-        """Records that somebody needs."""
+        """The number of records in use."""
         return self._end - len(self._free)
 
     @property
@@ -64,9 +64,9 @@ class RowRecords:
         places = torch.cat([again.sort().values, new])
         sums = self._sums(records, places)
         for number, start, stop in _runs(places, self.segment_rows):
-            at = places[start:stop] - number * self.segment_rows
+            segment_places = places[start:stop] - number * self.segment_rows
             segment = self.segments[number]
-            segment[at] = torch.cat([records[start:stop], sums[start:stop, None]], 1)
+            segment[segment_places] = torch.cat([records[start:stop], sums[start:stop, None]], 1)
         return places
 
     def peek(self, places: Tensor) -> Tensor:
@@ -75,14 +75,14 @@ class RowRecords:
         ascending = places[order]
         out = torch.empty(len(places), self.words + 1, dtype=torch.int64)
         for number, start, stop in _runs(ascending, self.segment_rows):
-            at = ascending[start:stop] - number * self.segment_rows
-            out[order[start:stop]] = self.segments[number].index_select(0, at)
+            segment_places = ascending[start:stop] - number * self.segment_rows
+            out[order[start:stop]] = self.segments[number].index_select(0, segment_places)
         return out
 
     def read(self, places: Tensor) -> Tensor:
         """Records [n, words] at places [n]; a damaged one is refused."""
-        found = self.peek(places)
-        wrong = self._sums(found[:, :-1], places) != found[:, -1]
+        records = self.peek(places)
+        wrong = self._sums(records[:, :-1], places) != records[:, -1]
         if bool(wrong.any()):
             place = int(places[wrong][0])
             raise ValueError(
@@ -90,7 +90,7 @@ class RowRecords:
                 " is damaged (its checksum does not fit): look after that disk, and resume from "
                 "the last checkpoint, which does not depend on these files"
             )
-        return found[:, :-1]
+        return records[:, :-1]
 
     def free(self, places: Tensor) -> None:
         """Records at distinct places [n] are needed no longer."""
@@ -114,8 +114,8 @@ class RowRecords:
         size = self.segment_rows * (self.words + 1)
         if self.folder is None:
             pinned = torch.cuda.is_available()  # a GPU reads such memory faster
-            made = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
-            self.segments.append(made.view(self.segment_rows, self.words + 1))
+            memory = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
+            self.segments.append(memory.view(self.segment_rows, self.words + 1))
             return
         path = self.folder / f"{len(self.segments)}.rows"
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -143,7 +143,7 @@ def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _runs(ascending: Tensor, segment_rows: int) -> Iterator[tuple[int, int, int]]:
-    """Of ascending places: the segment, and which of them lie in it, start to stop."""
+    """Per segment: its number, and start and stop of the ascending places that lie in it."""
     if not len(ascending):
         return
     first, last = (int(ascending[k]) // segment_rows for k in (0, -1))
@@ -155,7 +155,7 @@ def _runs(ascending: Tensor, segment_rows: int) -> Iterator[tuple[int, int, int]
 
 
 def _own_folder(parent: Path) -> tuple[Path, int]:
-    """A new folder and the lock that says that its process lives; those without one are removed."""
+    """A new folder and the lock that this process holds; folders without a lock are removed."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for other in parent.glob("shoal-rows-*"):
@@ -171,11 +171,11 @@ def _own_folder(parent: Path) -> tuple[Path, int]:
             finally:
                 os.close(lock)
         while True:
-            made = Path(tempfile.mkdtemp(prefix="shoal-rows-", dir=parent))
-            lock = os.open(made / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            folder = Path(tempfile.mkdtemp(prefix="shoal-rows-", dir=parent))
+            lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink:
-                return made, lock
+                return folder, lock
             os.close(lock)  # another process locked it first, and has removed the folder
     except OSError as error:
         raise ValueError(

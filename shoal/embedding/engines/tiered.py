@@ -24,11 +24,11 @@ from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.engines.row_records import RowRecords, distinct
 from shoal.embedding.engines.traffic import Traffic
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Shrink
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Ids, Rows
 from shoal.embedding.rows.table import Init, Table
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 NOBODY = 1 << 62  # the time of a slot without a row
 AT_ONCE = 1 << 16  # rows that pass through memory on their way at a time
@@ -58,14 +58,14 @@ class Tiered(RowEngine):
         self.slots = slots
         self._at_once = max(1, min(AT_ONCE, slots // 2))  # rows that are taken over at a time
         plain, zeros = RowOptimizer("sgd"), Init("constant", 0.0)
-        kept = Table(table.name, table.dim, slots, zeros)
+        hot_table = Table(table.name, table.dim, slots, zeros)
         self.hot: Any
         if device is None:
-            self.hot = Native(kept, optimizer, seed)
+            self.hot = Native(hot_table, optimizer, seed)
         else:  # Triton comes in with it
             from shoal.embedding.engines.gpu_engine import make_gpu_engines
 
-            self.hot = make_gpu_engines([kept], optimizer, seed, device)[0]
+            self.hot = make_gpu_engines([hot_table], optimizer, seed, device)[0]
         self._begin = Native(table.grown, plain, seed)  # holds nothing
         self._index_table, self._plain = Table(table.name, 2, table.rows, zeros), plain
         self._pieces = optimizer.widths(table.dim)
@@ -109,8 +109,8 @@ class Tiered(RowEngine):
         if bool(codes.all()):
             return self.hot.pull(codes - 1)
         rows = self._begin.pull(flat).to(self.hot.device)
-        here = codes.nonzero().squeeze(1)
-        return rows.index_copy_(0, here.to(rows.device), self.hot.pull(codes[here] - 1))
+        places = codes.nonzero().squeeze(1)
+        return rows.index_copy_(0, places.to(rows.device), self.hot.pull(codes[places] - 1))
 
     def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
         codes = self._staged(self.ids_inside(ids))
@@ -152,7 +152,7 @@ class Tiered(RowEngine):
                 if bags is None:
                     grads = grads[real.to(grads.device)]
                 else:
-                    bags = bags.kept(real)
+                    bags = bags.keep_ids(real)
         if self._pulled is not None and self._pulled[0] is flat:  # they are where they were
             codes = self._pulled[1]
         else:
@@ -169,7 +169,7 @@ class Tiered(RowEngine):
         self._step += 1
 
     def _codes(self, ids: Tensor) -> Tensor:
-        """Where the rows of ids [n] are: see above."""
+        """The codes of ids [n]: where their rows are (see the class)."""
         return self.index.pull(ids).view(torch.int64).squeeze(1)
 
     def _note(self, codes: Tensor) -> None:
@@ -179,27 +179,27 @@ class Tiered(RowEngine):
         self.used.index_fill_(0, slots if bool(codes.all()) else slots[slots >= 0], self.time)
 
     def _stage(self, ids: Tensor, codes: Tensor, make: bool = False) -> Tensor:
-        """Give slots to all rows of ids [n] that are cold; `make`: to those that never were too."""
+        """Give slots to all cold rows of ids [n]; make: also to ids that have no row yet."""
         self.time += 1
         hot = (codes > 0) & (codes <= self.slots)
         self.used.index_fill_(0, codes[hot] - 1, self.time)  # so that they stay
-        wanted = distinct(ids[codes > self.slots])[0]
-        fresh = distinct(ids[codes == 0])[0] if make else ids[:0]
-        given = self._take_slots(len(wanted) + len(fresh))
-        if len(wanted):
-            places = self._codes(wanted) - self.slots - 1  # which making room may have changed
+        cold_ids = distinct(ids[codes > self.slots])[0]
+        new_ids = distinct(ids[codes == 0])[0] if make else ids[:0]
+        slots_taken = self._take_slots(len(cold_ids) + len(new_ids))
+        if len(cold_ids):
+            places = self._codes(cold_ids) - self.slots - 1  # which making room may have changed
             records = self.cold.read(places)
-            self.traffic.cold += len(wanted)
+            self.traffic.cold += len(cold_ids)
             self.cold.free(places)
-            at = given[: len(wanted)]
-            self.hot.restore(self._rows(records, at))
-            self._occupy(wanted, at)
-        if len(fresh):
-            at = given[len(wanted) :]
-            for some, slots in zip(fresh.split(AT_ONCE), at.split(AT_ONCE)):
-                self.hot.restore(self._initial(some, slots))
-            self._occupy(fresh, at)
-            self.held += len(fresh)
+            chosen_slots = slots_taken[: len(cold_ids)]
+            self.hot.restore(self._rows(records, chosen_slots))
+            self._occupy(cold_ids, chosen_slots)
+        if len(new_ids):
+            chosen_slots = slots_taken[len(cold_ids) :]
+            for chunk_ids, slots in zip(new_ids.split(AT_ONCE), chosen_slots.split(AT_ONCE)):
+                self.hot.restore(self._initial(chunk_ids, slots))
+            self._occupy(new_ids, chosen_slots)
+            self.held += len(new_ids)
         return self._codes(ids)
 
     def _occupy(self, ids: Tensor, slots: Tensor) -> None:
@@ -215,9 +215,9 @@ class Tiered(RowEngine):
         """Ascending slots [count] without an owner; others' rows go to the disk for it."""
         if len(self.free) < count:
             self._evict(count - len(self.free))
-        taken = self.free[len(self.free) - count :].sort().values
+        slots_taken = self.free[len(self.free) - count :].sort().values
         self.free = self.free[: len(self.free) - count]
-        return taken
+        return slots_taken
 
     def _evict(self, count: int) -> None:
         """Write rows that were not used for longest to the disk, `count` or more."""
@@ -259,7 +259,7 @@ class Tiered(RowEngine):
         return records
 
     def _rows(self, records: Tensor, ids: Tensor) -> Rows:
-        """The opposite, under other ids."""
+        """Rows from records (see `_records`), under these ids."""
         floats = records.view(torch.float32)[:, 2 : 2 + self._floats]
         widths = [self.table.dim, *self._pieces.values()]
         values, *state = (part.contiguous() for part in floats.split(widths, 1))
@@ -270,7 +270,7 @@ class Tiered(RowEngine):
     def _initial(self, ids: Tensor, keys: Tensor | None = None) -> Rows:
         """Rows that never learned, under their ids or others."""
         keys = ids if keys is None else keys
-        return Rows(keys, self._begin.pull(ids), self.begun_state(len(ids)))
+        return Rows(keys, self._begin.pull(ids), self.fresh_state(len(ids)))
 
     def _peek(self, ids: Tensor) -> Rows:
         """Rows of ids [n], wherever they are and stay."""
@@ -278,14 +278,14 @@ class Tiered(RowEngine):
         rows = self._initial(ids)
         hot = ((codes > 0) & (codes <= self.slots)).nonzero().squeeze(1)
         cold = (codes > self.slots).nonzero().squeeze(1)
-        found = [(hot, self.hot._read(codes[hot] - 1))] if len(hot) else []
+        parts = [(hot, self.hot._read(codes[hot] - 1))] if len(hot) else []
         if len(cold):
             records = self.cold.read(codes[cold] - self.slots - 1)
-            found.append((cold, self._rows(records, ids[cold])))
-        for at, part in found:
-            rows.values[at] = part.values
+            parts.append((cold, self._rows(records, ids[cold])))
+        for places, part in parts:
+            rows.values[places] = part.values
             for key, piece in part.state.items():
-                rows.state[key][at] = piece
+                rows.state[key][places] = piece
         return rows
 
     # ---- checkpoints -----------------------------------------------------------------------------
@@ -295,8 +295,8 @@ class Tiered(RowEngine):
             for start in range(0, self.table.rows, chunk_rows):
                 yield self._peek(torch.arange(start, min(start + chunk_rows, self.table.rows)))
             return
-        known = self.index.core.sorted_ids()
-        for ids in known.split(chunk_rows):
+        sorted_ids = self.index.core.sorted_ids()
+        for ids in sorted_ids.split(chunk_rows):
             if len(ids):
                 yield self._peek(ids.clone())
 
@@ -304,7 +304,7 @@ class Tiered(RowEngine):
         self.check_rows(rows)
         rows = self.real_rows(rows)
         for start in range(0, len(rows.ids), self._at_once):
-            self._put(rows.at(slice(start, start + self._at_once)))
+            self._put(rows.select(slice(start, start + self._at_once)))
 
     def _put(self, rows: Rows) -> None:
         """Rows into slots; the places of those that were cold are free."""
@@ -318,15 +318,15 @@ class Tiered(RowEngine):
         self.held += int((codes == 0).sum())
         codes[~hot] = self._take_slots(int((~hot).sum())) + 1
         slots, order = (codes - 1).sort()
-        rows = rows.at(order)
+        rows = rows.select(order)
         self.hot.restore(replace(rows, ids=slots))
         self._occupy(rows.ids, slots)
 
     def _assign(self, ids: Tensor, values: Tensor) -> None:
-        for some, new in zip(ids.split(self._at_once), values.split(self._at_once)):
-            order = some.argsort()
-            rows = self._peek(some[order])
-            self.restore(replace(rows, values=new[order]))
+        for chunk_ids, chunk_values in zip(ids.split(self._at_once), values.split(self._at_once)):
+            order = chunk_ids.argsort()
+            rows = self._peek(chunk_ids[order])
+            self.restore(replace(rows, values=chunk_values[order]))
 
     def forget(self) -> None:
         self.cold.clear()

@@ -1,4 +1,4 @@
-"""Traffic: where a tiered engine found the rows that it was asked for."""
+"""Traffic: where a tiered engine found the rows of lookups."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass
 class Traffic:
-    """What ids that were pulled found so far; of equal ones only the first finds a cold row."""
+    """Counts of where pulled ids found rows; of equal ids only the first counts as cold."""
 
     hot: int = 0
-    ahead: int = 0  # on the disk, but read before they were asked for
+    ahead: int = 0  # on the disk, but read before they were pulled
     cold: int = 0
     evicted: int = 0

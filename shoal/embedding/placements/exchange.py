@@ -1,4 +1,4 @@
-"""What travels between ranks: many pieces as one buffer, vectors in the precision of the config."""
+"""Exchange between ranks: many pieces as one buffer, vectors in the precision of the config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.world.world import World
+from shoal.distributed.world import World
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class WirePrecision:
         return flat
 
     def widen(self, flat: Tensor) -> Tensor:
-        """The opposite: float32 [n]."""
+        """Values in wire precision as float32 [n] (reverses `narrow`)."""
         return flat.float()
 
     def exact(self, counts: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class WirePrecision:
         return counts.reshape(-1).view(self.dtype)
 
     def from_exact(self, flat: Tensor) -> Tensor:
-        """The opposite: float32 [n]."""
+        """Float32 [n] from its bits among values of the precision (reverses `exact`)."""
         return flat.clone().view(torch.float32)  # aligned
 
 
@@ -55,17 +55,17 @@ def exchange(
 ) -> list[list[Tensor]]:
     """Send outgoing[rank][table]; lengths[rank][table] come back, as `unpack` has them."""
     sent = [sum(len(piece) for piece in pieces) for pieces in outgoing]
-    received = [sum(some) for some in lengths]
+    received = [sum(rank_lengths) for rank_lengths in lengths]
     return unpack(world.all_to_all(pack(outgoing), sent, received), lengths)
 
 
 def pack(pieces: list[list[Tensor]]) -> Tensor:
     """One buffer of pieces[rank][table], rank by rank."""
-    return torch.cat([piece for some in pieces for piece in some])
+    return torch.cat([piece for rank_pieces in pieces for piece in rank_pieces])
 
 
 def unpack(buffer: Tensor, lengths: list[list[int]]) -> list[list[Tensor]]:
-    """The opposite: pieces[table][rank], as views."""
-    views = buffer.split([length for some in lengths for length in some])
+    """pieces[table][rank] as views into a buffer that `pack` wrote."""
+    views = buffer.split([length for rank_lengths in lengths for length in rank_lengths])
     tables = len(lengths[0])
     return [list(views[table::tables]) for table in range(tables)]

@@ -19,71 +19,76 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from shoal.distributed.world import World
 from shoal.embedding.placements.exchange import WirePrecision
 from shoal.embedding.placements.local import join
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.store import Every
 from shoal.embedding.service import Gradients, RowGradients
-from shoal.world.world import World
 
 
 class RankGroups:
-    """What a rank and its peers, who hold the same rows in the other groups, agree upon."""
+    """A rank and its peers: the ranks of the other groups that hold the same rows."""
 
     def __init__(self, whole: World, peers: World | None = None, every: int = 1):
-        """whole: all ranks; peers: of this one, None: there is one group."""
+        """whole: all ranks; peers: of this rank (None: there is one group); every: steps."""
         self.whole, self.peers = whole, peers or World(whole.device)
         self.count, self.every = self.peers.size, every
         self.exact = every == 1
         self._touched: dict[str, list[Tensor]] = {}  # keys since groups last agreed
-        self._steps = 0  # likewise
+        self._steps = 0  # since groups last agreed
 
     def agreed(
         self, gradients: Gradients, tables: Mapping[str, ShardedTable], precision: WirePrecision
     ) -> Gradients:
-        """The gradients that this rank applies, of those that its group has."""
+        """The gradients that this rank applies, from the gradients of its group."""
         if self.count == 1:
             return gradients
         if self.exact:
             return self._summed(gradients, tables, precision)
-        for name, one in gradients.items():
+        for name, rows in gradients.items():
             self._touched.setdefault(name, []).append(
-                tables[name].keys(one.ids).to(one.grads.device)
+                tables[name].keys(rows.ids).to(rows.grads.device)
             )
-        return {name: one.scaled(self.count) for name, one in gradients.items()}
+        return {name: rows.scaled(self.count) for name, rows in gradients.items()}
 
     def _summed(
         self, gradients: Gradients, tables: Mapping[str, ShardedTable], precision: WirePrecision
     ) -> Gradients:
-        """Those of all groups, one after the other: of distinct keys in each."""
-        found: Gradients = {}
-        mine: Gradients = {}
-        for name, one in gradients.items():
-            if isinstance(one.ids, Every):
-                found[name] = replace(one, grads=self.peers.all_reduce(one.grads))
+        """Gradients of all groups, one after the other: of distinct keys in each group."""
+        summed: Gradients = {}
+        own_gradients: Gradients = {}
+        for name, rows in gradients.items():
+            if isinstance(rows.ids, Every):
+                summed[name] = replace(rows, grads=self.peers.all_reduce(rows.grads))
             else:
-                mine[name] = one.summed(tables[name].num_held)
-        if not mine:
-            return found
-        came, lengths = self.peers.gather(self._message(mine, precision))
-        cuts = [one.split([some[k] for some in lengths]) for k, one in enumerate(came)]
-        peers = [_parse(list(message), mine, precision) for message in zip(*cuts)]
-        for (name, one), parts in zip(mine.items(), zip(*peers)):
-            joined = join(list(parts), one.grads.shape[1], one.counts is not None)
-            found[name] = replace(joined, partial=one.partial)
-        return {name: found[name] for name in gradients}
+                own_gradients[name] = rows.summed(tables[name].num_held)
+        if not own_gradients:
+            return summed
+        buffers, lengths = self.peers.gather(self._message(own_gradients, precision))
+        cuts = [
+            buffer.split([message_lengths[k] for message_lengths in lengths])
+            for k, buffer in enumerate(buffers)
+        ]
+        peers = [_parse(list(message), own_gradients, precision) for message in zip(*cuts)]
+        for (name, rows), parts in zip(own_gradients.items(), zip(*peers)):
+            joined = join(list(parts), rows.grads.shape[1], rows.counts is not None)
+            summed[name] = replace(joined, partial=rows.partial)
+        return {name: summed[name] for name in gradients}
 
     def _message(self, gradients: Gradients, precision: WirePrecision) -> list[Tensor]:
-        """How many rows of each table, and their keys; gradients; counts, where there are any."""
-        some, device = gradients.values(), self.whole.device
-        keys = [torch.tensor([len(one.grads) for one in some], device=device)]
-        keys += [one.ids.to(device) for one in some if not isinstance(one.ids, Every)]
-        grads = [precision.narrow(one.grads.to(device)) for one in some]
-        counts = [one.counts.reshape(-1).to(device) for one in some if one.counts is not None]
+        """This rank's message: row counts and keys of all tables; gradients; counts, if any."""
+        row_gradients, device = gradients.values(), self.whole.device
+        keys = [torch.tensor([len(one.grads) for one in row_gradients], device=device)]
+        keys += [one.ids.to(device) for one in row_gradients if not isinstance(one.ids, Every)]
+        grads = [precision.narrow(one.grads.to(device)) for one in row_gradients]
+        counts = [
+            rows.counts.reshape(-1).to(device) for rows in row_gradients if rows.counts is not None
+        ]
         return [torch.cat(part) for part in (keys, grads, counts) if part]
 
     def stepped(self, tables: Mapping[str, ShardedTable]) -> None:
-        """A step is applied: every k of them the groups agree."""
+        """Count an applied step; after every k steps the groups agree."""
         self._steps += 1
         if self._steps >= self.every:
             self.agree(tables)
@@ -94,29 +99,33 @@ class RankGroups:
         for name, keys in self._touched.items():
             table = tables[name]
             if table.engine is None:
-                continue  # nor has a peer
-            mine = torch.cat(keys).unique()
-            ids = self.peers.all_gather(mine.to(self.whole.device)).unique()
+                continue  # no peer has rows of it either
+            own_keys = torch.cat(keys).unique()
+            ids = self.peers.all_gather(own_keys.to(self.whole.device)).unique()
             values = self.peers.all_reduce(table.engine.pull(ids).to(self.whole.device))
             table.engine.assign(ids, values.div_(self.count))
         self._touched = {}
 
 
 def _parse(message: list[Tensor], like: Gradients, precision: WirePrecision) -> list[RowGradients]:
-    """A peer's message, table by table; like: this rank's own gradients of them."""
-    keys, grads, *more = message
+    """The gradients in a peer's message; like: this rank's gradients of the same tables."""
+    keys, grads, *count_pieces = message
     lengths = keys[: len(like)].tolist()
-    widths = [one.grads.shape[1] for one in like.values()]
-    counted = [2 * n for n, one in zip(lengths, like.values()) if one.counts is not None]
-    counts = iter(more[0].split(counted) if more else ())
+    widths = [row_gradients.grads.shape[1] for row_gradients in like.values()]
+    counted = [
+        2 * n
+        for n, row_gradients in zip(lengths, like.values())
+        if row_gradients.counts is not None
+    ]
+    counts = iter(count_pieces[0].split(counted) if count_pieces else ())
     values = precision.widen(grads).split([n * width for n, width in zip(lengths, widths)])
     return [
         RowGradients(
-            some,
-            part.view(len(some), width),
-            None if one.counts is None else next(counts).view(-1, 2).cpu(),
+            table_keys,
+            part.view(len(table_keys), width),
+            None if row_gradients.counts is None else next(counts).view(-1, 2).cpu(),
         )
-        for one, some, part, width in zip(
+        for row_gradients, table_keys, part, width in zip(
             like.values(), keys[len(like) :].split(lengths), values, widths
         )
     ]

@@ -1,4 +1,4 @@
-"""LocalRows: every row in this process; what `single` reads, and the measure of all others."""
+"""LocalRows: every row in this process. `single` uses it; all other services must equal it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from shoal.config.row_rules import RowRules
 from shoal.embedding.engines.local import pull_all, push_all
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.output_table import Held
-from shoal.embedding.rows.admission import tend
+from shoal.embedding.output_table import InPlaceRows
+from shoal.embedding.rows.admission import apply_row_rules
 from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.store import Every, Ids, Store, flat_grads
 from shoal.embedding.service import (
@@ -28,7 +28,7 @@ from shoal.embedding.service import (
 
 @dataclass(frozen=True, eq=False)
 class Pulled:
-    """Rows of one lookup, whose gradient backward leaves on them."""
+    """Rows of one lookup; backward leaves their gradient on them."""
 
     ids: Ids  # flat
     rows: Tensor
@@ -36,7 +36,7 @@ class Pulled:
     bags: Bags | None = None  # rows are sums over these
 
     def gradients(self, counted: bool) -> RowGradients:
-        """What backward left; where ids are counted, with how often each was shown and clicked."""
+        """The gradients of the rows; where ids are counted, with shows and clicks of each id."""
         grads, counts = flat_grads(self.rows), None
         if counted:
             shown = torch.ones(len(grads) if isinstance(self.ids, Every) else len(self.ids))
@@ -68,9 +68,9 @@ class LocalRows(RowService):
 
     def prefetch(self, batch: object, lookups: Sequence[Lookup]) -> None:
         ids: dict[str, list[Tensor]] = {}
-        for one in lookups:
-            if not isinstance(one.flat, Every):
-                ids.setdefault(one.table, []).append(one.flat)
+        for lookup in lookups:
+            if not isinstance(lookup.flat, Every):
+                ids.setdefault(lookup.table, []).append(lookup.flat)
         for name, parts in ids.items():
             self.engines[name].prefetch(parts)
 
@@ -85,8 +85,8 @@ class LocalRows(RowService):
             self._expects_push = self._once and self._pulls == 0
             self._pulls += 1
         ids, bags = [one.flat for one in lookups], [one.bags for one in lookups]
-        found = pull_all(engines, ids, learn and self._expects_push, bags)
-        for lookup, rows in zip(lookups, found):
+        rows_by_lookup = pull_all(engines, ids, learn and self._expects_push, bags)
+        for lookup, rows in zip(lookups, rows_by_lookup):
             if rows.device != self.device:
                 rows = rows.to(self.device)
             shaped = lookup.bags is None and lookup.flat is not lookup.ids
@@ -100,8 +100,8 @@ class LocalRows(RowService):
             result.append(rows)
         return result
 
-    def _held(self, name: str) -> Held | None:
-        return Held(self.engines[name])
+    def _rows_in_place(self, name: str) -> InPlaceRows | None:
+        return InPlaceRows(self.engines[name])
 
     def collect(self, dense: Sequence[Tensor] = ()) -> Collected:
         outputs = self._take_outputs(self._touched())
@@ -127,7 +127,7 @@ class LocalRows(RowService):
             [one.bags for one in gradients.values()],
         )
         for name, rules in self.rules.items():
-            tend(self.engines[name], rules)
+            apply_row_rules(self.engines[name], rules)
         self._step_outputs(lr, scale)
 
     def _updated(self, name: str) -> RowEngine:
@@ -139,7 +139,7 @@ class LocalRows(RowService):
         return [n for n, some in self._pulled.items() if any(p.rows.grad is not None for p in some)]
 
     def _take_pulled(self, name: str) -> list[RowGradients]:
-        """Gradients of this process's lookups since the last call, one by one."""
+        """Gradients of this process's lookups since the last call, one item a lookup."""
         pulled, self._pulled[name] = self._pulled[name], []
         counted = name in self.counted
         return [one.gradients(counted) for one in pulled if one.rows.grad is not None]
@@ -147,26 +147,28 @@ class LocalRows(RowService):
 
 def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:
     """Gradients of one table's rows from several lookups, one after the other."""
-    whole = [one for one in parts if isinstance(one.ids, Every)]
+    whole = [part for part in parts if isinstance(part.ids, Every)]
     if whole:  # the others are added to it, in place
         total = whole[0].grads
-        for one in parts:
-            if isinstance(one.ids, Every):
-                total = total if one is whole[0] else total.add_(one.grads)
+        for part in parts:
+            if isinstance(part.ids, Every):
+                total = total if part is whole[0] else total.add_(part.grads)
             else:
-                some = one if one.bags is None else one.summed(len(total))
-                assert not isinstance(some.ids, Every)
-                total.index_add_(0, some.ids.to(total.device), some.grads)
+                summed = part if part.bags is None else part.summed(len(total))
+                assert not isinstance(summed.ids, Every)
+                total.index_add_(0, summed.ids.to(total.device), summed.grads)
         return whole[0]
     if not parts:
         counts = torch.empty(0, 2) if counted else None
         return RowGradients(torch.empty(0, dtype=torch.int64), torch.empty(0, dim), counts)
     if len(parts) == 1:
         return parts[0]
-    ids = [one.ids for one in parts if not isinstance(one.ids, Every)]
-    counts = torch.cat([one.counts for one in parts if one.counts is not None]) if counted else None
-    bags = join_bags([(len(some), one.bags) for some, one in zip(ids, parts)])
-    grads = _end_to_end([one.grads for one in parts])
+    ids = [part.ids for part in parts if not isinstance(part.ids, Every)]
+    counts = (
+        torch.cat([part.counts for part in parts if part.counts is not None]) if counted else None
+    )
+    bags = join_bags([(len(part_ids), part.bags) for part_ids, part in zip(ids, parts)])
+    grads = _end_to_end([part.grads for part in parts])
     return RowGradients(torch.cat(ids), grads, counts, bags=bags)
 
 

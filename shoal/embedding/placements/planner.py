@@ -1,4 +1,4 @@
-"""Planner: decides where each table goes, and says what that costs.
+"""Planner: decides where each table goes, and reports what that costs.
 
 Small tables are replicated (reading them needs no trip), large ones are cut by rows. Tables in
 between go whole to one rank each where that comes out even, which keeps their lookups in one piece.
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import StrategySection
 from shoal.embedding.engines.budgets import row_bytes as row_bytes_of
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.step_bytes import StepBytes, step_bytes
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 MIB = 1 << 20
 
@@ -34,7 +34,7 @@ class Plan:
     def step_bytes(
         self, lookups: Sequence[Sequence[Lookup]], counted: Collection[str] = ()
     ) -> list[StepBytes]:
-        """What each rank sends in a step, for lookups[rank]; counted: tables that count ids."""
+        """Bytes each rank sends in a step for lookups[rank]; counted: tables that count ids."""
         return step_bytes(self.shardings, lookups, self.itemsize, counted)
 
     def bytes_on(self, rank: int) -> int:
@@ -48,16 +48,16 @@ class Plan:
 
     def lookups_on(self, name: str, rank: int) -> float:
         """Lookups that a rank serves, of those that one sample makes on average."""
-        sharding, made = self.shardings[name], self.lookups[name]
+        sharding, num_lookups = self.shardings[name], self.lookups[name]
         if sharding.replicated:
-            return made / sharding.size
+            return num_lookups / sharding.size
         if sharding.placement.place == "table":
-            return float(made) if rank == sharding.placement.rank else 0.0
+            return float(num_lookups) if rank == sharding.placement.rank else 0.0
         if sharding.placement.place == "column":
-            return made * sharding.width(rank) / sharding.table.dim
+            return num_lookups * sharding.width(rank) / sharding.table.dim
         if sharding.grows:
-            return made / sharding.size
-        return made * sharding.shares[rank] / (sharding.table.rows or 1)
+            return num_lookups / sharding.size
+        return num_lookups * sharding.shares[rank] / (sharding.table.rows or 1)
 
     def __str__(self) -> str:
         lines = [("table", "rows", "dim", "place", "bytes per rank", "lookups per rank")]
@@ -69,16 +69,16 @@ class Plan:
                 "table": f"table on rank {placement.rank}",
             }.get(placement.place, placement.place)
             served = [self.lookups_on(name, rank) for rank in range(size)]
-            held = [self._bytes(name, rank) for rank in range(size)]
+            held_bytes = [self._bytes(name, rank) for rank in range(size)]
             rows = "grows" if sharding.grows else f"{sharding.table.rows:,}"
             dim = str(sharding.table.dim)
-            lines.append((name, rows, dim, place, _span(held, _size), _span(served, _number)))
-        held = [self.bytes_on(rank) for rank in range(size)]
+            lines.append((name, rows, dim, place, _span(held_bytes, _size), _span(served, _number)))
+        held_bytes = [self.bytes_on(rank) for rank in range(size)]
         served = [
             sum(self.lookups_on(name, rank) for name in self.shardings) for rank in range(size)
         ]
-        lines.append(("all", "", "", "", _span(held, _size), _span(served, _number)))
-        lines.append(("imbalance", "", "", "", _imbalance(held), _imbalance(served)))
+        lines.append(("all", "", "", "", _span(held_bytes, _size), _span(served, _number)))
+        lines.append(("imbalance", "", "", "", _imbalance(held_bytes), _imbalance(served)))
         return in_columns(lines, left=(0, 3))
 
 
@@ -89,9 +89,9 @@ def plan_tables(
     optimizers: Mapping[str, RowOptimizer],
     lookups: Mapping[str, int] | None = None,
 ) -> Plan:
-    """Choose a placement for every table: from its size, or as the config says.
+    """Choose a placement for every table: from its size, or as the config sets it.
 
-    size: of all ranks; tables are spread over those of each of the section's groups.
+    size: the number of ranks; each of the section's groups spreads the tables over its ranks.
     """
     if size % section.groups:
         raise ValueError(
@@ -99,6 +99,7 @@ def plan_tables(
             f"groups: choose a number that divides {size}"
         )
     size //= section.groups
+    # 1. Refuse settings of tables that the model does not have.
     unknown = [name for name in section.tables if name not in tables]
     if unknown:
         raise ValueError(
@@ -107,11 +108,12 @@ def plan_tables(
         )
     row_bytes = {name: row_bytes_of(table, optimizers[name]) for name, table in tables.items()}
     total = {name: (table.rows or 0) * row_bytes[name] for name, table in tables.items()}
+    # 2. Place each table by the config or by its size; `free` ones may still stay whole.
     chosen: dict[str, Placement] = {}
     free: list[str] = []
     for name, table in tables.items():
-        own = section.tables.get(name, {})
-        place, by = own.get("place", "auto"), own.get("by", section.row_by)
+        overrides = section.tables.get(name, {})
+        place, by = overrides.get("place", "auto"), overrides.get("by", section.row_by)
         place = section.place if place == "auto" else place
         if place == "auto" and table.rows is None:
             place = "row"
@@ -121,17 +123,19 @@ def plan_tables(
             free.append(name)
             chosen[name] = Placement("row", by)
         elif place == "table":
-            chosen[name] = Placement("table", by, own.get("rank", -1))
+            chosen[name] = Placement("table", by, overrides.get("rank", -1))
         else:
             chosen[name] = Placement(place, by)
+    # 3. Give whole tables a rank, then cut all tables.
     _share_out(chosen, total, size, free)
     shardings = {name: Sharding(table, chosen[name], size) for name, table in tables.items()}
     read = {name: (lookups or {}).get(name, 1) for name in tables}
     plan = Plan(shardings, row_bytes, read, 4 if section.exchange == "float32" else 2)
-    most = max((plan.bytes_on(rank) for rank in range(size)), default=0)
-    if section.memory is not None and most > section.memory * 1024 * MIB:
+    # 4. Refuse a plan that needs more memory than the config allows.
+    fullest = max((plan.bytes_on(rank) for rank in range(size)), default=0)
+    if section.memory is not None and fullest > section.memory * 1024 * MIB:
         raise ValueError(
-            f"the tables need {_size(most)} on the fullest rank, and strategy.memory allows "
+            f"the tables need {_size(fullest)} on the fullest rank, and strategy.memory allows "
             f"{_size(section.memory * 1024 * MIB)}; use more processes, a smaller embedding, or "
             f"raise strategy.memory. The plan was:\n{plan}"
         )
@@ -141,26 +145,26 @@ def plan_tables(
 def _share_out(
     chosen: dict[str, Placement], total: Mapping[str, int], size: int, free: Sequence[str]
 ) -> None:
-    """Give tables that go whole a rank, largest first to the emptiest; in place."""
+    """Give each whole table a rank, the largest first, to the emptiest rank; in place."""
     load = [0] * size
     ranks: dict[str, int] = {}
     for name, placement in chosen.items():
         if placement.place == "table" and placement.rank >= 0:
             load[placement.rank % size] += total[name]
     unplaced = [n for n, one in chosen.items() if one.place == "table" and one.rank < 0]
-    for some in (unplaced, free):
-        for name in sorted(some, key=lambda n: -total[n]):
+    for names in (unplaced, free):
+        for name in sorted(names, key=lambda n: -total[n]):
             ranks[name] = load.index(min(load))
             load[ranks[name]] += total[name]
-    # Of those left to choose: whole tables, if there are enough of them to come out even, the
-    # fullest rank within a tenth of the mean.
+    # Tables without a fixed place stay whole if they spread evenly: the fullest rank is then
+    # within a tenth of the mean.
     even = len(free) >= 2 * size and size > 1 and max(load) <= 1.1 * sum(load) / size
     for name in [*unplaced, *(free if even else ())]:
         chosen[name] = Placement("table", chosen[name].by, ranks[name])
 
 
 def in_columns(lines: Sequence[tuple[str, ...]], left: Collection[int]) -> str:
-    """Lines of cells below each other; in the columns numbered `left` they begin alike."""
+    """Lines of cells as aligned text; the columns numbered `left` are left-aligned."""
     widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
@@ -188,6 +192,6 @@ def _span(values: Sequence[float], show: Callable[[float], str]) -> str:
 
 
 def _imbalance(values: Sequence[float]) -> str:
-    """The fullest rank against the mean."""
+    """The value of the fullest rank over the mean."""
     mean = sum(values) / len(values)
     return f"{max(values) / mean:.2f}" if mean else "1.00"

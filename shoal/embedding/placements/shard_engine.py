@@ -9,11 +9,11 @@ import torch
 from shoal.config.row_rules import TiersSection
 from shoal.embedding.engines.local import make_engines, make_local
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.rows.admission import Admission
 from shoal.embedding.rows.placement import Sharding
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 SOME_ROWS = 1 << 16  # rows handled at a time, so that temporaries stay small
 
@@ -29,13 +29,13 @@ def make_shard_engines(
     fused: bool = False,
     tiers: TiersSection | None = None,
 ) -> dict[str, RowEngine]:
-    """The engines of one rank, for the tables that it has any of: its share of their rows.
+    """The engines of one rank, each with the rank's share of a table, for all tables it holds.
 
-    Each row begins at the table's own values. tiers: what this rank's rows may take.
+    Each row begins at the table's initial values. tiers: memory budgets of this rank's rows.
     """
-    own = {name: _own_table(one, rank, optimizers[name]) for name, one in shardings.items()}
+    own_tables = {name: _own_table(one, rank, optimizers[name]) for name, one in shardings.items()}
     engines = make_engines(
-        {name: table for name, table in own.items() if shardings[name].holds(rank)},
+        {name: table for name, table in own_tables.items() if shardings[name].holds(rank)},
         optimizers,
         seed,
         admissions=admissions,
@@ -50,7 +50,7 @@ def make_shard_engines(
 
 
 def _own_table(sharding: Sharding, rank: int, optimizer: RowOptimizer) -> Table:
-    """What a rank holds of a table, as a separate table."""
+    """A rank's share of a table, as a separate table."""
     table, by_column = sharding.table, sharding.placement.place == "column"
     by_row = "row" in optimizer.state_names().values() or optimizer.clip is not None
     if by_column and by_row:
@@ -83,16 +83,16 @@ def _own_table(sharding: Sharding, rank: int, optimizer: RowOptimizer) -> Table:
 
 
 def write_initial(engine: RowEngine, sharding: Sharding, rank: int, seed: int) -> None:
-    """Let the rows of a rank's engine begin at the table's own values.
+    """Write the table's initial values into a rank's engine.
 
-    These depend on ids, but an engine counts from 0: so they come from a growing table, which knows
-    every id's initial value and holds nothing.
+    Initial values depend on ids, but an engine counts from 0. So they come from a growing table,
+    which knows every id's initial value and holds no rows.
     """
     source = make_local(sharding.table.grown, RowOptimizer("sgd"), seed)
     first, last = sharding.columns[rank]
     start = 0
-    for some in sharding.ids(rank).split(SOME_ROWS):
-        keys = torch.arange(start, start + len(some))
-        values = source.pull(some)[:, first:last].contiguous()
-        engine.restore(Rows(keys, values, engine.begun_state(len(some))))
-        start += len(some)
+    for ids in sharding.ids(rank).split(SOME_ROWS):
+        keys = torch.arange(start, start + len(ids))
+        values = source.pull(ids)[:, first:last].contiguous()
+        engine.restore(Rows(keys, values, engine.fresh_state(len(ids))))
+        start += len(ids)

@@ -2,8 +2,8 @@
 
 A training step makes three trips however many tables there are: ids to the owners, rows back,
 gradients to the owners. Ids are sent one batch ahead; rows are read only after the update before
-them, so the numbers are those of one process. Of lists that a model reads pooled, owners return
-sums where that is fewer bytes (asked.py), and expand what gradients come for them. Where ids are
+them, so the numbers are those of one process. For lists that a model reads pooled, owners return
+sums where that is fewer bytes (row_requests.py), and expand the gradients of these. Where ids are
 counted (see shoal.embedding.rows.admission), how often each came travels with its gradient.
 """
 
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
+from shoal.distributed.world import World
 from shoal.embedding.engines.local import pull_all
-from shoal.embedding.output_table import Held
+from shoal.embedding.output_table import InPlaceRows
 from shoal.embedding.placements.exchange import WirePrecision, exchange
 from shoal.embedding.placements.groups import RankGroups
-from shoal.embedding.placements.route import Route, TableTrip
-from shoal.embedding.placements.routed import RoutedRows, T
+from shoal.embedding.placements.remote_rows import RoutedRows, T
 from shoal.embedding.placements.sharded_table import ShardedTable
-from shoal.embedding.rows.admission import tend
+from shoal.embedding.placements.trips import Route, TableTrip
+from shoal.embedding.rows.admission import apply_row_rules
 from shoal.embedding.rows.bags import join_bags
 from shoal.embedding.rows.store import Every, Store
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients
-from shoal.world.world import World
 
 
 class SpreadRows(RoutedRows[T]):
@@ -40,7 +40,7 @@ class SpreadRows(RoutedRows[T]):
         rules: Mapping[str, RowRules] | None = None,
         groups: RankGroups | None = None,
     ):
-        """world: the ranks that hold the tables between them; groups: there are others who do."""
+        """world: the ranks that share the tables; groups: of ranks that hold the same rows."""
         super().__init__(tables, rules, world.device)
         self.world, self.sharded = world, dict(tables)
         self.groups = groups or RankGroups(world)
@@ -77,10 +77,12 @@ class SpreadRows(RoutedRows[T]):
 
     # ---- rows that never travel -----------------------------------------------------------------
 
-    def _held(self, name: str) -> Held | None:
+    def _rows_in_place(self, name: str) -> InPlaceRows | None:
         table = self.sharded[name]
         return (
-            Held(table.engine, (table.sharding, self.world)) if table.sharding.cut_by_rows else None
+            InPlaceRows(table.engine, split=(table.sharding, self.world))
+            if table.sharding.cut_by_rows
+            else None
         )
 
 
@@ -99,27 +101,32 @@ class ShardedRows(SpreadRows[Route]):
         self.precision = precision or WirePrecision()
         self._lists: set[int] = set()  # fields of the batch in training that are lists
         self._read: dict[int, bool] = {}  # fields read in this step: always pooled?
-        self._pooled: dict[int, bool] = {}  # likewise, when each was last read
+        self._pooled: dict[int, bool] = {}  # by field: pooled when it was last read?
 
     def begin(self, batch: object, lookups: Sequence[Lookup]) -> None:
         self._lists |= {
-            one.field for one in lookups if one.bags is not None and one.field is not None
+            lookup.field
+            for lookup in lookups
+            if lookup.bags is not None and lookup.field is not None
         }
         super().begin(batch, lookups)
 
     def _worth_staging(self, lookups: Sequence[Lookup]) -> list[Lookup]:
         """Lists are staged once the model has shown how it reads them: pooled, or one by one."""
         return [
-            one if one.field is None or self._pooled.get(one.field) else replace(one, bags=None)
-            for one in super()._worth_staging(lookups)
-            if one.bags is None or one.field in self._pooled
+            lookup
+            if lookup.field is None or self._pooled.get(lookup.field)
+            else replace(lookup, bags=None)
+            for lookup in super()._worth_staging(lookups)
+            if lookup.bags is None or lookup.field in self._pooled
         ]
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
-        for one in lookups if learn else ():
-            if one.field is not None:
-                pooled = one.bags is not None
-                self._read[one.field] = self._read.get(one.field, True) and pooled
+        if learn:
+            for lookup in lookups:
+                if lookup.field is not None:
+                    pooled = lookup.bags is not None
+                    self._read[lookup.field] = self._read.get(lookup.field, True) and pooled
         return super().pull(lookups, learn)
 
     def _end_step(self) -> list[Route]:
@@ -139,7 +146,7 @@ class ShardedRows(SpreadRows[Route]):
         """Send this step's gradients to their owners: of keys of their engines, unsummed.
 
         They come in order of rank. Where ids are counted, a row that got no gradient was never
-        shown; elsewhere owners get to know which had one, if any rank has rows that had none.
+        shown; elsewhere ranks send which rows had one, if any rank has rows that had none.
         """
         parts = self._parts(self._pending)
         outputs = self._take_outputs({part.sharding.table.name for part in parts})
@@ -148,8 +155,8 @@ class ShardedRows(SpreadRows[Route]):
         flat = self.groups.whole.all_reduce(flat)
         gathered = self._send_all(self._parts(self._end_step()), some_unused=float(flat[-1]) > 0)
         rows = {
-            name: self._joined(name, some + outputs.get(name, []))
-            for name, some in gathered.items()
+            name: self._joined(name, row_gradients + outputs.get(name, []))
+            for name, row_gradients in gathered.items()
         }
         return Collected(flat[:-1], self.groups.agreed(rows, self.sharded, self.precision))
 
@@ -161,40 +168,40 @@ class ShardedRows(SpreadRows[Route]):
                 part.grads = torch.zeros(part.num_rows, part.sharding.table.dim, device=self.device)
         sent = self._send(parts, counted)
         gathered: dict[str, list[RowGradients]] = {name: [] for name in self.sharded}
-        seen = iter(sent[len(parts) :])
+        counts_by_part = iter(sent[len(parts) :])
         used = self._used(parts) if some_unused and len(counted) < len(parts) else {}
         for number, (part, grads) in enumerate(zip(parts, sent)):
-            counts = next(seen).cpu() if part.placed.counted else None
-            one = RowGradients(part.theirs, grads, counts, bags=part.their_bags)
+            counts = next(counts_by_part).cpu() if part.placed.counted else None
+            row_gradients = RowGradients(part.peer_ids, grads, counts, bags=part.peer_bags)
             if number in used:
-                one = one.at(used[number])
-            gathered[part.sharding.table.name].append(one)
+                row_gradients = row_gradients.select(used[number])
+            gathered[part.sharding.table.name].append(row_gradients)
         return gathered
 
-    def _joined(self, name: str, some: list[RowGradients]) -> RowGradients:
-        """One table's gradients from several trips, and of rows that were read where they lie."""
+    def _joined(self, name: str, pieces: list[RowGradients]) -> RowGradients:
+        """One table's gradients from several trips, and of rows that were read in place."""
         table = self.sharded[name]
-        if len(some) == 1:
-            joined = some[0]
+        if len(pieces) == 1:
+            joined = pieces[0]
         else:
             width = table.sharding.width(self.world.rank)
-            keys = [torch.empty(0, dtype=torch.int64), *(table.keys(one.ids) for one in some)]
-            grads = [torch.empty(0, width, device=self.device), *(one.grads for one in some)]
+            keys = [torch.empty(0, dtype=torch.int64), *(table.keys(piece.ids) for piece in pieces)]
+            grads = [torch.empty(0, width, device=self.device), *(piece.grads for piece in pieces)]
             joined = RowGradients(
-                torch.cat([one.to(self.device) for one in keys]),
+                torch.cat([piece.to(self.device) for piece in keys]),
                 torch.cat(grads),
-                bags=join_bags([(len(key), one.bags) for key, one in zip(keys[1:], some)]),
+                bags=join_bags([(len(key), piece.bags) for key, piece in zip(keys[1:], pieces)]),
             )
         if table.counted:
-            counts = [one.counts for one in some if one.counts is not None]
+            counts = [piece.counts for piece in pieces if piece.counts is not None]
             joined = replace(joined, counts=torch.cat([torch.empty(0, 2), *counts]))
         return replace(joined, partial=not table.sharding.replicated)
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
-        for name, one in gradients.items():
-            self.sharded[name].push_own(one, lr, scale)
+        for name, row_gradients in gradients.items():
+            self.sharded[name].push_own(row_gradients, lr, scale)
         for name, rules in self.rules.items():
-            tend(self.sharded[name], rules, self.sharded[name].sharding.num_shares)
+            apply_row_rules(self.sharded[name], rules, self.sharded[name].sharding.num_shares)
         self._step_outputs(lr, scale)
         self.groups.stepped(self.sharded)
 
@@ -203,17 +210,17 @@ class ShardedRows(SpreadRows[Route]):
         self.groups.agree(self.sharded)
 
     def saved(self) -> Iterator[tuple[str, Store]]:
-        """Of the first group: the others hold the same rows."""
+        """The stores of the first group; the other groups hold the same rows."""
         if self.groups.peers.is_main:
             yield from super().saved()
 
     def _send(self, parts: list[TableTrip], counted: list[TableTrip]) -> list[Tensor]:
-        """Each part's gradients as they came: [vectors, columns held here]; then the counts."""
+        """The gradients that came for each part: [vectors, columns held here]; then the counts."""
         world, size, rank = self.world, self.world.size, self.world.rank
         precision = self.precision
         if not parts:
             return []
-        seen = [part.seen() for part in counted]
+        counts_by_part = [part.shown_counts() for part in counted]
         outgoing = []
         for r in range(size):
             pieces = []
@@ -221,34 +228,38 @@ class ShardedRows(SpreadRows[Route]):
                 first, last = part.sharding.columns[r]
                 assert part.grads is not None
                 pieces.append(precision.narrow(part.grads[part.outgoing(r), first:last]))
-            pieces += [precision.exact(c[part.outgoing(r)]) for c, part in zip(seen, counted)]
+            pieces += [
+                precision.exact(c[part.outgoing(r)]) for c, part in zip(counts_by_part, counted)
+            ]
             outgoing.append(pieces)
         widths = [part.sharding.width(rank) for part in parts]
-        wide = [*widths, *[2 * 4 // precision.itemsize] * len(counted)]
-        every = parts + counted
-        lengths = [[p.their_counts[r] * w for p, w in zip(every, wide)] for r in range(size)]
-        came = [torch.cat(one) for one in exchange(world, outgoing, lengths)]
-        grads = [precision.widen(one) for one in came[: len(parts)]]
-        grads += [precision.from_exact(one) for one in came[len(parts) :]]
+        widths_on_wire = [*widths, *[2 * 4 // precision.itemsize] * len(counted)]
+        sending = parts + counted
+        lengths = [
+            [p.peer_counts[r] * w for p, w in zip(sending, widths_on_wire)] for r in range(size)
+        ]
+        received = [torch.cat(part_grads) for part_grads in exchange(world, outgoing, lengths)]
+        grads = [precision.widen(part_grads) for part_grads in received[: len(parts)]]
+        grads += [precision.from_exact(part_grads) for part_grads in received[len(parts) :]]
         return [
-            one.view(sum(p.their_counts), width)
-            for p, width, one in zip(every, [*widths, *[2] * len(counted)], grads)
+            part_grads.view(sum(p.peer_counts), width)
+            for p, width, part_grads in zip(sending, [*widths, *[2] * len(counted)], grads)
         ]
 
     def _used(self, parts: list[TableTrip]) -> dict[int, Tensor]:
-        """Which of the vectors asked here had a gradient [n], by the number of the part.
+        """A mask [n] of the vectors of this rank that had a gradient, by the number of the part.
 
         Rows that got no gradient are not updated.
         """
         size = self.world.size
         numbers = [k for k, part in enumerate(parts) if not part.placed.counted]
-        some = [parts[k] for k in numbers]
+        uncounted = [parts[k] for k in numbers]
         used = []
-        for part in some:
+        for part in uncounted:
             unused = part.unused()
-            whole = torch.ones(part.num_vectors, dtype=torch.uint8, device=self.device)
-            used.append(whole if unused is None else (~unused).to(torch.uint8))
-        outgoing = [[u[part.outgoing(r)] for u, part in zip(used, some)] for r in range(size)]
-        lengths = [[part.their_counts[r] for part in some] for r in range(size)]
-        came = exchange(self.world, outgoing, lengths)
-        return {k: torch.cat(one).bool() for k, one in zip(numbers, came)}
+            used_rows = torch.ones(part.num_vectors, dtype=torch.uint8, device=self.device)
+            used.append(used_rows if unused is None else (~unused).to(torch.uint8))
+        outgoing = [[u[part.outgoing(r)] for u, part in zip(used, uncounted)] for r in range(size)]
+        lengths = [[part.peer_counts[r] for part in uncounted] for r in range(size)]
+        received = exchange(self.world, outgoing, lengths)
+        return {k: torch.cat(one).bool() for k, one in zip(numbers, received)}

@@ -12,16 +12,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from shoal.distributed.world import World
 from shoal.embedding.engines.local import push_counted
 from shoal.embedding.engines.native import filter_facts_of
 from shoal.embedding.engines.row_engine import COUNTERS, RowEngine, state_shapes_of
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.shard_engine import SOME_ROWS
 from shoal.embedding.rows.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.rows.placement import Sharding
 from shoal.embedding.rows.store import Every, Ids, Rows
 from shoal.embedding.service import RowGradients
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 LAST_ID = torch.iinfo(torch.int64).max
 COUNTER_FLOATS = {name: dtype.itemsize // 4 for name, dtype in COUNTERS.items()}
@@ -43,15 +43,22 @@ class ShardedTable:
         self.optimizer, self.engine, self.admission = optimizer, engine, admission
         self.step = 0  # how many times `push_own` was called; set on restore
 
-    def push_own(self, one: RowGradients, lr: float, scale: float = 1.0) -> None:
+    def push_own(self, row_gradients: RowGradients, lr: float, scale: float = 1.0) -> None:
         """One optimizer step of rows that this rank holds, by the keys of its engine."""
         if self.engine is not None:
             self.engine.step = self.step
-            push_counted(self.engine, one.ids, one.scaled(scale).grads, lr, one.counts, one.bags)
+            push_counted(
+                self.engine,
+                row_gradients.ids,
+                row_gradients.scaled(scale).grads,
+                lr,
+                row_gradients.counts,
+                row_gradients.bags,
+            )
         self.step += 1
 
     def keys(self, ids: Ids) -> Tensor:
-        """Keys of this rank's engine, one by one."""
+        """Ids as keys of this rank's engine; every row as the range of its keys."""
         if isinstance(ids, Every):
             return torch.arange(self.sharding.shares[self.world.rank])
         return ids
@@ -63,7 +70,7 @@ class ShardedTable:
 
     @property
     def counted(self) -> bool:
-        """Whether it is counted how often ids come."""
+        """Whether the table counts how often ids come."""
         return self.admission is not None
 
     def decay(self, factor: float) -> None:
@@ -72,10 +79,10 @@ class ShardedTable:
 
     def shrink(self, rule: Shrink) -> int:
         """Drop rows, each rank among its own; returns how many of the table went."""
-        gone = 0 if self.engine is None else self.engine.shrink(rule)
+        num_dropped = 0 if self.engine is None else self.engine.shrink(rule)
         if self.sharding.replicated:
-            return gone
-        return int(self.world.all_reduce(torch.tensor([gone], device=self.world.device)))
+            return num_dropped
+        return int(self.world.all_reduce(torch.tensor([num_dropped], device=self.world.device)))
 
     def forget(self) -> None:
         if self.engine is not None:
@@ -86,12 +93,12 @@ class ShardedTable:
             return
         sharding, rank, ids = self.sharding, self.world.rank, rows.ids
         if sharding.grows:
-            keys, mine = ids, self._mine(ids)
+            keys, is_mine = ids, self._mine(ids)
         else:
             low = 0 if sharding.everyone else sharding.bounds[rank]
             keys = sharding.codes(ids) - low  # the padding id lies beyond every bound
-            mine = (keys >= 0) & (keys < sharding.shares[rank])
-        chosen = mine.nonzero().squeeze(1)
+            is_mine = (keys >= 0) & (keys < sharding.shares[rank])
+        chosen = is_mine.nonzero().squeeze(1)
         chosen = chosen[keys[chosen].argsort()]
         first, last = sharding.columns[rank]
         state = {
@@ -104,9 +111,9 @@ class ShardedTable:
     def restore_pending(self, pending: Pending) -> None:
         if self.engine is None:
             return
-        mine = self._mine(pending.ids)
-        parts = [getattr(pending, key)[mine] for key in COUNTERS]
-        self.engine.restore_pending(Pending(pending.ids[mine], *parts))
+        is_mine = self._mine(pending.ids)
+        parts = [getattr(pending, key)[is_mine] for key in COUNTERS]
+        self.engine.restore_pending(Pending(pending.ids[is_mine], *parts))
 
     def _mine(self, ids: Tensor) -> Tensor:
         """Growing tables: which of the ids fall to this rank."""
@@ -115,22 +122,22 @@ class ShardedTable:
         return self.sharding.owners(ids) == self.world.rank
 
     def mark(self) -> int:
-        """All ranks: a point in time that `export` can take up from; 0: one of them cannot."""
-        mine = 1 if self.engine is None else self.engine.mark()
-        marks = self.world.stack(torch.tensor([mine], device=self.world.device))
-        return mine if bool(marks.all()) else 0
+        """A point in time for `export` to continue from; 0: some rank cannot. All ranks call it."""
+        own_mark = 1 if self.engine is None else self.engine.mark()
+        marks = self.world.stack(torch.tensor([own_mark], device=self.world.device))
+        return own_mark if bool(marks.all()) else 0
 
     def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
-        """Rank 0 has the table chunk by chunk, by ascending id; the others only take part.
+        """Yield the table on rank 0 in chunks by ascending id; other ranks only take part.
 
         since: a mark of this rank; only rows that changed after it.
         """
-        some = {} if since is None else {"since": since}
+        export_options = {} if since is None else {"since": since}
         if self.sharding.replicated:
             if self.world.is_main and self.engine is not None:
-                yield from self.engine.export(chunk_rows, **some)
+                yield from self.engine.export(chunk_rows, **export_options)
             return
-        ids, floats, places = self._held(some)
+        ids, floats, places = self._sorted_rows(export_options)
         widths = [sum(self._widths(rank).values()) for rank in range(self.world.size)]
         ranges: Iterable[slice]
         if self.sharding.grows or since is not None:
@@ -146,26 +153,28 @@ class ShardedTable:
                 yield from self._join(pieces, chunk_rows)
 
     def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
-        """As `export`: counters of the ids without a row."""
-        held: Iterable[Pending] = []
+        """Yield on rank 0 the counters of ids without a row, in chunks; other ranks take part."""
+        own_pending: Iterable[Pending] = []
         if self.engine is not None:
-            held = self.engine.export_pending(chunk_rows)
+            own_pending = self.engine.export_pending(chunk_rows)
         if self.sharding.replicated:
             if self.world.is_main:
-                yield from held
+                yield from own_pending
             return
         widths = list(COUNTER_FLOATS.values())
-        own = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, sum(widths))]
-        for some in held:
-            own[0].append(some.ids)
-            own[1].append(torch.cat([_floats(getattr(some, key)) for key in COUNTERS], 1))
-        ids, floats = torch.cat(own[0]), torch.cat(own[1])
+        own_columns = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, sum(widths))]
+        for pending in own_pending:
+            own_columns[0].append(pending.ids)
+            own_columns[1].append(
+                torch.cat([_floats(getattr(pending, key)) for key in COUNTERS], 1)
+            )
+        ids, floats = torch.cat(own_columns[0]), torch.cat(own_columns[1])
         for part in self._next_of_all(ids, -(-chunk_rows // self.world.size)):
             pieces = self._at_rank_0(ids[part], floats[part], [sum(widths)] * self.world.size)
-            everyones, joined = _by_id(pieces)
-            if len(everyones):
+            all_ids, joined = _by_id(pieces)
+            if len(all_ids):
                 columns = zip(joined.split(widths, 1), COUNTERS.values())
-                yield Pending(everyones, *(_column(one, dtype) for one, dtype in columns))
+                yield Pending(all_ids, *(_column(one, dtype) for one, dtype in columns))
 
     @property
     def filter_facts(self) -> tuple[int, int]:
@@ -176,52 +185,55 @@ class ShardedTable:
             self.engine.restore_filter(part)
 
     def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
-        """As `export`: the Bloom filter of every engine, one after the other."""
+        """Yield on rank 0 the Bloom filter of every engine, one after the other, in chunks."""
         world, (size, layout) = self.world, self.filter_facts
-        held: Iterator[Filter] = iter(())
+        own_filter: Iterator[Filter] = iter(())
         if self.engine is not None:
-            held = self.engine.export_filter(chunk_bytes)
+            own_filter = self.engine.export_filter(chunk_bytes)
         if self.sharding.replicated:
             if world.is_main:
-                yield from held
+                yield from own_filter
             return
         nothing = torch.empty(0, dtype=torch.uint8, device=world.device)
         for rank in filter(self.sharding.holds, range(world.size)):
             for start in range(0, size, chunk_bytes):
-                mine = next(held).counters.to(world.device) if rank == world.rank else nothing
+                own_counters = (
+                    next(own_filter).counters.to(world.device) if rank == world.rank else nothing
+                )
                 sent, received = [0] * world.size, [0] * world.size
-                sent[0] = len(mine)
+                sent[0] = len(own_counters)
                 if world.is_main:
                     received[rank] = min(chunk_bytes, size - start)
-                counters = world.all_to_all(mine, sent, received).cpu()
+                counters = world.all_to_all(own_counters, sent, received).cpu()
                 if world.is_main:
                     yield Filter(counters, start, size, layout, self.sharding.share(rank))
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return state_shapes_of(self.optimizer, self.table.dim, n, self.counted)
 
-    def _next_of_all(self, ids: Tensor, most: int) -> Iterator[slice]:
-        """Parts of everybody's ids, at most so many of each rank's, that ascend over all ranks.
+    def _next_of_all(self, ids: Tensor, max_rows: int) -> Iterator[slice]:
+        """Slices of this rank's ids, at most `max_rows` long, that ascend over all ranks.
 
-        Nobody knows the ids of the others, so they agree how far to go.
+        No rank knows the ids of the others, so they agree on the last id of each slice.
         """
         start, end = 0, -1
         while end < LAST_ID:
-            reach = int(ids[start + most - 1]) if start + most < len(ids) else LAST_ID
+            reach = int(ids[start + max_rows - 1]) if start + max_rows < len(ids) else LAST_ID
             end = int(self.world.stack(torch.tensor([reach], device=self.world.device)).min())
             stop = int(torch.searchsorted(ids, end, right=True))
             yield slice(start, stop)
             start = stop
 
-    def _held(self, some: dict[str, int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids of this rank's engine, ascending; its values and state side by side, and whose they
-        are: row places[k] of the floats belongs to ids[k]. `some`: which rows, as engines take it.
+    def _sorted_rows(self, export_options: dict[str, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids of this rank's engine, ascending; its values and state side by side; their places.
+
+        Row places[k] of the floats belongs to ids[k]. export_options: as engines take them.
         """
-        most = 0 if self.engine is None else len(self.engine)
-        keys = torch.empty(most, dtype=torch.int64)
-        floats = torch.empty(most, sum(self._widths(self.world.rank).values()))
+        max_rows = 0 if self.engine is None else len(self.engine)
+        keys = torch.empty(max_rows, dtype=torch.int64)
+        floats = torch.empty(max_rows, sum(self._widths(self.world.rank).values()))
         count = 0
-        for rows in [] if self.engine is None else self.engine.export(SOME_ROWS, **some):
+        for rows in [] if self.engine is None else self.engine.export(SOME_ROWS, **export_options):
             part = slice(count, count + len(rows.ids))
             keys[part] = rows.ids
             torch.cat([rows.values, *map(_floats, rows.state.values())], 1, out=floats[part])
@@ -246,7 +258,7 @@ class ShardedTable:
     def _at_rank_0(
         self, ids: Tensor, floats: Tensor, widths: list[int]
     ) -> list[tuple[Tensor, Tensor]]:
-        """Everybody's ids [n] and floats [n, widths[rank]], at rank 0."""
+        """Ids [n] and floats [n, widths[rank]] of every rank, at rank 0."""
         world, device = self.world, self.world.device
         counts = world.stack(torch.tensor([len(ids)], device=device)).view(-1).tolist()
         nothing = [0] * (world.size - 1)
@@ -256,16 +268,21 @@ class ShardedTable:
         flat = floats.reshape(-1).to(device)
         all_floats = world.all_to_all(flat, [flat.numel(), *nothing], lengths)
         parts = zip(all_ids.cpu().split(received), all_floats.cpu().split(lengths))
-        return [(some, piece.view(len(some), w)) for (some, piece), w in zip(parts, widths)]
+        return [
+            (rank_ids, piece.view(len(rank_ids), w)) for (rank_ids, piece), w in zip(parts, widths)
+        ]
 
     def _join(self, pieces: list[tuple[Tensor, Tensor]], chunk_rows: int) -> Iterator[Rows]:
-        """Whole rows in order of id, from everybody's pieces."""
-        if not any(len(some) for some, _ in pieces):
+        """Whole rows in order of id, from the pieces of all ranks."""
+        if not any(len(state) for state, _ in pieces):
             return
         if self.sharding.placement.place == "column":
             ids = pieces[-1][0]  # with fewer columns than ranks, the first ranks have none
-            parts = [self._split(floats, r) for r, (some, floats) in enumerate(pieces) if len(some)]
-            columns = {name: torch.cat([one[name] for one in parts], 1) for name in parts[0]}
+            parts = [self._split(floats, r) for r, (ids, floats) in enumerate(pieces) if len(ids)]
+            columns = {
+                name: torch.cat([rank_columns[name] for rank_columns in parts], 1)
+                for name in parts[0]
+            }
         else:
             ids, floats = _by_id(pieces)
             columns = self._split(floats, 0)
@@ -273,13 +290,13 @@ class ShardedTable:
             if len(shape) == 1:
                 columns[name] = _column(columns[name], dtype)
         for start in range(0, len(ids), chunk_rows):
-            some = {k: v[start : start + chunk_rows].contiguous() for k, v in columns.items()}
-            values = some.pop("values")
-            yield Rows(ids[start : start + chunk_rows], values, some)
+            state = {k: v[start : start + chunk_rows].contiguous() for k, v in columns.items()}
+            values = state.pop("values")
+            yield Rows(ids[start : start + chunk_rows], values, state)
 
 
 def _by_id(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Everybody's ids [n] and floats [n, width], in order of id."""
+    """Ids [n] and floats [n, width] of all ranks, in order of id."""
     ids = torch.cat([some for some, _ in pieces])
     order = ids.argsort()
     return ids[order], torch.cat([floats for _, floats in pieces])[order]
@@ -294,6 +311,6 @@ def _floats(part: Tensor) -> Tensor:
 
 
 def _column(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """The opposite, of what has one number a row: [n]."""
-    # Memory of its own: int64 must not begin at an odd float.
+    """One number a row [n] from its floats [n, width] (reverses `_floats`)."""
+    # A copy: int64 must not begin at an odd float.
     return part.clone(memory_format=torch.contiguous_format).view(dtype).squeeze(1)

@@ -1,8 +1,8 @@
 """StepBytes: what a rank sends in a training step for the rows of its tables, worked out from ids.
 
-    heads      how much each rank asks of each other, ahead of what it asks
-    ids        asked of the owners, with lengths and weights where sums are asked
-    vectors    rows and sums, from owners to those who asked
+    heads      sizes of the requests of each rank to each other rank, ahead of the requests
+    ids        requested ids, with lengths and weights where sums are requested
+    vectors    rows and sums, from their owners to the requesters
     gradients  back to the owners, with counts where ids are counted
     groups     between groups that agree in each step: rows that were touched, and their gradients
 
@@ -17,7 +17,13 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from shoal.embedding.placements.asked import HEAD, WORD, Asker, BagPieces, Distinct, ask
+from shoal.embedding.placements.row_requests import (
+    HEAD,
+    WORD,
+    Requester,
+    TableRequest,
+    plan_request,
+)
 from shoal.embedding.rows.placement import Sharding
 from shoal.embedding.service import Lookup
 
@@ -45,70 +51,82 @@ def step_bytes(
     itemsize: int = 4,
     counted: Collection[str] = (),
 ) -> list[StepBytes]:
-    """Of every rank, for what each of them looks up: lookups[rank], in trips of all tables.
+    """The bytes that every rank sends in a step for its lookups[rank], with all tables in one trip.
 
-    There are as many groups as the ranks are times those of a sharding.
+    The number of groups is the number of ranks over the number of ranks of a sharding.
     """
     size = next(iter(shardings.values())).size
-    asked = [
-        _asked(shardings, some, rank % size, itemsize, counted) for rank, some in enumerate(lookups)
+    requests = [
+        _plan_rank_requests(shardings, rank_lookups, rank % size, itemsize, counted)
+        for rank, rank_lookups in enumerate(lookups)
     ]
-    found = []
+    bytes_by_rank = []
     for rank in range(len(lookups)):
         first = rank - rank % size
-        group = asked[first : first + size]
-        found.append(_of_rank(shardings, group, rank % size, len(asked) // size, itemsize, counted))
-    return found
+        group = requests[first : first + size]
+        bytes_by_rank.append(
+            _bytes_of_rank(shardings, group, rank % size, len(requests) // size, itemsize, counted)
+        )
+    return bytes_by_rank
 
 
-def _asked(
+def _plan_rank_requests(
     shardings: Mapping[str, Sharding],
     lookups: Sequence[Lookup],
     rank: int,
     itemsize: int,
     counted: Collection[str],
-) -> dict[str, Distinct | BagPieces]:
-    """What a rank asks of the others in its group, by table."""
+) -> dict[str, TableRequest]:
+    """The requests of a rank to the others in its group, by table."""
     grouped: dict[str, list[Lookup]] = {}
-    for one in lookups:
-        grouped.setdefault(one.table, []).append(one)
-    made = {}
-    for name, some in grouped.items():
-        table, asker = shardings[name].table, None if name in counted else Asker(rank, itemsize)
-        flat = [one.ids_in(table, torch.device("cpu")).cpu() for one in some]
-        made[name] = ask(shardings[name], flat, [one.bags for one in some], asker)
-    return made
+    for lookup in lookups:
+        grouped.setdefault(lookup.table, []).append(lookup)
+    requests = {}
+    for name, table_lookups in grouped.items():
+        table = shardings[name].table
+        requester = None if name in counted else Requester(rank, itemsize)
+        flat = [lookup.ids_in(table, torch.device("cpu")).cpu() for lookup in table_lookups]
+        requests[name] = plan_request(
+            shardings[name], flat, [lookup.bags for lookup in table_lookups], requester
+        )
+    return requests
 
 
-def _of_rank(
+def _bytes_of_rank(
     shardings: Mapping[str, Sharding],
-    group: Sequence[Mapping[str, Distinct | BagPieces]],
+    group: Sequence[Mapping[str, TableRequest]],
     rank: int,
     groups: int,
     itemsize: int,
     counted: Collection[str],
 ) -> StepBytes:
-    mine, others = group[rank], [r for r in range(len(group)) if r != rank]
+    own_requests, others = group[rank], [r for r in range(len(group)) if r != rank]
     ids = vectors = gradients = 0
-    for name, own in mine.items():
+    for name, request in own_requests.items():
         sharding = shardings[name]
         extra = COUNTS if name in counted else 0
         for other in others:
-            head = own.head(other)
+            head = request.head(other)
             ids += WORD * head.words
             gradients += head.vectors * (itemsize * sharding.width(other) + extra)
             if not sharding.replicated:
-                theirs = group[other][name].head(rank).vectors
-                vectors += theirs * itemsize * sharding.width(rank)
+                peer_vectors = group[other][name].head(rank).vectors
+                vectors += peer_vectors * itemsize * sharding.width(rank)
     between = 0
     if groups > 1:
-        sent = 3 if any(name in counted for name in shardings) else 2  # ids, gradients, counts
-        between = WORD * (sent + len(shardings))  # how long they are, and each table's part
+        # Ids, gradients and, where ids are counted, counts:
+        num_messages = 3 if any(name in counted for name in shardings) else 2
+        # The lengths of the messages, and the number of rows of each table:
+        between = WORD * (num_messages + len(shardings))
         for name, sharding in shardings.items():
-            touched = [one[name].keys_of(rank) for one in group if name in one]
+            touched = [requests[name].keys_of(rank) for requests in group if name in requests]
             distinct = len(torch.cat(touched).unique()) if touched else 0
             extra = COUNTS if name in counted else 0
             between += distinct * (WORD + itemsize * sharding.width(rank) + extra)
     return StepBytes(
-        WORD * HEAD * len(mine) * len(others), ids, vectors, gradients, between * (groups - 1)
+        WORD * HEAD * len(own_requests) * len(others),
+        ids,
+        vectors,
+        gradients,
+        between * (groups - 1),
     )

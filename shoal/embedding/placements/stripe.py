@@ -2,7 +2,7 @@
 
 A softmax over a catalogue gives every row a gradient in every step. Ranks that each hold all rows
 would each write these gradients, sum them over all and update all rows; instead each updates its
-own rows, as if they were sharded, and the others' are fetched when they are wanted.
+own rows, as if they were sharded, and fetches the rows of the others when these are read.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from shoal.distributed.world import World
 from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.rows.placement import Placement, Sharding
-from shoal.world.world import World
 
 
 class Stripe(Device):

@@ -4,7 +4,7 @@ To a model this is a row service. TorchRec takes the distinct ids of a step to t
 rows back; on backward it takes the gradients to the owners and runs FBGEMM's fused optimizer there.
 
 A fused optimizer runs once for every backward, but a row must be updated once a step, with the sum
-of its gradients over all lookups and ranks. So models get rows that are leaves of their own, and
+of its gradients over all lookups and ranks. So models get rows that are separate leaves, and
 TorchRec's backward comes at the end of the step, once per table. By then the learning rate and the
 number of samples of the global batch are known too.
 """
@@ -18,17 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal import how_to_install
+from shoal.distributed.world import World
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.route import Trip
 from shoal.embedding.placements.shard_engine import write_initial
 from shoal.embedding.placements.sharded import SpreadRows
 from shoal.embedding.placements.sharded_table import ShardedTable
+from shoal.embedding.placements.trips import Trip
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.embedding.rows.store import Every, Ids, Rows
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
-from shoal.world.world import World
+from shoal.optimizers.row_optimizer import RowOptimizer
 
 try:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -46,7 +46,7 @@ except (ImportError, OSError) as error:  # OSError: an FBGEMM that was built for
     ) from error
 
 OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGRAD}
-LANES = 4  # FBGEMM's rows are so many floats or a multiple; narrower ones end with zeros
+LANES = 4  # the width of FBGEMM's rows is a multiple; narrower rows are padded with zeros
 
 
 class Blocks(Sharding):
@@ -97,7 +97,7 @@ class Collection:
         self._optimizer = self._module.fused_optimizer
 
     def shard(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """Rows of a table on this rank [share, width] and their Adagrad sums, as they lie there."""
+        """Views of a table's rows on this rank [share, width] and of their Adagrad sums."""
         key = self._keys[self.names.index(name)]
         weight = f"embeddings.{key}.weight"
         values = dict(self._module.named_parameters())[weight].detach()
@@ -110,11 +110,13 @@ class Collection:
         with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
             # One list of ids per table.
             lengths = torch.tensor([len(one) for one in ids], device=self.world.device)
-            found = self._module(KeyedJaggedTensor(self._keys, torch.cat(ids), lengths=lengths))
-            return [found[key].values() for key in self._keys]
+            rows_by_key = self._module(
+                KeyedJaggedTensor(self._keys, torch.cat(ids), lengths=lengths)
+            )
+            return [rows_by_key[key].values() for key in self._keys]
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of lookups to come: FBGEMM notes it when rows are read."""
+        """Set the learning rate of the next lookups: FBGEMM records it when rows are read."""
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()  # fused: this only hands the learning rate on
@@ -134,7 +136,7 @@ class Shard(RowEngine):
     def __init__(self, table: Table, collection: Collection, optimizer: RowOptimizer, seed: int):
         super().__init__(table, optimizer, seed)
         self.values, self.sums = collection.shard(table.name)
-        self.values.zero_()  # narrow rows end so
+        self.values.zero_()  # the padding of narrow rows
 
     def __len__(self) -> int:
         return len(self.values)
@@ -156,19 +158,19 @@ class Shard(RowEngine):
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
         dim = self.table.dim
         for start in range(0, len(self), chunk_rows):
-            some = slice(start, min(start + chunk_rows, len(self)))
-            state = {} if self.sums is None else {"sum": self.sums[some, :dim].cpu().clone()}
-            values = self.values[some, :dim].cpu().clone()
-            yield Rows(torch.arange(some.start, some.stop), values, state)
+            chunk = slice(start, min(start + chunk_rows, len(self)))
+            state = {} if self.sums is None else {"sum": self.sums[chunk, :dim].cpu().clone()}
+            values = self.values[chunk, :dim].cpu().clone()
+            yield Rows(torch.arange(chunk.start, chunk.stop), values, state)
 
 
 class TorchRecTrip(Trip):
-    """Lookups in several tables that TorchRec answers together. All ranks make the same ones."""
+    """Lookups in several tables that TorchRec answers together; all ranks make the same trips."""
 
     def __init__(self, rows: TorchRecRows, lookups: Sequence[Lookup]):
         super().__init__(rows.sharded, lookups, rows.device)
         self.rows = rows
-        self.lr = rows.lr  # that its rows are read with
+        self.lr = rows.lr  # the learning rate its rows are read with
         self.answers: dict[int, list[Tensor]] = {}  # collection -> its rows, with their graph
 
     def fetch(self) -> None:
@@ -225,10 +227,10 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
         self.lr = 0.0
         self.collections: list[Collection] = []
         placed: dict[str, ShardedTable] = {}
-        for width, some in by_width.items():
-            collection = Collection(some, width, world, optimizer)
+        for width, width_tables in by_width.items():
+            collection = Collection(width_tables, width, world, optimizer)
             self.collections.append(collection)
-            for table in some:
+            for table in width_tables:
                 sharding, shard = (
                     Blocks(table, world.size),
                     Shard(table, collection, optimizer, seed),
@@ -247,7 +249,7 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
         self.lr = lr
 
     def collect(self, dense: Sequence[Tensor] = ()) -> Collected:
-        """No rows: their gradients go to the owners through the collections, in `apply`."""
+        """Dense gradients only: rows' gradients go to their owners in `apply`."""
         return Collected(self.world.all_reduce(join_flat(dense, self.device)), {})
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
@@ -256,13 +258,17 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
         outputs = self._take_outputs(())
         self._set_lr(lr)
         for number, collection in enumerate(self.collections):
-            mine = [trip for trip in trips if number in trip.answers]
-            own = {name: outputs.get(name, []) for name in collection.names}
-            beside = any(name in self._read_whole for name in collection.names)
-            if not mine and not beside:
-                continue  # the same on every rank
-            ready = len(mine) == 1 and not beside and mine[0].lr == lr
-            trip = mine[0] if ready else self._joined_trip(collection, mine, own)
+            collection_trips = [trip for trip in trips if number in trip.answers]
+            output_gradients = {name: outputs.get(name, []) for name in collection.names}
+            has_outputs = any(name in self._read_whole for name in collection.names)
+            if not collection_trips and not has_outputs:
+                continue  # every rank decides the same
+            ready = len(collection_trips) == 1 and not has_outputs and collection_trips[0].lr == lr
+            trip = (
+                collection_trips[0]
+                if ready
+                else self._joined_trip(collection, collection_trips, output_gradients)
+            )
             trip.update(number, scale)
         for table in self.tables.values():
             table.step += 1
@@ -277,21 +283,24 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
         self,
         collection: Collection,
         trips: list[TorchRecTrip],
-        own: dict[str, list[RowGradients]],
+        output_gradients: dict[str, list[RowGradients]],
     ) -> TorchRecTrip:
-        """One trip with the ids and gradients of several, and of rows read where they lie.
+        """One trip with the ids and gradients of several trips and of rows that were read in place.
 
         They are looked up again: a row of several trips would otherwise be updated several times.
         """
         lookups, gradients = [], []
         for name in collection.names:
-            found = [(trip.ids(name), trip.grads(name)) for trip in trips]
+            pieces = [(trip.ids(name), trip.grads(name)) for trip in trips]
             table = self.sharded[name]
             first = table.sharding.bounds[self.world.rank]
-            found += [(table.keys(one.ids).to(self.device) + first, one.grads) for one in own[name]]
+            pieces += [
+                (table.keys(rows.ids).to(self.device) + first, rows.grads)
+                for rows in output_gradients[name]
+            ]
             nothing = torch.empty(0, dtype=torch.int64, device=self.device)
-            lookups.append(Lookup(name, torch.cat([nothing, *(ids for ids, _ in found)])))
-            gradients.append([grads for _, grads in found])
+            lookups.append(Lookup(name, torch.cat([nothing, *(ids for ids, _ in pieces)])))
+            gradients.append([grads for _, grads in pieces])
         joined = self._trip(lookups)
         joined.fetch()
         for name, grads in zip(collection.names, gradients):

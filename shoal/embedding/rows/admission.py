@@ -28,12 +28,12 @@ ALONE: Share = (0, 1)
 
 @dataclass(frozen=True)
 class Admission:
-    """When an id earns a row. threshold=0: at once, and rows only carry counters for `shrink`.
+    """The rule by which an id gets a row. threshold=0: at once; rows only count for `shrink`.
 
     bloom_counters=N counts ids without a row in a counting Bloom filter of N bytes instead of
     exactly: less memory, some ids are admitted early, none late; clicks are then ignored until
     the row is there. Without the native core they are counted exactly all the same. N is rounded
-    up to a multiple of 32. It is of one store, `share` says of which.
+    up to a multiple of 32. The filter belongs to one store of a table, named by `share`.
     """
 
     threshold: float = 0.0
@@ -67,8 +67,7 @@ class Pending:
 class Filter:
     """A part of the Bloom filter that counts ids without a row, as checkpoints hold it.
 
-    Nobody can tell which ids its counters are of: it only fits a filter of the same size, layout
-    and share, whose ids were the same.
+    Its counters do not record ids, so it only fits a filter of the same size, layout and share.
     """
 
     counters: Tensor  # [n] uint8: bytes start to start + n of the filter
@@ -80,8 +79,11 @@ class Filter:
 
 @dataclass(frozen=True)
 class Shrink:
-    """What goes: rows with a lower score, a smaller L2 norm, or not pushed for more steps than
-    max_age; then, above capacity rows, the least frequent (lfu, by show) or recent (lru) ones."""
+    """The rule for dropping rows: by score, norm and age, then by capacity.
+
+    Rows with a lower score, a smaller L2 norm, or not pushed for more steps than max_age go; then,
+    above capacity rows, the least frequent (lfu, by show) or the least recent (lru) ones.
+    """
 
     min_score: float = 0.0
     min_norm: float = 0.0
@@ -106,20 +108,20 @@ def admission_of(rules: RowRules | None, share: Share = ALONE) -> Admission | No
     """The admission of one of the stores that hold a table together; None: no counters."""
     if rules is None or not rules.counted:
         return None
-    given = rules.admission.model_dump()
-    given["bloom_counters"] = -(-given["bloom_counters"] // share[1])
-    return Admission(**given, share=share)
+    settings = rules.admission.model_dump()
+    settings["bloom_counters"] = -(-settings["bloom_counters"] // share[1])
+    return Admission(**settings, share=share)
 
 
 def shrink_of(rules: RowRules, shares: int = 1) -> Shrink:
-    """What goes from one of `shares` stores that hold a table together."""
-    given = rules.shrink.model_dump(exclude={"every"})
-    if given["capacity"] is not None:
-        given["capacity"] = -(-given["capacity"] // shares)
-    return Shrink(**given)
+    """The shrink rule of one of `shares` stores that hold a table together."""
+    settings = rules.shrink.model_dump(exclude={"every"})
+    if settings["capacity"] is not None:
+        settings["capacity"] = -(-settings["capacity"] // shares)
+    return Shrink(**settings)
 
 
-def tend(store: Any, rules: RowRules, shares: int = 1) -> bool:
+def apply_row_rules(store: Any, rules: RowRules, shares: int = 1) -> bool:
     """After a push: let counts fade and rows go, when it is time; whether it was.
 
     The time is the store's own count of steps, so all stores of a table do it in the same one.
@@ -129,6 +131,6 @@ def tend(store: Any, rules: RowRules, shares: int = 1) -> bool:
     if fades:
         store.decay(rules.decay.rate)
     if drops:
-        gone, step = store.shrink(shrink_of(rules, shares)), store.step
-        log.info("table %s: %d rows dropped in step %d", store.table.name, gone, step)
+        num_dropped, step = store.shrink(shrink_of(rules, shares)), store.step
+        log.info("table %s: %d rows dropped in step %d", store.table.name, num_dropped, step)
     return fades or drops

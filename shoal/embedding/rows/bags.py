@@ -24,7 +24,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """Where each bag of some ids begins, and what the rows are multiplied by."""
+    """Bags of ids: the offset of each bag, and the weights of the rows."""
 
     offsets: Tensor  # [bags + 1] int64, from 0 to the number of ids
     weights: Tensor | None = None  # [ids] float32; None: 1 each
@@ -33,7 +33,7 @@ class Bags:
         return self.offsets.numel() - 1
 
     def to(self, device: torch.device) -> Bags:
-        """The same on another device, contiguous."""
+        """These bags on another device, contiguous."""
         weights = None if self.weights is None else self.weights.detach().to(device).contiguous()
         return Bags(self.offsets.to(device).contiguous(), weights)
 
@@ -42,8 +42,8 @@ class Bags:
         numbers = torch.arange(len(self), device=self.offsets.device)
         return numbers.repeat_interleave(self.offsets.diff(), output_size=num_ids)
 
-    def kept(self, keep: Tensor) -> Bags:
-        """Of the ids that are kept alone: keep [ids] bool."""
+    def keep_ids(self, keep: Tensor) -> Bags:
+        """The bags with only the ids where keep [ids] is True."""
         ends = F.pad(keep.cumsum(0), (1, 0))
         weights = None if self.weights is None else self.weights[keep]
         return Bags(ends[self.offsets], weights)
@@ -66,22 +66,22 @@ class Bags:
 
 
 def join_bags(parts: Sequence[tuple[int, Bags | None]]) -> Bags | None:
-    """Bags of several lookups, one after the other: of so many ids each; None: nobody has any."""
-    given = [bags for _, bags in parts if bags is not None]
-    if not given:
+    """Bags of several lookups, one after the other; parts: count of ids, and bags, if any."""
+    present = [bags for _, bags in parts if bags is not None]
+    if not present:
         return None
     if len(parts) == 1:
-        return given[0]
-    device, offsets, weights, first = given[0].offsets.device, [], [], 0
-    weighted = any(bags.weights is not None for bags in given)
+        return present[0]
+    device, offsets, weights, first = present[0].offsets.device, [], [], 0
+    weighted = any(bags.weights is not None for bags in present)
     for count, bags in parts:
         if bags is None:
             offsets.append(torch.arange(first, first + count, device=device))
         else:
             offsets.append(bags.offsets[:-1] + first)
         if weighted:
-            own = None if bags is None else bags.weights
-            weights.append(torch.ones(count, device=device) if own is None else own)
+            bag_weights = None if bags is None else bags.weights
+            weights.append(torch.ones(count, device=device) if bag_weights is None else bag_weights)
         first += count
     offsets.append(torch.full((1,), first, device=device))
     return Bags(torch.cat(offsets), torch.cat(weights) if weighted else None)

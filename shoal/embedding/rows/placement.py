@@ -29,7 +29,7 @@ from shoal.kernels.common.rules import INCREMENT, signed
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a table goes: `by` is read by row, `rank` by table."""
+    """The placement of a table; `by` applies to place=row, `rank` to place=table."""
 
     place: Literal["row", "table", "column", "replicate"] = "row"
     by: Literal["hash", "range"] = "hash"
@@ -54,11 +54,11 @@ class Sharding:
         # Ids of these go to every rank, with the row's columns or for the gradient's sake.
         self.everyone = placement.place in ("column", "replicate")
         self.replicated = placement.place == "replicate"
-        rows, one = table.rows or 0, placement.rank
+        rows, holder = table.rows or 0, placement.rank
         if placement.place == "row":
             shares = [rows * (r + 1) // size - rows * r // size for r in range(size)]
         elif placement.place == "table":
-            shares = [rows if r == one else 0 for r in range(size)]
+            shares = [rows if r == holder else 0 for r in range(size)]
         else:
             shares = [rows] * size
         self.shares = shares  # rows that each rank holds
@@ -75,8 +75,8 @@ class Sharding:
         """Whether two tables have the same ids in the same places."""
         if not isinstance(other, Sharding):
             return NotImplemented
-        mine, yours = (self.placement, self.table.rows), (other.placement, other.table.rows)
-        return mine == yours and self.size == other.size
+        own_key, other_key = (self.placement, self.table.rows), (other.placement, other.table.rows)
+        return own_key == other_key and self.size == other.size
 
     @property
     def cut_by_rows(self) -> bool:
@@ -89,7 +89,7 @@ class Sharding:
         return self.size if self.placement.place == "row" else 1
 
     def share(self, rank: int) -> tuple[int, int]:
-        """Which of how many engines that hold the table between them a rank's is."""
+        """The index of a rank's engine among the engines that share the table, and their number."""
         return (rank, self.size) if self.num_shares > 1 else (0, 1)
 
     def width(self, rank: int) -> int:
@@ -107,11 +107,11 @@ class Sharding:
         """Fixed tables: ids [n] -> codes [n]; the padding id is `rows`, after every other."""
         rows, padding = self.table.rows, self.table.padding
         assert rows is not None
-        made, wrong = codes_of(ids, rows, padding, self.factor)
+        codes_in_core, wrong = codes_of(ids, rows, padding, self.factor)
         if wrong >= 0:
             raise self.table.outside(int(ids[wrong]))
-        if made is not None:
-            return made
+        if codes_in_core is not None:
+            return codes_in_core
         self.table.check_ids(ids)
         codes = ids if self.factor == 1 else ids * self.factor % rows
         if padding is not None:

@@ -51,8 +51,8 @@ class Rows:
     values: Tensor  # [n, dim] float32
     state: dict[str, Tensor] = field(default_factory=dict)  # optimizer state, each [n] or [n, dim]
 
-    def at(self, places: Tensor | slice) -> Rows:
-        """Some of them."""
+    def select(self, places: Tensor | slice) -> Rows:
+        """The rows at these places."""
         state = {key: part[places] for key, part in self.state.items()}
         return Rows(self.ids[places], self.values[places], state)
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Init:
-    """How a row begins. The value is a pure function of (seed, table name, id, column).
+    """Initial values of rows. Each value is a pure function of (seed, table name, id, column).
 
     uniform   in [-scale, scale)
     normal    mean 0, standard deviation scale
-    xavier    uniform with scale = sqrt(6 / (rows + dim)); xavier_normal likewise, sqrt(2 / ...)
+    xavier    uniform with scale = sqrt(6 / (rows + dim)); xavier_normal: normal with sqrt(2 / ...)
     constant  scale everywhere
     """
 
@@ -25,7 +25,7 @@ class Init:
 
 @dataclass(frozen=True)
 class Numbering:
-    """Which rows of a table a share of them is: its row k is id (first + k) * factor mod rows."""
+    """The ids of a share of a table: its row k is id (first + k) * factor mod rows."""
 
     first: int
     factor: int
@@ -62,7 +62,7 @@ class Table:
 
     @property
     def resolved_init(self) -> tuple[Literal["uniform", "normal", "constant"], float]:
-        """How rows begin, kind and scale, without reference to their number."""
+        """Kind and scale of initial values, computed for this number of rows."""
         fan = (self.rows or 0) + self.dim
         if self.init.kind == "xavier":
             return "uniform", math.sqrt(6.0 / fan)
@@ -72,7 +72,7 @@ class Table:
 
     @property
     def grown(self) -> Table:
-        """The same rows without a number of them: an engine of it knows how any id's row begins."""
+        """A growing table with the same initial values: its engine knows the values of any id."""
         return replace(self, rows=None, init=Init(*self.resolved_init))
 
     def outside(self, id_: int) -> ValueError:

@@ -13,7 +13,7 @@ class Deferred(Protocol):
     tables: list[str]
 
     def gradients(self) -> list[Tensor]:
-        """Those gradients after all: of every row held here, a tensor per table."""
+        """Compute the gradients of every row held here, a tensor per table."""
 
     def step(self, lr: float, scale: float) -> None:
         """Update the rows; gradients are to be multiplied by `scale`."""

@@ -42,7 +42,7 @@ def full_softmax_loss(
 
 
 class _FullSoftmax(torch.autograd.Function):
-    """All gradients are made in forward, while a block's logits are at hand; backward scales."""
+    """Softmax loss with all gradients computed in forward, block by block; backward scales them."""
 
     @staticmethod
     def forward(
@@ -56,57 +56,59 @@ class _FullSoftmax(torch.autograd.Function):
         fused: Any,
     ) -> Tensor:
         if fused is not None:
-            ctx.made = fused
+            ctx.gradients = fused
             highest, totals = fused.begin(hidden)
             right = fused.targets(None, targets).masked_fill_(targets >= stop, -torch.inf)
             counts = targets > 0
             fused.add(totals.reciprocal().where(counts, 0.0), None, targets)
             return (totals.log() + highest - right).where(counts, 0.0).sum()
         if any(ctx.needs_input_grad) and (kernels := kernels_for(hidden, items)) is not None:
-            states, wanted = hidden.contiguous(), targets.contiguous()
-            losses, back, *rest = kernels.pool(states, items, bias, wanted, stop)
+            states, block_targets = hidden.contiguous(), targets.contiguous()
+            losses, back, *rest = kernels.pool(states, items, bias, block_targets, stop)
             normalizers, parts = rest
-            of_items, of_bias = kernels.row_gradients(parts, wanted, normalizers, items, bias, stop)
-            ctx.made = SoftmaxGradients.of(back, of_items, of_bias)
+            of_items, of_bias = kernels.row_gradients(
+                parts, block_targets, normalizers, items, bias, stop
+            )
+            ctx.gradients = SoftmaxGradients.of(back, of_items, of_bias)
             return losses.sum()
-        made = SoftmaxGradients(hidden, items, bias) if any(ctx.needs_input_grad) else None
+        gradients = SoftmaxGradients(hidden, items, bias) if any(ctx.needs_input_grad) else None
         loss = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], block):
-            states, wanted = hidden[start : start + block], targets[start : start + block]
+            states, block_targets = hidden[start : start + block], targets[start : start + block]
             logits = linear(states, items, bias)  # [block, items]
             # Masked here, not cut off: a slice's gradient would be one more pass over all rows.
             logits[:, 0] = -torch.inf
             logits[:, stop:] = -torch.inf
-            right = logits.gather(1, wanted.unsqueeze(1)).squeeze(1)
+            right = logits.gather(1, block_targets.unsqueeze(1)).squeeze(1)
             highest, totals = exponentials_(logits)
-            counts = wanted > 0
+            counts = block_targets > 0
             loss += (totals.log() + highest - right).where(counts, 0.0).sum()
-            if made is not None:
+            if gradients is not None:
                 shares = totals.reciprocal().where(counts, 0.0)
-                made.add(start, logits, shares, states, items, None, wanted)
-        ctx.made = made
+                gradients.add(start, logits, shares, states, items, None, block_targets)
+        ctx.gradients = gradients
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, items, bias = take_made(ctx).scaled(grads[0])
+        hidden, items, bias = take_gradients_once(ctx).scaled(grads[0])
         return hidden, items, None, bias, None, None, None
 
 
 def kernels_for(hidden: Tensor, items: Tensor) -> Any:
     """The kernels that make no logits, on a GPU with Triton; else None."""
-    alike = hidden.dtype == items.dtype == torch.float32 and items.is_contiguous()
-    if not (hidden.is_cuda and len(hidden) and alike):
+    is_supported = hidden.dtype == items.dtype == torch.float32 and items.is_contiguous()
+    if not (hidden.is_cuda and len(hidden) and is_supported):
         return None
     return gpu_kernels(items.shape[1])
 
 
-def take_made(ctx: Any) -> Any:
-    """What forward made, once: backward changes it in place."""
-    made, ctx.made = ctx.made, None
-    if made is None:
+def take_gradients_once(ctx: Any) -> Any:
+    """The gradients of forward, readable once: backward changes them in place."""
+    gradients, ctx.gradients = ctx.gradients, None
+    if gradients is None:
         raise RuntimeError("a softmax over a catalogue can be followed back once, not twice")
-    return made
+    return gradients
 
 
 class SoftmaxGradients:
@@ -125,10 +127,10 @@ class SoftmaxGradients:
 
     @classmethod
     def of(cls, hidden: Tensor, items: Tensor, bias: Tensor | None) -> SoftmaxGradients:
-        """Of gradients that are made already."""
-        made = cls.__new__(cls)
-        made.hidden, made.items, made.bias = hidden, items, bias
-        return made
+        """Wrap gradients that are already computed."""
+        gradients = cls.__new__(cls)
+        gradients.hidden, gradients.items, gradients.bias = hidden, items, bias
+        return gradients
 
     def add(
         self,
@@ -137,37 +139,36 @@ class SoftmaxGradients:
         shares: Tensor,
         states: Tensor,
         items: Tensor,
-        mine: Tensor | None,
-        wanted: Tensor,
+        positions: Tensor | None,
+        targets: Tensor,
     ) -> None:
         """Positions start, start + 1, ...: exponentials [b, items], shares [b], states [b, d].
 
-        wanted [m] are the targets of those positions `mine` [m] whose target is among the items;
-        None: of all.
+        targets [m] of those positions [m] whose target is among the items; positions=None: of all.
         """
-        sure = states if mine is None else states[mine]
+        target_states = states if positions is None else states[positions]
         part = self.hidden[start : start + len(states)]
         torch.mm(exponentials, items, out=part).mul_(shares.unsqueeze(1))
-        if mine is None:
-            part.sub_(items.index_select(0, wanted))
+        if positions is None:
+            part.sub_(items.index_select(0, targets))
         else:
-            part.index_add_(0, mine, items.index_select(0, wanted), alpha=-1.0)
+            part.index_add_(0, positions, items.index_select(0, targets), alpha=-1.0)
         keep = 1.0 if start else 0.0  # of the blocks before
         weighted = states * shares.unsqueeze(1)
         torch.addmm(self.items, exponentials.T, weighted, beta=keep, out=self.items)
-        self.items.index_add_(0, wanted, sure, alpha=-1.0)
+        self.items.index_add_(0, targets, target_states, alpha=-1.0)
         if self.bias is not None:
             torch.addmv(self.bias, exponentials.T, shares, beta=keep, out=self.bias)
-            self.bias.index_add_(0, wanted, torch.ones_like(sure[:, 0]), alpha=-1.0)
-        if mine is None:  # 0 is the target of positions that do not count
-            for one in (self.items, self.bias):
-                if one is not None:
-                    one[0] = 0.0
+            self.bias.index_add_(0, targets, torch.ones_like(target_states[:, 0]), alpha=-1.0)
+        if positions is None:  # 0 is the target of positions that do not count
+            for gradient in (self.items, self.bias):
+                if gradient is not None:
+                    gradient[0] = 0.0
 
     def scaled(self, factor: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """All gradients times a number, in place: one of them is as large as the catalogue."""
-        some = [one for one in (self.hidden, self.items, self.bias) if one is not None]
+        gradients = [one for one in (self.hidden, self.items, self.bias) if one is not None]
         if factor.device.type != "cpu" or float(factor) != 1.0:
-            for one in some:
-                one.mul_(factor)
+            for gradient in gradients:
+                gradient.mul_(factor)
         return self.hidden, self.items, self.bias

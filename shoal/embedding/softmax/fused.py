@@ -24,13 +24,15 @@ ALONE = (
 
 def fusable(rows: RowEngine | None, bias: RowEngine | None) -> bool:
     """Whether one pass of the kernels can update both; bias: a number for each row."""
-    for one in (rows, bias):
-        if one is not None and (one.adam_rows() is None or one.table.padding != 0):
+    for engine in (rows, bias):
+        if engine is not None and (engine.adam_rows() is None or engine.table.padding != 0):
             return False
     if rows is None or gpu_kernels(rows.table.dim) is None:
         return False
-    alike = bias is None or bias.optimizer == rows.optimizer
-    return alike and (bias is None or (bias.table.rows, bias.table.dim) == (rows.table.rows, 1))
+    same_optimizer = bias is None or bias.optimizer == rows.optimizer
+    return same_optimizer and (
+        bias is None or (bias.table.rows, bias.table.dim) == (rows.table.rows, 1)
+    )
 
 
 class FusedSoftmax:
@@ -48,16 +50,16 @@ class FusedSoftmax:
         defer: Callable[[Deferred], None],
     ):
         """defer: called in backward, with this update."""
-        held, self.stop, self.defer = rows.adam_rows(), stop, defer
-        assert held is not None  # `fusable` said so
-        self.rows, self.bias = held, None if bias is None else bias.adam_rows()
+        adam_rows, self.stop, self.defer = rows.adam_rows(), stop, defer
+        assert adam_rows is not None  # `fusable` said so
+        self.rows, self.bias = adam_rows, None if bias is None else bias.adam_rows()
         self.optimizer = rows.optimizer
         self.tables = [one.table.name for one in (rows, bias) if one is not None]
         self.targets = targets.contiguous()
         self.scale: Tensor | None = None  # set by backward
 
     def loss(self, hidden: Tensor) -> Tensor:
-        """Of states [n, d]: a scalar; a position whose target is 0 does not count."""
+        """The loss of states [n, d], a scalar; positions whose target is 0 do not count."""
         return _Loss.apply(hidden, self)
 
     def backward(self, scale: Tensor) -> None:

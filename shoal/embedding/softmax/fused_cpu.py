@@ -30,13 +30,13 @@ def fusable_on_cpu(
         or bias.optimizer != rows.optimizer
     ):
         return None
-    for one in (rows, bias):
-        if one is not None and not (
-            one.fused and one.device.type == "cpu" and one.table.padding in (None, 0)
+    for engine in (rows, bias):
+        if engine is not None and not (
+            engine.fused and engine.device.type == "cpu" and engine.table.padding in (None, 0)
         ):
             return None
-    able = rows.optimizer.name in STEPS and rows.optimizer.clip is None
-    return (rows, bias) if able and is_wide() else None
+    can_step = rows.optimizer.name in STEPS and rows.optimizer.clip is None
+    return (rows, bias) if can_step and is_wide() else None
 
 
 class CoreSoftmax:
@@ -53,7 +53,10 @@ class CoreSoftmax:
         defer: Callable[[Deferred], None],
     ):
         """others [m], ascending, are the rows that are no candidates; defer: see FusedSoftmax."""
-        self.rows, self.bias, self.others, self.defer = rows, bias, others, defer
+        self.rows = rows
+        self.bias = bias
+        self.others = others
+        self.defer = defer
         self.tables = [one.table.name for one in (rows, bias) if one is not None]
 
     def begin(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,29 +65,31 @@ class CoreSoftmax:
         self.states = states.detach().contiguous()
         self._version = self.states._version
         memory = self._take(room_for(len(states), len(values)))
-        given = None if bias is None else bias.values
-        self.made = catalogue_exponentials(self.states, values, given, self.others, memory)
-        self.hidden = self.made.pooled  # the gradient of the states, once `add` was there
-        return self.made.highest, self.made.totals
+        bias_values = None if bias is None else bias.values
+        self.exponentials = catalogue_exponentials(
+            self.states, values, bias_values, self.others, memory
+        )
+        self.hidden = self.exponentials.pooled  # the gradient of the states, once `add` was there
+        return self.exponentials.highest, self.exponentials.totals
 
-    def targets(self, positions: Tensor | None, wanted: Tensor) -> Tensor:
-        """Logits of the wanted rows [m] at those positions (None: at all): [m]."""
+    def targets(self, positions: Tensor | None, targets: Tensor) -> Tensor:
+        """Logits of the target rows [m] at these positions (None: at all): [m]."""
         states = self.states if positions is None else self.states[positions]
-        right = (states * self.rows.values.index_select(0, wanted)).sum(1)
-        return right if self.bias is None else right + self.bias.values[:, 0][wanted]
+        right = (states * self.rows.values.index_select(0, targets)).sum(1)
+        return right if self.bias is None else right + self.bias.values[:, 0][targets]
 
-    def add(self, shares: Tensor, mine: Tensor | None, wanted: Tensor) -> None:
-        """As SoftmaxGradients.add, for all positions at once."""
-        rows = self.rows.values.index_select(0, wanted)
+    def add(self, shares: Tensor, positions: Tensor | None, targets: Tensor) -> None:
+        """Add gradients of all positions at once (SoftmaxGradients.add does it block by block)."""
+        rows = self.rows.values.index_select(0, targets)
         self.hidden.mul_(shares.unsqueeze(1))
         self.shares = shares.contiguous()
-        if mine is None:
+        if positions is None:
             self.hidden.sub_(rows)
-            self.places = torch.where(wanted > 0, wanted, -1)  # 0 is padding
+            self.places = torch.where(targets > 0, targets, -1)  # 0 is padding
         else:
-            self.hidden.index_add_(0, mine, rows, alpha=-1.0)
+            self.hidden.index_add_(0, positions, rows, alpha=-1.0)
             self.places = torch.full((len(shares),), -1)
-            self.places[mine] = wanted
+            self.places[positions] = targets
 
     def scaled(self, factor: Tensor) -> tuple[Tensor, None, None]:
         """The gradient of the states; those of the rows come in `step`."""
@@ -103,12 +108,14 @@ class CoreSoftmax:
             0.0 if optimizer.decoupled else optimizer.weight_decay,
             now.keep,
         ]
-        stores = [one for one in (store, self.bias) if one is not None]
-        parts = [[one.values, *one.state.values()] for one in stores]
+        engines = [engine for engine in (store, self.bias) if engine is not None]
+        parts = [[engine.values, *engine.state.values()] for engine in engines]
         self._learn(optimizer.name, numbers, parts, scale)
-        for one in stores:
-            if one.table.padding is not None:
-                one.values[one.table.padding] = 0.0  # it has no gradient; rounding must not move it
+        for engine in engines:
+            if engine.table.padding is not None:
+                engine.values[engine.table.padding] = (
+                    0.0  # it has no gradient; rounding must not move it
+                )
 
     def _take(self, count: int) -> Tensor:
         """Floats [count]: those of the step before, since new memory costs time."""
@@ -118,17 +125,17 @@ class CoreSoftmax:
         return spare.as_strided((count,), (1,), 0)
 
     def gradients(self) -> list[Tensor]:
-        """What `step` never writes, written: [k, dim] of every table."""
+        """The gradients of every table [k, dim], which `step` itself never writes."""
         stores = [one for one in (self.rows, self.bias) if one is not None]
-        made = [torch.zeros_like(one.values) for one in stores]
+        zeros = [torch.zeros_like(one.values) for one in stores]
         # A step of SGD from zeros, of size -1, engines the gradients themselves.
-        self._learn("sgd", [-1.0, 0.0, 0.0, 0.0, 0.0, 1.0], [[one] for one in made], 1.0)
-        return made
+        self._learn("sgd", [-1.0, 0.0, 0.0, 0.0, 0.0, 1.0], [[one] for one in zeros], 1.0)
+        return zeros
 
     def _learn(
         self, optimizer: str, numbers: list[float], parts: list[list[Tensor]], scale: float
     ) -> None:
-        """A step of rows and, if any, bias, whose values and state are given."""
+        """One step of rows and, if any, bias; parts: values and state of each."""
         if self.states._version != self._version:
             raise RuntimeError(
                 "the states of a softmax were changed in place before its rows were updated: "
@@ -136,6 +143,14 @@ class CoreSoftmax:
             )
         factor = scale * self.factor
         shares = self.shares * factor
-        given = self.states, self.made, shares, self.places, factor
-        step_catalogue(*given, optimizer, numbers, *parts)
-        self.rows.spare = self.made.values.view(-1)
+        step_catalogue(
+            self.states,
+            self.exponentials,
+            shares,
+            self.places,
+            factor,
+            optimizer,
+            numbers,
+            *parts,
+        )
+        self.rows.spare = self.exponentials.values.view(-1)

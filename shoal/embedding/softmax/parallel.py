@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from shoal.embedding.softmax.full import SoftmaxGradients, block_size, take_made
+from shoal.distributed.world import World
+from shoal.embedding.softmax.full import SoftmaxGradients, block_size, take_gradients_once
 from shoal.embedding.softmax.fused_cpu import CoreSoftmax
 from shoal.kernels.softmax import exponentials_, in_one_pass, worth_it
-from shoal.world.world import World
 
 
 def parallel_softmax_loss(
@@ -37,7 +37,7 @@ def parallel_softmax_loss(
     rows [k, d] and bias [k] are this rank's; place maps any target to its place among them, -1
     where another rank has it; others [m] are places that are no candidates. `largest` is the most
     rows that any rank has. Every rank must weigh its loss alike, since gradients of rows come from
-    everybody's positions. `fused` is used where it is worth it.
+    the positions of all ranks. `fused` is used where it is faster.
     """
     return _ParallelSoftmax.apply(hidden, rows, bias, targets, place, others, world, largest, fused)
 
@@ -58,34 +58,39 @@ class _ParallelSoftmax(torch.autograd.Function):
         largest: int,
         fused: CoreSoftmax | None,
     ) -> Tensor:
-        (states, wanted), lengths = world.gather([hidden, targets])  # [positions, d], [positions]
-        counts, wanted = [length for length, _ in lengths], place[wanted]
+        # Gather the positions of all ranks, and find the places of their targets.
+        # states [positions, d], all_targets [positions]
+        (states, all_targets), lengths = world.gather([hidden, targets])
+        counts, target_places = [length for length, _ in lengths], place[all_targets]
         start = sum(counts[: world.rank])
         losses = hidden.new_zeros(len(states))
         some_here = len(rows) > len(others)
         block = block_size(max(1, largest), rows.device)
-        made: SoftmaxGradients | CoreSoftmax | None = None
-        # The same on every rank, with the core or without.
+        gradients: SoftmaxGradients | CoreSoftmax | None = None
+        # Every rank decides the same, with the native core or without it.
         if in_one_pass(len(states), rows.shape[1], largest):
             block = max(1, len(states))
         if not worth_it(len(states), rows.shape[1], largest):
             fused = None
         if any(ctx.needs_input_grad):
-            made = fused or SoftmaxGradients(states, rows, bias, empty=not some_here)
+            gradients = fused or SoftmaxGradients(states, rows, bias, empty=not some_here)
+        # Block by block: local logits, their sums over all ranks, then gradients.
         for first in range(0, len(states), block):
-            some = states[first : first + block]
-            target = wanted[first : first + block]
-            mine = (target >= 0).nonzero().squeeze(1)  # positions whose target is here
-            column = target[mine]
-            facts = some.new_zeros(3, len(some))  # highest logit, sum of exponentials, target's
+            block_states = states[first : first + block]
+            target = target_places[first : first + block]
+            positions = (target >= 0).nonzero().squeeze(1)  # positions whose target is here
+            column = target[positions]
+            facts = block_states.new_zeros(
+                3, len(block_states)
+            )  # highest logit, sum of exponentials, target's
             facts[0] = -torch.inf
             if fused is not None:
-                facts[0], facts[1] = fused.begin(some)
-                facts[2, mine] = fused.targets(mine, column)
+                facts[0], facts[1] = fused.begin(block_states)
+                facts[2, positions] = fused.targets(positions, column)
             elif some_here:
-                logits = linear(some, rows, bias)  # [block, k]
+                logits = linear(block_states, rows, bias)  # [block, k]
                 logits[:, others] = -torch.inf
-                facts[2, mine] = logits[mine, column]
+                facts[2, positions] = logits[positions, column]
                 facts[0], facts[1] = exponentials_(logits)
             all_facts = world.stack(facts)  # [ranks, 3, block]
             highest = all_facts[:, 0].amax(0)
@@ -94,17 +99,20 @@ class _ParallelSoftmax(torch.autograd.Function):
             losses[first : first + block] = total.log() + highest - all_facts[:, 2].sum(0)
             shares = shares[world.rank] / total
             if fused is not None:
-                fused.add(shares, mine, column)
-            elif isinstance(made, SoftmaxGradients) and some_here:
-                made.add(first, logits, shares, some, rows, mine, column)
-        if made is not None:
+                fused.add(shares, positions, column)
+            elif isinstance(gradients, SoftmaxGradients) and some_here:
+                gradients.add(first, logits, shares, block_states, rows, positions, column)
+        # Return the gradients of states to the ranks that hold the positions.
+        if gradients is not None:
             count = counts[world.rank]
-            came = world.all_to_all(made.hidden, counts, [count] * world.size)
-            made.hidden = came.view(world.size, count, -1).sum(0) if count else hidden[:0].clone()
-        ctx.made = made
+            received = world.all_to_all(gradients.hidden, counts, [count] * world.size)
+            gradients.hidden = (
+                received.view(world.size, count, -1).sum(0) if count else hidden[:0].clone()
+            )
+        ctx.gradients = gradients
         return losses[start : start + counts[world.rank]].sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = take_made(ctx).scaled(grads[0])
+        scaled = take_gradients_once(ctx).scaled(grads[0])
         return (*scaled, None, None, None, None, None, None)

@@ -13,7 +13,7 @@ MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 MULTIPLIER_2 = 0x94D049BB133111EB
 NORMAL_TERMS = 8  # 16-bit uniforms summed for one normal value: two words of four
 
-RowRule = Any  # a RowOptimizer of embedding/optim/rows.py
+RowRule = Any  # a RowOptimizer of optimizers/row_optimizer.py
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.models.base import Facts
 from shoal.models.general.item_weights import ItemWeights
-from shoal.models.nn.closed_form import check_memory, negative_inverse_
+from shoal.models.nn.closed_form import check_memory, expect_solution, negative_inverse_
 from shoal.models.options import Positive
 
 
@@ -24,18 +24,21 @@ class EASE(ItemWeights):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        count = facts.num_items
+        expect_solution(self, "weights", facts.num_items, facts.num_items)
+
+    def solve(self) -> None:
+        count = self.facts.num_items
         check_memory(f"EASE of {count:,} items", 12 * count**2)
         matrix = torch.empty(count, count, dtype=torch.float64)
         for first, block in self.taken.common():
             matrix[first : first + len(block)] = block
-        matrix.diagonal().add_(options.reg_weight)
+        matrix.diagonal().add_(self.options.reg_weight)
         matrix = negative_inverse_(matrix, "EASE")
         weights = torch.empty(count, count)
         for own, rows in zip(weights.split(1 << 10), matrix.split(1 << 10)):
             own.copy_(rows)
         weights /= -matrix.diagonal().float().unsqueeze(1)
-        self.register_buffer("weights", weights.fill_diagonal_(0.0))
+        self.weights = weights.fill_diagonal_(0.0)
 
     def encode_item(self, ids: Tensor) -> Tensor:
         return self.weights[ids]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
-from shoal.models.nn.closed_form import Progress
+from shoal.models.nn.closed_form import Progress, ThreadTeam, expect_solution
 from shoal.models.nn.user_items import UserItems
 from shoal.models.options import Count, NotNegative, Positive
 
@@ -45,26 +45,26 @@ class IALS(Retrieval):
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         sizes = facts.num_users, facts.num_items
-        weights = facts.train_weights
-        self.taken = UserItems(facts.train_users, facts.train_items, *sizes, weights)
-        takers = UserItems(facts.train_items, facts.train_users, *sizes[::-1], weights)
+        self.taken = UserItems(facts.train_users, facts.train_items, *sizes, facts.train_weights)
+        expect_solution(self, "items", facts.num_items, options.embedding_size)
+
+    def solve(self) -> None:
+        facts, width = self.facts, self.options.embedding_size
+        sizes = facts.num_items, facts.num_users
+        takers = UserItems(facts.train_items, facts.train_users, *sizes, facts.train_weights)
         by_user, by_item = (
-            ListsByLength(Jagged(one.items, one.starts, one.weights), size)
-            for one, size in ((self.taken, facts.num_items), (takers, facts.num_users))
+            ListsByLength(Jagged(side.items, side.starts, side.weights), num_others, width)
+            for side, num_others in zip((self.taken, takers), sizes)
         )
-        items = torch.randn(facts.num_items, options.embedding_size)
-        items *= 0.1 / options.embedding_size**0.5
-        users = torch.zeros(facts.num_users, options.embedding_size)
-        progress = Progress("IALS", options.epochs)
-        for epoch in range(options.epochs):
-            users = solve(options, by_user, items, users)
-            items = solve(options, by_item, users, items)
-            progress(epoch + 1)
-        self.register_buffer("items", items)
+        items = torch.randn(facts.num_items, width)
+        items *= 0.1 / width**0.5
+        users = torch.zeros(facts.num_users, width)
+        _, self.items = alternate(self.options, by_user, by_item, users, items)
 
     def fold_in(self, lists: Jagged) -> Tensor:
         """Vectors of users by what they took, known or new: b lists of items -> [b, d]."""
-        return solve(self.options, ListsByLength(lists, len(self.items)), self.items)
+        by_length = ListsByLength(lists, *self.items.shape)
+        return solve(self.options, by_length, self.items)
 
     def encode_query(self, batch: Batch) -> Tensor:
         return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))
@@ -108,17 +108,21 @@ def solved_terms(
 class ListsByLength:
     """Lists of what was taken, those of about the same length side by side in one tensor."""
 
-    def __init__(self, lists: Jagged, pad: int):
+    def __init__(self, lists: Jagged, pad: int, width: int):
+        """pad: the id behind the end of a list; width: of the vectors that ids stand for."""
+        # The vectors of a batch are read again and again: on a CPU they stay in a core's cache.
+        most_ids = (1 << 18) // width if lists.values.device.type == "cpu" else 1 << 14
         self.lengths = lists.lengths
         self.order = self.lengths.argsort()  # the shortest first
         self.batches: list[Tensor] = []  # in that order: ids [b, longest]
+        self.starts: list[int] = []  # in that order: where each batch begins
         self.weights: list[Tensor] | None = None if lists.weights is None else []  # likewise
         sizes = self.lengths[self.order].tolist()
         start = 0
         while start < len(sizes):
-            stop = start + 1  # at most 1024 lists and, if they are several, 16384 ids
+            stop = start + 1  # at most 1024 lists and, if they are several, most_ids
             most = min(len(sizes), start + 1024)
-            while stop < most and (stop + 1 - start) * sizes[stop] <= 16384:
+            while stop < most and (stop + 1 - start) * sizes[stop] <= most_ids:
                 stop += 1
             some, column = self.order[start:stop], torch.arange(sizes[stop - 1])
             column = column.to(some.device)
@@ -126,18 +130,41 @@ class ListsByLength:
             places = torch.where(inside, lists.offsets[some].unsqueeze(1) + column, 0)
             ids = torch.where(inside, lists.values[places], pad) if len(column) else places
             self.batches.append(ids)
+            self.starts.append(start)
             if self.weights is not None:
                 assert lists.weights is not None
                 self.weights.append(lists.weights[places] if len(column) else places.float())
             start = stop
 
 
+def alternate(
+    options: IALS.Options,
+    by_user: ListsByLength,
+    by_item: ListsByLength,
+    users: Tensor,
+    items: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Solve for users and for items in turn, `options.epochs` times, from vectors of both."""
+    progress = Progress("IALS", options.epochs)
+    with ThreadTeam() as workers:
+        for epoch in range(options.epochs):
+            users = solve(options, by_user, items, users, workers)
+            items = solve(options, by_item, users, items, workers)
+            progress(epoch + 1)
+    return users, items
+
+
 def solve(
-    options: IALS.Options, lists: ListsByLength, others: Tensor, last: Tensor | None = None
+    options: IALS.Options,
+    lists: ListsByLength,
+    others: Tensor,
+    last: Tensor | None = None,
+    workers: ThreadTeam | None = None,
 ) -> Tensor:
     """argmin of the loss for each list of what was taken, given vectors [n, d]: [lists, d].
 
     last: vectors [lists, d] that conjugate gradients start from; without them it is exact.
+    workers: threads to use; left out, as many as torch has.
 
     All is computed along the eigenvectors of the matrix of all pairs: with Y the l rows of a list,
     its equations are (diagonal + Y^T Y) x = Y^T 1, of d unknowns. Where l < d, l unknowns do:
@@ -146,29 +173,56 @@ def solve(
 
     With weights the equations are (diagonal + Y^T (w - what `diagonal` has of them) Y) x = Y^T w.
     """
-    everyone, basis = torch.linalg.eigh(options.alpha * (others.T @ others))
+    if workers is None:
+        with ThreadTeam(None if others.device.type == "cpu" else 1) as workers:
+            return solve(options, lists, others, last, workers)
+    everyone, basis = torch.linalg.eigh(options.alpha * _squares(others, workers))
     count = lists.lengths[lists.order] + options.alpha * len(others)
     reg = options.reg_weight * count.to(others.dtype) ** options.nu
     diagonal = everyone.clamp(min=0.0) + reg.unsqueeze(1)  # [lists, d], in their order
-    others = F.pad(others @ basis, (0, 0, 0, 1))  # a row of zeros: behind the end of a list
-    begin = None
-    if last is not None and options.solver == "cg":
-        begin = last.index_select(0, lists.order) @ basis
-    plain = lists.weights is None and options.alpha_of == "all"
-    found, stop = [others[:0]], 0
-    for k, ids in enumerate(lists.batches):
-        start, stop = stop, stop + len(ids)
-        rows, own = F.embedding(ids, others), diagonal[start:stop]  # [b, l, d], [b, d]
-        weights = rows.new_ones(ids.shape) if lists.weights is None else lists.weights[k]
-        both = weights, _beyond(options, weights)
-        if begin is not None:
-            found.append(_descend(begin[start:stop], rows, own, options.cg_steps, *both))
-        elif plain and rows.shape[1] < rows.shape[2]:
-            found.append(_short(rows, own))
+    turned = others.new_zeros(len(others) + 1, others.shape[1])  # the last row is behind every list
+
+    def turn(rows: slice) -> None:
+        torch.mm(others[rows], basis, out=turned[rows])
+
+    workers.each(turn, _slices(len(others)))
+    solved = others.new_empty(len(lists.order), others.shape[1])
+
+    def solve_batch(number: int) -> None:
+        ids, start = lists.batches[number], lists.starts[number]
+        own, places = diagonal[start : start + len(ids)], lists.order[start : start + len(ids)]
+        rows = F.embedding(ids, turned)  # [b, l, d]
+        weights = rows.new_ones(ids.shape) if lists.weights is None else lists.weights[number]
+        beyond = _beyond(options, weights)
+        if last is not None and options.solver == "cg":
+            begin = last.index_select(0, places) @ basis
+            begin *= (lists.lengths[places] > 0).unsqueeze(1)  # an empty list has the answer 0
+            found = _descend(begin, rows, own, options.cg_steps, weights, beyond)
+        elif lists.weights is None and options.alpha_of == "all" and rows.shape[1] < rows.shape[2]:
+            found = _short(rows, own)
         else:
-            found.append(_long(rows, own, *both))
-    solved = torch.cat(found) @ basis.T
-    return torch.empty_like(solved).index_copy_(0, lists.order, solved)
+            found = _long(rows, own, weights, beyond)
+        solved[places] = found @ basis.T
+
+    workers.each(solve_batch, range(len(lists.batches)))
+    return solved
+
+
+def _slices(count: int, rows: int = 1 << 13) -> list[slice]:
+    return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+
+
+def _squares(vectors: Tensor, workers: ThreadTeam) -> Tensor:
+    """V^T V of vectors [n, d], added up in an order that does not depend on the threads."""
+    slices = _slices(len(vectors))
+    parts = vectors.new_zeros(len(slices), vectors.shape[1], vectors.shape[1])
+
+    def multiply(number: int) -> None:
+        rows = vectors[slices[number]]
+        torch.mm(rows.T, rows, out=parts[number])
+
+    workers.each(multiply, range(len(slices)))
+    return parts.sum(0)
 
 
 def _beyond(options: IALS.Options, weights: Tensor) -> Tensor:

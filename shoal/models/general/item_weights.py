@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
-from shoal.models.nn.closed_form import Progress
+from shoal.models.nn.closed_form import Progress, expect_solution
 from shoal.models.nn.user_items import UserItems, multi_hot
 
 
@@ -57,22 +57,25 @@ class SparseWeights(ItemWeights):
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
+        expect_solution(self, "starts", facts.num_items + 1, dtype=torch.int64)
+        expect_solution(self, "items", None, dtype=torch.int32)
+        expect_solution(self, "values", None)
+
+    def solve(self) -> None:
         counts, items, values = [], [], []
-        progress = Progress(type(self).__name__, facts.num_items)
+        progress = Progress(type(self).__name__, self.facts.num_items)
         done = 0
-        for block in self.solve():
+        for block in self.weight_blocks():
             row, column = block.nonzero(as_tuple=True)
             counts.append(torch.bincount(row, minlength=len(block)))
             items.append(column.int())
             values.append(block[row, column])
             done += len(block)
             progress(done)
-        self.register_buffer("starts", F.pad(torch.cat(counts).cumsum(0), (1, 0)))
-        self.register_buffer("items", torch.cat(items))
-        self.register_buffer("values", torch.cat(values))
-        self.register_load_state_dict_pre_hook(self._resize)
+        self.starts = F.pad(torch.cat(counts).cumsum(0), (1, 0))
+        self.items, self.values = torch.cat(items), torch.cat(values)
 
-    def solve(self) -> Iterator[Tensor]:
+    def weight_blocks(self) -> Iterator[Tensor]:
         """The weights that each item is scored by, some items at a time: [b, num_items]."""
         raise NotImplementedError  # every such model writes its own
 
@@ -85,9 +88,3 @@ class SparseWeights(ItemWeights):
         found = self.values.new_zeros(len(flat), self.facts.num_items)
         found[row, self.items[place].long()] = self.values[place]
         return found.view(*ids.shape, -1)
-
-    def _resize(self, _: Any, state: dict[str, Tensor], prefix: str, *more: Any) -> None:
-        """Make room for a checkpoint's weights: rounding on another machine may have left fewer."""
-        for name in ("items", "values"):
-            if prefix + name in state:
-                setattr(self, name, getattr(self, name).new_empty(state[prefix + name].shape))

@@ -30,7 +30,7 @@ class ItemKNN(SparseWeights):
         shrink: NotNegative = 0.0
         similarity: Literal["cosine", "dot"] = "cosine"  # dot: nothing is divided
 
-    def solve(self) -> Iterator[Tensor]:
+    def weight_blocks(self) -> Iterator[Tensor]:
         options = self.options
         for best, index in nearest(self.taken, options.k, options.shrink, options.similarity):
             yield torch.zeros(len(best), self.facts.num_items).scatter(1, index, best)

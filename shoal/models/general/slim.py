@@ -25,7 +25,7 @@ class SLIM(SparseWeights):
         sweeps: Count = 30
         tolerance: float = 1e-4  # of the largest change in a sweep
 
-    def solve(self) -> Iterator[Tensor]:
+    def weight_blocks(self) -> Iterator[Tensor]:
         count = self.facts.num_items
         check_memory(f"SLIM of {count:,} items", 8 * count**2)
         common = torch.empty(count, count)

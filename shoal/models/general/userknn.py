@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch
 from shoal.models.base import Facts, Model
+from shoal.models.nn.closed_form import expect_solution
 from shoal.models.nn.user_items import UserItems, nearest, owners
 from shoal.models.options import Count, NotNegative
 
@@ -33,10 +34,16 @@ class UserKNN(Model):
         owner = owners(self.taken.lists(torch.arange(facts.num_users)))
         pairs = owner * facts.num_items + self.taken.items
         self.register_buffer("pairs", pairs, persistent=False)
+        count = min(options.k, facts.num_users)
+        expect_solution(self, "alike", facts.num_users, count)
+        expect_solution(self, "neighbours", facts.num_users, count, dtype=torch.int64)
+
+    def solve(self) -> None:
+        facts = self.facts
         takers = UserItems(facts.train_items, facts.train_users, facts.num_items, facts.num_users)
-        found = list(nearest(takers, options.k, options.shrink))
-        self.register_buffer("alike", torch.cat([values for values, _ in found]))
-        self.register_buffer("neighbours", torch.cat([index for _, index in found]))
+        blocks = list(nearest(takers, self.options.k, self.options.shrink))
+        self.alike = torch.cat([values for values, _ in blocks])
+        self.neighbours = torch.cat([index for _, index in blocks])
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = batch.tensor(self.facts.user_field)

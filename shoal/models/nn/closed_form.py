@@ -1,15 +1,55 @@
-"""What models share that are solved for instead of trained: memory, progress, a large inverse."""
+"""What closed-form models share: buffers of the solution, memory, progress, a large inverse."""
 
 import logging
 import os
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from shoal.kernels.parallel import ThreadTeam
+
+__all__ = [
+    "Progress",
+    "ThreadTeam",
+    "check_memory",
+    "expect_solution",
+    "free_memory",
+    "negative_inverse_",
+]
 log = logging.getLogger("shoal")
+
+
+def expect_solution(
+    model: nn.Module, name: str, *shape: int | None, dtype: torch.dtype = torch.float32
+) -> None:
+    """Register a buffer that `solve` computes or a checkpoint restores.
+
+    Until then it takes no memory. shape: None for a size that only the solution knows.
+    """
+    empty = torch.zeros((), dtype=dtype).expand([size or 0 for size in shape])
+    model.register_buffer(name, empty)
+    model.register_load_state_dict_pre_hook(partial(_make_room, name=name, shape=shape))
+
+
+def _make_room(
+    model: nn.Module,
+    state: dict[str, Tensor],
+    prefix: str,
+    *_: Any,
+    name: str,
+    shape: tuple[int | None, ...],
+) -> None:
+    """Give a buffer the memory that a checkpoint's solution needs, if it has the right shape."""
+    solution = state.get(prefix + name)
+    if solution is None or len(solution.shape) != len(shape):
+        return  # loading reports it
+    if all(size in (None, other) for size, other in zip(shape, solution.shape)):
+        setattr(model, name, getattr(model, name).new_empty(solution.shape))
 
 
 def check_memory(what: str, num_bytes: int) -> None:

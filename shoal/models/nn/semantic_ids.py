@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.batch import Jagged
-from shoal.data.item_codes import distinguished, same
+from shoal.data.item_codes import distinguished, shared_groups
 from shoal.models.nn.user_items import owners
 
 
@@ -67,7 +67,7 @@ def semantic_ids(
     Returns [n, levels + 1], each below `size`.
     """
     codes = quantise(vectors, levels, size, steps, method)[0]
-    largest = int(same(codes)[1].max())
+    largest = int(shared_groups(codes)[1].max())
     if largest > size:
         raise ValueError(
             f"{largest} items have the same semantic id, and a code has {size} values; "

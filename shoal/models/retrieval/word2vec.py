@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Table
-from shoal.models.sequential.base import BY_TIME, lengths
+from shoal.models.sequential.base import lengths
 
 
 class Word2Vec(Retrieval):
@@ -28,7 +28,7 @@ class Word2Vec(Retrieval):
         embedding_size: int = 64
         window: int = 10  # items back that predict the next
 
-        DEFAULTS: ClassVar[dict[str, Any]] = {**BY_TIME, "train.negatives.num": 5}
+        DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives.num": 5}
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

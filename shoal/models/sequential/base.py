@@ -28,12 +28,7 @@ from shoal.models.nn.losses import (
 from shoal.models.nn.transformer import Activation
 from shoal.models.options import Positive, Share
 
-BY_TIME: dict[str, Any] = {
-    "data.split.by": "leave_one_out",
-    "data.split.order": "time",
-    "eval.repeatable": True,  # people watch and buy again, and a sequence may show it
-}
-SEQUENCE_DEFAULTS: dict[str, Any] = {**BY_TIME, "train.negatives": None}
+SEQUENCE_DEFAULTS: dict[str, Any] = {"train.negatives": None}
 
 
 @dataclass

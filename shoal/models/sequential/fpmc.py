@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Table
 from shoal.models.nn.losses import LossType
-from shoal.models.sequential.base import BY_TIME, NextItem
+from shoal.models.sequential.base import NextItem
 
 
 class FPMC(NextItem):
@@ -26,7 +26,7 @@ class FPMC(NextItem):
         embedding_size: int = 64
         loss_type: LossType = "BPR"
 
-        DEFAULTS: ClassVar[dict[str, Any]] = BY_TIME
+        DEFAULTS: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -1,4 +1,4 @@
-"""Answers: requests that came to a server, and what goes back to whoever sent them."""
+"""Answers: requests that came to a server, and the answers to their senders."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Request:
             raise WireError(f"{len(self.frames)} frames after the header; there must be {count}")
         return self.frames
 
-    def read(self, kind: type[S], wrong: str, most: int = MOST_JSON) -> S:
-        """What its one frame says; wrong: how an error begins, most: bytes that there may be."""
-        return validated(kind, parse_json(self.only(1)[0], most), wrong)
+    def read(self, kind: type[S], wrong: str, max_bytes: int = MOST_JSON) -> S:
+        """Parse the only frame; wrong: the beginning of an error, max_bytes: the limit."""
+        return validated(kind, parse_json(self.only(1)[0], max_bytes), wrong)
 
 
 class Answers:
@@ -52,29 +52,29 @@ class Answers:
         self._outlet = native_outlet(socket)
         self.silent = False  # while requests that were answered before are replayed
 
-    def give(self, request: Request, frames: list[Any], flags: int = 0) -> None:
-        """What was asked for."""
+    def reply(self, request: Request, frames: list[Any], flags: int = 0) -> None:
+        """Answer a request."""
         self._send(request.address, request.header.answer(Kind.OK, flags), frames)
 
-    def give_message(self, address: bytes, message: Any) -> None:
+    def reply_message(self, address: bytes, message: Any) -> None:
         """An answer that is one frame, header and all."""
-        with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
+        with contextlib.suppress(zmq.ZMQError):  # the requester is gone
             self.socket.send(address, zmq.NOBLOCK | zmq.SNDMORE)
-            # A copy, however large: else zmq tells when it is done by a thread that wants the GIL.
+            # A copy, however large: else zmq reports its end in a thread that needs the GIL.
             self.socket.send(message, zmq.NOBLOCK)
 
-    def give_rows(self, reader: Any, request: Request, most: int) -> bool:
+    def reply_rows(self, reader: Any, request: Request, max_values: int) -> bool:
         """Rows that native code reads and sends, so many values; False: Python must do it."""
         if self._outlet is None:
             return False
-        return reader.send(self._outlet, request.address, request.head, int(Kind.OK), most)
+        return reader.send(self._outlet, request.address, request.head, int(Kind.OK), max_values)
 
     def refuse(self, address: bytes, header: MessageHeader, why: str, lost: bool = False) -> None:
         """Why it was not done; lost: the run cannot continue."""
         self._send(address, header.answer(Kind.ERROR), [json_frame({"message": why, "lost": lost})])
 
     def close(self) -> None:
-        """Nobody is answered any more."""
+        """Stop answering."""
         self._outlet = None  # native code does not notice that a socket was closed
         self.socket.close()
 
@@ -83,5 +83,5 @@ class Answers:
             return
         messages = [address, header.pack(), *frames]
         large = any(len(frame) > COPY_BELOW for frame in frames)
-        with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
+        with contextlib.suppress(zmq.ZMQError):  # the requester is gone
             self.socket.send_multipart(messages, zmq.NOBLOCK, copy=not large)

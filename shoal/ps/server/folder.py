@@ -1,6 +1,6 @@
-"""Folder: the one place where a server writes and reads files, whatever it is told.
+"""Folder: the one place where a server writes and reads files.
 
-Whoever starts a server names the folder; workers name no more than what lies in it. Nothing there
+The user who starts a server names the folder; workers can only name entries of it. Nothing there
 is followed if it is a link, nothing is replaced, and only regular files are read.
 """
 
@@ -37,14 +37,14 @@ class Folder:
         return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def read(self, name: str) -> bytes:
-        """What a regular file holds."""
+        """The bytes of a regular file."""
         with open(open_inside(self.path, self.handle, plain(name), os.O_RDONLY), "rb") as file:
             return file.read()
 
 
 def open_inside(path: Path, folder: int, name: str, flags: int, mode: int = 0o666) -> int:
     """A descriptor of a regular file in an open folder, of this path; a link is not followed."""
-    # Without waiting: to open a pipe would take until somebody is at its other end.
+    # Without waiting: to open a pipe would block until its other end is open.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(name, flags, mode, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -62,7 +62,7 @@ def plain(name: str) -> str:
 
 @contextmanager
 def opened(root: Path | None, name: str, again: bool = False) -> Iterator[Folder]:
-    """The folder of this name in a server's own."""
+    """The folder of this name inside the server's folder."""
     if root is None:
         raise WireError("this server has no folder for checkpoints: start it with --folder=DIR")
     above = handle = -1
@@ -72,6 +72,6 @@ def opened(root: Path | None, name: str, again: bool = False) -> Iterator[Folder
         handle = os.open(plain(name), flags | os.O_NOFOLLOW, dir_fd=above)
         yield Folder(root / name, handle, again)
     finally:
-        for one in (handle, above):
-            if one >= 0:
-                os.close(one)
+        for descriptor in (handle, above):
+            if descriptor >= 0:
+                os.close(descriptor)

@@ -46,7 +46,7 @@ class Journal:
     """The journal of one server."""
 
     def __init__(self, root: Path | None, index: int):
-        """root: the server's folder; None: there is no journal, and none is kept."""
+        """root: the server's folder; None: no journal is kept."""
         self.on, self.root, self.index = root is not None, root or Path(), index
         self._folder = -1
         if self.on:
@@ -58,19 +58,19 @@ class Journal:
         self._replaced = False  # whether it may take the place of those before it
         self.rows: Rows | None = []  # the rows of the last save whose files are known
         self.written: dict[str, Any] = {}  # save -> files, of a journal that is read
-        # What an earlier process of this server has left, and whose it is: workers and sessions.
-        self.found = bool(self._numbers())
+        # Whether an earlier process of this server left segments, and of which sessions.
+        self.has_earlier = bool(self._numbers())
         self.sessions = {one for number in self._numbers() for one in self._sessions_in(number)}
 
     # ---- writing --------------------------------------------------------------------------------
 
-    def append(self, what: int, frames: Sequence[Any], durable: bool = False) -> None:
+    def append(self, kind: int, frames: Sequence[Any], durable: bool = False) -> None:
         """Add a record; durable: it is on disk afterwards."""
         if self._file < 0:
             self.begin([])
         check = checked(frames, self._check)
         try:
-            size = write(self._file, what, frames, check)
+            size = write(self._file, kind, frames, check)
             if durable:
                 os.fsync(self._file)
         except OSError:  # a part of it is worse than nothing
@@ -92,8 +92,8 @@ class Journal:
             os.unlink(new, dir_fd=self._folder)
         self._file = self._open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         self._check, self._size = first_check(name), 0
-        for what, frames in records:
-            self.append(what, frames)
+        for kind, frames in records:
+            self.append(kind, frames)
         os.fsync(self._file)
         os.rename(new, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         os.fsync(self._folder)
@@ -101,7 +101,7 @@ class Journal:
             os.close(before)
 
     def save(self, name: str, delta: bool) -> None:
-        """A save has begun: its files are told by `files`."""
+        """Record that a save has begun; `files` reports its files later."""
         if self._saving is not None:  # the files of the one before never came
             self.rows = None
         self._saving, self._replaced = (name, delta), False
@@ -126,8 +126,8 @@ class Journal:
             self._remove(self._numbers()[:-1])
 
     def discard(self) -> None:
-        """Forget what is there: it is of another run, or the run is over."""
-        self.found = False
+        """Remove the journal: it belongs to another run, or the run is over."""
+        self.has_earlier = False
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -154,11 +154,11 @@ class Journal:
     # ---- reading --------------------------------------------------------------------------------
 
     def replay(self) -> Iterator[tuple[int, list[memoryview]]]:
-        """Kind and frames of every record that counts, from the save on whose files `rows` names.
+        """Yield kind and frames of every valid record, from the save whose files `rows` names.
 
         After the last one, writing continues behind it.
         """
-        self.found = False
+        self.has_earlier = False
         numbers = self._numbers()
         numbers = numbers[self._first(numbers) :]
         for before, number in pairwise([numbers[0] - 1, *numbers]):
@@ -167,27 +167,27 @@ class Journal:
                 raise WireError(f"the journal's {self._name(before + 1)} is missing")
             self._check, self._size = first_check(name), 0
             with self._read(number) as file:
-                for what, sizes, check in heads(file, name, number == numbers[-1]):
+                for kind, sizes, check in heads(file, name, number == numbers[-1]):
                     frames = [memoryview(bytearray(file.read(size))) for size in sizes]
                     self._check = checked(frames, self._check)
                     if self._check != check:
                         raise damaged(name, "a record fails its checksum")
                     self._size = file.tell()
-                    if what == FILES:
+                    if kind == FILES:
                         self.rows, self._saving = _parse_rows(frames[0]), None
                         self._replaced = True
-                    yield what, frames
+                    yield kind, frames
         self._file = self._open(self._name(numbers[-1]), os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._file, self._size)
 
     def _first(self, numbers: list[int]) -> int:
-        """Which of the segments to begin with: the newest one whose save is committed."""
+        """The segment to begin with: the newest one whose save is committed."""
         self.rows, begin = [], None
         for place in reversed(range(len(numbers))):
             number, rows, first = numbers[place], None, True
-            for what, frame in self._skim(number, place == len(numbers) - 1):
-                first = first and what != STATE
-                if what == FILES:
+            for kind, frame in self._skim(number, place == len(numbers) - 1):
+                first = first and kind != STATE
+                if kind == FILES:
                     rows = _parse_rows(frame)
                     self.written[rows[-1][0]] = rows[-1][1]
             if begin is None and (first or (rows is not None and self._is_committed(rows))):
@@ -202,16 +202,16 @@ class Journal:
         return bool(rows and (self.root / committed(rows[-1][0])).is_dir())
 
     def _sessions_in(self, number: int) -> Iterator[tuple[int, int]]:
-        with suppress(WireError, OSError):  # it is told when it is replayed, and forgotten else
-            for what, frame in self._skim(number, True):
-                if what == REQUEST and (header := parse_header(frame)).kind == Kind.HELLO:
+        with suppress(WireError, OSError):  # a replay reports it; otherwise it is ignored
+            for kind, frame in self._skim(number, True):
+                if kind == REQUEST and (header := parse_header(frame)).kind == Kind.HELLO:
                     yield header.worker, header.session
 
     def _skim(self, number: int, last: bool) -> Iterator[tuple[int, memoryview]]:
         """Kind and first frame of every record; the others are passed over."""
         with self._read(number) as file:
-            for what, sizes, _ in heads(file, self._name(number), last):
-                yield what, memoryview(file.read(sizes[0]))
+            for kind, sizes, _ in heads(file, self._name(number), last):
+                yield kind, memoryview(file.read(sizes[0]))
                 file.seek(sum(sizes[1:]), os.SEEK_CUR)
 
     # ---- files ----------------------------------------------------------------------------------
@@ -223,14 +223,14 @@ class Journal:
     def _listed(self) -> list[tuple[int, int, str]]:
         """Server, number and name of every segment, ascending."""
         names = os.listdir(self._folder) if self._folder >= 0 else []
-        found = [SEGMENT.fullmatch(name) for name in names]
-        return sorted((int(one[1]), int(one[2]), one[0]) for one in found if one)
+        matches = [SEGMENT.fullmatch(name) for name in names]
+        return sorted((int(one[1]), int(one[2]), one[0]) for one in matches if one)
 
     def _name(self, number: int) -> str:
         return f"{self.index:03d}-{number:06d}"
 
     def _numbers(self) -> list[int]:
-        """Of this server's segments, ascending."""
+        """The numbers of this server's segments, ascending."""
         return [number for server, number, _ in self._listed() if server == self.index]
 
     def _read(self, number: int) -> BufferedReader:
@@ -247,7 +247,7 @@ class Journal:
 
 
 def committed(name: str) -> str:
-    """What the folder of a save is called when it is committed: .NAME.new becomes NAME."""
+    """The name of a save's folder once it is committed: .NAME.new becomes NAME."""
     hidden = name.startswith(".") and name.endswith(".new")
     return name[1 : -len(".new")] if hidden else name
 
@@ -265,7 +265,7 @@ def _parse_rows(frame: memoryview) -> Rows:
 
 
 def first_check(name: str) -> int:
-    """What the checksums of a segment begin with."""
+    """The initial checksum of a segment."""
     return zlib.crc32(name.encode())
 
 
@@ -276,43 +276,43 @@ def checked(frames: Sequence[Any], check: int) -> int:
     return check
 
 
-def write(file: int, what: int, frames: Sequence[Any], check: int) -> int:
+def write(file: int, kind: int, frames: Sequence[Any], check: int) -> int:
     """Write a record at the end of a file; its bytes."""
     sizes = [len(frame) for frame in frames]
-    head = HEAD.pack(MAGIC, what, len(sizes), check, *sizes, *[0] * (MOST_FRAMES - len(sizes)))
+    head = HEAD.pack(MAGIC, kind, len(sizes), check, *sizes, *[0] * (MOST_FRAMES - len(sizes)))
     parts = [head + CHECK.pack(zlib.crc32(head)), *frames]
-    left = [memoryview(part) for part in parts if len(part)]
-    while left:  # the system may take a part of it at a time
-        done = os.writev(file, left)
-        while left and done >= len(left[0]):
-            done -= len(left.pop(0))
+    remaining = [memoryview(part) for part in parts if len(part)]
+    while remaining:  # the system may take a part of it at a time
+        done = os.writev(file, remaining)
+        while remaining and done >= len(remaining[0]):
+            done -= len(remaining.pop(0))
         if done:
-            left[0] = left[0][done:]
+            remaining[0] = remaining[0][done:]
     return HEAD.size + CHECK.size + sum(sizes)
 
 
 def heads(file: BufferedReader, name: str, last: bool) -> Iterator[tuple[int, list[int], int]]:
-    """Kind, sizes of frames and checksum of every whole record; whoever asks reads the frames.
+    """Kind, sizes of frames and checksum of every whole record; the caller reads the frames.
 
     last: the file may end with a part of a record.
     """
     total = os.fstat(file.fileno()).st_size
-    while (left := total - file.tell()) > 0:
+    while (remaining := total - file.tell()) > 0:
         data = file.read(HEAD.size + CHECK.size)
         if len(data) == HEAD.size + CHECK.size:
-            magic, what, count, check, *sizes = HEAD.unpack_from(data)
-            (own,) = CHECK.unpack_from(data, HEAD.size)
-            if own != zlib.crc32(data[: HEAD.size]) or magic != MAGIC:
+            magic, kind, count, check, *sizes = HEAD.unpack_from(data)
+            (stored_check,) = CHECK.unpack_from(data, HEAD.size)
+            if stored_check != zlib.crc32(data[: HEAD.size]) or magic != MAGIC:
                 raise damaged(name, "the head of a record fails its checksum")
-            if what not in (REQUEST, STATE, FILES) or not 1 <= count <= MOST_FRAMES:
-                raise damaged(name, f"a record of kind {what} and {count} frames")
-            if sum(sizes[:count]) <= left - len(data):
-                yield what, sizes[:count], check
+            if kind not in (REQUEST, STATE, FILES) or not 1 <= count <= MOST_FRAMES:
+                raise damaged(name, f"a record of kind {kind} and {count} frames")
+            if sum(sizes[:count]) <= remaining - len(data):
+                yield kind, sizes[:count], check
                 continue
         if not last:
             raise damaged(name, "it was cut")
         return
 
 
-def damaged(name: str, how: str) -> WireError:
-    return WireError(f"the journal's {name} is damaged: {how}")
+def damaged(name: str, reason: str) -> WireError:
+    return WireError(f"the journal's {name} is damaged: {reason}")

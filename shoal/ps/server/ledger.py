@@ -1,9 +1,9 @@
-"""Ledger: which batches are lent to which worker, where workers come and go.
+"""Ledger: which batches are lent to which worker, where workers join and leave.
 
 Server 0 keeps it. Training goes by turns: a turn is some batches of an epoch, in the order that is
 a pure function of seed and epoch. They are lent in pieces; what a worker that is lost, or leaves,
 had not done is lent again. When all are done, one worker, the chief, has the floor: it evaluates
-and saves, and says what the next turn is. Should it be lost meanwhile, another one has the floor.
+and saves, and sets the next turn. If it is lost meanwhile, another worker has the floor.
 
 A lease says who computes a batch, not whether it counts: each server takes the gradients of a batch
 once, however often they come (`Applied`). So a batch that was lent twice still counts once.
@@ -26,7 +26,7 @@ MOST = 1 << 53  # batches, steps: whole numbers that JSON keeps
 
 
 class Turn(Section):
-    """What is to be done next: batches first to last - 1 of an epoch."""
+    """The next work of all workers: batches first to last - 1 of an epoch."""
 
     number: int = Field(ge=1, le=MOST)
     epoch: int = Field(0, ge=0, le=MOST)
@@ -40,7 +40,7 @@ class Turn(Section):
 
 
 class BatchRequest(Section):
-    """What a worker says when it asks for batches."""
+    """A worker's request for batches."""
 
     lease: int = Field(0, ge=0, le=MOST, description="the one that it has, as far as it knows")
     done: int = Field(0, ge=0, le=MOST, description="batches before this of it are everywhere")
@@ -52,7 +52,7 @@ class BatchRequest(Section):
 
 
 @dataclass
-class Lent:
+class Loan:
     """Batches first to last - 1 of a turn that a worker has."""
 
     number: int
@@ -64,12 +64,12 @@ class Ledger:
     """Turns, leases, and who has the floor."""
 
     def __init__(self) -> None:
-        self.turn: Turn | None = None  # None: nobody has said yet what to do
+        self.turn: Turn | None = None  # None: no turn is set yet
         self.chief: int | None = None
-        self.leases: dict[int, Lent] = {}  # worker -> what it has
-        self._lent = 0  # leases so far
+        self.leases: dict[int, Loan] = {}  # worker -> what it has
+        self._num_leases = 0  # leases so far
         self._back: list[tuple[int, int]] = []  # batches that were given back
-        self._next = self._last = 0  # batches that nobody has had
+        self._next = self._last = 0  # batches that no worker has had
         self._stops = False  # the whole run got a signal to stop
         self._loss, self._losses, self._begun = 0.0, 0, time.monotonic()
 
@@ -82,8 +82,8 @@ class Ledger:
         """Whether every batch of the turn was done."""
         return self._next >= self._last and not self._back and not self.leases
 
-    def go_on(self, worker: int, turn: Turn) -> None:
-        """The chief says what comes next."""
+    def begin_turn(self, worker: int, turn: Turn) -> None:
+        """Begin the next turn, which the chief sets."""
         if worker != self.chief:
             raise WireError(f"worker {worker} says what comes next, and {self.chief} has the floor")
         number = 0 if self.turn is None else self.turn.number
@@ -94,53 +94,56 @@ class Ledger:
         self.turn, self._next, self._last = turn, turn.first, turn.last
         self._loss, self._losses, self._begun = 0.0, 0, time.monotonic()
 
-    def ask(self, worker: int, asked: BatchRequest, alive: Sequence[int]) -> dict[str, Any]:
-        """What a worker is to do; asked again, it is told the same."""
-        held = self.leases.get(worker)
-        if held is not None and held.number == asked.lease:
-            self.advance(worker, held.number, asked.done)
-            self._loss, self._losses = self._loss + asked.loss, self._losses + asked.losses
+    def ask(self, worker: int, batch_request: BatchRequest, alive: Sequence[int]) -> dict[str, Any]:
+        """The next lease of a worker; the same answer for a repeated request."""
+        loan = self.leases.get(worker)
+        if loan is not None and loan.number == batch_request.lease:
+            self.advance(worker, loan.number, batch_request.done)
+            self._loss, self._losses = (
+                self._loss + batch_request.loss,
+                self._losses + batch_request.losses,
+            )
             self.give_back(worker)
-            held = None
-        if asked.stop:
+            loan = None
+        if batch_request.stop:
             self._last, self._stops = self._next, True
         answer: dict[str, Any] = {"wait": True}
-        if asked.wants:
-            answer = self._tell(worker, held, alive)
-        if not asked.knows and self.turn is not None:
+        if batch_request.wants:
+            answer = self._next_task(worker, loan, alive)
+        if not batch_request.knows and self.turn is not None:
             answer["agreed"] = self.turn.notes.get("agreed")
         return answer
 
-    def _tell(self, worker: int, held: Lent | None, alive: Sequence[int]) -> dict[str, Any]:
+    def _next_task(self, worker: int, loan: Loan | None, alive: Sequence[int]) -> dict[str, Any]:
         if self.over:
             return {"over": True}
         if self.turn is None or self.all_done:
             if self.chief not in alive:
                 self.chief = min(alive)
             return self._floor() if worker == self.chief else {"wait": True}
-        held = held or self._lend(worker, len(alive))
-        if held is None:
+        loan = loan or self._lend(worker, len(alive))
+        if loan is None:
             return {"wait": True}
         turn = self.turn
         return {
-            "lease": held.number,
-            "first": held.first,
-            "last": held.last,
+            "lease": loan.number,
+            "first": loan.first,
+            "last": loan.last,
             "epoch": turn.epoch,
             "skip": turn.skip,
-            "step": turn.step + held.first - turn.first,
+            "step": turn.step + loan.first - turn.first,
             "workers": len(alive),
         }
 
     def _floor(self) -> dict[str, Any]:
-        """What the chief must know: the turn that was done, as far as it was meant to be."""
-        told: dict[str, Any] = {"floor": True, "turn": None, "stop": self._stops}
+        """Facts for the first worker: the finished turn, its losses and its seconds."""
+        facts: dict[str, Any] = {"floor": True, "turn": None, "stop": self._stops}
         if self.turn is not None:
-            told["turn"] = {**self.turn.model_dump(), "last": self._last}
+            facts["turn"] = {**self.turn.model_dump(), "last": self._last}
         seconds = time.monotonic() - self._begun
-        return told | {"loss": self._loss, "losses": self._losses, "seconds": seconds}
+        return facts | {"loss": self._loss, "losses": self._losses, "seconds": seconds}
 
-    def _lend(self, worker: int, workers: int) -> Lent | None:
+    def _lend(self, worker: int, workers: int) -> Loan | None:
         assert self.turn is not None
         if self._back:
             first, last = self._back.pop(0)
@@ -154,27 +157,27 @@ class Ledger:
             self._next = last
         if first == last:
             return None
-        self._lent += 1
-        self.leases[worker] = Lent(self._lent, first, last)
+        self._num_leases += 1
+        self.leases[worker] = Loan(self._num_leases, first, last)
         return self.leases[worker]
 
     def advance(self, worker: int, lease: int, done: int) -> None:
         """Every server has applied the batches of a lease before `done`."""
-        held = self.leases.get(worker)
-        if held is not None and held.number == lease:
-            held.first = min(max(held.first, done), held.last)
+        loan = self.leases.get(worker)
+        if loan is not None and loan.number == lease:
+            loan.first = min(max(loan.first, done), loan.last)
 
     def give_back(self, worker: int) -> tuple[int, int] | None:
         """A worker has its lease no more: what it has not done goes to others; which that is."""
-        held = self.leases.pop(worker, None)
-        if held is None or held.first == held.last:
+        loan = self.leases.pop(worker, None)
+        if loan is None or loan.first == loan.last:
             return None
-        self._back.append((held.first, held.last))
+        self._back.append((loan.first, loan.last))
         return self._back[-1]
 
 
 class Applied:
-    """Whose gradients a server has applied: batches of the present epoch, as ranges."""
+    """The batches of the present epoch whose gradients a server has applied, as ranges."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -202,6 +205,6 @@ class Applied:
         if epoch != self.epoch:
             self.epoch, self._edges = epoch, []
         place = bisect_right(self._edges, first)
-        # An edge that a range beside them has in common with them is one no more.
+        # An edge shared with a neighbouring range is no edge any more.
         before, after = bisect_left(self._edges, first), bisect_right(self._edges, last)
         self._edges[before:after] = [first] * (before == place) + [last] * (after == place)

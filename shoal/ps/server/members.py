@@ -1,8 +1,8 @@
 """Members: the workers of a run as a server knows them.
 
-One that goes silent ends the run. Where workers come and go it is given up: what it says later is
-refused, and its batches, of which server 0 keeps a ledger, go to others; such a run ends when the
-chief ends it, and fails when nobody is left.
+A worker that goes silent ends the run. Where workers join and leave it is given up: its
+later requests are refused, and its batches, of which server 0 keeps a ledger, go to others. Such a
+run ends when the chief ends it, and fails when no worker is left.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ log = logging.getLogger("shoal")
 
 @dataclass
 class Worker:
-    """What a server knows of a worker."""
+    """A server's record of a worker."""
 
     session: int
     host: str
-    heard: float  # when it was last heard of
+    heard: float  # when its last message came
     step: int = 0  # pushes that came
     answer: list[Any] | None = None  # to its last push, once it is given
     done: bool = False
@@ -42,25 +42,25 @@ class Members(dict[int, Worker]):
         self.index, self.answers = index, answers
         self.timeout = timeout  # seconds of silence after which a worker counts as lost
         self.looked = time.monotonic()  # when the workers were last looked after
-        self.elastic = False  # whether workers come and go, once one has said so
+        self.elastic = False  # whether workers may join and leave; set by the first hello
         self.ledger = Ledger()  # of server 0; that of the others is empty
         self._over = False  # a worker said so
         self._alone_since: float | None = None  # when the last worker went
 
     def register(self, header: MessageHeader, host: str) -> bool:
-        """Take up a worker that says hello, as often as it does; whether it is new."""
-        known = self.get(header.worker)
-        if known is None:
+        """Register a worker that says hello, also repeatedly; True if it is new."""
+        member = self.get(header.worker)
+        if member is None:
             self[header.worker] = Worker(header.session, host, time.monotonic())
             self._alone_since = None
             if self.elastic and self.index == 0:
                 log.info("worker %d on host %s joins", header.worker, host)
-        elif known.session != header.session:
+        elif member.session != header.session:
             raise WireError(
-                f"there is a worker {header.worker} already, on host {known.host}: every worker "
+                f"there is a worker {header.worker} already, on host {member.host}: every worker "
                 "needs a number of its own"
             )
-        return known is None
+        return member is None
 
     def hear(self, header: MessageHeader) -> None:
         """The worker that a message is from lives, if it is one of this run."""
@@ -77,7 +77,7 @@ class Members(dict[int, Worker]):
         return [number for number, one in self.items() if not one.done and not one.lost]
 
     def silent(self) -> Iterator[tuple[int, str]]:
-        """Those who went silent since the last look, and the message about each."""
+        """Yield workers that went silent since the last look, with a message about each."""
         now = time.monotonic()
         busy, self.looked = now - self.looked > self.timeout / 2, now
         if busy:  # what came meanwhile may not have been handed over yet
@@ -105,11 +105,11 @@ class Members(dict[int, Worker]):
         at_work = [worker.step for worker in self.values() if not worker.done]
         return min(at_work, default=0) if len(self) == count else 0
 
-    # ---- where they come and go -----------------------------------------------------------------
+    # ---- elastic workers ------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
-        """Whether the run is over, and everybody has gone."""
+        """Whether the run is over and all workers have left."""
         return self.elastic and self._nothing_left and not self.alive
 
     @property
@@ -117,7 +117,7 @@ class Members(dict[int, Worker]):
         return self._over or self.ledger.over
 
     def number_of(self, header: MessageHeader) -> int:
-        """The number of a worker that says hello: server 0 gives it, and others are told."""
+        """The number of a worker that says hello; server 0 chooses numbers of elastic workers."""
         for number, worker in self.items():
             if worker.session == header.session:
                 return number
@@ -132,30 +132,30 @@ class Members(dict[int, Worker]):
             raise WireError(f"{number} workers have come already, as many as there may be")
         return number
 
-    def left(self, number: int, over: bool) -> None:
-        """A worker said goodbye; over: because nothing is left to do."""
+    def remove_worker(self, number: int, over: bool) -> None:
+        """Remove a worker that said goodbye; over: nothing is left to do."""
         self._over = self._over or over
         self._reclaim(number)
         if self.index == 0 and not over:
             log.info("worker %d on host %s leaves", number, self[number].host)
 
     def lease(self, request: Request) -> None:
-        """A worker asks what to do."""
+        """Answer a worker that asks for its next lease."""
         self._check_keeper()
-        asked = request.read(BatchRequest, "a LEASE that is not right", 1 << 20)
-        answer = self.ledger.ask(request.header.worker, asked, self.alive)
-        self.answers.give(request, [json_frame(answer)])
+        batch_request = request.read(BatchRequest, "a LEASE that is not right", 1 << 20)
+        answer = self.ledger.ask(request.header.worker, batch_request, self.alive)
+        self.answers.reply(request, [json_frame(answer)])
 
     def turn(self, request: Request) -> None:
-        """The chief says what comes next."""
+        """Handle a request of the chief that sets the next turn."""
         self._check_keeper()
         turn = request.read(Turn, "a TURN that is not right", 1 << 20)
-        self.ledger.go_on(request.header.worker, turn)
+        self.ledger.begin_turn(request.header.worker, turn)
 
     def look_after(self) -> str | None:
-        """Why the run has failed, if it has: somebody went silent.
+        """The reason for a failed run, if a worker went silent; None otherwise.
 
-        Where workers come and go it is given up, and the run fails when nobody is left for long.
+        Elastic runs give up the worker instead, and fail when no worker is left for long.
         """
         silent = list(self.silent())
         if not self.elastic:

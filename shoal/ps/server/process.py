@@ -11,23 +11,25 @@ from typing import Any
 
 import torch
 
+from shoal.kernels.host_memory import keep_freed_memory
 from shoal.ps.server.server import Server
-from shoal.world.memory import keep_freed_memory
 
 log = logging.getLogger("shoal")
 
 
-def run_server(announce: str | None = None, threads: int = 1, **how: Any) -> int:
-    """Serve from this process, which does nothing else, until the workers are done; how: Server's.
+def run_server(announce: str | None = None, threads: int = 1, **options: Any) -> int:
+    """Serve from this process, which does nothing else, until the workers are done.
 
-    It writes its address to the file `announce`, and why it failed to `announce`.failed.
+    It writes its address to the file `announce`, and why it failed to `announce`.failed. options:
+    arguments of Server.
     """
     torch.set_num_threads(threads)
     keep_freed_memory()
-    server = Server(**how)
+    server = Server(**options)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        server.told = number  # noted only: a handler may run anywhere, where nothing may be raised
+        # Recorded only: a handler may run anywhere, where nothing may be raised.
+        server.stop_signal = number
 
     signal.signal(signal.SIGTERM, stop)
     if announce is not None:
@@ -36,7 +38,7 @@ def run_server(announce: str | None = None, threads: int = 1, **how: Any) -> int
         os.replace(announce + ".new", announce)
     log.info("server %d listens on %s", server.index, server.address)
     status = server.serve()
-    if status and announce is not None:  # whoever started us tells it
+    if status and announce is not None:  # the launcher reports it
         with open(announce + ".failed", "w") as file:
             json.dump({"message": server.failure or "it was told to end by SIGTERM"}, file)
     return status

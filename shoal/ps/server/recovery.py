@@ -38,14 +38,14 @@ log = logging.getLogger("shoal")
 
 
 class Recovery:
-    """The journal of a server, or none: then nothing here does anything."""
+    """The journal of a server; without a journal, every method does nothing."""
 
     def __init__(self, server: Any, with_journal: bool):
         if with_journal and server.folder is None:
             raise ValueError("a journal needs a folder: start the server with --folder=DIR")
         self.server = server
         self.journal = Journal(server.folder if with_journal else None, server.index)
-        self.recovered = False  # what this process knows is of one before it
+        self.recovered = False  # whether this process took over the state of an earlier one
         self._hellos: dict[int, list[Any]] = {}  # worker -> header and frame of its hello
 
     @property
@@ -54,8 +54,8 @@ class Recovery:
 
     # ---- while all is well ----------------------------------------------------------------------
 
-    def write_down(self, request: Request) -> None:
-        """Keep a request that changes the server; it is answered after that."""
+    def append_to_journal(self, request: Request) -> None:
+        """Append a request that changes the server; it is answered after that."""
         if not self.journal.on:
             return
         frames = [request.header.pack(), *request.frames]
@@ -96,8 +96,8 @@ class Recovery:
     # ---- started again --------------------------------------------------------------------------
 
     def recognise(self, header: MessageHeader) -> None:
-        """Whose is the journal that was found: of the run that speaks, or of one before it?"""
-        if not self.journal.found:
+        """Recover from a journal of the run that sent a header; discard one of an earlier run."""
+        if not self.journal.has_earlier:
             return
         if (header.worker, header.session) in self.journal.sessions:
             self._recover()
@@ -105,7 +105,7 @@ class Recovery:
             self.journal.discard()
 
     def check_known(self, header: MessageHeader) -> None:
-        """Name the cause where a worker speaks to a server that nobody has greeted in its life."""
+        """Raise an error with the cause where a worker is unknown to a restarted server."""
         if self.journal.on:
             raise WireError(
                 f"server {self.server.index} was started again and does not know worker "
@@ -125,17 +125,17 @@ class Recovery:
         return Written(files)
 
     def _recover(self) -> None:
-        server, begun, count = self.server, time.monotonic(), 0
+        server, started, count = self.server, time.monotonic(), 0
         save: Request | None = None  # the last request, where it is one and no segment follows
         server.answers.silent = self.recovered = True
         try:
-            for what, frames in self.journal.replay():
-                if what == REQUEST:
+            for kind, frames in self.journal.replay():
+                if kind == REQUEST:
                     request = self._repeat(frames)
                     if request.header.kind != Kind.HELLO:
                         save = request if request.header.kind == Kind.SAVE else None
                         count += 1
-                elif what == STATE:
+                elif kind == STATE:
                     self._meet_state(frames, first=count == 0)
                     save, count = None, count + 1
         except Exception as error:  # of files that may hold anything
@@ -145,7 +145,7 @@ class Recovery:
             server.answers.silent = False
         if save is not None:  # killed before the next segment was there
             self.begin_segment(save)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         log.info("server %d is back: %d requests in %.1f s", server.index, count, seconds)
 
     def _repeat(self, frames: list[memoryview]) -> Request:
@@ -163,24 +163,24 @@ class Recovery:
         return Request(b"", header, frames[0], frames[1:])
 
     def _meet_state(self, frames: list[memoryview], first: bool) -> None:
-        """The beginning of a segment: of the first one all comes from there."""
+        """Handle the state at the start of a segment; the first one is taken over."""
         server = self.server
         if server.steps is None:
             raise WireError("a journal in which nobody describes the model")
         if not first:
-            known = check_same(server.steps, frames)
+            server_state = check_same(server.steps, frames)
         else:
             rows = self.journal.rows or []
-            known = take_over(server.steps, frames, rows, server.folder)
+            server_state = take_over(server.steps, frames, rows, server.folder)
             server.writer = Written(rows[-1][1] if rows else {})
-        self.journal.save(known.save, known.delta)
+        self.journal.save(server_state.save, server_state.delta)
 
 
 # ---- what a server is, less its rows ------------------------------------------------------------
 
 
-class KnownWorker(Section):
-    """What a server knows of a worker, besides its hello."""
+class WorkerState(Section):
+    """The saved state of a worker, besides its hello."""
 
     step: int = Field(ge=0)
     done: bool
@@ -189,19 +189,19 @@ class KnownWorker(Section):
     with_dense: bool = Field(description="whether dense parameters follow in that answer")
 
 
-class Known(Section):
-    """What a server knows when a save begins, besides rows, dense parameters and hellos."""
+class ServerState(Section):
+    """The state of a server when a save begins, besides rows, dense parameters and hellos."""
 
     save: str = Field(description="name of the folder that is saved into")
     delta: bool
     applied: int = Field(ge=0)
     has_dense: bool
     steps: dict[str, int] = Field(description="table -> steps that its rows have had")
-    workers: dict[str, KnownWorker]
+    workers: dict[str, WorkerState]
 
 
 def read_save(request: Request) -> Save:
-    """What is to be saved."""
+    """Read the save that a request asks for."""
     return request.read(Save, "a save is {name: text, delta: true or false, held: true or false}")
 
 
@@ -210,14 +210,14 @@ def describe(steps: ServedSteps, save: Save) -> list[Any]:
     state, workers = steps.state, {}
     for number, worker in steps.members.items():
         answer = worker.answer or []
-        workers[str(number)] = KnownWorker(
+        workers[str(number)] = WorkerState(
             step=worker.step,
             done=worker.done,
             orders=[order for order, carried_out in worker.orders.items() if carried_out],
             answer=bytes(answer[0]).hex() if answer else None,
             with_dense=len(answer) > 1,
         )
-    known = Known(
+    server_state = ServerState(
         save=save.name,
         delta=save.delta,
         applied=steps.applied,
@@ -227,48 +227,52 @@ def describe(steps: ServedSteps, save: Save) -> list[Any]:
     )
     dense = state.dense_frame() if state.has_dense else b""
     optimizer = state.dense_state() if state.has_dense else {}
-    return [known.model_dump_json().encode(), dense, format_tensors(optimizer)]
+    return [server_state.model_dump_json().encode(), dense, format_tensors(optimizer)]
 
 
 def take_over(
     steps: ServedSteps, frames: list[memoryview], rows: Rows, folder: Path | None
-) -> Known:
-    """Become what a record says, with the rows of these files; the workers have said hello."""
-    known, dense, optimizer = _parse(frames)
+) -> ServerState:
+    """Take over the state of a record, with the rows of these files; workers have registered."""
+    server_state, dense, optimizer = _parse(frames)
     state = steps.state
     for number, (name, files) in enumerate(rows):
-        values = {"name": committed(name), "files": files, "steps": known.steps}
+        values = {"name": committed(name), "files": files, "steps": server_state.steps}
         load = validated(Load, {**values, "fresh": number == 0}, "a journal's rows are not right")
         for _ in load_shards(state, folder, load):
             pass
     state.mark_saved()
-    if known.has_dense:
+    if server_state.has_dense:
         state.set_dense(dense, optimizer)
-    steps.applied = known.applied
-    for name, one in known.workers.items():
+    steps.applied = server_state.applied
+    for name, worker_state in server_state.workers.items():
         worker = steps.members.get(int(name)) if name.isdecimal() else None
         if worker is None:
             raise WireError(f"a journal tells of worker {name[:20]}, who never said hello")
-        worker.step, worker.done = one.step, one.done
-        worker.orders = dict.fromkeys(one.orders, True)
-        if one.answer is not None:
-            told = [bytes.fromhex(one.answer)]
-            worker.answer = [*told, *([state.dense_frame()] * one.with_dense)]
-    return known
+        worker.step, worker.done = worker_state.step, worker_state.done
+        worker.orders = dict.fromkeys(worker_state.orders, True)
+        if worker_state.answer is not None:
+            answer = [bytes.fromhex(worker_state.answer)]
+            worker.answer = [*answer, *([state.dense_frame()] * worker_state.with_dense)]
+    return server_state
 
 
-def check_same(steps: ServedSteps, frames: list[memoryview]) -> Known:
-    """Refuse a journal that did not lead to what the server was: its numbers would be wrong."""
-    known, dense, _ = _parse(frames)
-    here = bytes(steps.state.dense_frame()) if known.has_dense else b""
-    if known.applied != steps.applied or known.has_dense != steps.state.has_dense or here != dense:
+def check_same(steps: ServedSteps, frames: list[memoryview]) -> ServerState:
+    """Refuse a journal whose replay does not give the saved state: numbers would be wrong."""
+    server_state, dense, _ = _parse(frames)
+    dense_here = bytes(steps.state.dense_frame()) if server_state.has_dense else b""
+    if (
+        server_state.applied != steps.applied
+        or server_state.has_dense != steps.state.has_dense
+        or dense_here != dense
+    ):
         raise WireError("the journal does not lead to what the server was at its last save")
-    return known
+    return server_state
 
 
-def _parse(frames: list[memoryview]) -> tuple[Known, memoryview, memoryview]:
+def _parse(frames: list[memoryview]) -> tuple[ServerState, memoryview, memoryview]:
     if len(frames) != 3:
         raise WireError(f"a journal's state in {len(frames)} frames; there must be 3")
     state, dense, optimizer = frames
-    known = validated(Known, parse_json(state), "a journal's state is not right")
-    return known, dense, optimizer
+    server_state = validated(ServerState, parse_json(state), "a journal's state is not right")
+    return server_state, dense, optimizer

@@ -17,7 +17,8 @@ import zmq
 from safetensors.torch import save as format_tensors
 
 from shoal.config.row_rules import TiersSection
-from shoal.ps.keys import Keys
+from shoal.distributed.liveness import BEAT
+from shoal.ps.key_files import Keys
 from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.members import Members
 from shoal.ps.server.recovery import Recovery, read_save
@@ -39,7 +40,6 @@ from shoal.ps.wire import (
     parse_header,
     parse_json,
 )
-from shoal.world.liveness import BEAT
 
 log = logging.getLogger("shoal")
 OF_FIRST = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD, Kind.SAVED)  # what worker 0 alone may ask
@@ -87,25 +87,25 @@ class Server:
         self.writer: ShardWriter | None = None
         self._jobs: list[tuple[Request, Iterator[None]]] = []  # long work, done in parts
         self._ending = False  # a worker said goodbye
-        self.told = 0  # the signal that told it to end
+        self.stop_signal = 0  # the number of the signal that ended the server; 0: none so far
         self.messages = self.refused = 0
 
     # ---- the loop -------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Until all workers said goodbye, or a signal comes; the exit status."""
+        """Serve until all workers said goodbye or a signal comes; returns the exit status."""
         try:
             while True:
                 self._take_one()
-                if self.told:
-                    return 128 + self.told
+                if self.stop_signal:
+                    return 128 + self.stop_signal
                 if self._jobs:
-                    self._go_on()
+                    self._continue_job()
                 if time.monotonic() - self.members.looked > 0.5:
                     self._look_after_workers()
                 if self._ending and self._all_done():
                     break
-                # A server that gave up tells workers why for a while.
+                # A server that gave up reports the reason to workers for a while.
                 if self.failure and time.monotonic() - self._failed_at > 3.0:
                     log.error("server %d ends: %s", self.index, self.failure)
                     break
@@ -149,7 +149,7 @@ class Server:
         return self.steps is not None and self.members.all_done(self.steps.spec.workers)
 
     def fail(self, why: str) -> None:
-        """Give up: tell everybody who waits, and everybody who will ask."""
+        """Fail the run: report it to all workers that wait, and to all later requests."""
         self.failure, self._failed_at = why, time.monotonic()
         for request in [] if self.steps is None else self.steps.abandon():
             self.answers.refuse(request.address, request.header, why, lost=True)
@@ -185,7 +185,7 @@ class Server:
             self._refuse(address, header, str(error))
         except Exception as error:  # checks that failed to foresee something must not end a server
             log.exception("server %d could not handle a message", self.index)
-            self._refuse(address, header, f"server {self.index} stumbled: {error!r}")
+            self._refuse(address, header, f"internal error on server {self.index}: {error!r}")
 
     def _check_sender(self, header: MessageHeader) -> None:
         if header.kind >= Kind.OK:
@@ -208,9 +208,9 @@ class Server:
             handler(self, request)
             return
         orders, number = self._orders(request), request.header.sequence
-        if number in orders:  # asked again: its answer was late or lost
+        if number in orders:  # repeated: its answer was late or lost
             if orders[number]:
-                self.answers.give(request, [])
+                self.answers.reply(request, [])
             return
         orders[number] = False
         try:
@@ -230,50 +230,52 @@ class Server:
         self.answers.refuse(address, header, why, lost=why == self.failure)
 
     def _carried_out(self, request: Request) -> None:
-        self.recovery.write_down(request)
+        self.recovery.append_to_journal(request)
         self._orders(request)[request.header.sequence] = True
         if request.header.kind == Kind.SAVE:
             self.recovery.begin_segment(request)
-        self.answers.give(request, [])
+        self.answers.reply(request, [])
 
     # ---- workers --------------------------------------------------------------------------------
 
     def _hello(self, request: Request) -> None:
-        header, known = request.header, None if self.steps is None else self.steps.spec
-        spec, host = read_hello(request.only(1)[0], header.worker, self.index, known)
+        header, known_spec = request.header, None if self.steps is None else self.steps.spec
+        spec, host = read_hello(request.only(1)[0], header.worker, self.index, known_spec)
         if spec.elastic:
             header = header._replace(worker=self.members.number_of(header))
         if header.worker >= spec.workers:
             raise WireError(f"worker {header.worker} of {spec.workers}")
         if self.steps is None:
             state = make_state(spec, self.index, self.tiers)
-            self.steps = ServedSteps(state, self.members, self.fail, self.recovery.write_down)
+            self.steps = ServedSteps(
+                state, self.members, self.fail, self.recovery.append_to_journal
+            )
             self.members.elastic = spec.elastic
         if self.members.register(header, host):
-            self.recovery.write_down(request)
-        self.answers.give(request, [self.life, COUNT.pack(header.worker)])
+            self.recovery.append_to_journal(request)
+        self.answers.reply(request, [self.life, COUNT.pack(header.worker)])
 
     def _ping(self, request: Request) -> None:
-        worker, taken = request.header.worker, self.members[request.header.worker].step
-        if request.header.step > taken and not self.recovery.recovered:
-            raise WireError(f"worker {worker} speaks of {request.header.step} pushes of {taken}")
-        if request.header.step > taken and self.failure is None:
+        worker, step = request.header.worker, self.members[request.header.worker].step
+        if request.header.step > step and not self.recovery.recovered:
+            raise WireError(f"worker {worker} speaks of {request.header.step} pushes of {step}")
+        if request.header.step > step and self.failure is None:
             self.fail(
                 f"server {self.index} has lost pushes of worker {worker} that it had answered "
-                f"({taken} of {request.header.step} are there): its host went down before its "
+                f"({step} of {request.header.step} are there): its host went down before its "
                 "journal was on disk, or the journal was cut"
             )
-        self.answers.give(request, [(self.failure or "").encode(), self.life])
+        self.answers.reply(request, [(self.failure or "").encode(), self.life])
 
     def _bye(self, request: Request) -> None:
         number = request.header.worker
         if not self.members[number].done:
-            self.recovery.write_down(request)
+            self.recovery.append_to_journal(request)
         self.members[number].done = self._ending = True
-        self.answers.give(request, [])
+        self.answers.reply(request, [])
         self._steps().leave(number)
         if self.members.elastic:
-            self.members.left(number, over=bool(request.frames))
+            self.members.remove_worker(number, over=bool(request.frames))
 
     def _turn(self, request: Request) -> None:
         self.members.turn(request)
@@ -285,14 +287,14 @@ class Server:
         state = self._steps().state
         if not state.has_dense and state.num_dense:
             raise WireError("nobody has set the dense parameters yet")
-        self.answers.give(request, [state.dense_frame()])
+        self.answers.reply(request, [state.dense_frame()])
 
     def _set_dense(self, request: Request) -> None:
         self._steps().state.set_dense(*request.only(2))
         self._carried_out(request)
 
     def _dense_state(self, request: Request) -> None:
-        self.answers.give(request, [format_tensors(self._steps().state.dense_state())])
+        self.answers.reply(request, [format_tensors(self._steps().state.dense_state())])
 
     def _steps(self) -> ServedSteps:
         assert self.steps is not None  # a worker is known here when it has described the model
@@ -305,7 +307,7 @@ class Server:
         if self.writer is not None and self.writer.running():
             raise WireError("the last save is still being written")
         if self.writer is not None:
-            self.writer.abandon()  # one that was held, and that nobody asked for
+            self.writer.abandon()  # a held save that was never released
         self.writer = self.recovery.saved_before(state, save.name)
         if self.writer is None:
             self.writer = ShardWriter(state, self.folder, save, again=self.recovery.replaying)
@@ -323,7 +325,7 @@ class Server:
         self.writer.release()
         report = self.writer.report()
         self.recovery.know_files(report.get("files"))
-        self.answers.give(request, [json_frame(report)])
+        self.answers.reply(request, [json_frame(report)])
 
     def _load(self, request: Request) -> None:
         wrong = "a load is {name: text, files: {...}, steps: {...}, fresh: true or false}"
@@ -333,10 +335,10 @@ class Server:
     def finish_jobs(self) -> None:
         """Do all of the long work."""
         while self._jobs:
-            self._go_on()
+            self._continue_job()
 
-    def _go_on(self) -> None:
-        """A part of the long work, so that workers are answered in between."""
+    def _continue_job(self) -> None:
+        """Do a part of the long work, so that workers are answered in between."""
         request, job = self._jobs[0]
         try:
             if next(job, OVER) is None:
@@ -349,16 +351,16 @@ class Server:
 
     def _stats(self, request: Request) -> None:
         state = self._steps().state
-        found = {
+        stats = {
             "tables": {
-                one.name: {"rows": len(store), "bytes": getattr(store, "memory", None)}
-                for one, store in zip(state.spec.tables, state.stores)
+                table.name: {"rows": len(store), "bytes": getattr(store, "memory", None)}
+                for table, store in zip(state.spec.tables, state.stores)
             },
             "messages": self.messages,
             "refused": self.refused,
             "rewritten": state.rewritten,
         }
-        self.answers.give(request, [json_frame(found)])
+        self.answers.reply(request, [json_frame(stats)])
 
 
 HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {

@@ -27,7 +27,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
-from shoal.embedding.engines.row_files import RowFilesRead, chunks, take_over, tell_lost
+from shoal.embedding.engines.row_files import RowFilesRead, chunks, take_over, warn_lost
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.ps.server.folder import Folder, opened
 from shoal.ps.server.state import State
@@ -52,7 +52,7 @@ class ShardWriter:
             raise WireError("a delta needs a whole save before it")
         if save.delta and state.rewritten:
             raise WireError("rows were dropped, or counts faded, since the last save: save whole")
-        self._found: dict[str, Any] | None = None
+        self._result: dict[str, Any] | None = None
         self._gate = -1  # of a save that is held: the end of a pipe whose other one the child reads
         self._report = tempfile.TemporaryFile()  # noqa: SIM115 (the child leaves its report there)
         try:
@@ -68,20 +68,20 @@ class ShardWriter:
 
     def _fork(self, state: State, folder: Folder, marks: list[int] | None, held: bool) -> None:
         server = os.getpid()
-        told, self._gate = os.pipe() if held else (-1, -1)
+        gate_end, self._gate = os.pipe() if held else (-1, -1)
         # One at a time: what other libraries do around a fork may fail in two threads at once.
         with _forking, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread
             self._pid = os.fork()
         if self._pid == 0:
-            self._write(state, folder, marks, server, told)
+            self._write(state, folder, marks, server, gate_end)
         if held:
-            os.close(told)
+            os.close(gate_end)
 
     def _write(
-        self, state: State, folder: Folder, marks: list[int] | None, server: int, told: int
+        self, state: State, folder: Folder, marks: list[int] | None, server: int, gate_end: int
     ) -> None:
-        """In the child: write, report, and be gone without any clean-up of the parent's things."""
+        """In the child: write, report, and exit without cleaning up objects of the parent."""
         status = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -89,7 +89,7 @@ class ShardWriter:
             _close_sockets()
             if self._gate >= 0:
                 os.close(self._gate)
-                if not os.read(told, 1):
+                if not os.read(gate_end, 1):
                     os._exit(1)
             torch.set_num_threads(1)
             report: dict[str, Any] = {"files": write_shards(state, folder, marks)}
@@ -107,7 +107,7 @@ class ShardWriter:
         return self._gate < 0 and self.report()["running"]
 
     def release(self) -> None:
-        """Let a save that is held be written."""
+        """Start to write a save that is held."""
         if self._gate >= 0:
             os.write(self._gate, b"\n")
             self._close_gate()
@@ -119,23 +119,23 @@ class ShardWriter:
 
     def report(self) -> dict[str, Any]:
         """running, and when it is over: files (name -> bytes, sha256) or error."""
-        if self._found is None:
+        if self._result is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid == 0:
                 return {"running": True}
             try:
                 self._report.seek(0)  # the child has written through the same handle
-                self._found = json.loads(self._report.read())
+                self._result = json.loads(self._report.read())
             except (OSError, ValueError):
                 code = os.waitstatus_to_exitcode(status)
-                self._found = {"error": f"a server's save ended with status {code}"}
+                self._result = {"error": f"a server's save ended with status {code}"}
             self._report.close()
-        return {"running": False, **self._found}
+        return {"running": False, **self._result}
 
     def abandon(self) -> None:
-        """The server ends, or nobody needs the save: so does the child."""
+        """End the child: the server ends, or the save is not needed."""
         self._close_gate()
-        if self._found is None:
+        if self._result is None:
             try:
                 os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
@@ -147,11 +147,11 @@ class Written(ShardWriter):
     """A save of an earlier process of this server, or of its replica, whose files are known."""
 
     def __init__(self, files: dict[str, Any]):
-        self._found, self._gate = {"files": files}, -1
+        self._result, self._gate = {"files": files}, -1
 
 
 def _close_sockets() -> None:
-    """In the child: where the server is gone, nobody shall find its sockets still open."""
+    """Close sockets in the child, so that they do not stay open when the server is gone."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the listing itself is closed by now
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -184,9 +184,9 @@ def load_shards(state: State, root: Path | None, load: Load) -> Iterator[None]:
 
     Where all others are forgotten, nothing changes before all is read.
     """
-    where = f"{root}/{load.name}"
+    place = f"{root}/{load.name}"
     stores = state.make_stores() if load.fresh else state.stores
-    taken = {one.name: RowFilesRead() for one in state.spec.tables}
+    files_read = {one.name: RowFilesRead() for one in state.spec.tables}
     numbers = {one.name: k for k, one in enumerate(state.spec.tables)}
     for file, facts in load.files.items():
         if not file.startswith("rows-") or "/" in file:
@@ -199,17 +199,17 @@ def load_shards(state: State, root: Path | None, load: Load) -> Iterator[None]:
                 data = folder.read(file)
         except OSError as error:
             raise WireError(
-                f"server {state.index} cannot read {where}/{file}: {error.strerror}; checkpoints "
+                f"server {state.index} cannot read {place}/{file}: {error.strerror}; checkpoints "
                 "must be on a disk that all hosts share"
             ) from None
         if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
-            raise WireError(f"checkpoint {where} is damaged: {file} fails its checksum")
+            raise WireError(f"checkpoint {place} is damaged: {file} fails its checksum")
         number = numbers[table]
         try:
             tensors = parse_tensors(data)
-            take_over(stores[number], tensors, taken[table], partial(_chosen, state, number))
+            take_over(stores[number], tensors, files_read[table], partial(_chosen, state, number))
         except (SafetensorError, KeyError, RuntimeError) as error:
-            raise WireError(f"checkpoint {where} is damaged: {file}: {error}") from None
+            raise WireError(f"checkpoint {place} is damaged: {file}: {error}") from None
         yield
     for table, step in load.steps.items():
         if table not in numbers:
@@ -217,16 +217,16 @@ def load_shards(state: State, root: Path | None, load: Load) -> Iterator[None]:
         store = stores[numbers[table]]
         if state.counted[numbers[table]]:
             # In async each server counts the pushes of all workers, and ages go by that count.
-            step = max(step, taken[table].last_step, 0 if load.fresh else store.step)
+            step = max(step, files_read[table].last_step, 0 if load.fresh else store.step)
         store.step = step
     if load.fresh:
         state.stores, state.marks = stores, None  # a delta cannot name rows that are forgotten
         if state.index == 0:  # it is the same on all servers, and with the deltas that follow
             for table, number in numbers.items():
-                tell_lost(stores[number], taken[table])
+                warn_lost(stores[number], files_read[table])
 
 
 def _chosen(state: State, number: int, ids: Tensor) -> Tensor:
-    """Which of a table's ids belong to this server."""
+    """The places of those of a table's ids that belong to this server."""
     sharding = Sharding(state.spec.tables[number].table(), Placement("row"), state.spec.servers)
     return (sharding.owners(ids) == state.index).nonzero().squeeze(1)

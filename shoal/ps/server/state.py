@@ -18,8 +18,9 @@ from torch import Tensor
 from shoal.config.row_rules import TiersSection
 from shoal.embedding.engines.local import make_engines, push_all
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.optim.dense import DenseOptimizer, make_optimizer, restore_state, state_tensors
-from shoal.embedding.rows.admission import admission_of, tend
+from shoal.embedding.rows.admission import admission_of, apply_row_rules
+from shoal.kernels.host_memory import half_of_memory
+from shoal.optimizers.dense import DenseOptimizer, make_optimizer, restore_state, state_tensors
 from shoal.ps.spec import Spec
 from shoal.ps.wire import (
     COMPRESSED,
@@ -29,7 +30,6 @@ from shoal.ps.wire import (
     receive_rows,
     send_rows,
 )
-from shoal.world.memory import half_of_memory
 
 
 @dataclass
@@ -66,16 +66,16 @@ class State:
         self.has_dense = False  # whether a worker has said what they begin with
 
     def make_stores(self) -> list[RowEngine]:
-        """A store for each table, in which nothing was taught yet."""
+        """An untrained store for each table."""
         spec, share = self.spec, (self.index, self.spec.servers)
-        made = make_engines(
+        engines = make_engines(
             {one.name: one.table() for one in spec.tables},
             {one.name: spec.row_optimizer_of(one.name) for one in spec.tables},
             spec.seed,
             admissions={one.name: admission_of(one.rules, share) for one in spec.tables},
             tiers=self.tiers,
         )
-        return list(made.values())
+        return list(engines.values())
 
     def check_ids(self, table: int, ids: Tensor) -> None:
         """Refuse ids that a table of the model does not have."""
@@ -97,26 +97,26 @@ class State:
         `pairs` are all tables of the push, with their numbers of ids. Every id was shown, a whole
         number of times; counts that cannot be are refused.
         """
-        which = [(table, n) for table, n in pairs if self.counted[table]]
-        sizes = [n for _, n in which]
-        found = receive_rows(frame, sizes, [2] * len(which), flags & COMPRESSED)
-        for (table, _), counts in zip(which, found):
+        counted_pairs = [(table, n) for table, n in pairs if self.counted[table]]
+        sizes = [n for _, n in counted_pairs]
+        counts_by_table = receive_rows(frame, sizes, [2] * len(counted_pairs), flags & COMPRESSED)
+        for (table, _), counts in zip(counted_pairs, counts_by_table):
             shows, clicks = counts.unbind(1)
             sound = (shows >= 1) & (shows == shows.floor()) & (clicks >= 0) & clicks.isfinite()
             if not bool(sound.all()) or float(shows.double().sum()) > MOST_IDS:
                 raise WireError(f"impossible counts of table {self.spec.tables[table].name!r}")
-        return {table: counts for (table, _), counts in zip(which, found)}
+        return {table: counts for (table, _), counts in zip(counted_pairs, counts_by_table)}
 
     def mark_saved(self) -> None:
-        """The rows of now are saved: a delta tells what changed from here on."""
+        """Mark the present rows as saved: a delta holds what changes from here on."""
         self.marks = [store.mark() for store in self.stores]
         self.rewritten = False
 
     def apply(self, pushes: Sequence[Push]) -> None:
-        """One step with the gradients of some workers, in the order given.
+        """One step with the gradients of some workers, in this order.
 
-        Their losses are sums, so the gradients are divided by the number of terms here: what comes
-        out is the mean over all of them, however they were spread. In geo nothing is divided.
+        Their losses are sums, so the gradients are divided here by the number of terms. The result
+        is the mean over all terms, however they were spread. In geo nothing is divided.
         """
         if self.spec.mode == "geo":
             scale, lr = 1.0, -1.0  # sgd at a rate of -1: what comes is added
@@ -136,9 +136,11 @@ class State:
         if self.stores:
             counts = [self._join_counts(k, pushes) for k in range(len(self.stores))]
             push_all(self.stores, parts, lr, counts)
-            for one, store in zip(self.spec.tables, self.stores):
+            for table_spec, store in zip(self.spec.tables, self.stores):
                 # Counts fade and rows go when it is time: in the same step on every server.
-                if one.rules is not None and tend(store, one.rules, self.spec.servers):
+                if table_spec.rules is not None and apply_row_rules(
+                    store, table_spec.rules, self.spec.servers
+                ):
                     self.rewritten = True
         dense = [push.dense for push in pushes if push.dense is not None]
         if dense and self.dense:
@@ -178,25 +180,25 @@ class State:
             if not digits.isdecimal() or len(digits) > 9 or int(digits) >= len(self.spec.dense):
                 raise WireError(f"{key!r} names no state of a dense parameter")
             by_number.setdefault(int(digits), {})[name] = value
-        here: dict[str, Tensor] = {}
+        local_state: dict[str, Tensor] = {}
         for place, (number, target) in enumerate(zip(self.own, self.dense)):
-            found = by_number.get(number, {})
-            self._check_state(target, found)
-            here |= {f"{place}.{name}": value for name, value in found.items()}
+            saved = by_number.get(number, {})
+            self._check_state(target, saved)
+            local_state |= {f"{place}.{name}": value for name, value in saved.items()}
         self._flat.copy_(flat)
         if self.spec.mode != "geo":
             self.optimizer = make_optimizer(self.spec.optimizer, self.dense)
-            restore_state(self.optimizer, self.dense, here)
+            restore_state(self.optimizer, self.dense, local_state)
         self.has_dense = True
 
-    def _check_state(self, target: Tensor, found: dict[str, Tensor]) -> None:
-        """Refuse what the optimizer would stumble over at its next step."""
-        if found and found.keys() != self._state_names:
+    def _check_state(self, target: Tensor, saved: dict[str, Tensor]) -> None:
+        """Refuse a state with which the optimizer would fail at its next step."""
+        if saved and saved.keys() != self._state_names:
             raise WireError(
-                f"the state {sorted(found)} of a dense parameter; {self.spec.optimizer.name} "
+                f"the state {sorted(saved)} of a dense parameter; {self.spec.optimizer.name} "
                 f"keeps {sorted(self._state_names)}"
             )
-        for name, value in found.items():
+        for name, value in saved.items():
             shape = () if name == "step" else tuple(target.shape)
             if tuple(value.shape) != shape or value.dtype != torch.float32:
                 raise WireError(
@@ -213,7 +215,7 @@ class State:
 
 
 def make_state(spec: Spec, index: int, tiers: TiersSection | None) -> State:
-    """What a server is to keep, where it can."""
+    """The state of a server; WireError where the model does not fit."""
     needed, memory = spec.first_bytes(index), half_of_memory()
     if needed > memory:
         raise WireError(
@@ -228,11 +230,11 @@ def make_state(spec: Spec, index: int, tiers: TiersSection | None) -> State:
 
 
 def _state_names(spec: Spec) -> set[str]:
-    """What the optimizer keeps for a dense parameter that has been taught."""
+    """The names of the optimizer's state of a trained dense parameter."""
     probe = torch.zeros(1)
     probe.grad = torch.zeros(1)
     optimizer = None if spec.mode == "geo" else make_optimizer(spec.optimizer, [probe])
     if optimizer is None:
         return set()
-    optimizer.step(0.0)  # the first step of a process takes long: now, nobody waits
+    optimizer.step(0.0)  # the first step of a process takes long; here no worker waits
     return {key.split(".", 1)[1] for key in state_tensors(optimizer, [probe])}

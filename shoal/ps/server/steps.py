@@ -2,11 +2,11 @@
 
 sync     a step's gradients wait until every worker's are here, and are applied as one
 async    gradients are applied as they come; a worker far ahead of the slowest one waits, unless
-         workers come and go
+         workers join and leave
 geo      workers update their own copies; what comes is added
 
-A push that is sent twice is applied once; where workers come and go, so are the batches of a push
-that two of them computed.
+A push that is sent twice is applied once. Where workers join and leave, so are the batches of a
+push that two workers computed.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class ServedSteps:
         state: State,
         members: Members,
         fail: Callable[[str], None],
-        write_down: Callable[[Request], None],
+        append_to_journal: Callable[[Request], None],
     ):
-        """write_down: keeps a push that is taken, before it is answered."""
+        """append_to_journal: called with a push that is accepted, before it is answered."""
         self.state, self.members, self.answers = state, members, members.answers
-        self.fail, self._write_down = fail, write_down
-        self._batches = Applied()  # where workers come and go
+        self.fail, self._append_to_journal = fail, append_to_journal
+        self._batches = Applied()  # where workers join and leave
         self.spec = state.spec
         self.applied = 0  # steps (sync)
         self.pushes: dict[int, tuple[Request, Push]] = {}  # sync: wait for those of others
@@ -99,7 +99,7 @@ class ServedSteps:
         flags = request.header.flags
         rows = [self.state.stores[table].pull(ids) for table, ids in request.ids]
         message = rows_message(request.header.answer(Kind.OK, flags), rows)
-        self.answers.give_message(request.address, message)
+        self.answers.reply_message(request.address, message)
 
     def _answer_at_once(self, request: Request) -> bool:
         """Check and answer a pull in native code; False: it must be looked at here."""
@@ -111,7 +111,7 @@ class ServedSteps:
             self._reader_of, self._reader = state.stores, row_reader(state.stores, limits)
         if self._reader is None:
             return False
-        return self.answers.give_rows(self._reader, request, self._most_values)
+        return self.answers.reply_rows(self._reader, request, self._most_values)
 
     def _is_time(self, header: MessageHeader) -> bool:
         """Whether the rows that a pull of a step may see are ready."""
@@ -142,7 +142,7 @@ class ServedSteps:
         if done is not None:
             raise WireError(f"gradients of step {header.step}, and worker {done} is done")
         new = not self.spec.elastic or self._batches.is_new(*push.place[:3])
-        self._write_down(request)
+        self._append_to_journal(request)
         worker.step, worker.answer = header.step + 1, None
         if self.spec.elastic:
             self.members.ledger.advance(header.worker, *push.place[3:])
@@ -162,8 +162,8 @@ class ServedSteps:
     def _parse_push(self, request: Request) -> Push:
         state, flags = self.state, request.header.flags
         counted, elastic = any(state.counted), self.spec.elastic
-        told, parts, ids, rows, dense, *more = request.only(5 + counted + elastic)
-        lr, loss, count = numbers(told, 3)
+        totals_frame, parts, ids, rows, dense, *other_frames = request.only(5 + counted + elastic)
+        lr, loss, count = numbers(totals_frame, 3)
         if not (lr >= 0 and lr < float("inf") and count >= 0):
             raise WireError(f"a learning rate of {lr} and a count of {count}")
         if request.header.step < 0:
@@ -172,14 +172,14 @@ class ServedSteps:
         counts = [n for _, n in pairs]
         all_ids = receive_ids(ids, counts, flags)
         all_rows = receive_rows(rows, counts, [state.dims[t] for t, _ in pairs], flags)
-        for (table, _), some in zip(pairs, all_ids):
-            state.check_ids(table, some)
+        for (table, _), table_ids in zip(pairs, all_ids):
+            state.check_ids(table, table_ids)
         push = Push(lr, loss, count)
         push.rows = {t: pair for (t, _), pair in zip(pairs, zip(all_ids, all_rows))}
         if counted:
-            push.counts = state.read_counts(more[0], pairs, flags)
+            push.counts = state.read_counts(other_frames[0], pairs, flags)
         if elastic:
-            push.place = parse_place(more[-1])
+            push.place = parse_place(other_frames[-1])
         if flags & WITH_DENSE:
             if not state.has_dense:
                 raise WireError("gradients of dense parameters that nobody has set")
@@ -191,7 +191,7 @@ class ServedSteps:
     def _apply(self, everyone: list[tuple[Request, Push]]) -> None:
         try:
             self.state.apply([push for _, push in everyone])
-        except Exception as error:  # a part may be applied: nobody may continue with that
+        except Exception as error:  # a part may be applied: the run must not continue with that
             why = f"server {self.state.index} could not apply gradients: {error!r}"
             log.exception("server %d could not apply gradients", self.state.index)
             self.fail(why)
@@ -202,19 +202,19 @@ class ServedSteps:
         self._answer_pushes(everyone)
         self.release()
 
-    def _answer_pushes(self, everyone: list[tuple[Request, Push]]) -> None:
-        """Answer the workers of a step that it is done, and what the dense parameters are now."""
-        loss = sum(push.loss for _, push in everyone)
-        count = sum(push.count for _, push in everyone)
-        told = numbers_frame(loss, count)
+    def _answer_pushes(self, pushes: list[tuple[Request, Push]]) -> None:
+        """Answer the workers of a finished step, with the new dense parameters."""
+        loss = sum(push.loss for _, push in pushes)
+        count = sum(push.count for _, push in pushes)
+        totals_frame = numbers_frame(loss, count)
         dense = None
-        for request, _ in everyone:
-            frames: list[Any] = [told]
+        for request, _ in pushes:
+            frames: list[Any] = [totals_frame]
             if request.header.flags & WITH_DENSE:
                 dense = self.state.dense_frame() if dense is None else dense
                 frames.append(dense)
             self.members[request.header.worker].answer = frames
-            self.answers.give(request, frames, request.header.flags)
+            self.answers.reply(request, frames, request.header.flags)
 
     def _again(self, request: Request, worker: Worker) -> None:
         """A push that came before: it is not applied again."""
@@ -223,22 +223,22 @@ class ServedSteps:
             frames: list[Any] = [numbers_frame(0.0, 0.0)]
             if header.flags & WITH_DENSE:
                 frames.append(self.state.dense_frame())
-            self.answers.give(request, frames, header.flags)
+            self.answers.reply(request, frames, header.flags)
         elif worker.answer is not None:
-            self.answers.give(request, worker.answer, header.flags)
+            self.answers.reply(request, worker.answer, header.flags)
         elif header.worker in self.pushes:  # still waits for the others
             self.pushes[header.worker] = request, self.pushes[header.worker][1]
 
     # ---- workers that leave ---------------------------------------------------------------------
 
     def leave(self, number: int) -> None:
-        """A worker is done: it keeps nobody waiting, and nobody may wait for it."""
+        """Handle a worker that is done: it waits for no step, and no step may wait for it."""
         if self.pushes and number not in self.pushes:
             self.fail(f"worker {number} is done, and others wait for its gradients")
         self.release()
 
     def abandon(self) -> list[Request]:
-        """Forget all that waits, and say whose it was."""
+        """Forget all waiting requests, and return them."""
         waiting = [*self._waiting.values(), *(request for request, _ in self.pushes.values())]
         self._waiting, self.pushes = {}, {}
         return waiting

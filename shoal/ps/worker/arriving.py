@@ -20,7 +20,7 @@ class ArrivingRows:
         self.core = native_arriving(header.pack(), to.data_ptr(), places) if plain else None
 
     def take(self, frame: memoryview) -> None:
-        """Copy them; WireError where the answer is not the one that was asked for."""
+        """Copy the rows of an answer; WireError where it does not fit the request."""
         if self.core is not None:
             if not self.core.take(frame):
                 raise WireError(f"{len(frame)} bytes that are not the rows asked for")
@@ -28,5 +28,5 @@ class ArrivingRows:
         lengths = [length for _, length in self.places]
         values = receive_rows(frame[HEADER.size :], [sum(lengths)], [1], self.flags)[0].view(-1)
         flat = self.to.view(-1)
-        for (place, length), some in zip(self.places, values.split(lengths)):
-            flat[place : place + length] = some
+        for (place, length), row_values in zip(self.places, values.split(lengths)):
+            flat[place : place + length] = row_values

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import zmq
 
 from shoal.ps.address import check_private
-from shoal.ps.keys import Keys
+from shoal.ps.key_files import Keys
 from shoal.ps.sockets import Context, connect
 from shoal.ps.wire import Kind, MessageHeader
 
@@ -44,7 +44,7 @@ class Caller:
         self.quiet = False  # another connection of this worker reports servers that are lost
         self.greeted = False  # whether all servers know the worker: from then on silence counts
         self.pushed = 0  # pushes that were answered: no process of a server may know of fewer
-        self.failure = ""  # what a server said while nothing was asked
+        self.failure = ""  # an error that a server sent without a request
         # Called from the heartbeat when a failure stays unheard, as in a collective that never ends
         self.on_lost: Callable[[str], None] | None = None
         self._number = 0
@@ -58,6 +58,10 @@ class Caller:
         """A socket to a server, which need not be up yet."""
         wait = PING_SECONDS if self.replicas == 1 else LOOK_SECONDS
         return connect(self.context, address, self.keys, wait)
+
+    def dense_size(self, server: int) -> int | None:
+        """How many dense parameters a server has, all together; None where that is not known."""
+        return None
 
     def header(self, kind: Kind, flags: int = 0, step: int = -1) -> MessageHeader:
         """The header of a new request."""

@@ -1,6 +1,6 @@
 """Client: a worker's connections to all servers.
 
-What concerns rows and gradients is divided among the servers; the rest is asked of each of them.
+Requests for rows and gradients are divided among the servers; other requests go to each of them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
+from shoal.config.section import Section
+from shoal.distributed.world import PeerLost
 from shoal.ps.spec import Spec
 from shoal.ps.wire import (
+    ANY_NUMBER,
     COMPRESSED,
     COUNT,
     WITH_DENSE,
@@ -36,6 +40,7 @@ from shoal.ps.wire import (
     receive_flat,
     send_ids,
     send_rows,
+    validated,
 )
 from shoal.ps.worker.caller import Caller
 from shoal.ps.worker.heartbeat import Heartbeat
@@ -51,15 +56,44 @@ from shoal.ps.worker.transfer import (
     SplitIds,
     cut,
 )
-from shoal.world.world import PeerLost
 
 GOODBYE_SECONDS = 15.0  # how long an answer to the goodbye is waited for
+
+# How many frames an answer has at least, of requests that are answered with any.
+ANSWER_FRAMES = {
+    Kind.HELLO: 2,
+    Kind.DENSE: 1,
+    Kind.SAVED: 1,
+    Kind.STATE: 1,
+    Kind.STATS: 1,
+    Kind.LEASE: 1,
+}
 
 log = logging.getLogger("shoal")
 
 
+class SaveReport(Section):
+    """How far a server is with its files of a checkpoint."""
+
+    running: bool
+    files: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    error: str | None = None
+
+
+class Floor(Section):
+    """Server 0's answer to the worker that sets the next turn (ps/server/ledger.py)."""
+
+    floor: bool
+    turn: dict[str, Any] | None
+    stop: bool
+    loss: float
+    losses: int
+    seconds: float
+    agreed: dict[str, Any] | None = None
+
+
 class Client(Caller):
-    """What a worker asks of all servers."""
+    """A worker's connections and requests to all servers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,43 +109,49 @@ class Client(Caller):
         )
         self._heartbeat: Heartbeat | None = None
         self.spec: Spec | None = None
-        self.lease: Lease | None = None  # of which pushes are, where workers come and go
-        self.over = False  # server 0 said that nothing is left to do
+        self.lease: Lease | None = None  # the lease of present pushes, in elastic runs
+        self.over = False  # whether server 0 reported that nothing is left to do
 
-    def tell(self, link: Link | Replicas, kind: Kind, *frames: Any) -> list[memoryview]:
-        """A request to one server, and its answer."""
-        return link.wait(link.ask(self.header(kind), frames))
+    def request(self, link: Link | Replicas, kind: Kind, *frames: Any) -> list[memoryview]:
+        """Send a request to one server; returns its answer."""
+        return link.wait(link.ask(self.header(kind), frames), least=ANSWER_FRAMES.get(kind, 0))
 
-    def tell_all(self, kind: Kind, *frames: Any) -> list[list[memoryview]]:
-        """The same request to every server, and all answers."""
-        return self.tell_each(kind, repeat(frames))
+    def request_all(self, kind: Kind, *frames: Any) -> list[list[memoryview]]:
+        """Send one request to every server; returns all answers."""
+        return self.request_each(kind, repeat(frames))
 
-    def tell_each(self, kind: Kind, frames: Iterable[Sequence[Any]]) -> list[list[memoryview]]:
-        """A request to every server, with its own frames, and all answers."""
+    def request_each(self, kind: Kind, frames: Iterable[Sequence[Any]]) -> list[list[memoryview]]:
+        """Send each server a request with its own frames; returns all answers."""
         numbers = [link.ask(self.header(kind), some) for link, some in zip(self.links, frames)]
-        return [link.wait(number) for link, number in zip(self.links, numbers)]
+        least = ANSWER_FRAMES.get(kind, 0)
+        return [link.wait(number, least=least) for link, number in zip(self.links, numbers)]
+
+    def dense_size(self, server: int) -> int | None:
+        return None if self.spec is None else self._dense_sizes[server]
 
     # ---- the life of a worker -------------------------------------------------------------------
 
-    def knock(self) -> None:
-        """Let the servers hear of this worker: it says hello when it has read its data."""
+    def start_heartbeat(self) -> None:
+        """Send heartbeats to the servers; the worker registers once it has read its data."""
         self._heartbeat = Heartbeat(self, self._shards)
 
     def hello(self, spec: Spec, join_timeout: float = 60.0) -> None:
         """Describe the model to every server; waits for servers that are not up yet."""
         self.spec = spec
+        self._dense_sizes = [spec.dense_size(server) for server in range(spec.servers)]
         host = sockets.gethostname()
         if spec.elastic:  # workers are named by nothing else that a user knows
             host += f" (pid {os.getpid()})"
         values = {**spec.model_dump(mode="json"), "host": host}
         try:
-            if spec.elastic:  # server 0 says which number it has
-                self._greet(self.servers[:1], values, join_timeout)
-            self.knock()  # servers that are up must hear of this worker while it waits for others
-            self._greet(self.servers[spec.elastic :], values, join_timeout)
+            if spec.elastic:  # server 0 chooses the number of this worker
+                self._register(self.servers[:1], values, join_timeout)
+            # Servers that are up must hear of this worker while it waits for others.
+            self.start_heartbeat()
+            self._register(self.servers[spec.elastic :], values, join_timeout)
         except PeerLost as error:
             if self.joins:
-                self._take_leave()
+                self._deregister()
                 raise PeerLost(f"{error}: the run that this worker joins has ended") from None
             raise PeerLost(
                 f"{error}. Start the servers, check their addresses and keys, or raise "
@@ -119,25 +159,30 @@ class Client(Caller):
             ) from None
         self.greeted = True
 
-    def _take_leave(self) -> None:
-        """Say goodbye to servers that have greeted this worker, where others are gone."""
+    def _deregister(self) -> None:
+        """Say goodbye to the servers that registered this worker, where others are gone."""
         for link in self.servers:
             if link.life:
                 with suppress(PeerLost, ServerError):
                     link.wait(link.ask(self.header(Kind.BYE), []), GOODBYE_SECONDS)
 
-    def _greet(self, links: Sequence[Link], values: dict[str, Any], patience: float) -> None:
+    def _register(self, links: Sequence[Link], values: dict[str, Any], patience: float) -> None:
         texts = [json_frame({**values, "server": link.index}) for link in links]
         numbers = [link.ask(self.header(Kind.HELLO), [text]) for link, text in zip(links, texts)]
-        for link, asked in zip(links, numbers):
-            life, number = link.wait(asked, patience)
-            link.life, self.worker = bytes(life), COUNT.unpack(number)[0]
+        for link, sequence in zip(links, numbers):
+            life, number, *_ = link.wait(sequence, patience, ANSWER_FRAMES[Kind.HELLO])
+            if len(number) != COUNT.size:
+                raise WireError(f"{link.name}: the number of a worker has {len(number)} bytes")
+            (self.worker,) = COUNT.unpack(number)
+            if not 0 <= self.worker <= ANY_NUMBER:
+                raise WireError(f"{link.name}: a worker cannot have the number {self.worker}")
+            link.life = bytes(life)
 
     def bye(self) -> None:
-        """Let every server know that this worker is done.
+        """Report to every server that this worker is done.
 
-        A server ends with the last goodbye. If its answer to that is lost nobody is there to give
-        it again, and nothing is missing: all else that this worker asked was answered before.
+        A server ends with the last goodbye. If its answer to that is lost, it cannot be repeated,
+        and nothing is missing: all other requests of this worker were answered before.
         """
         frames = [b"over"] if self.over else []
         numbers = [link.ask(self.header(Kind.BYE), frames) for link in self.links]
@@ -160,8 +205,8 @@ class Client(Caller):
     def second(self) -> Client:
         """A client of the same worker for another thread: sockets must not be shared."""
         other = replace(self)
-        for link, mine in zip(other.servers, self.servers):
-            link.life = mine.life
+        for link, own_link in zip(other.servers, self.servers):
+            link.life = own_link.life
         other.pushed, other.quiet = self.pushed, True
         other.leave_out(self.left_out)
         other._number = secrets.randbits(40) << 20  # its own requests
@@ -169,12 +214,12 @@ class Client(Caller):
 
     @property
     def left_out(self) -> list[bool]:
-        """Of every server: whether it is lost, and its replica continues."""
+        """For every server, whether it is lost while its replica continues."""
         return [link.left_out for link in self.servers]
 
-    def leave_out(self, which: Sequence[bool]) -> None:
+    def leave_out(self, is_lost: Sequence[bool]) -> None:
         """Continue without some servers, which this worker or another one has lost."""
-        for link, lost in zip(self.servers, which):
+        for link, lost in zip(self.servers, is_lost):
             replicas = self.links[link.index]
             if lost and not link.left_out and isinstance(replicas, Replicas):
                 replicas.lose(link, link.failure or f"{link.name} is lost to another worker")
@@ -188,20 +233,22 @@ class Client(Caller):
         """
         assert self.spec is not None
         dims = [self.spec.tables[share.table].dim for share in shares]
-        asked: list[list[RowRequest]] = []
+        requests_by_link: list[list[RowRequest]] = []
         for link in self.links:
             requests: list[RowRequest] = []
-            for some in cut(shares, dims, link.index, REQUEST_VALUES):
-                wanted = [(shares[k].table, shares[k].ids, first, last) for k, first, last in some]
+            for pieces in cut(shares, dims, link.index, REQUEST_VALUES):
+                row_ranges = [
+                    (shares[k].table, shares[k].ids, first, last) for k, first, last in pieces
+                ]
                 header = self.header(Kind.PULL, self.flags, step)
-                requests.append(RowRequest(link, header, wanted, some))
-            for one in requests[:UNDER_WAY]:
-                one.send()
-            asked.append(requests)
-        return Pulling(shares, dims, asked)
+                requests.append(RowRequest(link, header, row_ranges, pieces))
+            for request in requests[:UNDER_WAY]:
+                request.send()
+            requests_by_link.append(requests)
+        return Pulling(shares, dims, requests_by_link)
 
     def add_rows(self, shares: list[SplitIds], grads: list[Tensor]) -> None:
-        """Let the next push have these gradients of rows: grads[k] [n, dim] of shares[k]."""
+        """Add gradients of rows to the next push: grads[k] [n, dim] of shares[k]."""
         self._rows = shares, grads
 
     def push(
@@ -241,12 +288,12 @@ class Client(Caller):
                 b"" if dense is None else send_rows([dense[k]], 0),
             ]
             if any(counted):
-                seen = [share.seen_by(k) for share in shares if counted[share.table]]
-                frames.append(send_rows(seen, flags & COMPRESSED))
+                shown = [share.seen_by(k) for share in shares if counted[share.table]]
+                frames.append(send_rows(shown, flags & COMPRESSED))
             if place is not None:
                 frames.append(place)
             number = link.ask(self.header(Kind.PUSH, flags, self.pushes), frames)
-            pushing.asked.append((link, number))
+            pushing.requests.append((link, number))
         self.pushes += 1
         return pushing
 
@@ -254,55 +301,65 @@ class Client(Caller):
 
     def dense(self) -> list[Tensor]:
         """Every server's dense parameters, flat."""
-        return [receive_flat(frames[0]) for frames in self.tell_all(Kind.DENSE)]
+        answers = self.request_all(Kind.DENSE)
+        return [
+            receive_flat(frames[0], self.dense_size(server))
+            for server, frames in enumerate(answers)
+        ]
 
     def set_dense(self, dense: list[Tensor], state: dict[str, Tensor]) -> None:
         """Give every server its dense parameters, and the optimizer's state."""
         packed = format_tensors(state) if state else b""
-        self.tell_each(Kind.SET_DENSE, [(send_rows([flat], 0), packed) for flat in dense])
+        self.request_each(Kind.SET_DENSE, [(send_rows([flat], 0), packed) for flat in dense])
 
     def dense_state(self) -> dict[str, Tensor]:
         """The dense optimizers' state of all servers."""
-        found: dict[str, Tensor] = {}
-        for frames in self.tell_all(Kind.STATE):
+        state: dict[str, Tensor] = {}
+        for frames in self.request_all(Kind.STATE):
             try:
-                found |= parse_tensors(bytes(frames[0]))
+                state |= parse_tensors(bytes(frames[0]))
             except SafetensorError as error:
                 raise WireError(f"the optimizer's state is not right: {error}") from None
-        return found
+        return state
 
-    # ---- batches that are lent ------------------------------------------------------------------
+    # ---- leased batches -------------------------------------------------------------------------
 
     def ask_lease(self, values: dict[str, Any]) -> dict[str, Any]:
         """Ask server 0 what to do: see Leases."""
-        return parse_json(self.tell(self.links[0], Kind.LEASE, json_frame(values))[0])
+        answer = parse_json(self.request(self.links[0], Kind.LEASE, json_frame(values))[0])
+        if "floor" in answer:
+            validated(Floor, answer, "what server 0 says of a turn")
+        return answer
 
     def set_turn(self, values: dict[str, Any]) -> None:
         """Set at server 0 what comes next."""
-        self.tell(self.links[0], Kind.TURN, json_frame(values))
+        self.request(self.links[0], Kind.TURN, json_frame(values))
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
     def save(self, folder: str | Path, delta: bool = False) -> None:
-        """Let the servers write their rows of this moment; `saved` has the files.
+        """Make the servers write their present rows; `saved` returns the files.
 
         A server has its own folder for what it writes and reads, the checkpoints of the run,
-        and is told no more than a name in there: the last part of `folder`.
+        and gets only a name in there: the last part of `folder`.
         """
-        self.tell_all(Kind.SAVE, json_frame({"name": Path(folder).name, "delta": delta}))
+        self.request_all(Kind.SAVE, json_frame({"name": Path(folder).name, "delta": delta}))
 
     def saved(self) -> dict[str, Any]:
         """Wait until the rows are written: file -> bytes and checksum."""
         files: dict[str, Any] = {}
         for link in self.links:
-            while (report := parse_json(self.tell(link, Kind.SAVED)[0]))["running"]:
+            while (report := self._save_report(link)).running:
                 time.sleep(0.02)
-            if "error" in report:
-                raise ServerError(f"{link.name}: {report['error']}")
+            if report.error is not None:
+                raise ServerError(f"{link.name}: {report.error}")
             if isinstance(link, Replicas):
-                link.tell_others(self.header(Kind.SAVED), [json_frame({"files": report["files"]})])
-            files |= report["files"]
+                link.share_answer(self.header(Kind.SAVED), [json_frame({"files": report.files})])
+            files |= report.files
         return files
+
+    def _save_report(self, link: Link | Replicas) -> SaveReport:
+        return validated(SaveReport, parse_json(self.request(link, Kind.SAVED)[0]), "a save")
 
     def load(
         self,
@@ -311,10 +368,13 @@ class Client(Caller):
         steps: dict[str, int],
         fresh: bool = False,
     ) -> None:
-        """Let every server take over its rows of a checkpoint; fresh: and forget all others."""
+        """Make every server restore its rows of a checkpoint; fresh: forget all other rows."""
         values = {"name": Path(folder).name, "files": files, "steps": steps, "fresh": fresh}
-        self.tell_all(Kind.LOAD, json_frame(values))
+        self.request_all(Kind.LOAD, json_frame(values))
 
     def stats(self) -> list[dict[str, Any]]:
-        """What each server holds."""
-        return [parse_json(frames[0]) for frames in self.tell_all(Kind.STATS)]
+        """Statistics of each server: tables, messages, refused messages."""
+        reports = [parse_json(frames[0]) for frames in self.request_all(Kind.STATS)]
+        if not all(isinstance(report.get("rewritten"), bool) for report in reports):
+            raise WireError("figures of a server that do not say whether it dropped rows")
+        return reports

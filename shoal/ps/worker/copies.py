@@ -16,10 +16,10 @@ from torch import Tensor
 
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.route import TableTrip
+from shoal.embedding.placements.trips import TableTrip
 from shoal.embedding.rows.table import Init, Table
 from shoal.embedding.service import Gradients, Lookup
+from shoal.optimizers.row_optimizer import RowOptimizer
 from shoal.ps.worker.client import Client, SplitIds
 from shoal.ps.worker.remote import RemoteTable, Served, ServedRows, ServedTrip
 
@@ -28,11 +28,11 @@ class Copy:
     """This worker's own rows of one table, and how those of this window came."""
 
     def __init__(self, remote: RemoteTable, optimizer: RowOptimizer, seed: int):
-        kept = remote.sharding.table
+        growing_table = remote.sharding.table
         self.remote = remote
-        self.engine: RowEngine = make_local(kept, optimizer, seed)
+        self.engine: RowEngine = make_local(growing_table, optimizer, seed)
         # A column more than the rows have: 1 where a row came in this window.
-        self._came = Table(kept.name, kept.dim + 1, None, Init("constant", 0.0))
+        self._came = Table(growing_table.name, growing_table.dim + 1, None, Init("constant", 0.0))
         self.begin()
 
     def begin(self) -> None:
@@ -40,7 +40,7 @@ class Copy:
         self.base: RowEngine = make_local(self._came, RowOptimizer("sgd"), 0)
 
     def missing(self, part: TableTrip) -> SplitIds:
-        """Those rows of a lookup that this window has not fetched yet, grouped by server."""
+        """The rows of a lookup that this window has not fetched yet, grouped by server."""
         keys = part.keys.cpu()
         new = self.base.pull(keys)[:, -1] == 0
         counts = [int(piece.sum()) for piece in new.split(part.counts)]
@@ -52,14 +52,14 @@ class Copy:
         self.engine.assign(ids, rows)
 
     def changes(self, workers: int) -> Served | None:
-        """What the rows of this window changed by, over the number of workers; by server."""
+        """The changes of this window's rows over the number of workers, by server."""
         chunks = list(self.base.export())
         if not chunks:
             return None
         ids = torch.cat([chunk.ids for chunk in chunks])
-        begun = torch.cat([chunk.values[:, :-1] for chunk in chunks])
+        initial = torch.cat([chunk.values[:, :-1] for chunk in chunks])
         part = TableTrip(self.remote, [Lookup(self.remote.table.name, ids)], ids.device)
-        delta = (self.engine.pull(ids) - begun).div_(workers)
+        delta = (self.engine.pull(ids) - initial).div_(workers)
         ordered = torch.empty_like(delta)
         ordered[part.inverse[0]] = delta
         return Served(part.keys, ordered, None, part.counts)
@@ -85,10 +85,12 @@ class GeoRows(ServedRows):
             copy.begin()
 
     def changes(self, workers: int) -> tuple[list[SplitIds], list[Tensor]]:
-        """What the rows of this window changed by, over the number of workers, as a push has it."""
-        found = [(copy.remote.number, copy.changes(workers)) for copy in self.copies.values()]
-        made = [(number, one) for number, one in found if one is not None]
-        return [one.share(number) for number, one in made], [one.grads for _, one in made]
+        """The changes of this window's rows over the number of workers, as a push sends them."""
+        changes_by_table = [
+            (copy.remote.number, copy.changes(workers)) for copy in self.copies.values()
+        ]
+        changed = [(number, one) for number, one in changes_by_table if one is not None]
+        return [one.share(number) for number, one in changed], [one.grads for _, one in changed]
 
     def _fetch(self, trip: ServedTrip, learn: bool) -> None:
         """Have this window's rows here, and the lookups answered from the copies."""
@@ -103,7 +105,7 @@ class GeoRows(ServedRows):
             part.take_rows(self.copies[name].engine.pull(part.keys.cpu()).to(self.device))
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
-        for name, one in gradients.items():
-            self.copies[name].engine.push(one.ids, one.scaled(scale).grads, lr)
+        for name, row_gradients in gradients.items():
+            self.copies[name].engine.push(row_gradients.ids, row_gradients.scaled(scale).grads, lr)
         for table in self.tables.values():
             table.step += 1

@@ -1,4 +1,4 @@
-"""Heartbeat: tells the servers that a worker lives, whatever it computes."""
+"""Heartbeat: shows the servers that a worker lives, whatever it computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from shoal.ps.wire import Kind, MessageHeader, parse_header
+from shoal.ps.wire import Kind, MessageHeader, WireError, parse_header
 from shoal.ps.worker.caller import PING_SECONDS, Caller
 from shoal.ps.worker.link import Link
 
@@ -29,7 +29,7 @@ class Heartbeat:
         self._thread.join()
 
     def _beat(self) -> None:
-        """Let the servers know that this worker lives, and notice when they do not."""
+        """Send heartbeats to the servers, and notice when they do not answer."""
         caller = self.caller
         links = [(one, caller.connect(one.address)) for shard in self.shards for one in shard]
         header = MessageHeader(Kind.PING, caller.worker, session=caller.session).pack()
@@ -43,9 +43,9 @@ class Heartbeat:
                 while socket.poll(0):
                     answer, heard[link] = socket.recv_multipart(), time.monotonic()
                     link.seen = time.time()
-                    told = parse_header(answer[0]).kind == Kind.OK and answer[1]
-                    if told and not link.failure:  # an error: hello is still on its way
-                        link.failure = f"{link.name}: {answer[1].decode(errors='replace')}"
+                    why = _failure_in(answer)
+                    if why and not link.failure:
+                        link.failure = f"{link.name}: {why}"
                 silent = time.monotonic() - (heard[link] or time.monotonic())
                 if caller.greeted and silent > caller.patience and not link.failure:
                     link.failure = f"{link.name} has not answered for {silent:.0f} s"
@@ -58,3 +58,16 @@ class Heartbeat:
                 caller.on_lost = None
         for _, socket in links:
             socket.close()
+
+
+def _failure_in(answer: list[bytes]) -> str:
+    """The reason why a server ends, from its answer to a heartbeat; empty: it does not end."""
+    try:
+        header = parse_header(answer[0])
+    except WireError as error:
+        return f"its answers cannot be read: {error}"
+    if header.kind != Kind.OK:  # an error: hello is still on its way
+        return ""
+    if len(answer) < 2:
+        return "its answers cannot be read: a sign of life without a second frame"
+    return answer[1].decode(errors="replace")

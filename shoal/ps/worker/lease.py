@@ -1,4 +1,4 @@
-"""Lease: batches of an epoch that this worker was lent, and how far it has come with them.
+"""Lease: batches of an epoch that server 0 lends this worker, and the worker's progress in them.
 
     first <= done <= pushed <= computed <= last
 
@@ -9,15 +9,15 @@ computed   the next push is of batches `pushed` to `computed` - 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from shoal.ps.wire import PLACE
+from shoal.ps.wire import PLACE, WireError
 
 
 @dataclass
 class Lease:
-    """What server 0 lent."""
+    """Batches that server 0 lent to this worker."""
 
     number: int
     epoch: int
@@ -25,18 +25,23 @@ class Lease:
     last: int
     skip: int  # samples before batch 0
     step: int  # steps of the run before batch `first`
-    workers: int  # that there were then
+    workers: int  # how many there were when it was lent
 
     def __post_init__(self) -> None:
         self.done = self.pushed = self.computed = self.first
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Lease:
-        """As an answer tells it."""
-        return cls(told.pop("lease"), **told)
+    def of(cls, answer: dict[str, Any]) -> Lease:
+        """The lease in an answer; WireError where it is incomplete."""
+        values = {**answer, "number": answer["lease"]}
+        names = [field.name for field in fields(cls)]
+        wrong = [name for name in names if type(values.get(name)) is not int or values[name] < 0]
+        if wrong or values["first"] > values["last"]:
+            raise WireError(f"a lease without a right {wrong[0] if wrong else 'last'}")
+        return cls(**{name: values[name] for name in names})
 
     def take_place(self) -> bytes:
-        """Of which batches the next push is; the one after it continues from there."""
+        """The batches of the next push; the push after it continues from there."""
         place = PLACE.pack(self.epoch, self.pushed, self.computed, self.number, self.done)
         self.pushed = self.computed
         return place

@@ -1,7 +1,7 @@
 """Link: a worker's connection to one server.
 
 Requests are numbered and answered in any order; several may be under way. While an answer is due
-the server is asked for a sign of life, and what it may have lost is sent again: now and then, and
+a heartbeat goes to the server, and what it may have lost is sent again: now and then, and
 at once when another process of it answers.
 """
 
@@ -15,6 +15,8 @@ from typing import Any
 
 import zmq
 
+from shoal.distributed.liveness import BEAT
+from shoal.distributed.world import PeerLost
 from shoal.ps.address import nobody_listens
 from shoal.ps.wire import (
     COPY_BELOW,
@@ -30,14 +32,12 @@ from shoal.ps.wire import (
 )
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.caller import LOOK_SECONDS, Caller
-from shoal.world.liveness import BEAT
-from shoal.world.world import PeerLost
 
-AGAIN_SECONDS = 5.0  # an answer overdue: what was asked is asked again
+AGAIN_SECONDS = 5.0  # an answer is overdue: the request is sent again
 
 
 class ServerError(ValueError):
-    """A server refused what it was asked."""
+    """A server refused a request."""
 
 
 class Link:
@@ -46,7 +46,7 @@ class Link:
     def __init__(self, caller: Caller, index: int, address: str):
         self.caller, self.index, self.address = caller, index, address
         self.socket = caller.connect(address)
-        self.due: dict[int, Callable[[], None]] = {}  # asked and not answered: sends it again
+        self.due: dict[int, Callable[[], None]] = {}  # requests without an answer: sends one again
         self.came: dict[int, tuple[MessageHeader, list[Any]]] = {}
         self.rows: dict[int, ArrivingRows] = {}  # of requests that are due
         self._ping = 0  # number of the last request for a sign of life
@@ -64,7 +64,7 @@ class Link:
         return f"server {self.index} at {self.address}"
 
     def expect(self, number: int, rows: ArrivingRows) -> None:
-        """Say where the rows of a request belong."""
+        """Register where the rows of a request go."""
         self.rows[number] = rows
 
     def ask(self, header: MessageHeader, frames: Sequence[Any]) -> int:
@@ -72,9 +72,9 @@ class Link:
         self._post(header, partial(self._send, in_pieces(header, frames)))
         return header.sequence
 
-    def ask_rows(self, header: MessageHeader, wanted: Wanted) -> None:
-        """Send a request for rows; `wait` returns when they are where `rows` says."""
-        self._post(header, partial(self._send, [pull_message(header, wanted)]))
+    def ask_rows(self, header: MessageHeader, row_ranges: Wanted) -> None:
+        """Send a request for rows; `wait` returns when they are where `expect` put them."""
+        self._post(header, partial(self._send, [pull_message(header, row_ranges)]))
 
     def _post(self, header: MessageHeader, send: Callable[[], None]) -> None:
         self.due[header.sequence] = send
@@ -83,12 +83,15 @@ class Link:
     def _send(self, message: list[Any]) -> None:
         size = sum(map(len, message))
         self.caller.bytes_sent += size - HEADER.size
-        # A server that does not take our key leaves nobody to send to: that is silence, too.
+        # A server that refuses our key leaves no peer to send to: that counts as silence, too.
         with suppress(zmq.Again):
             self.socket.send_multipart(message, zmq.NOBLOCK, copy=size <= COPY_BELOW)
 
-    def wait(self, number: int, patience: float | None = None) -> list[memoryview]:
-        """The frames of an answer, less the header; waits for it as long as the server lives."""
+    def wait(self, number: int, patience: float | None = None, least: int = 0) -> list[memoryview]:
+        """The frames of an answer, less the header; waits for it as long as the server lives.
+
+        least: how many frames it must have; WireError where it has fewer.
+        """
         patience = patience or self.caller.patience
         if number not in self.came:
             with BEAT.waiting(f"an answer of server {self.index}", bounded=True):
@@ -96,6 +99,12 @@ class Link:
         header, frames = self.came.pop(number)
         if header.kind == Kind.ERROR:
             raise self._error(frames)
+        count = max(0, len(frames) - 1)  # rows are taken from their frame when they come
+        if header.kind != Kind.OK or count < least:
+            raise WireError(
+                f"{self.name}: an answer of kind {header.kind} with {count} frames; expected is "
+                f"{Kind.OK} with {least} or more"
+            )
         return frames[1:]
 
     def _listen(self, number: int, patience: float) -> None:
@@ -119,7 +128,7 @@ class Link:
                     "network to it is cut; its own message, on its host, says more"
                 )
             if self.caller.recovery:
-                BEAT.tick()  # a server that is started again is waited for: nobody hangs
+                BEAT.tick()  # waiting for a restarted server is no hang
             header = self.caller.header(Kind.PING, step=self.caller.pushed)
             self._ping = header.sequence
             self._send([header.pack()])
@@ -133,8 +142,8 @@ class Link:
         Looked at only where another one has the same rows, or where it would never come again.
         """
         # Without a sign of life it may not be there yet, unless the run is under way.
-        known = self.caller.replicas > 1 if self.life else self.caller.joins
-        return known and silent > 2 * LOOK_SECONDS and nobody_listens(self.address)
+        can_tell = self.caller.replicas > 1 if self.life else self.caller.joins
+        return can_tell and silent > 2 * LOOK_SECONDS and nobody_listens(self.address)
 
     def _ask_again(self) -> None:
         for send in list(self.due.values()):
@@ -153,7 +162,7 @@ class Link:
         return frames
 
     def _sort(self, frames: list[memoryview]) -> None:
-        """Keep an answer that is due for whoever asked."""
+        """Keep an answer that is due until its request waits for it."""
         header = parse_header(frames[0])
         rows = self.rows.get(header.sequence)
         if rows is not None and header.kind == Kind.OK:
@@ -173,6 +182,8 @@ class Link:
             raise self._error(frames)
 
     def _error(self, frames: list[memoryview]) -> Exception:
-        found = parse_json(frames[1])
-        text = f"{self.name}: {found.get('message')}"
-        return PeerLost(text) if found.get("lost") else ServerError(text)
+        if len(frames) < 2:
+            return WireError(f"{self.name}: an error without a message")
+        report = parse_json(frames[1])
+        text = f"{self.name}: {report.get('message')}"
+        return PeerLost(text) if report.get("lost") else ServerError(text)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.placements.route import TableTrip, Trip
-from shoal.embedding.placements.routed import RoutedRows
+from shoal.embedding.placements.remote_rows import RoutedRows
+from shoal.embedding.placements.trips import TableTrip, Trip
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
@@ -22,13 +22,13 @@ from shoal.ps.worker.client import Client, Pulling, SplitIds
 
 
 class RemoteTable:
-    """One table at the servers: how its rows are cut over them. They save and load them too."""
+    """One table at the servers, and how its rows are cut over them; servers save and load."""
 
     def __init__(self, table: Table, number: int, client: Client):
         assert client.spec is not None
         self.table, self.number = table, number
-        kept = client.spec.tables[number].table()  # as a server keeps it: it grows
-        self.sharding = Sharding(kept, Placement("row"), len(client.links))
+        growing_table = client.spec.tables[number].table()  # as a server keeps it: it grows
+        self.sharding = Sharding(growing_table, Placement("row"), len(client.links))
         self.counted = client.spec.counted[number]
         self.step = 0  # how many steps its rows have had
 
@@ -40,7 +40,7 @@ class Served(RowGradients):
     per_server: list[int] = field(default_factory=list)  # how many of the ids are whose
 
     def share(self, number: int) -> SplitIds:
-        """As the client sends it."""
+        """The gradients' ids as the client sends them."""
         assert isinstance(self.ids, Tensor)
         return SplitIds(number, self.ids, self.per_server, self.counts)
 
@@ -74,7 +74,7 @@ class ServedTrip(Trip):
 
     def arrive(self) -> None:
         if self._pulling is not None:
-            self._pulling.wait()  # what was asked for must be taken
+            self._pulling.wait()  # requested rows must be received
 
     def fetch(self) -> None:
         """Have the rows here."""
@@ -95,7 +95,7 @@ class ServedRows(RoutedRows[ServedTrip]):
         device: torch.device | str = "cpu",
         pipelined: bool = False,
     ):
-        """pipelined: prefetched rows are asked for at once, not as the step before leaves them."""
+        """pipelined: prefetched rows are requested at once, not after the step before them."""
         self.client, self.pipelined = client, pipelined
         self.remote = {t.name: RemoteTable(t, k, client) for k, t in enumerate(tables)}
         super().__init__(self.remote, rules, torch.device(device))
@@ -111,7 +111,7 @@ class ServedRows(RoutedRows[ServedTrip]):
             self._ask_ahead()
 
     def _continue_prefetched(self) -> None:
-        """Nothing: such rows are asked for once the gradients of this step are on their way."""
+        """Do nothing: prefetched rows are requested once this step's gradients are sent."""
 
     def _ask_ahead(self) -> None:
         """Ask for the rows of coming batches, as they are when what was pushed is applied."""
@@ -133,28 +133,28 @@ class ServedRows(RoutedRows[ServedTrip]):
         rows: Gradients = {name: self._joined(name, some) for name, some in by_table.items()}
         return Collected(join_flat(dense, self.device), rows)
 
-    def _joined(self, name: str, some: list[Served]) -> Served:
-        """Looked up in several trips: summed as one."""
-        if len(some) == 1:
-            return some[0]
-        ids = torch.cat([one.ids for one in some if isinstance(one.ids, Tensor)])
+    def _joined(self, name: str, pieces: list[Served]) -> Served:
+        """The gradients of a table that several trips looked up, summed."""
+        if len(pieces) == 1:
+            return pieces[0]
+        ids = torch.cat([one.ids for one in pieces if isinstance(one.ids, Tensor)])
         part = TableTrip(self.remote[name], [Lookup(name, ids)], ids.device)
-        part.add(0, part.inverse[0], torch.cat([one.grads for one in some]))
+        part.add(0, part.inverse[0], torch.cat([one.grads for one in pieces]))
         joined = _gradients_of(part)
-        seen = [one.counts for one in some if one.counts is not None]
-        if seen:
+        counts_by_piece = [one.counts for one in pieces if one.counts is not None]
+        if counts_by_piece:
             counts = torch.zeros(len(part.keys), 2)
-            counts.index_add_(0, part.inverse[0], torch.cat(seen))
+            counts.index_add_(0, part.inverse[0], torch.cat(counts_by_piece))
             joined = replace(joined, counts=counts)
         return joined
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
-        """Let the worker's next push have these gradients; servers apply it (Client.push)."""
+        """Add gradients to the worker's next push, which servers apply (Client.push)."""
         shares, grads = [], []
-        for name, one in gradients.items():
-            assert isinstance(one, Served)
-            shares.append(one.share(self.remote[name].number))
-            grads.append(one.scaled(scale).grads)
+        for name, row_gradients in gradients.items():
+            assert isinstance(row_gradients, Served)
+            shares.append(row_gradients.share(self.remote[name].number))
+            grads.append(row_gradients.scaled(scale).grads)
         self.client.add_rows(shares, grads)
         for table in self.remote.values():
             table.step += 1
@@ -164,10 +164,15 @@ def _gradients_of(part: TableTrip) -> Served:
     """The rows that a gradient came to, their gradients [n, dim], and counts where it has any."""
     assert part.grads is not None
     grads, keys = part.grads[: len(part.keys)].cpu(), part.keys.cpu()
-    counts = part.seen().cpu() if part.placed.counted else None
+    counts = part.shown_counts().cpu() if part.placed.counted else None
     unused = part.unused()
     if unused is None:
         return Served(keys, grads, counts, part.counts)
-    kept = ~unused.cpu()
-    per_server = [int(piece.sum()) for piece in kept.split(part.counts)]
-    return Served(keys[kept], grads[kept], None if counts is None else counts[kept], per_server)
+    has_gradient = ~unused.cpu()
+    per_server = [int(piece.sum()) for piece in has_gradient.split(part.counts)]
+    return Served(
+        keys[has_gradient],
+        grads[has_gradient],
+        None if counts is None else counts[has_gradient],
+        per_server,
+    )

@@ -1,8 +1,8 @@
 """Replicas: the servers that hold the same rows, as one link.
 
-What changes a server goes to all of them, and each answers for itself: no server knows another.
-What is only read is asked of the first. One that is lost is left out from then on; what it had not
-answered, the next one is asked for, so nobody waits for a server to be started.
+Requests that change a server go to all replicas, and each answers for itself: no server knows
+another. Requests that only read go to the first replica. A lost replica is left out from then on;
+the next one answers its open requests, so no worker waits for a server to be started.
 
 In sync a step is applied where the gradients of all workers are, in the order of their numbers:
 replicas are equal to the last bit. In async and geo each applies them in the order in which they
@@ -15,10 +15,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shoal.distributed.world import PeerLost
 from shoal.ps.wire import Kind, MessageHeader, Wanted, json_frame, parse_json
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.link import Link
-from shoal.world.world import PeerLost
 
 # What changes a server.
 CHANGES = (Kind.HELLO, Kind.PUSH, Kind.SET_DENSE, Kind.SAVE, Kind.LOAD, Kind.BYE)
@@ -32,8 +32,10 @@ class Replicas:
     def __init__(self, links: Sequence[Link]):
         self.links = list(links)
         self.live = list(links)
-        self._reads: dict[int, Callable[[Link], Any]] = {}  # asked of one: asks another
-        self._rows: dict[int, ArrivingRows] = {}  # where rows belong that were, or will be, asked
+        self._reads: dict[
+            int, Callable[[Link], Any]
+        ] = {}  # requests to one replica: sends one to another
+        self._rows: dict[int, ArrivingRows] = {}  # where rows of present and later requests go
 
     @property
     def index(self) -> int:
@@ -56,16 +58,16 @@ class Replicas:
             self._read(header, lambda link: link.ask(header, frames))
         else:
             for number, link in enumerate(self.live):
-                held = header.kind == Kind.SAVE and number > 0  # one writes, others are ready to
-                link.ask(header, [_held(frames[0])] if held else frames)
+                is_held = header.kind == Kind.SAVE and number > 0  # one writes, others are ready to
+                link.ask(header, [_held(frames[0])] if is_held else frames)
         return header.sequence
 
-    def ask_rows(self, header: MessageHeader, wanted: Wanted) -> None:
+    def ask_rows(self, header: MessageHeader, row_ranges: Wanted) -> None:
         """Send a request for rows."""
-        self._read(header, lambda link: link.ask_rows(header, wanted))
+        self._read(header, lambda link: link.ask_rows(header, row_ranges))
 
     def expect(self, number: int, rows: ArrivingRows) -> None:
-        """Say where the rows of a request belong."""
+        """Register where the rows of a request go."""
         self._rows[number] = rows
         self.live[0].expect(number, rows)
 
@@ -78,38 +80,45 @@ class Replicas:
             self.live[0].expect(number, self._rows[number])
         self._reads[number](self.live[0])
 
-    def wait(self, number: int, patience: float | None = None) -> list[memoryview]:
-        """The frames of an answer, less the header; of a change when all that are left have it."""
+    def wait(self, number: int, patience: float | None = None, least: int = 0) -> list[memoryview]:
+        """The frames of an answer, less the header; of a change when all that are left have it.
+
+        least: how many frames it must have.
+        """
         if number not in self._reads:
-            return self._wait_for(self.live, number, patience)[0]
-        found: list[list[memoryview]] = []
+            return self._wait_for(self.live, number, patience, least)[0]
+        answers: list[list[memoryview]] = []
         try:
-            while not found:
-                found = self._wait_for(self.live[:1], number, patience)
+            while not answers:
+                answers = self._wait_for(self.live[:1], number, patience, least)
         finally:
             del self._reads[number]
             self._rows.pop(number, None)
-        return found[0]
+        return answers[0]
 
-    def tell_others(self, header: MessageHeader, frames: Sequence[Any]) -> None:
-        """Let those know that were not asked what the first one answered."""
+    def share_answer(self, header: MessageHeader, frames: Sequence[Any]) -> None:
+        """Send the answer of the first replica to the other replicas."""
         others = self.live[1:]
         for link in others:
             link.ask(header, frames)
         self._wait_for(others, header.sequence)
 
     def _wait_for(
-        self, links: Sequence[Link], number: int, patience: float | None = None
+        self,
+        links: Sequence[Link],
+        number: int,
+        patience: float | None = None,
+        least: int = 0,
     ) -> list[list[memoryview]]:
-        found = []
+        answers = []
         for link in list(links):
             try:
-                found.append(link.wait(number, patience))
+                answers.append(link.wait(number, patience, least))
             except PeerLost as error:
                 if link.caller.failure:  # the run cannot continue, whatever this one does
                     raise
                 self.lose(link, str(error))
-        return found
+        return answers
 
     # ---- a server that is lost ------------------------------------------------------------------
 
@@ -121,7 +130,7 @@ class Replicas:
         first = link is self.live[0]
         self.live.remove(link)
         link.left_out = True
-        link.failure = why  # nobody sends it a sign of life: those who still reach it hear that
+        link.failure = why  # no more heartbeats go to it
         if link.caller.worker == 0 and not link.caller.quiet:  # the others find the same
             log.warning("%s; its replica at %s goes on", why, self.live[0].address)
         for number in self._reads if first else ():

@@ -41,16 +41,16 @@ class SplitIds:
         return slice(start, start + self.counts[server])
 
     def seen_by(self, server: int) -> Tensor:
-        """What a push tells a server of its ids: shows and clicks, [n, 2]."""
+        """Shows and clicks of a server's ids in a push, [n, 2]."""
         if self.seen is not None:
             return self.seen[self.of(server)]
         return torch.tensor([1.0, 0.0]).repeat(self.counts[server], 1)
 
 
-def cut(shares: list[SplitIds], dims: list[int], server: int, most: int) -> list[Pieces]:
-    """What one server is asked for, as requests of about `most` values; at least one."""
+def cut(shares: list[SplitIds], dims: list[int], server: int, max_values: int) -> list[Pieces]:
+    """The requests to one server, each of about `max_values` values; at least one request."""
     requests: list[Pieces] = [[]]
-    room = most
+    room = max_values
     for k, share in enumerate(shares):
         # Narrower rows count as wide as this, so that the ids of a request stay few.
         dim, piece = max(dims[k], 8), share.of(server)
@@ -63,7 +63,7 @@ def cut(shares: list[SplitIds], dims: list[int], server: int, most: int) -> list
             if first == piece.stop:
                 break
             requests.append([])
-            room = most
+            room = max_values
     return requests
 
 
@@ -72,30 +72,30 @@ class RowRequest(NamedTuple):
 
     link: Link | Replicas
     header: MessageHeader
-    wanted: Wanted
+    row_ranges: Wanted
     pieces: Pieces
 
     def send(self) -> None:
-        self.link.ask_rows(self.header, self.wanted)
+        self.link.ask_rows(self.header, self.row_ranges)
 
 
 class Pulling:
-    """Rows on their way; asked: the requests to each server, of which the first are sent."""
+    """Rows on their way; requests: to each server, of which the first are sent."""
 
-    def __init__(self, shares: list[SplitIds], dims: list[int], asked: list[list[RowRequest]]):
+    def __init__(self, shares: list[SplitIds], dims: list[int], requests: list[list[RowRequest]]):
         self.shapes = [(len(share.ids), dim) for share, dim in zip(shares, dims)]
         self.sizes = [n * dim for n, dim in self.shapes]
         starts = list(accumulate(self.sizes, initial=0))
-        self.rows, self.asked = torch.empty(starts[-1]), asked
-        for one in chain.from_iterable(asked):
-            places = [(starts[k] + i * dims[k], (j - i) * dims[k]) for k, i, j in one.pieces]
-            answer = one.header.answer(Kind.OK, one.header.flags)
-            one.link.expect(one.header.sequence, ArrivingRows(answer, self.rows, places))
+        self.rows, self.requests = torch.empty(starts[-1]), requests
+        for request in chain.from_iterable(requests):
+            places = [(starts[k] + i * dims[k], (j - i) * dims[k]) for k, i, j in request.pieces]
+            answer = request.header.answer(Kind.OK, request.header.flags)
+            request.link.expect(request.header.sequence, ArrivingRows(answer, self.rows, places))
 
     def wait(self) -> list[Tensor]:
         """Rows [n, dim] of every share, only to be read."""
-        for number in range(max(map(len, self.asked), default=0)):
-            for requests in self.asked:  # in turn, so that all servers are at work
+        for number in range(max(map(len, self.requests), default=0)):
+            for requests in self.requests:  # in turn, so that all servers are at work
                 if number < len(requests):
                     requests[number].link.wait(requests[number].header.sequence)
                 if number + UNDER_WAY < len(requests):
@@ -110,19 +110,22 @@ class Pushing:
     """Gradients on their way."""
 
     def __init__(self, caller: Caller, flags: int, step: int, lease: Lease | None):
-        self.caller, self.flags, self.step, self.lease = caller, flags, step, lease
+        self.caller = caller
+        self.flags = flags
+        self.step = step
+        self.lease = lease
         self.until = 0 if lease is None else lease.computed  # batches of the lease before this
-        self.asked: list[tuple[Link | Replicas, int]] = []
+        self.requests: list[tuple[Link | Replicas, int]] = []
 
     def wait(self) -> tuple[float, float, list[Tensor]]:
         """Loss and count of the step they were applied in, and the servers' dense parameters."""
         loss = count = 0.0
         dense = []
-        for link, number in self.asked:
-            frames = link.wait(number)
+        for link, number in self.requests:
+            frames = link.wait(number, least=1)
             loss, count = numbers(frames[0], 2)
             if self.flags & WITH_DENSE and len(frames) > 1:
-                dense.append(receive_flat(frames[1]))
+                dense.append(receive_flat(frames[1], self.caller.dense_size(link.index)))
         self.caller.pushed = max(self.caller.pushed, self.step + 1)
         if self.lease is not None:
             self.lease.done = self.until

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shoal.data.fingerprint import as_saved, mismatch
+from shoal.files.durable import count, is_plain_name, open_regular
 from shoal.training.checkpoint.snapshot import CheckpointError, Snapshot, table_of
-from shoal.world.durable import count, is_plain_name, open_regular
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -32,7 +32,7 @@ def read(path: Path, rows: bool = True, alone: bool = False) -> Snapshot:
     try:
         manifest = read_manifest(path)
         snapshot = Snapshot(manifest["state"])
-        apart: dict[str, Any] = {}
+        row_files: dict[str, Any] = {}
         if "base" in manifest and not alone:
             _read_base(path, manifest["base"], snapshot, rows)
         files = manifest["files"]
@@ -41,21 +41,21 @@ def read(path: Path, rows: bool = True, alone: bool = False) -> Snapshot:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name!r} is no plain name")
         with ThreadPoolExecutor(4) as pool:  # checksums are made without Python's lock
             counts = pool.map(lambda name: count(path / name, files[name]["bytes"]), files)
-            for (name, facts), found in zip(files.items(), counts):
-                if found["bytes"] != facts["bytes"]:
+            for (name, facts), counted_facts in zip(files.items(), counts):
+                if counted_facts["bytes"] != facts["bytes"]:
                     raise CheckpointError(f"checkpoint {path} is damaged: {name} was cut")
-                if found != facts:
-                    what = f"{name} fails its checksum"
-                    raise CheckpointError(f"checkpoint {path} is damaged: {what}")
+                if counted_facts != facts:
+                    reason = f"{name} fails its checksum"
+                    raise CheckpointError(f"checkpoint {path} is damaged: {reason}")
         for name, facts in files.items():
             is_rows = table_of(name) is not None
             if is_rows and not rows:
-                apart[name] = facts
+                row_files[name] = facts
                 continue
             _check_tensors(path / name, is_rows)
             snapshot.files[name] = path / name if is_rows else (path / name).read_bytes()
         if not rows:
-            snapshot.rows.append((str(path.absolute()), apart))
+            snapshot.rows.append((str(path.absolute()), row_files))
     except CheckpointError:
         raise
     except UNREADABLE as error:
@@ -84,8 +84,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def check_fingerprint(saved: dict[str, Any], now: dict[str, Any], run: Path, options: Any) -> None:
     """A run continues only with the model and the data that its checkpoints were made with."""
-    if (what := mismatch(saved, as_saved(saved, now, options))) is not None:
-        raise CheckpointError(f"the checkpoints in {run} {what}")
+    if (difference := mismatch(saved, as_saved(saved, now, options))) is not None:
+        raise CheckpointError(f"the checkpoints in {run} {difference}")
 
 
 def _read_base(path: Path, base: str, snapshot: Snapshot, rows: bool) -> None:
@@ -105,7 +105,7 @@ def digest(manifest: dict[str, Any]) -> str:
 
 
 def manifest_value(path: Path, key: str) -> Any:
-    """One entry of a checkpoint's manifest; None without it, or where that is damaged."""
+    """An entry of a checkpoint's manifest; None where it is missing or the manifest is damaged."""
     try:
         return read_manifest(path).get(key)
     except UNREADABLE:
@@ -133,8 +133,8 @@ def _check_tensors(path: Path, is_rows: bool) -> None:
             for name in names:
                 tensor = file.get_tensor(name)
                 if _is_wrong(tensor, is_rows):
-                    what = "NaN or infinite numbers" if is_rows else "NaN"
-                    raise CheckpointError(f"{path} is damaged: {name} holds {what}")
+                    values = "NaN or infinite numbers" if is_rows else "NaN"
+                    raise CheckpointError(f"{path} is damaged: {name} holds {values}")
     except SafetensorError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 

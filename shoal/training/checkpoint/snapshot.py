@@ -15,9 +15,9 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
-from shoal.embedding.engines.row_files import RowFilesRead, chunks, take_over, tell_lost
-from shoal.training.strategy.base import Strategy
-from shoal.world.world import PeerLost, World
+from shoal.distributed.world import PeerLost, World
+from shoal.embedding.engines.row_files import RowFilesRead, chunks, take_over, warn_lost
+from shoal.training.strategies.base import Strategy
 
 CHUNK_BYTES = 1 << 26  # of rows in one file, about
 RowFiles = list[tuple[str, dict[str, Any]]]  # folder -> file -> bytes and checksum; base first
@@ -41,7 +41,7 @@ class Snapshot:
     rows: RowFiles = field(default_factory=list)
 
 
-def take(
+def take_snapshot(
     strategy: Strategy,
     state: dict[str, Any],
     put: Put | None = None,
@@ -49,8 +49,8 @@ def take(
 ) -> Snapshot:
     """Copy everything that training changes. Only rank 0's snapshot is written.
 
-    `put` is given files with rows as they come; without it the snapshot keeps them. With `marks`
-    they are rows that changed since then, where a table can tell (0: it cannot).
+    put: called with each file of rows as it comes; without it the snapshot keeps these files.
+    marks: only rows that changed since, for tables that track changes (0: a table that does not).
     """
     snapshot = Snapshot({**state, "steps": strategy.rows.steps})
     if strategy.world.is_main:
@@ -72,8 +72,8 @@ def take(
     return snapshot
 
 
-def give(strategy: Strategy, snapshot: Snapshot) -> None:
-    """Put a snapshot back into a model that was set up."""
+def restore_into(strategy: Strategy, snapshot: Snapshot) -> None:
+    """Restore a snapshot into a strategy whose model was set up."""
     model = strategy.model
     dense = parse_tensors(file_bytes(snapshot, "dense.safetensors", strategy.world))
     missing, unexpected = (
@@ -95,7 +95,7 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
         for store in strategy.stores.values():
             if store.table.rows is None:
                 store.forget()
-    taken = {name: RowFilesRead() for name in strategy.stores}
+    reads_by_table = {name: RowFilesRead() for name in strategy.stores}
     for file in snapshot.files:
         name = table_of(file)
         if name is None:
@@ -105,13 +105,13 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
                 f"the checkpoint has a table {name!r} that the model does not have"
             )
         tensors = parse_tensors(file_bytes(snapshot, file, strategy.world))
-        take_over(strategy.stores[name], tensors, taken[name])
-    for name, found in taken.items():
+        take_over(strategy.stores[name], tensors, reads_by_table[name])
+    for name, files_read in reads_by_table.items():
         if name in strategy.rows.counted and name in steps:
             # Servers of an async run counted the pushes of all workers, and ages go by that count.
-            steps[name] = max(steps[name], found.last_step)
+            steps[name] = max(steps[name], files_read.last_step)
         if strategy.world.is_main:
-            tell_lost(strategy.stores[name], found)
+            warn_lost(strategy.stores[name], files_read)
     strategy.rows.steps = steps
 
 

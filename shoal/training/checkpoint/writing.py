@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +27,34 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from shoal.distributed.world import PeerLost, World
+from shoal.files.durable import sync_folder, write_counted, write_durably
+from shoal.files.folders import inner_folder, opened_folder, remove_folder
 from shoal.training.checkpoint.reading import FORMAT, MANIFEST, digest, manifest_value, read
 from shoal.training.checkpoint.remote import Copies
 from shoal.training.checkpoint.snapshot import (
     CheckpointError,
     Snapshot,
-    give,
-    take,
+    restore_into,
+    take_snapshot,
 )
-from shoal.training.strategy.base import Strategy
-from shoal.world.durable import sync_folder, write_counted, write_durably
-from shoal.world.world import PeerLost, World
+from shoal.training.strategies.base import Strategy
 
-__all__ = ["CheckpointError", "Checkpoints", "Snapshot", "give", "read", "take", "write"]
+__all__ = [
+    "CheckpointError",
+    "Checkpoints",
+    "Snapshot",
+    "read",
+    "restore_into",
+    "take_snapshot",
+    "write",
+]
 WRITER = "checkpoint writer"
 log = logging.getLogger("shoal")
 
 
 class Checkpoints:
-    """The checkpoints of one run's folder. Rank 0 reads and writes; others are told."""
+    """The checkpoints of one run's folder. Rank 0 reads and writes for all ranks."""
 
     def __init__(
         self,
@@ -57,7 +66,7 @@ class Checkpoints:
         copy_to: str | None = None,
         journal: bool = False,
     ):
-        """journal: servers keep one beside the checkpoints."""
+        """journal: whether servers keep a journal next to the checkpoints."""
         self.folder, self.world, self.keep = Path(folder), world, keep
         self.rows_apart = rows_apart  # rows are read where they live, not here
         self.whole_every, self.journal = whole_every, journal
@@ -76,7 +85,7 @@ class Checkpoints:
         delta = self._is_delta(strategy, path.name)
         marks = self._marks if delta and not strategy.saves_rows else None
         if not self.world.is_main:
-            take(strategy, state, None, marks)
+            take_snapshot(strategy, state, None, marks)
             self._mark(strategy)
             if strategy.saves_rows:
                 self.world.barrier()
@@ -85,29 +94,29 @@ class Checkpoints:
         base, rows_written = self._base if delta else None, files.write_held
         try:
             self._prepare(path, files)
-            snapshot = take(strategy, state, files.put, marks)
+            snapshot = take_snapshot(strategy, state, files.put, marks)
             self._mark(strategy)
             if files.failure is not None:
                 raise files.failure
             if strategy.saves_rows:
                 rows_written = strategy.start_saving(files.folder, delta)
-                self.world.barrier()  # nobody continues before every server has begun
+                self.world.barrier()  # no rank continues before every server has begun
         except OSError as error:
             self._failure = error
-            shutil.rmtree(files.folder, ignore_errors=True)
+            discard(files.folder)
             if strategy.saves_rows:
                 self.world.barrier()
             return
         except BaseException:  # stopped by a signal: what has only begun is not left behind
-            shutil.rmtree(files.folder, ignore_errors=True)
+            discard(files.folder)
             raise
         arguments = (path, files.folder, snapshot, base, rows_written)
         self._writer = threading.Thread(target=self._write, args=arguments, name=WRITER)
         try:
             self._writer.start()
-        except BaseException:  # likewise, unless it is at work already and will end
+        except BaseException:  # a thread that runs already will end by itself
             if not self._writer.is_alive():
-                shutil.rmtree(files.folder, ignore_errors=True)
+                discard(files.folder)
             raise
 
     def claim(self) -> None:
@@ -115,8 +124,18 @@ class Checkpoints:
         if self.copies is not None and self.world.is_main:
             self.copies.claim(self.committed())
 
+    def finish_copies(self) -> dict[str, Any] | None:
+        """At the end of a run: which checkpoints did not arrive, where and why; None: all did."""
+        self.wait()
+        if self.copies is None or not self.world.is_main:
+            return None
+        missing = self.copies.finish(self.committed())
+        if not missing:
+            return None
+        return {"to": self.copies.url, "checkpoints": missing, "why": self.copies.problem}
+
     def _is_delta(self, strategy: Strategy, name: str) -> bool:
-        """Whether only changed rows are saved: rank 0 decides, for all."""
+        """Whether only changed rows are saved; rank 0 decides for all ranks."""
         follows = self._base is not None and self._base < name  # not the same step again
         delta = follows and self._deltas < self.whole_every - 1 and strategy.can_save_delta()
         if self.whole_every == 1 or self.world.size == 1 or strategy.saves_rows:
@@ -153,7 +172,7 @@ class Checkpoints:
         if not self._swept:
             sweep(self.folder)
             if not self.journal:  # of servers that this run had and has no more
-                shutil.rmtree(self.folder / "journal", ignore_errors=True)
+                remove_folder(self.folder.parent, self.folder.name, "journal")
             self._swept = True
 
     def _write(
@@ -174,7 +193,7 @@ class Checkpoints:
             if self.copies is not None:
                 self.copies.update(self.committed())
         except BaseException as error:
-            shutil.rmtree(hidden, ignore_errors=True)
+            discard(hidden)
             self._failure = error
 
     def _prune(self, newest: Path) -> None:
@@ -206,9 +225,9 @@ class Checkpoints:
         return snapshot
 
     def load_best(self, newest: Snapshot, instead: str) -> Snapshot | None:
-        """What a checkpoint calls the best; None where it is damaged, of which a line tells.
+        """The best checkpoint that a checkpoint names; None, with a warning, where it is damaged.
 
-        instead: what happens then.
+        instead: what happens in that case, for the warning.
         """
 
         def load() -> Snapshot | None:
@@ -242,15 +261,15 @@ class Checkpoints:
         return read(path, not self.rows_apart)
 
     def _shared(self, load: Callable[[], Snapshot | None]) -> Snapshot | None:
-        """Rank 0 loads and tells the others, so that only its host needs the files."""
+        """Load on rank 0 and send to the others, so that only one host needs the files."""
         if self.world.size == 1:
             return load()
-        mine, failure = None, None
+        loaded, failure = None, None
         head: Any = None  # of what rank 0 has
         if self.world.is_main:
             try:
-                mine = load()
-                head = mine and [mine.state, list(mine.files), mine.rows]
+                loaded = load()
+                head = loaded and [loaded.state, list(loaded.files), loaded.rows]
             except CheckpointError as error:
                 failure, head = error, "failed"
         payload = json.dumps(head).encode() if self.world.is_main else None
@@ -260,7 +279,7 @@ class Checkpoints:
         if head == "failed":
             raise PeerLost("rank 0 could not load a checkpoint")
         if head is None or self.world.is_main:
-            return mine
+            return loaded
         state, files, rows = head
         return Snapshot(state, dict.fromkeys(files), [(folder, names) for folder, names in rows])
 
@@ -279,47 +298,57 @@ def best_name(path: Path) -> str | None:
 def needed(kept: list[Path]) -> set[Path]:
     """Checkpoints, what each of them calls the best, and what a delta among these builds upon."""
     bests = [path.parent / name for path in kept if (name := best_name(path)) is not None]
-    found = set()
+    needed_paths = set()
     for path in [*kept, *bests]:
         while path.exists():
-            found.add(path)
+            needed_paths.add(path)
             base = manifest_value(path, "base")
             if base is None:
                 break
             path = path.parent / base
-    return found
+    return needed_paths
 
 
 def sweep(folder: Path) -> None:
     """Remove what a killed run left half written."""
-    for left in folder.glob(".step-*") if folder.is_dir() else ():
-        shutil.rmtree(left, ignore_errors=True)
+    inner_folder(folder.parent, folder.name, make=False)
+    for leftover in folder.glob(".step-*") if folder.is_dir() else ():
+        discard(leftover)
+
+
+def discard(path: Path) -> None:
+    """Remove a folder of the checkpoints' folder as far as the system lets it go."""
+    with suppress(OSError):
+        remove_folder(path.parent.parent, path.parent.name, path.name)
 
 
 def remove(path: Path) -> None:
     """Remove a committed checkpoint; killed meanwhile, it is hidden and not half there."""
-    hidden = path.parent / f".{path.name}.old"
-    os.rename(path, hidden)
-    shutil.rmtree(hidden)
+    folder, hidden = path.parent, f".{path.name}.old"
+    inner_folder(folder.parent, folder.name, path.name, make=False)
+    with opened_folder(folder.parent, folder.name) as handle:
+        os.rename(path.name, hidden, src_dir_fd=handle, dst_dir_fd=handle)
+    remove_folder(folder.parent, folder.name, hidden)
 
 
 def finish_writing(seconds: float) -> None:
-    """Give writes under way some time before the process ends."""
+    """Wait a limited time for writes that are under way, before the process ends."""
     for thread in threading.enumerate():
         if thread.name == WRITER and thread.is_alive():  # a signal may come before it began
             thread.join(seconds)
 
 
 def hidden_of(path: Path) -> Path:
-    """Where a checkpoint is written before it is committed."""
+    """The folder in which a checkpoint is written before it is committed."""
     return path.parent / f".{path.name}.new"
 
 
 def begin(path: Path) -> Path:
     """The hidden folder that a checkpoint is written into, empty."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = hidden_of(path)
-    shutil.rmtree(hidden, ignore_errors=True)
+    folder, hidden = path.parent, hidden_of(path)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    inner_folder(folder.parent, folder.name)
+    remove_folder(folder.parent, folder.name, hidden.name)
     hidden.mkdir()
     return hidden
 
@@ -351,9 +380,9 @@ def write(
             os.rename(path, old)
         os.rename(hidden, path)
         sync_folder(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        discard(old)
     except BaseException:
-        shutil.rmtree(hidden, ignore_errors=True)
+        discard(hidden)
         raise
 
 

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.config.schema import EvalSection
+from shoal.clicks import ClickReader
+from shoal.config.schema import DataSection, EvalSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.clicks import ClickReader
 from shoal.data.dataset import Phase
 from shoal.data.features import Label
+from shoal.distributed.world import World
 from shoal.models.base import ClickModel, Model
+from shoal.training.evaluation.leakage import LeakageCheck
 from shoal.training.metrics import MetricSet, Valued
-from shoal.world.world import World
 
 log = logging.getLogger("shoal")
 
@@ -28,7 +29,7 @@ TILE_ROWS = 1 << 14  # fewer at a time would cost more in calls than in arithmet
 
 
 def predicted(logits: Tensor, losses: Sequence[str] = ()) -> Tensor:
-    """What log odds predict: probabilities; of a label with squared loss the number itself.
+    """Predictions from log odds: probabilities; for a label with squared loss the number itself.
 
     logits: [b], or [b, labels], with the loss of each. In double: a float32 probability would tie
     predictions that differ.
@@ -48,16 +49,16 @@ def base_of(share: float, metrics: Container[str]) -> dict[str, float]:
     >>> base_of(0.5, ["auc", "logloss", "gauc"])
     {'clicks': 0.5, 'auc': 0.5, 'logloss': 0.6931471805599453}
     """
-    asked = [name for name in ("auc", "logloss") if name in metrics]
-    if not asked or not 0 < share < 1:
+    chosen = [name for name in ("auc", "logloss") if name in metrics]
+    if not chosen or not 0 < share < 1:
         return {}
     loss = -share * math.log(share) - (1 - share) * math.log(1 - share)
-    known = {"auc": 0.5, "logloss": loss}
-    return {"clicks": share} | {name: known[name] for name in asked}
+    base_values = {"auc": 0.5, "logloss": loss}
+    return {"clicks": share} | {name: base_values[name] for name in chosen}
 
 
 def base_line(base: Mapping[str, float]) -> str:
-    """What there is to compare with, in a sentence."""
+    """A sentence with the metrics of a constant prediction, to compare with."""
     values = ", ".join(f"{name} {value:.4f}" for name, value in base.items() if name != "clicks")
     return f"{base['clicks']:.4f} of the test samples are clicks; always predicting that: {values}"
 
@@ -67,7 +68,8 @@ class ClickEvaluator:
 
     readers: phase -> reader made with tile=TILE_ROWS. group: what GAUC groups by: the slot whose
     first id counts, or a field of the batch with one id each; or None. sources: phase -> where its
-    samples come from, for errors. labels: their names, where there are several.
+    samples come from, for errors. labels: their names, where there are several. leakage: what
+    checks features alone; None: nothing does.
     """
 
     def __init__(
@@ -78,22 +80,37 @@ class ClickEvaluator:
         group: int | str | None = None,
         sources: Mapping[str, str] | None = None,
         labels: Sequence[Label] = (),
+        leakage: LeakageCheck | None = None,
     ):
-        self.readers, self.section, self.world, self.group = readers, section, world, group
-        self.sources, self.labels = sources or {}, labels
+        self.readers = readers
+        self.section = section
+        self.world = world
+        self.group = group
+        self.sources, self.labels, self.leakage = sources or {}, labels, leakage
+        self.auc: float | None = None  # of the phase that was evaluated last
         # As of Evaluator: clicks are predicted, and no user has a list.
         self.results = None
         self.base: dict[str, float] = {}  # of the phase that was evaluated last
 
-    def beside(self) -> dict[str, Any]:
-        """As of Evaluator: what a constant prediction is worth, to compare with."""
-        return {"base": self.base} if self.base else {}
+    def check_features(self) -> list[str]:
+        """A warning for each feature that predicts the label too well by itself."""
+        is_checked = self.leakage is not None and self.world.is_main and self.has("valid")
+        return self.leakage.run() if self.leakage is not None and is_checked else []
 
-    def leave(self, folder: Path) -> dict[str, Any]:
-        """As of Evaluator: nothing in the folder, a line in the log."""
+    def extra_results(self) -> dict[str, Any]:
+        """Extra results of the last test: a constant prediction and single features."""
+        figures = {} if self.leakage is None else self.leakage.figures(self.auc)
+        result = {"base": self.base, "single_features": figures}
+        return {key: value for key, value in result.items() if value}
+
+    def leave(self, folder: Path, section: DataSection) -> dict[str, Any]:
+        """After a test: log extra results and return them; writes nothing into the folder."""
         if self.base:
             log.info("%s", base_line(self.base))
-        return self.beside()
+        if self.leakage is not None and self.auc is not None:
+            for line in self.leakage.compare(self.auc):
+                log.warning("%s", line)
+        return self.extra_results()
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has samples, as far as that is known before they are read."""
@@ -130,25 +147,28 @@ class ClickEvaluator:
         with torch.inference_mode():
             for batch in progress(batches, reader.num_tiles(self.world.size)):
                 logits = model.logits(batch.to(self.world.device))
-                values = predicted(logits, [one.loss for one in self.labels])
+                values = predicted(logits, [metric_set.loss for metric_set in self.labels])
                 labels = self._update(metrics, self._groups(batch, reader), values, batch)
                 clicked += torch.stack([labels.double().sum().cpu(), torch.tensor(batch.size)])
         model.train(was_training)
-        for one in metrics:
-            one.reduce(self.world)
+        for metric_set in metrics:
+            metric_set.reduce(self.world)
         if metrics[0].num_rows == 0:  # what a program or a reader of the user's gives: known now
             raise self._empty(phase)
         clicks, rows = self.world.all_reduce(clicked.to(self.world.device)).tolist()
         source = self.sources.get(phase, f"the {phase} log")
         result = metrics[0].compute(source)
         self.base = base_of(clicks / rows, result)
+        self.auc = result.get("auc")
         if len(metrics) > 1:  # of several labels the first has the plain names too
-            for label, one in zip(self.labels, metrics):
-                result |= {f"{key}_{label.name}": v for key, v in one.compute(source).items()}
+            for label, metric_set in zip(self.labels, metrics):
+                result |= {
+                    f"{key}_{label.name}": v for key, v in metric_set.compute(source).items()
+                }
         return result
 
     def _metrics(self, label: int) -> MetricSet:
-        """Those of one label; of further ones that are any number, how far predictions are off."""
+        """Metrics of one label; further labels that are any number get their errors only."""
         names = self.section.metric_names
         if label > 0 and self.labels[label].loss == "squared":
             names = [name for name in names if name in ("MAE", "RMSE")] or ["RMSE"]
@@ -157,12 +177,14 @@ class ClickEvaluator:
     def _update(
         self, metrics: list[MetricSet], groups: Tensor, values: Tensor, batch: Batch
     ) -> Tensor:
-        """Give metrics a tile; the labels that the first of them are of."""
+        """Update metrics with a tile; returns the labels of the first metric set."""
         assert batch.labels is not None
-        every = [one.view(batch.size, len(metrics)).unbind(1) for one in (values, batch.labels)]
-        for one, own, labels in zip(metrics, *every):
-            one.update(Valued(groups, own, labels))
-        return every[1][0]
+        by_label = [
+            tensor.view(batch.size, len(metrics)).unbind(1) for tensor in (values, batch.labels)
+        ]
+        for metric_set, label_values, labels in zip(metrics, *by_label):
+            metric_set.update(Valued(groups, label_values, labels))
+        return by_label[1][0]
 
     def _empty(self, phase: str) -> ValueError:
         return ValueError(
@@ -172,7 +194,7 @@ class ClickEvaluator:
         )
 
     def _groups(self, batch: Batch, reader: ClickReader) -> Tensor:
-        """What GAUC groups by, int64 [b]."""
+        """The groups of GAUC, int64 [b]."""
         if self.group is None:
             return torch.zeros(batch.size, dtype=torch.int64)
         if isinstance(self.group, str):

@@ -1,6 +1,6 @@
 """Cold: test users and items without a training interaction, and how well they were served.
 
-Their figures stand beside the others: a mean over all users hides how new ones fare.
+Their figures are separate: a mean over all users hides how new ones fare.
 """
 
 import math
@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from shoal.data.dataset import Dataset
+from shoal.distributed.world import World
 from shoal.training.evaluation.phases import PhaseData
 from shoal.training.metrics import MetricSet, Ranked
-from shoal.world.world import World
 
 
 class Cold:
@@ -27,13 +27,13 @@ class Cold:
         tested = dataset.item_ids("test")
         self.positives = tested[items[tested]]
         self.count = int(users[data.users].sum())
-        both = 0 < self.count < len(data.users)
-        self.sets = {name: make() for name in ("cold_users", "warm_users") if both}
+        has_both = 0 < self.count < len(data.users)
+        self.sets = {name: make() for name in ("cold_users", "warm_users") if has_both}
         self.hits = torch.zeros(1, dtype=torch.int64)  # on cold items
 
     @property
     def is_there(self) -> bool:
-        """Whether the test has any."""
+        """Whether the test has users or items without a training interaction."""
         return self.count > 0 or len(self.positives) > 0
 
     def add(self, block: Ranked) -> None:
@@ -73,5 +73,5 @@ def cold_line(cold: dict[str, Any], metric: str, decimals: int) -> str:
     if metric in cold.get("cold_users", {}):
         values = [f"{cold[name][metric]:.{decimals}f}" for name in ("cold_users", "warm_users")]
         text += f" ({metric} {values[0]}, of the others {values[1]})"
-    found = f"{cold['found']} of {cold['interactions']} interactions with them found"
-    return f"{text}, {cold['items']} test items ({found})"
+    found_text = f"{cold['found']} of {cold['interactions']} interactions with them found"
+    return f"{text}, {cold['items']} test items ({found_text})"

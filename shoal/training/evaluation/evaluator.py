@@ -6,7 +6,9 @@ before they are summed. Memory holds a tile of users × a block of items, never 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,26 +17,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.config.schema import EvalSection
+from shoal.config.schema import DataSection, EvalSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset, Phase
 from shoal.data.history import Histories
-from shoal.kernels.topk import TopK
-from shoal.models.base import Facts, Model, Retrieval
-from shoal.models.general.pop import Pop
+from shoal.distributed.world import World
+from shoal.kernels.parallel import ThreadTeam
+from shoal.kernels.topk import ProductTopK, TopK, takes_scores
+from shoal.models.base import Model, Retrieval
 from shoal.training.evaluation.cold import Cold, cold_line
 from shoal.training.evaluation.groups import groups_of
+from shoal.training.evaluation.pair_counts import PairCounts
 from shoal.training.evaluation.phases import EARLIER, PhaseData, UserLists
-from shoal.training.evaluation.popular import popular_line
+from shoal.training.evaluation.popular import PopularVectors, popular_line
 from shoal.training.evaluation.user_results import UserResults, chosen_users
 from shoal.training.metrics import MetricSet, Ranked, Valued, pair_counts
-from shoal.world.world import World
 
 log = logging.getLogger("shoal")
 Scorer = Callable[[Tensor, Tensor], Tensor]  # items [n], their vectors -> scores [b, n]
 Progress = Callable[[Iterator[int], int], Iterator[int]]
 TILE_USERS = 256
 BLOCK_ITEMS = 1 << 14
+MEASURED_TILES = 4  # of users, for an estimate; of evaluations with fewer pairs nothing is measured
+MEASURED_PAIRS = 1 << 29
 
 
 class Evaluator:
@@ -51,7 +56,10 @@ class Evaluator:
         timed: bool = False,
     ):
         self.timed = timed  # whether the model reads when things happened
-        self.dataset, self.section, self.world, self.seed = dataset, section, world, seed
+        self.dataset = dataset
+        self.section = section
+        self.world = world
+        self.seed = seed
         self.sequential, self.max_len = sequential, max_len
         popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
         self.popularity = torch.from_numpy(popularity)
@@ -79,8 +87,8 @@ class Evaluator:
         metrics = self._metrics(chosen_users(data.users, self.seed) if keep else None)
         cold = None
         if phase == "test" and metrics.wants_ranked and not metrics.wants_valued:
-            found = Cold(self.dataset, data, self._metrics)
-            cold = found if found.is_there else None
+            cold_part = Cold(self.dataset, data, self._metrics)
+            cold = cold_part if cold_part.is_there else None
         self._listeners = [metrics.update, *([] if cold is None else [cold.add])]
         if metrics.wants_valued and data.mode == "full":
             raise ValueError(
@@ -92,13 +100,43 @@ class Evaluator:
         self._rank(model, data, histories, metrics, progress)
         model.train(was_training)
         self.cold = {} if cold is None else cold.result(self.world)
-        kept = metrics.kept()
+        kept_users = metrics.kept_values()
         self.results = None
-        if kept is not None:
-            positives, group = data.to_find(kept.users.numpy()), self.section.groups.user
-            self.results = UserResults(self.dataset, kept, metrics.num_users, positives, group)
+        if kept_users is not None:
+            positives, group = data.to_find(kept_users.users.numpy()), self.section.groups.user
+            self.results = UserResults(
+                self.dataset, kept_users, metrics.num_users, positives, group
+            )
         self.values = metrics.compute(f"the {phase} split of {self.dataset.name!r}")
         return self.values
+
+    def measure(self, model: Model, phase: Phase) -> float:
+        """Seconds that evaluating a phase takes, from a few tiles of its users; 0: too few.
+
+        Every rank calls it, and has the same number of tiles.
+        """
+        if not self.has(phase):
+            return 0.0
+        data, histories = self._prepared(phase)
+        tiles = -(-len(data.users) // (TILE_USERS * self.world.size))
+        is_long = len(data.users) * self.dataset.num_items >= MEASURED_PAIRS
+        if data.mode != "full" or tiles < 4 * MEASURED_TILES or not is_long:
+            return 0.0
+        was_training = model.training
+        model.eval()
+        metrics, self._encoded, self._listeners = self._metrics(), None, []
+        started = time.perf_counter()
+        with torch.inference_mode():
+            middle = len(data.users) // 2  # users in the order of a file are not all alike
+            bounds = [
+                (middle + k * TILE_USERS, middle + (k + 1) * TILE_USERS)
+                for k in range(MEASURED_TILES)
+            ]
+            queries = [self.query(data.users[a:b], histories) for a, b in bounds]
+            self._rank_all(model, data, metrics, bounds, queries)
+        seconds = time.perf_counter() - started
+        model.train(was_training)
+        return seconds * tiles / MEASURED_TILES
 
     def _rank(
         self,
@@ -128,9 +166,8 @@ class Evaluator:
         if metrics.wants_valued:
             return {}
         self._listeners = [metrics.update]
-        items = torch.from_numpy(self.dataset.item_ids("train"))
-        facts = Facts(num_items=self.dataset.num_items, train_items=items)
-        self._rank(Pop(Pop.Options(), facts).to(self.world.device), data, None, metrics)
+        model = PopularVectors(self.popularity).to(self.world.device)
+        self._rank(model, data, None, metrics)
         return metrics.compute()
 
     def _metrics(self, keep: Tensor | None = None) -> MetricSet:
@@ -148,25 +185,25 @@ class Evaluator:
         for listener in self._listeners:
             listener(block)
 
-    def leave(self, folder: Path) -> dict[str, Any]:
-        """After a test: write and log what it found beside metrics; what result.json has of it.
+    def leave(self, folder: Path, section: DataSection) -> dict[str, Any]:
+        """After a test: write, log and return its extra results for result.json.
 
-        Every rank calls it.
+        section: of the data, for titles of items. Every rank calls it.
         """
         if self.results is not None and self.world.is_main:
-            self.results.write(folder / "evaluation")
-        found = self.beside()
+            self.results.write(folder / "evaluation", section)
+        result = self.extra_results()
         metric, decimals = self.section.valid_metric.lower(), self.section.decimals
-        if "base" in found:
-            log.info("%s", popular_line(found["base"], self.values, metric, decimals))
+        if "base" in result:
+            log.info("%s", popular_line(result["base"], self.values, metric, decimals))
         if self.cold:
             log.info("%s", cold_line(self.cold, metric, decimals))
-        return found
+        return result
 
-    def beside(self) -> dict[str, Any]:
-        """What result.json has of the last test beside metrics. Every rank calls it."""
-        found = {"base": self._popular(), "cold": self.cold}
-        return {name: value for name, value in found.items() if value}
+    def extra_results(self) -> dict[str, Any]:
+        """Extra results of the last test for result.json, besides metrics. Every rank calls it."""
+        result = {"base": self._popular(), "cold": self.cold}
+        return {name: value for name, value in result.items() if value}
 
     def has(self, phase: Phase) -> bool:
         """Whether a phase has anything to evaluate on."""
@@ -207,14 +244,16 @@ class Evaluator:
                 bounds.append((first, min(first + TILE_USERS, num_users)))
             yield bounds
 
-    def histories(self, phases: tuple[Phase, ...], asked: Phase | None = None) -> Histories | None:
-        """What sequential models are asked with: items of these phases; None for others.
+    def histories(
+        self, phases: tuple[Phase, ...], request_split: Phase | None = None
+    ) -> Histories | None:
+        """Histories for sequential models: items of these phases; None for other models.
 
-        asked: the phase whose first item is the request.
+        request_split: the phase whose first item is the request.
         """
         if not self.sequential:
             return None
-        return Histories(self.dataset, phases, self.max_len, self.timed, asked)
+        return Histories(self.dataset, phases, self.max_len, self.timed, request_split)
 
     def query(self, users: np.ndarray, histories: Histories | None) -> Batch:
         """A batch that asks for scores."""
@@ -235,22 +274,15 @@ class Evaluator:
         bounds: list[tuple[int, int]],
         queries: list[Batch],
     ) -> None:
-        device = self.world.device
         keep = min(max(self.section.topk), self.dataset.num_items - 1)
-        scorers = [self._scorer(model, query) for query in queries]
-        best = [TopK(keep) for _ in bounds]
-        pairs = []
+        pairs: list[PairCounts] = []
         if metrics.wants_auc_pairs:
-            pairs = [PairCounts(data, a, b, device) for a, b in bounds]
-        for again in range(2 if pairs else 1):
-            for tile, start, scores in self._scored(model, scorers):
-                mask(scores, data.masked, *bounds[tile], start)
-                if again:
-                    pairs[tile].count(scores)
-                else:
-                    best[tile].add(scores, start)
-                    if pairs:
-                        pairs[tile].find(scores, start)
+            pairs = [PairCounts(data, a, b, self.world.device) for a, b in bounds]
+        best: Sequence[TopK | ProductTopK] | None = None
+        if isinstance(model, Retrieval) and not pairs:
+            best = self._best_products(model, data, bounds, queries, keep)
+        if best is None:
+            best = self._best_scores(model, data, bounds, queries, keep, pairs)
         for tile, (a, b) in enumerate(bounds):
             if a == b:
                 continue
@@ -262,10 +294,62 @@ class Evaluator:
             owners = torch.from_numpy(users)
             self._add(Ranked(items, hits, counts, won, negatives, first, owners))
 
-    def _scored(self, model: Model, scorers: list[Scorer]) -> Iterator[tuple[int, int, Tensor]]:
-        """Scores of all tiles, a block of items after the other: tile, first item, [users, items].
+    def _best_products(
+        self,
+        model: Retrieval,
+        data: PhaseData,
+        bounds: list[tuple[int, int]],
+        queries: list[Batch],
+        keep: int,
+    ) -> list[ProductTopK] | None:
+        """The best items of each tile, scored and kept by the native core; None: it takes none."""
+        encoded = [model.encode_query(query) for query in queries]
+        if not all(map(takes_scores, encoded)):
+            return None
+        best = [
+            ProductTopK(vectors, keep, data.masked.block(*tile))
+            for vectors, tile in zip(encoded, bounds)
+        ]
+        for start, _, vectors in self._blocks(model):
+            add = partial(_add_block, best, vectors, start)
+            with ThreadTeam() as workers:
+                workers.each(add, range(len(best)))
+        return best
 
-        One block: its vectors are made once and kept. Many: once per round, to bound memory.
+    def _best_scores(
+        self,
+        model: Model,
+        data: PhaseData,
+        bounds: list[tuple[int, int]],
+        queries: list[Batch],
+        keep: int,
+        pairs: list[PairCounts],
+    ) -> list[TopK]:
+        """The best items of each tile, for any model on any device; the pairs are counted, too."""
+        scorers = [self._scorer(model, query) for query in queries]
+        best = [TopK(keep) for _ in bounds]
+        for again in range(2 if pairs else 1):
+            for tile, start, scores in self._scored(model, scorers):
+                mask(scores, data.masked, *bounds[tile], start)
+                if again:
+                    pairs[tile].count(scores)
+                else:
+                    best[tile].add(scores, start)
+                    if pairs:
+                        pairs[tile].find(scores, start)
+        return best
+
+    def _scored(self, model: Model, scorers: list[Scorer]) -> Iterator[tuple[int, int, Tensor]]:
+        """Scores of all tiles, block after block of items: tile, first item, [users, items]."""
+        for start, block, vectors in self._blocks(model):
+            for tile, scorer in enumerate(scorers):
+                yield tile, start, scorer(block, vectors)
+
+    def _blocks(self, model: Model) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Blocks of items: the first item, all of them, and their vectors.
+
+        One block: its vectors are made once and kept. Many: once per round, to bound memory. The
+        items stand for the vectors of a model that has none.
         """
         num_items, device = self.dataset.num_items, self.world.device
         for start in range(0, num_items, BLOCK_ITEMS):
@@ -274,14 +358,13 @@ class Evaluator:
             if vectors is None:
                 vectors = model.encode_item(block) if isinstance(model, Retrieval) else block
                 self._encoded = vectors if num_items <= BLOCK_ITEMS else None
-            for tile, scorer in enumerate(scorers):
-                yield tile, start, scorer(block, vectors)
+            yield start, block, vectors
 
-    def _scorer(self, model: Model, asked: Batch) -> Scorer:
+    def _scorer(self, model: Model, query: Batch) -> Scorer:
         if isinstance(model, Retrieval):
-            queries = model.encode_query(asked)
+            queries = model.encode_query(query)
             return lambda block, vectors: queries @ vectors.T
-        score = model.scorer(asked)
+        score = model.scorer(query)
         return lambda block, _: score(block)
 
     # ---- ranking of given candidates, and labeled rows ------------------------------------------
@@ -301,8 +384,8 @@ class Evaluator:
             column = np.arange(len(items)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             grid = np.zeros((b - a, width), dtype=np.int64)
             grid[rows, column] = items
-            asked = torch.from_numpy(grid).to(self.world.device)
-            scores = model.score(query, asked).float().cpu()
+            candidate_items = torch.from_numpy(grid).to(self.world.device)
+            scores = model.score(query, candidate_items).float().cpu()
             real = torch.from_numpy(np.arange(width) < lengths[:, None])
             if a == b:
                 continue
@@ -319,8 +402,14 @@ class Evaluator:
                 values = torch.sigmoid(scores[real]) if binary else scores[real]
                 metrics.update(Valued(users[real], values, labels[real]))
             if metrics.wants_ranked:
-                found = (torch.from_numpy(grid), scores, (labels > 0) & real, real)
-                self._add_ranked(metrics, torch.from_numpy(data.users[a:b]), *found)
+                self._add_ranked(
+                    metrics,
+                    users=torch.from_numpy(data.users[a:b]),
+                    items=torch.from_numpy(grid),
+                    scores=scores,
+                    positive=(labels > 0) & real,
+                    real=real,
+                )
 
     def _add_ranked(
         self,
@@ -331,86 +420,29 @@ class Evaluator:
         positive: Tensor,
         real: Tensor,
     ) -> None:
-        some = positive.any(1)  # a user without a positive has nothing to find
-        if not bool(some.any()):
+        has_positive = positive.any(1)  # a user without a positive has nothing to find
+        if not bool(has_positive.any()):
             return
-        items, positive, real = items[some], positive[some], real[some]
-        scores = scores[some].masked_fill(~real, -torch.inf)
+        items, positive, real = items[has_positive], positive[has_positive], real[has_positive]
+        scores = scores[has_positive].masked_fill(~real, -torch.inf)
         keep = min(max(self.section.topk), scores.shape[1])
         value, column = torch.topk(scores, keep, dim=1)
-        found = value > -torch.inf
-        hits = positive.gather(1, column) & found
-        ranked = torch.where(found, items.gather(1, column), 0)
+        is_ranked = value > -torch.inf
+        hits = positive.gather(1, column) & is_ranked
+        ranked = torch.where(is_ranked, items.gather(1, column), 0)
         numerator = negatives = first = None
         if metrics.wants_auc_pairs:
             rows = torch.arange(len(scores))[:, None].expand_as(scores)
             numerator, _, negatives = pair_counts(rows[real], scores[real], positive[real])
             best = scores.masked_fill(~positive, -torch.inf).amax(1, keepdim=True)
             first = (scores > best).sum(1) + ((scores == best).sum(1) + 1).double() / 2
-        counts, owners = positive.sum(1), users[some]
+        counts, owners = positive.sum(1), users[has_positive]
         self._add(Ranked(ranked, hits, counts, numerator, negatives, first, owners))
 
 
-class PairCounts:
-    """How many negatives each positive of a tile beats: for GAUC, UAUC and MedRank.
-
-    The first pass finds the scores of the positives, the second counts against every block.
-    """
-
-    def __init__(self, data: PhaseData, a: int, b: int, device: torch.device):
-        rows, items = data.positives.block(a, b)
-        self.rows, self.items = (
-            torch.from_numpy(rows).to(device),
-            torch.from_numpy(items).to(device),
-        )
-        self.size, self.device = b - a, device
-        self.scores = torch.full((len(rows),), -torch.inf, device=device)
-        self.below = torch.zeros(len(rows), dtype=torch.float64, device=device)
-        self.candidates = torch.zeros(b - a, dtype=torch.int64, device=device)
-
-    def find(self, scores: Tensor, start: int) -> None:
-        inside = (self.items >= start) & (self.items < start + scores.shape[1])
-        self.scores[inside] = scores[self.rows[inside], self.items[inside] - start]
-
-    def count(self, scores: Tensor) -> None:
-        ascending = scores.sort(dim=1).values
-        excluded = (scores == -torch.inf).sum(1)
-        self.candidates += scores.shape[1] - excluded
-        # Positives side by side, one row of thresholds per user.
-        grid, column = self._grid(self.scores)
-        less = torch.searchsorted(ascending, grid, side="left")[self.rows, column]
-        upto = torch.searchsorted(ascending, grid, side="right")[self.rows, column]
-        self.below += (less + upto).double() / 2 - excluded[self.rows]
-
-    def _grid(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        counts = torch.bincount(self.rows, minlength=self.size)
-        first = counts.cumsum(0) - counts
-        column = torch.arange(len(values), device=self.device) - first[self.rows]
-        grid = torch.zeros(self.size, int(counts.max()) if len(counts) else 0, device=self.device)
-        grid[self.rows, column] = values
-        return grid, column
-
-    def result(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Pairs won [b], negatives [b], rank of the best positive [b].
-
-        Pairs among the positives themselves are taken out.
-        """
-        grid, column = self._grid(self.scores)
-        real = torch.zeros_like(grid, dtype=torch.bool)
-        real[self.rows, column] = True
-        reachable = real & (grid > -torch.inf)  # a positive of the history is no candidate
-        counts = reachable.sum(1)
-        wins = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        found = self.scores > -torch.inf
-        wins.index_add_(0, self.rows[found], self.below[found])
-        # m positives among themselves (each also meets itself) win m*m / 2 half-pairs altogether.
-        won = wins - counts.double() ** 2 / 2
-        # Among ties a rank is the middle one; what cannot be recommended is behind all the rest.
-        best = torch.full_like(won, -0.5).scatter_reduce_(
-            0, self.rows[found], self.below[found], "amax"
-        )
-        first = self.candidates - best + 0.5
-        return won.cpu(), (self.candidates - counts).cpu(), first.cpu()
+def _add_block(tiles: Sequence[ProductTopK], vectors: Tensor, start: int, number: int) -> None:
+    """A block of items for one of the tiles."""
+    tiles[number].add(vectors, start)
 
 
 def mask(scores: Tensor, masked: UserLists, a: int, b: int, start: int) -> None:

@@ -45,13 +45,13 @@ def _column(dataset: Dataset, side: str, columns: Columns, name: str) -> np.ndar
 
 def _as_lists(column: np.ndarray) -> Ragged:
     """Lists of one, or of none where there is no value."""
-    there = column > 0
-    return Ragged(column[there].astype(np.int64), np.append(0, there.cumsum()))
+    is_present = column > 0
+    return Ragged(column[is_present].astype(np.int64), np.append(0, is_present.cumsum()))
 
 
 def _history(dataset: Dataset) -> Ragged:
     """The items that each user has in training, once each."""
     users, items = dataset.user_ids("train").astype(np.int64), dataset.item_ids("train")
     keys = distinct(users * dataset.num_items + items)
-    owners, taken = np.divmod(keys, dataset.num_items)
-    return Ragged(taken, np.searchsorted(owners, np.arange(dataset.num_users + 1)))
+    owners, history_items = np.divmod(keys, dataset.num_items)
+    return Ragged(history_items, np.searchsorted(owners, np.arange(dataset.num_users + 1)))

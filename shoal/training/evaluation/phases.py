@@ -8,6 +8,7 @@ import numpy as np
 
 from shoal.config.schema import EvalSection
 from shoal.data.dataset import Dataset, Phase
+from shoal.data.random import hash64
 from shoal.data.sampler import NegativeSampler, SeenPairs, distinct
 
 EARLIER: dict[str, tuple[Phase, ...]] = {"valid": ("train",), "test": ("train", "valid")}
@@ -62,13 +63,23 @@ def parse_mode(mode: str | dict, phase: str) -> tuple[str, int]:
     return text[:3], int(text[3:])
 
 
+def sampled_users(users: np.ndarray, max_users: int, seed: int) -> np.ndarray:
+    """A sample of the users, ascending; depends on the seed and the users only."""
+    if len(users) <= max_users:
+        return users
+    first = np.argsort(hash64(seed, users), kind="stable")[:max_users]
+    return np.sort(users[first])
+
+
 class PhaseData:
-    """What evaluating one phase needs, laid out once."""
+    """Data for evaluating one phase, prepared once."""
 
     def __init__(self, dataset: Dataset, phase: Phase, section: EvalSection, seed: int):
         self.mode, self.num_negatives = parse_mode(section.mode, phase)
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
         self.users = np.unique(users)  # ascending: the tiles are a pure function of the split
+        if phase == "valid" and isinstance(section.valid_users, int):
+            self.users = sampled_users(self.users, section.valid_users, seed)
         self.labels: UserLists | None = None
         if self.mode == "labeled":
             self._take_labels(dataset, phase)
@@ -78,6 +89,7 @@ class PhaseData:
         earlier = EARLIER[phase]
         seen_users = np.concatenate([dataset.user_ids(p) for p in earlier])
         seen_items = np.concatenate([dataset.item_ids(p) for p in earlier])
+        assert section.repeatable != "auto", "the data decides before an evaluator is built"
         if section.repeatable:
             self.masked = UserLists.none(len(self.users))
         else:
@@ -98,16 +110,17 @@ class PhaseData:
     ) -> None:
         """N different negatives for each positive; their union is a user's candidates."""
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
-        known = np.concatenate([seen[0], users]), np.concatenate([seen[1], items])
+        seen_users = np.concatenate([seen[0], users])
+        seen_items = np.concatenate([seen[1], items])
         sampler = NegativeSampler(
-            SeenPairs(*known, dataset.num_users, dataset.num_items),
+            SeenPairs(seen_users, seen_items, dataset.num_users, dataset.num_items),
             dataset.num_items,
             distribution="popularity" if self.mode == "pop" else "uniform",
             alpha=1.0,
             popularity=np.bincount(dataset.item_ids("train"), minlength=dataset.num_items),
             seed=seed,
         )
-        # Training epochs count from 0, so -1 and -2 are draws of their own.
+        # Training epochs count from 0, so -1 and -2 give separate draws.
         drawn = sampler.draw_distinct(
             users, dataset.splits[phase], -1 if phase == "valid" else -2, self.num_negatives
         ).reshape(-1)
@@ -128,6 +141,8 @@ class PhaseData:
             )
         rows = dataset.splits[phase]
         users = np.asarray(dataset.inter[dataset.user_field])[rows]
+        is_taken = np.isin(users, self.users)
+        rows, users = rows[is_taken], users[is_taken]
         order = np.argsort(users, kind="stable")
         offsets = np.searchsorted(users[order], np.append(self.users, dataset.num_users))
         column = np.asarray(dataset.inter[dataset.label_field], dtype=np.float32)

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.config.schema import DataSection
 from shoal.data.dataset import Columns, Dataset, Ragged
-from shoal.data.prepared.captions import columns_of_captions
-from shoal.data.random import hash64
+from shoal.data.loading.captions import captions_of
+from shoal.files.durable import replace_durably
+from shoal.files.folders import inner_folder
+from shoal.training.evaluation.phases import sampled_users
 from shoal.training.metrics import UserValues
-from shoal.world.durable import replace_durably
 
 log = logging.getLogger("shoal")
 MOST_USERS = 100_000  # of more, a sample is kept
@@ -31,14 +33,11 @@ MOST_ITEMS = 1_000_000  # of more, there is no file
 
 def chosen_users(users: np.ndarray, seed: int) -> Tensor:
     """The users that are kept, ascending: all, or a sample that does not depend on ranks."""
-    if len(users) > MOST_USERS:
-        first = np.argsort(hash64(seed, users), kind="stable")[:MOST_USERS]
-        users = np.sort(users[first])
-    return torch.from_numpy(users)
+    return torch.from_numpy(sampled_users(users, MOST_USERS, seed))
 
 
 class UserResults:
-    """What one evaluation found for its users.
+    """Results of one evaluation for its users.
 
     evaluated: how many they were. positives: the items that those kept had to find, one after the
     other. group: the column of their groups (eval.groups.user).
@@ -55,14 +54,14 @@ class UserResults:
         self.dataset, self.kept, self.evaluated = dataset, kept, evaluated
         self.positives, self.group = positives, group
 
-    def write(self, folder: Path) -> None:
-        """Write both files into a folder."""
-        folder.mkdir(exist_ok=True)
+    def write(self, folder: Path, section: DataSection) -> None:
+        """Write both files into a folder; section: where titles of items may be found."""
+        inner_folder(folder.parent, folder.name)
         self.write_users(folder / "users.parquet")
         if self.dataset.num_items - 1 > MOST_ITEMS:
             log.info("%s is not written: there are more than %d items", "items.parquet", MOST_ITEMS)
         else:
-            self._write(folder / "items.parquet", self._items(), {})
+            self._write(folder / "items.parquet", self._items(section), {})
 
     def write_users(self, file: Path) -> None:
         """Write the users alone."""
@@ -84,7 +83,7 @@ class UserResults:
             "hits": [one.tolist() for one in np.split(kept.hits.numpy()[items > 0], ends)],
         }
 
-    def _items(self) -> dict[str, Any]:
+    def _items(self, section: DataSection) -> dict[str, Any]:
         data = self.dataset
         counts = np.bincount(self.kept.items.numpy().reshape(-1), minlength=data.num_items)
         return {
@@ -92,16 +91,19 @@ class UserResults:
             "train": np.bincount(data.item_ids("train"), minlength=data.num_items)[1:],
             "recommended": counts[1:],
             "positives": np.bincount(self.positives, minlength=data.num_items)[1:],
-            "title": self._titles(),
+            "title": self._titles(section),
         }
 
-    def _titles(self) -> list[str | None]:
-        data = self.dataset
-        texts = [name for name in data.items if data.types[name].startswith("token")]
-        name = columns_of_captions(texts).get("title")
-        if name is None:
-            return [None] * (data.num_items - 1)
-        return self._texts(name, data.items)[1:]
+    def _titles(self, section: DataSection) -> list[str | None]:
+        """Titles as lists of recommended items show them; None where an item has none."""
+        try:
+            titles = captions_of(self.dataset, section).get("title")
+        except (OSError, ValueError) as error:  # of a file that training did not read
+            log.warning("titles of items cannot be read, so reports show their ids: %s", error)
+            titles = None
+        if titles is None:
+            return [None] * (self.dataset.num_items - 1)
+        return [title or None for title in titles[1:]]
 
     def _texts(self, name: str, columns: Columns) -> list[str | None]:
         """A column of words as text; None where there is none."""
@@ -116,8 +118,8 @@ class UserResults:
 
         types: dict[str, Any] = {"title": pl.String}
         types |= {"items": pl.List(pl.String), "hits": pl.List(pl.Boolean)}
-        known = {name: kind for name, kind in types.items() if name in columns}
-        frame = pl.DataFrame(columns, schema_overrides=known)
+        schema = {name: kind for name, kind in types.items() if name in columns}
+        frame = pl.DataFrame(columns, schema_overrides=schema)
         text = io.BytesIO()
         frame.write_parquet(text, metadata=metadata)
         replace_durably(file, text.getvalue())

@@ -1,6 +1,6 @@
 """Metrics with additive state: what a block of users or rows adds does not depend on the others.
 
-A metric says what one block adds to its state (`measure`) and what a state is worth (`compute`).
+A metric computes what one block adds to its state (`measure`) and the value of a state (`compute`).
 States are merged over blocks and ranks as states, never as results, so every split of the users
 over batches and processes gives the same values. Parts of the same name are shared: the counts of
 recommended items, say, are kept once for all the metrics that read them.

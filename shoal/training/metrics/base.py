@@ -41,7 +41,7 @@ class Ranked:
     users: Tensor | None = None
 
     def chosen(self, rows: Tensor) -> "Ranked":
-        """Some of the users."""
+        """The rows of some of the users; rows: a mask or an index of them."""
         columns: Any = [getattr(self, field.name) for field in fields(self)]
         parts: Any = [None if column is None else column[rows] for column in columns]
         return Ranked(*parts)
@@ -103,7 +103,7 @@ def expand(lists: Ragged, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What metrics know of the run: topk int64 [T], popularity float64 [num_items], groups."""
+    """Settings of the run for metrics: topk int64 [T], popularity float64 [num_items], groups."""
 
     topk: Tensor
     popularity: Tensor
@@ -122,7 +122,7 @@ class Setting:
 
     @cached_property
     def tail(self) -> Tensor:
-        """Which items are the tail, bool [num_items]; of equal counts the lower id comes first."""
+        """Mask of the tail items, bool [num_items]; of equal counts the lower id comes first."""
         tail = torch.zeros(len(self.popularity), dtype=torch.bool)
         if self.tail_ratio > 1:
             tail[1:] = self.popularity[1:] <= self.tail_ratio
@@ -173,7 +173,7 @@ class Ranking:
 
     @property
     def users(self) -> np.ndarray:
-        """Whose lists they are, [b]."""
+        """The users of the lists, [b]."""
         assert self.block.users is not None
         return self.block.users.numpy()
 
@@ -233,11 +233,11 @@ class PerUser(Metric):
         return {self.part: self.of_each(block).sum(dim=0)}
 
     def of_each(self, block: Ranking) -> Tensor:
-        values, wanted = self.value(block), (len(block.items), len(block.topk))
-        if values.shape != wanted:
+        values, expected_shape = self.value(block), (len(block.items), len(block.topk))
+        if values.shape != expected_shape:
             raise ValueError(
                 f"metric {type(self).__name__}: value gives a tensor of shape "
-                f"{list(values.shape)}, not {list(wanted)}, which is [users, cut-offs]"
+                f"{list(values.shape)}, not {list(expected_shape)}, which is [users, cut-offs]"
             )
         return values.double()
 

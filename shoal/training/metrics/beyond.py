@@ -54,10 +54,10 @@ class Personalisation(Metric):
 
     def measure(self, block: Ranking) -> State:
         shares = torch.zeros(len(block.topk), block.num_items, dtype=torch.float64)
-        for at, k in enumerate(block.topk.tolist()):
+        for place_of_k, k in enumerate(block.topk.tolist()):
             items = block.items[:, :k]
-            each = block.length_at[:, at, None].rsqrt().expand_as(items)
-            shares[at].index_add_(0, items.reshape(-1), each.reshape(-1))
+            weights = block.length_at[:, place_of_k, None].rsqrt().expand_as(items)
+            shares[place_of_k].index_add_(0, items.reshape(-1), weights.reshape(-1))
         shares[:, 0] = 0
         return {self.part: shares}
 
@@ -76,16 +76,16 @@ class IntraListDiversity(PerUser):
         row, rank, group, count = ranking.item_groups
         users, groups = len(ranking.items), ranking.groups.num_items
         keys, place = np.unique(row * groups + group, return_inverse=True)
-        found = torch.zeros(users, len(ranking.topk), dtype=torch.float64)
-        for at, k in enumerate(ranking.topk.tolist()):
+        similar_pairs = torch.zeros(users, len(ranking.topk), dtype=torch.float64)
+        for place_of_k, k in enumerate(ranking.topk.tolist()):
             within = rank <= k
             # Vectors of length 1: the sum over pairs is in the square of their sum.
             sums = np.bincount(place, within / np.sqrt(count), minlength=len(keys))
             squares = np.bincount(keys // groups, sums**2, minlength=users)
-            known = np.bincount(row, within / count, minlength=users)  # items with a group
-            found[:, at] = torch.from_numpy(squares - known)
+            items_with_group = np.bincount(row, within / count, minlength=users)
+            similar_pairs[:, place_of_k] = torch.from_numpy(squares - items_with_group)
         pairs = ranking.length_at * (ranking.length_at - 1)
-        return torch.where(pairs > 0, 1 - found / pairs.clamp(min=1), 0.0)
+        return torch.where(pairs > 0, 1 - similar_pairs / pairs.clamp(min=1), 0.0)
 
 
 class Miscalibration(Metric):
@@ -105,23 +105,27 @@ class Miscalibration(Metric):
         groups, history = block.groups, block.groups.history
         assert history is not None
         owner, items = expand(history, block.users)
-        keys, wanted = self._shares(owner, *groups.of_items(items), len(block.users))
+        keys, history_shares = self._shares(owner, *groups.of_items(items), len(block.users))
         row, rank, group, count = block.item_groups
-        found = torch.full((len(block.users), len(block.topk)), torch.nan, dtype=torch.float64)
-        known = torch.from_numpy(np.unique(keys // groups.num_items))
-        for at, k in enumerate(block.topk.tolist()):
+        divergences = torch.full(
+            (len(block.users), len(block.topk)), torch.nan, dtype=torch.float64
+        )
+        has_group = torch.from_numpy(np.unique(keys // groups.num_items))
+        for place_of_k, k in enumerate(block.topk.tolist()):
             within = np.flatnonzero(rank <= k)
-            own = (np.arange(len(within)), group[within], count[within])
-            there, shares = self._shares(row[within], *own, len(block.users))
-            at_keys = np.minimum(np.searchsorted(there, keys), max(len(there) - 1, 0))
-            given = np.zeros(len(keys))
-            if len(there):
-                given = np.where(there[at_keys] == keys, shares[at_keys], 0.0)
-            mixed = (1 - self.smoothing) * given + self.smoothing * wanted
-            terms = wanted * np.log(wanted / mixed)
+            list_keys, shares = self._shares(
+                row[within], np.arange(len(within)), group[within], count[within], len(block.users)
+            )
+            at_keys = np.minimum(np.searchsorted(list_keys, keys), max(len(list_keys) - 1, 0))
+            list_shares = np.zeros(len(keys))
+            if len(list_keys):
+                list_shares = np.where(list_keys[at_keys] == keys, shares[at_keys], 0.0)
+            mixed = (1 - self.smoothing) * list_shares + self.smoothing * history_shares
+            terms = history_shares * np.log(history_shares / mixed)
             sums = np.bincount(keys // groups.num_items, terms, minlength=len(block.users))
-            found[known, at] = torch.from_numpy(sums).double()[known]  # whole numbers where empty
-        return found
+            # Sums are whole numbers where there are no terms.
+            divergences[has_group, place_of_k] = torch.from_numpy(sums).double()[has_group]
+        return divergences
 
     def _shares(
         self,
@@ -137,15 +141,15 @@ class Miscalibration(Metric):
         """
         groups = self.setting.groups.num_items
         row = owner[place]
-        keys, at = np.unique(row * groups + group, return_inverse=True)
-        sums = np.bincount(at, 1 / count, minlength=len(keys))
+        keys, places = np.unique(row * groups + group, return_inverse=True)
+        sums = np.bincount(places, 1 / count, minlength=len(keys))
         whole = np.bincount(row, 1 / count, minlength=users)
         return keys, sums / whole[keys // groups]
 
     def measure(self, block: Ranking) -> State:
         values = self.of_each(block)
-        known = (~values.isnan()).all(1)
-        return {self.part: values[known].sum(dim=0), f"{self.part}.users": known.sum()}
+        is_defined = (~values.isnan()).all(1)
+        return {self.part: values[is_defined].sum(dim=0), f"{self.part}.users": is_defined.sum()}
 
     def compute(self, state: State) -> Tensor:
         return state[self.part] / state[f"{self.part}.users"]
@@ -190,16 +194,16 @@ class ItemGap(Metric):
         groups, (_, rank, group, _) = block.groups, block.item_groups
         assert groups.items is not None and groups.history is not None
         size = groups.num_items
-        given = [np.bincount(group[rank <= k], minlength=size) for k in block.topk.tolist()]
-        taken = groups.of_items(expand(groups.history, block.users)[1])[1]
+        recommended = [np.bincount(group[rank <= k], minlength=size) for k in block.topk.tolist()]
+        history_groups = groups.of_items(expand(groups.history, block.users)[1])[1]
         free = np.bincount(groups.items.values, minlength=size) * len(block.users)
-        free -= np.bincount(taken, minlength=size)
+        free -= np.bincount(history_groups, minlength=size)
         return {
-            self.part: torch.from_numpy(np.stack(given)),
+            self.part: torch.from_numpy(np.stack(recommended)),
             f"{self.part}.free": torch.from_numpy(free),
         }
 
     def compute(self, state: State) -> Tensor:
-        given, free = state[self.part][:, 1:], state[f"{self.part}.free"][1:]
-        chance = given[:, free > 0] / free[free > 0].double()
+        recommended, free = state[self.part][:, 1:], state[f"{self.part}.free"][1:]
+        chance = recommended[:, free > 0] / free[free > 0].double()
         return chance.std(dim=1, correction=0) / chance.mean(dim=1)

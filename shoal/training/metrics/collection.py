@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from shoal.distributed.world import World
 from shoal.training.metrics.base import (
     CONCATENATED,
     KEPT,
@@ -19,12 +20,11 @@ from shoal.training.metrics.base import (
     Valued,
 )
 from shoal.training.metrics.registry import METRICS, canonical
-from shoal.world.world import World
 
 
 @dataclass
 class UserValues:
-    """What is kept of users: ids [u], positives [u], items and hits [u, 10], values by key [u].
+    """Kept results of users: ids [u], positives [u], items and hits [u, 10], values by key [u].
 
     0 fills lists up.
     """
@@ -132,8 +132,8 @@ class MetricSet:
             result |= zip(keys, values)
         return result
 
-    def kept(self) -> UserValues | None:
-        """What was kept of users, by ascending id; after reduce, of those of all ranks."""
+    def kept_values(self) -> UserValues | None:
+        """Kept results of users, by ascending id; after `reduce`, of the users of all ranks."""
         if self.keep is None:
             return None
         state = self._finished()
@@ -181,31 +181,33 @@ class MetricSet:
         else:
             other, size, count = "ranked", "rows", len(block.users)
         state = {size: torch.tensor(count)}
-        asked = [metric for metric in self.metrics.values() if metric.needs != other]
-        if asked:  # to look at rankings costs more than that nobody asks for them
+        chosen = [metric for metric in self.metrics.values() if metric.needs != other]
+        if chosen:  # without a metric that reads rankings, their cost is saved
             view = Ranking(block, self.setting) if isinstance(block, Ranked) else block
-            for metric in asked:
+            for metric in chosen:
                 state |= metric.measure(view)
             if isinstance(view, Ranking) and self.keep is not None:
                 state |= self._keep(view, self.keep)
         return state
 
     def _keep(self, view: Ranking, keep: Tensor) -> State:
-        """What is kept of the users of a block, as parts of a state."""
-        each = {name: metric.of_each(view) for name, metric in self.metrics.items()}
-        known = {name: values for name, values in each.items() if values is not None}
-        self._columns = [key for name in known for key in self._keys(name)]
+        """Results to keep of the users of a block, as parts of a state."""
+        all_values = {name: metric.of_each(view) for name, metric in self.metrics.items()}
+        values_by_metric = {
+            name: values for name, values in all_values.items() if values is not None
+        }
+        self._columns = [key for name in values_by_metric for key in self._keys(name)]
         users = view.block.users
         assert users is not None, "whoever keeps users names them"
         chosen = torch.isin(users, keep)
         lists = [view.items[:, : self.kept_places], view.hits[:, : self.kept_places].long()]
         parts = [users, view.block.num_positives]
         parts += [pad(one, (0, self.kept_places - one.shape[1])) for one in lists]
-        parts += [torch.cat([torch.zeros(len(users), 0).double(), *known.values()], 1)]
+        parts += [torch.cat([torch.zeros(len(users), 0).double(), *values_by_metric.values()], 1)]
         return {name: part[chosen] for name, part in zip(KEPT, parts)}
 
     def _finished(self) -> State:
-        """The whole state, with that of nobody where no block came: every rank has all parts."""
+        """The whole state; an empty one where no block came, so that every rank has all parts."""
         self._flush()
         none, lists = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.int64)
         if "users" not in self._state:
@@ -220,7 +222,7 @@ class MetricSet:
 
 
 def _join(blocks: list[Any]) -> Any:
-    """One block of many, in host memory."""
+    """Join many blocks into one, in host memory."""
     columns = [[getattr(block, field.name) for block in blocks] for field in fields(blocks[0])]
     return type(blocks[0])(*[None if c[0] is None else torch.cat(c).cpu() for c in columns])
 

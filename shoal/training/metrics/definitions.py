@@ -160,7 +160,7 @@ class Calibration(Metric):
         return {"predicted": block.scores.sum(), "observed": block.labels.sum()}
 
     def compute(self, state: State) -> Tensor:
-        return state["predicted"] / state["observed"]  # inf or nan where nobody clicked
+        return state["predicted"] / state["observed"]  # inf or nan without clicks
 
 
 class AUC(Metric):
@@ -210,9 +210,9 @@ class GAUC(Metric):
         return positives
 
     def _sums(self, numerator: Tensor, positives: Tensor, negatives: Tensor) -> State:
-        kept = (positives > 0) & (negatives > 0)
-        auc = numerator[kept].double() / (positives[kept] * negatives[kept])
-        weights = self.weights(positives[kept])
+        has_both = (positives > 0) & (negatives > 0)
+        auc = numerator[has_both].double() / (positives[has_both] * negatives[has_both])
+        weights = self.weights(positives[has_both])
         return {self.part: (auc * weights).sum(), f"{self.part}.weight": weights.sum()}
 
 
@@ -242,7 +242,7 @@ class MedRank(Metric):
 
 
 def _pairs(ranking: Ranking) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each user: pairs in the right order, positives, negatives."""
+    """Pairs in the right order, positives and negatives of each user."""
     block = ranking.block
     assert block.auc_numerator is not None and block.num_negatives is not None, "wants_pairs"
     return block.auc_numerator, block.num_positives, block.num_negatives

@@ -29,10 +29,10 @@ def load_metric(name: str) -> str:
 
 def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a config, where classes among the metrics have become names."""
-    found = dict(values)
+    named = dict(values)
     for key in ("eval.metrics", "metrics"):
-        if isinstance(given := found.get(key), list | tuple):
-            found[key] = [give_class(one) if isinstance(one, type) else one for one in given]
-    if isinstance(section := found.get("eval"), Mapping):
-        found["eval"] = with_names(section)
-    return found
+        if isinstance(metrics := named.get(key), list | tuple):
+            named[key] = [give_class(one) if isinstance(one, type) else one for one in metrics]
+    if isinstance(section := named.get("eval"), Mapping):
+        named["eval"] = with_names(section)
+    return named

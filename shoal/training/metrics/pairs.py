@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def pair_counts(users: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the rows of each user, in ascending order of their ids, [u] each:
+    """Pair counts per user, in ascending order of user ids, [u] each:
 
     numerator float64, (positive, negative) pairs where the positive scores higher, ties counting
     half (nan where a score is nan); positives int64; negatives int64. Exact.

@@ -10,10 +10,33 @@ from shoal.training.metrics.base import Metric
 METRICS: dict[str, type[Metric]] = {
     metric.__name__: metric
     for metric in (
-        *(m.Recall, m.MRR, m.NDCG, m.Hit, m.MAP, m.Precision, m.RBP, m.GAUC, m.UAUC, m.MedRank),
-        *(m.ItemCoverage, m.AveragePopularity, m.GiniIndex, m.ShannonEntropy, m.TailPercentage),
-        *(b.Novelty, b.Serendipity, b.Personalisation, b.IntraListDiversity, b.Miscalibration),
-        *(b.UserGap, b.ItemGap, m.AUC, m.LogLoss, m.Calibration, m.MAE, m.RMSE),
+        m.Recall,
+        m.MRR,
+        m.NDCG,
+        m.Hit,
+        m.MAP,
+        m.Precision,
+        m.RBP,
+        m.GAUC,
+        m.UAUC,
+        m.MedRank,
+        m.ItemCoverage,
+        m.AveragePopularity,
+        m.GiniIndex,
+        m.ShannonEntropy,
+        m.TailPercentage,
+        b.Novelty,
+        b.Serendipity,
+        b.Personalisation,
+        b.IntraListDiversity,
+        b.Miscalibration,
+        b.UserGap,
+        b.ItemGap,
+        m.AUC,
+        m.LogLoss,
+        m.Calibration,
+        m.MAE,
+        m.RMSE,
     )
 }
 

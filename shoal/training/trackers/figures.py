@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from shoal.world.durable import replace_durably
+from shoal.files.durable import replace_durably
 
 
 def figures_of(line: dict[str, Any]) -> dict[str, float]:
     """The numbers of an epoch's line by the names that curves have: loss/train, valid/ndcg@10."""
-    found = {"loss/train": line["loss"]}
-    found |= {f"valid/{name}": value for name, value in line.get("valid", {}).items()}
-    return found
+    figures = {"loss/train": line["loss"]}
+    figures |= {f"valid/{name}": value for name, value in line.get("valid", {}).items()}
+    return figures
 
 
 def outcome_of(result: dict[str, Any]) -> dict[str, float]:
@@ -28,6 +28,6 @@ def kept_id(folder: Path, tool: str) -> str | None:
     return file.read_text().strip() if file.is_file() else None
 
 
-def keep_id(folder: Path, tool: str, given: str) -> None:
-    """Let a resumed run find it."""
-    replace_durably(folder / f"{tool}.id", f"{given}\n".encode())
+def keep_id(folder: Path, tool: str, run_id: str) -> None:
+    """Write the id of a tracker's run, for a resumed run to find."""
+    replace_durably(folder / f"{tool}.id", f"{run_id}\n".encode())

@@ -22,14 +22,16 @@ class MLflow:
         from mlflow.entities import Param
 
         self._client = MlflowClient()
-        known = kept_id(folder, "mlflow")
-        if known is not None:
-            self._id = known
-            self._client.update_run(known, status="RUNNING")
+        earlier_id = kept_id(folder, "mlflow")
+        if earlier_id is not None:
+            self._id = earlier_id
+            self._client.update_run(earlier_id, status="RUNNING")
             return
         name = config["run"]["project"] or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
-        found = self._client.get_experiment_by_name(name)
-        place = self._client.create_experiment(name) if found is None else found.experiment_id
+        experiment = self._client.get_experiment_by_name(name)
+        place = (
+            self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        )
         self._id = self._client.create_run(place, run_name=folder.name).info.run_id
         params = [Param(key, str(value)[:500]) for key, value in flat(config).items()]
         for first in range(0, len(params), AT_A_TIME):

@@ -35,8 +35,8 @@ def _hush_writers() -> None:
         return
 
     def without_writers(args: threading.ExceptHookArgs) -> None:
-        theirs = type(args.thread).__module__.startswith("tensorboard.")
-        if not (theirs and isinstance(args.exc_value, OSError)):
+        is_writer = type(args.thread).__module__.startswith("tensorboard.")
+        if not (is_writer and isinstance(args.exc_value, OSError)):
             before(args)
 
     threading.excepthook = without_writers

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self, cast
 
 from shoal import how_to_install
 from shoal.config.plugins import load_code
-from shoal.world.liveness import BEAT
+from shoal.distributed.liveness import BEAT
 
 log = logging.getLogger("shoal")
 # Name, which is that of the package and of the extra that brings it: class of the tracker.
@@ -56,7 +56,7 @@ class Tracker(Protocol):
 
 
 class Trackers:
-    """The trackers of one run. One that fails is reported once and left out: the run goes on.
+    """The trackers of one run. A tracker that fails is reported once and left out.
 
     with Trackers(["tensorboard"]) as trackers:
         trackers.begin(config, folder)
@@ -65,9 +65,9 @@ class Trackers:
     """
 
     def __init__(self, names: Sequence[str]):
-        found = {name: find_tracker(name) for name in names}
-        self._classes = {name: tracker for name, tracker in found.items() if tracker is not None}
-        self._absent = [name for name, tracker in found.items() if tracker is None]
+        classes = {name: find_tracker(name) for name in names}
+        self._classes = {name: tracker for name, tracker in classes.items() if tracker is not None}
+        self._absent = [name for name, tracker in classes.items() if tracker is None]
         self._begun: dict[str, Tracker] = {}
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
@@ -110,7 +110,7 @@ class Trackers:
 def find_tracker(name: str) -> type[Tracker] | None:
     """The class of a tracker; ValueError where it cannot be had.
 
-    None for TensorBoard where it is not installed: nobody may have asked for it.
+    None for TensorBoard where it is not installed, since it is on by default.
     """
     if name in INCLUDED:
         if find_spec(name) is None:
@@ -119,15 +119,15 @@ def find_tracker(name: str) -> type[Tracker] | None:
             raise ValueError(
                 f"run.trackers: {name} is not installed: {how_to_install(name)}; or leave it out"
             )
-        module, wanted = import_module(f"shoal.training.trackers.{name}"), INCLUDED[name]
+        module, class_name = import_module(f"shoal.training.trackers.{name}"), INCLUDED[name]
     else:
-        place, wanted = name.rpartition(":")[0], name
+        place, class_name = name.rpartition(":")[0], name
         module = load_code(place, f"run.trackers {name}", "FILE.py:Class or package.module:Class")
-    found = getattr(module, wanted.rpartition(":")[2], None)
-    methods = (getattr(found, method, None) for method in ("begin", "epoch", "end"))
-    if not isinstance(found, type) or not all(map(callable, methods)):
+    tracker_class = getattr(module, class_name.rpartition(":")[2], None)
+    methods = (getattr(tracker_class, method, None) for method in ("begin", "epoch", "end"))
+    if not isinstance(tracker_class, type) or not all(map(callable, methods)):
         raise ValueError(
             f"run.trackers: {name} is no class with begin(config, folder), epoch(line) and "
             "end(result)"
         )
-    return cast(type[Tracker], found)
+    return cast(type[Tracker], tracker_class)

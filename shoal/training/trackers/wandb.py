@@ -15,14 +15,14 @@ class WeightsAndBiases:
     def begin(self, config: dict[str, Any], folder: Path) -> None:
         import wandb
 
-        known = kept_id(folder, "wandb")
+        earlier_id = kept_id(folder, "wandb")
         self._run = wandb.init(
             project=config["run"]["project"],
             name=folder.name,
             dir=str(folder),
             config=config,
-            id=known,
-            resume=None if known is None else "allow",
+            id=earlier_id,
+            resume=None if earlier_id is None else "allow",
         )
         keep_id(folder, "wandb", self._run.id)
 

@@ -1,0 +1,201 @@
+"""Commands about data: `shoal data fetch | make | describe` and `shoal prepare`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.arguments import TRUST, resolve_words, split_arguments
+from shoal.cli.exit import print_next
+from shoal.files.durable import written
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="ml-100k, ml-1m or ml-20m")],
+    to: Annotated[str, typer.Option(help="Folder that holds data sets.")] = "dataset",
+) -> None:
+    """Download an official MovieLens archive, check it and unpack it.
+
+    SHOAL_MIRROR may name a folder or a URL that holds the archives.
+    """
+    from shoal.data.sources import fetch as archives
+
+    typer.echo(f"{name}: {archives.fetch(name, Path(to))}")
+
+
+def make(
+    context: typer.Context,
+    to: Annotated[str, typer.Option(help="The folder, a new one.")],
+    days: Annotated[int, typer.Option(help="Files to train on, of each kind.")] = 2,
+    trust: Annotated[bool, TRUST] = False,
+) -> None:
+    """Write planted clicks (data.clicks.planted) as MLPerf's multi-hot Criteo.
+
+    The folders train, valid and test get day_N_sparse_multi_hot.npz, _dense.npy and _labels.npy.
+    """
+    from shoal.clicks.make_days import make_days
+
+    section = resolve_words(context.args, trust=trust).config.data.clicks.planted
+    best = make_days(section, Path(to), days)
+    for phase, auc in best.items():
+        typer.echo(f"{to}/{phase}: the best possible AUC is {auc:.4f}")
+    typer.echo(
+        f"train on it: shoal train --model=DCNV2 --data.format=multi_hot --data.path={to} "
+        f"--data.clicks.train=train/*.npz --data.clicks.valid=valid/*.npz "
+        f"--data.clicks.test=test/*.npz --data.clicks.slots={section.slots} "
+        f"--data.clicks.dense={section.dense}"
+    )
+
+
+def describe(
+    context: typer.Context,
+    write: Annotated[
+        str | None, typer.Option(help="Write the features as yaml, to edit and train with.")
+    ] = None,
+    html: Annotated[str | None, typer.Option(help="Write a page with plots.")] = None,
+    trust: Annotated[bool, TRUST] = False,
+) -> None:
+    """Print figures of a data set and the features that its columns suggest.
+
+    Configs, data files and keys as for train: shoal data describe ratings.csv --html page.html
+    """
+    from shoal.planning.data_summary import describe_run
+
+    resolved = resolve_words(context.args, trust=trust)
+    for note in resolved.read_notes:
+        typer.echo(note)
+    description = describe_run(resolved.config)
+    typer.echo(description.text)
+    if write is not None:
+        with written(write):
+            Path(write).write_text(description.yaml, encoding="utf-8")
+        typer.echo(f"{write}: the features, to edit and to add to a config")
+    if html is not None:
+        if description.page is None:
+            raise ValueError("--html: a page is made of interactions, and this is a click log")
+        with written(html):
+            Path(html).write_text(description.page(), encoding="utf-8")
+        typer.echo(f"{html}: open it in a browser")
+    words = [shlex.quote(word) for word in context.args]
+    words += [shlex.quote(write)] if write is not None else []
+    commands = [(" ".join(["shoal train", *words]), f"trains {resolved.config.model.title} on it")]
+    if html is None and description.page is not None:
+        page = " ".join(["shoal data describe", *words, "--html page.html"])
+        commands.append((page, "a page with plots"))
+    print_next(commands)
+
+
+def prepare(
+    context: typer.Context,
+    to: Annotated[str, typer.Option(help="The prepared folder.")],
+    memory: Annotated[str, typer.Option(help="Memory to work in, besides the words.")] = "2GB",
+    append: Annotated[bool, typer.Option("--append", help="Add the inputs to the folder.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only compare the checksums.")] = False,
+    engine: Annotated[str, typer.Option(help="Where files are read: here, or ray.")] = "here",
+    ray_address: Annotated[
+        str | None, typer.Option(help="With --engine ray: auto, or the cluster's address.")
+    ] = None,
+    trust: Annotated[bool, TRUST] = False,
+) -> None:
+    """Make a prepared folder of raw files: INPUT... [CONFIG.yaml] --to DIR.
+
+    Interactions: csv with a header (Goodreads), atomic files (.inter, .user, .item), MovieLens,
+    Parquet; folders and patterns of them. `shoal train --data.path=DIR` trains from it.
+
+    Click logs (--data.format=criteo or slots; csv and Parquet with --data.clicks.slots=[...]):
+    `shoal train --data.clicks.train=DIR` trains from it.
+    """
+    import logging
+
+    from tqdm import tqdm
+
+    from shoal.clicks import memory_mapped as mapped
+    from shoal.config.row_rules import read_size
+    from shoal.data.column_store import Stored
+    from shoal.data.loading.location import holds_log
+    from shoal.data.prepared import folder, inputs
+    from shoal.data.prepared import preparation as preparing
+    from shoal.data.prepared.engine import Here, OnRay
+    from shoal.data.sources.files import input_files
+    from shoal.runs.input_data import with_columns
+    from shoal.runs.run import resolve
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    budget = read_size(memory)
+    if not isinstance(budget, int) or budget < 64 << 20:
+        raise typer.BadParameter(f"--memory is {memory}; it is at least 64MB")
+    if check:
+        typer.echo(f"{to}: {folder.check(Path(to))} files are as they were written")
+        return
+    # The config, the raw files, and where they are read.
+    words, overrides = split_arguments(context.args)
+    files = [word for word in words if Path(word).suffix in (".yaml", ".yml", ".toml")]
+    input_names = [word for word in words if word not in files]
+    if not input_names:
+        raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
+    resolved = resolve(files, overrides, trust=trust)
+    if engine not in ("here", "ray"):
+        raise typer.BadParameter(f"--engine is {engine}; it is here or ray")
+    if engine == "here" and ray_address is not None:
+        raise typer.BadParameter("--ray-address goes with --engine ray")
+    worker = OnRay(ray_address) if engine == "ray" else Here()
+    is_log = holds_log(resolved.config.data)
+    if is_log:
+        raw_files = input_files(input_names)
+    else:
+        raw_files = inputs.expand(input_names)
+        if inputs.is_table(raw_files[0]):
+            resolved = with_columns(resolved, raw_files[0], tuple(inputs.ALIASES))
+    for note in resolved.read_notes:
+        typer.echo(note)
+    config = resolved.config
+    # Read the files and write the folder.
+    sizes = [path.stat().st_size for path in raw_files]
+    with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, desc="reading") as bar:
+        job = folder.PrepareJob(
+            inputs=input_names,
+            to=Path(to),
+            config=config.data,
+            seed=config.run.seed,
+            memory=budget,
+            append=append,
+            command=shlex.join(["shoal", *without_engine(sys.argv[1:])]),
+            progress=bar.update,
+            engine=worker,
+        )
+        manifest = mapped.prepare_log(job) if is_log else preparing.prepare(job)
+    # Print what the folder holds, what was left out, and how to train from it.
+    skipped = f"; {manifest['bad_rows']} bad rows were left out" if manifest.get("bad_rows") else ""
+    for key, count in manifest.get("left_out", {}).items():
+        skipped += f"; {count} were left out by {key}"
+    if is_log:
+        slots = manifest["layout"]["slots"]
+        typer.echo(
+            f"{to}: {manifest['rows']} samples of {len(slots)} slots{skipped}; "
+            f"train from it with --data.clicks.train={Path(to).resolve()}"
+        )
+        return
+    users, items = (
+        len(Stored.from_entry(manifest["words"][manifest["options"]["fields"][side]]["ends"])) - 1
+        for side in ("user", "item")
+    )
+    typer.echo(
+        f"{to}: {manifest['rows']} interactions of {users} users with {items} items{skipped}; "
+        f"train from it with --data.path={Path(to).parent} --data.name={Path(to).name}"
+    )
+
+
+def without_engine(words: list[str]) -> list[str]:
+    """A command without the words that name its engine: the folder does not depend on it."""
+    kept, remaining = [], list(words)
+    while remaining:
+        word = remaining.pop(0)
+        if word.partition("=")[0] not in ("--engine", "--ray-address"):
+            kept.append(word)
+        elif "=" not in word and remaining:
+            remaining.pop(0)
+    return kept

@@ -1,0 +1,190 @@
+"""Raw files of interactions -> a prepared folder, in memory of a stated size.
+
+The files are read in pieces of bounded size, which become columns as everywhere (data/columns.py);
+then the rows are split and brought together by user (views.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.config.schema import DataSection
+from shoal.config.yaml_io import inline
+from shoal.data.column_store import Stored, all_stored, map_array
+from shoal.data.columns import SourceRows, add_rows
+from shoal.data.dataset import FieldType
+from shoal.data.filters import looks_at_all
+from shoal.data.passes import chunks
+from shoal.data.prepared import views
+from shoal.data.prepared.dataset import DECIDED, refuse_absent, view_of
+from shoal.data.prepared.folder import Manifest, PrepareJob, PrepareSteps, carry_out
+from shoal.data.prepared.inputs import (
+    Input,
+    expand,
+    open_inputs,
+    read_in_order,
+    read_sides,
+    side_files,
+    sort_out,
+)
+from shoal.data.raw_columns import RawColumn
+from shoal.data.reading import cells_of
+from shoal.data.sources.text import is_by_line
+from shoal.data.vocabulary import stored_words
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(job: PrepareJob) -> Manifest:
+    """Prepare a folder of interactions, or add to it; its manifest."""
+    return carry_out(job, InteractionSteps())
+
+
+class InteractionSteps(PrepareSteps):
+    """The steps for interactions, with what is known of users and items."""
+
+    def paths(self, job: PrepareJob) -> list[Path]:
+        """The raw files: inputs, and the side files that the config names."""
+        refuse_unsupported(job.config)
+        paths = [
+            *expand(job.inputs),
+            *(p for some in side_files(job.config).values() for p in some),
+        ]
+        if not sort_out(paths, job.config)[0]:
+            raise ValueError(
+                f"{', '.join(job.inputs)}: side files alone; name files of interactions too"
+            )
+        return paths
+
+    def options(self, job: PrepareJob) -> dict[str, Any]:
+        """What preparation decides."""
+        return {key: job.config.model_dump()[key] for key in DECIDED}
+
+    def check(self, job: PrepareJob, manifest: Manifest, new: list[Path]) -> None:
+        """Refuse columns that the folder does not have, and an append that cannot be exact."""
+        inter, sides = sort_out(new or self.paths(job), job.config)
+        for path in inter[:1]:
+            _same_columns(open_inputs([path], job.config, job.memory, manifest)[0], manifest)
+        if not new or not job.append:
+            return
+        if needed := looks_at_all(job.config):
+            raise ValueError(
+                f"--append: {job.to} was prepared with {', '.join(needed)}, which looks at all "
+                "rows, and those that were left out are not kept; prepare all files again, into "
+                "another folder"
+            )
+        if not inter:
+            raise ValueError(f"--append: {new[0]} is a side file; name files of interactions too")
+        for suffix, paths in sides.items():
+            if suffix not in manifest.get("sides", {}):
+                raise ValueError(
+                    f"--append: {job.to} was prepared without {suffix} files, so {paths[0]} cannot "
+                    "be added; prepare all files again, into another folder"
+                )
+
+    def add(
+        self, job: PrepareJob, paths: list[Path], folder: Path, manifest: Manifest, work: Path
+    ) -> Manifest:
+        """Append the rows of files to the columns in `folder`; the manifest that will name them."""
+        config, (files, side_paths) = job.config, sort_out(paths, job.config)
+        inputs = open_inputs(files, config, job.memory, manifest)
+        skipped: Counter[Path] = Counter()
+
+        def pieces() -> Iterator[dict[str, RawColumn]]:
+            for (columns, _, bad), part in read_in_order(inputs, job.memory, job.engine):
+                yield columns
+                skipped[part.path] += bad
+                job.progress(part.size)
+            for path, count in (+skipped).items():
+                logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, count)
+
+        scratch = work / "scratch"
+        scratch.mkdir()
+        cells, sides = cells_of(inputs[0].readings), read_sides(side_paths, config)
+        rows = SourceRows(_kinds(inputs), pieces(), sides, job.inputs[0], cells)
+        new_manifest, _ = add_rows(rows, config, folder, manifest, "<i4", scratch, job.memory)
+        shutil.rmtree(scratch)
+        new_manifest["bad_rows"] = manifest.get("bad_rows", 0) + skipped.total()
+        new_manifest["interactions"] = _digest(folder, new_manifest)
+        return new_manifest
+
+    def finish(self, job: PrepareJob, manifest: Manifest, folder: Path) -> None:
+        """The split that the config asks for, where it is not there."""
+        view_of(folder, manifest, job.config.split, job.seed, job.memory, job.engine)
+
+    def outdated(self, job: PrepareJob, manifest: Manifest, new_manifest: Manifest) -> list[Path]:
+        """The view of the rows before, and columns of side tables that were written anew."""
+        key = views.view_key(manifest["interactions"], job.config.split, job.seed)
+        view = job.to / "views" / key
+        stays = {one.file for one in all_stored(new_manifest)}
+        old = {one.file for one in all_stored(manifest)} - stays
+        return [*([view] if view.is_dir() else []), *(job.to / name for name in sorted(old))]
+
+
+def refuse_unsupported(config: DataSection) -> None:
+    """Options that a prepared folder cannot honour."""
+    refuse_absent(config)
+    if not is_by_line(config.encoding):
+        raise ValueError(
+            f"data.encoding is {config.encoding}, which cannot be read some lines at a time: "
+            "convert the files (iconv), or train from them without preparation"
+        )
+    for key in ("load", "unload"):
+        unsupported = [s for s in getattr(config, key) or {} if s not in ("inter", "user", "item")]
+        if unsupported:
+            raise ValueError(
+                f"data.{key} names {', '.join(unsupported)}; a prepared folder holds interactions, "
+                "users and items"
+            )
+
+
+def _types(manifest: Manifest) -> dict[str, FieldType]:
+    return {name: column["type"] for name, column in manifest.get("columns", {}).items()}
+
+
+def _same_columns(file: Input, manifest: Manifest) -> None:
+    """Refuse an input whose columns are not those of the folder."""
+    folder_types, options = _types(manifest), manifest["options"]
+    kinds = {n: k for n, k in file.types.items() if n not in (options["threshold"] or {})}
+    if options["threshold"]:
+        folder_types.pop(options["fields"]["label"], None)
+        kinds.pop(options["fields"]["label"], None)
+    if folder_types != kinds:
+        raise ValueError(
+            f"{file.path} has the fields {inline(dict(kinds))}, and the prepared folder has "
+            f"{inline(folder_types)}; give it files and options of the same fields, or name "
+            "another folder with --to"
+        )
+
+
+def _kinds(inputs: list[Input]) -> dict[str, FieldType]:
+    """Field -> type, the same in all inputs."""
+    kinds = inputs[0].types
+    for file in inputs[1:]:
+        if file.types != kinds:
+            raise ValueError(
+                f"{file.path} has the fields {inline(dict(file.types))}, and {inputs[0].path} has "
+                f"{inline(dict(kinds))}; choose those that all have with data.load.inter, or say "
+                "what they are with data.features"
+            )
+    return dict(kinds)
+
+
+def _digest(folder: Path, manifest: dict[str, Any]) -> str:
+    """The digest of users, items and their words; the same data read directly has the same."""
+    digest = hashlib.sha256()
+    fields = manifest["options"]["fields"]
+    for name in (fields["user"], fields["item"]):
+        ids = map_array(folder, Stored.from_entry(manifest["columns"][name]["values"]))
+        for part in chunks(len(ids)):
+            digest.update(ids[part].astype(np.int64).data)
+        digest.update("\n".join(stored_words(folder, manifest["words"][name])).encode())
+    return digest.hexdigest()

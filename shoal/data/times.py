@@ -1,0 +1,71 @@
+"""Columns that hold times, and what is known of each of them: hour, weekday, age.
+
+Times are seconds since 1970, or milliseconds as JavaScript counts them. A table of ids made of them
+would have a row for every moment, and no moment comes again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.data.column_names import words_of
+
+HOUR, DAY = 3600, 86_400
+NAMES = {"time", "timestamp", "datetime", "date", "day", "ts", "at", "on", "when", "moment"}
+NAMES |= {"birth", "birthday", "birthdate", "born", "dob", "published", "released", "joined"}
+NAMES |= {"registered", "signup", "created", "updated"}
+FIRST, LAST = -2_208_988_800, 4_102_444_800  # from 1900 to 2100
+# Of a column whose name says nothing: from September 2001 to May 2033.
+FIRST_OF_ANY, LAST_OF_ANY = 1_000_000_000, 2_000_000_000
+MILLISECONDS = 100_000_000_000  # larger numbers are no seconds: it would be the year 5138
+
+
+def holds_times(name: str, values: np.ndarray) -> bool:
+    """Whether all numbers of a column are moments: by its name and its values.
+
+    >>> import numpy as np
+    >>> holds_times("shown_at", np.array([1.7e9])), holds_times("watch_time", np.array([31.0]))
+    (True, False)
+    """
+    numbers = values[~np.isnan(values)]
+    if not len(numbers):
+        return False
+    low, high = float(numbers.min()), float(numbers.max())
+    if low > MILLISECONDS:
+        low, high = low / 1000, high / 1000
+    if low >= FIRST_OF_ANY and high <= LAST_OF_ANY:
+        return True
+    # A duration in seconds, or a number of the day, is small.
+    is_moment = max(abs(low), abs(high)) > FIRST_OF_ANY / 10
+    return not NAMES.isdisjoint(words_of(name)) and is_moment and low >= FIRST and high <= LAST
+
+
+def seconds(values: np.ndarray) -> np.ndarray:
+    """Times as seconds since 1970, float64."""
+    values = np.asarray(values, np.float64)
+    return np.where(np.abs(values) > MILLISECONDS, values / 1000, values)
+
+
+def hour(values: np.ndarray) -> np.ndarray:
+    """The hour of the day in UTC, 0 to 23.
+
+    >>> import numpy as np
+    >>> hour(np.array([0.0, 7200.0, -1.0])).tolist()
+    [0.0, 2.0, 23.0]
+    """
+    return np.floor(seconds(values) / HOUR) % 24
+
+
+def weekday(values: np.ndarray) -> np.ndarray:
+    """The day of the week in UTC: 0 is Monday.
+
+    >>> import numpy as np
+    >>> weekday(np.array([0.0])).tolist()  # 1970-01-01 was a Thursday
+    [3.0]
+    """
+    return (np.floor(seconds(values) / DAY) + 3) % 7
+
+
+def has_hours(values: np.ndarray) -> bool:
+    """Whether times are more than dates: some are not at midnight."""
+    return bool((np.nan_to_num(seconds(values)) % DAY != 0).any())

@@ -1,0 +1,389 @@
+"""Recommender: the best items for users and histories, of a run, an artifact and the service.
+
+    query     users by number, or histories; as the model reads them
+    items     the whole catalogue, or those that are allowed
+    without   what each of them took, unless it may come again, and what is excluded
+    top-k     of all queries together, exact (kernels/topk.py)
+
+Ids are the data's own, in its type. An unknown user gets the most popular items, and unknown items
+of a history are left out; the ranking reports both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.data.ids import Ids
+from shoal.kernels.topk import DotProducts, Fill, Pairs, plain, rank
+from shoal.recommender.explanation import Breakdown, Explanation
+from shoal.recommender.ranked_items import RankedItems, UserRankings
+
+log = logging.getLogger("shoal")
+NO_IDS = np.zeros(0, np.int64)
+
+
+class History(NamedTuple):
+    """Items, oldest first; and their times in seconds, with that of the request behind them."""
+
+    items: np.ndarray  # int64 [n]
+    times: np.ndarray | None = None  # int64 [n + 1]
+
+
+@dataclass(frozen=True)
+class RankingQuestion:
+    """One question: items for a user, or for a history (oldest first).
+
+    times    of the history's items, for models that read them; one more is that of the request
+    exclude  items that may not come; only: the items that alone may come
+    seen     whether what was taken may come again; None: as the model was trained
+    """
+
+    user: Any = None
+    history: Sequence[Any] | None = None
+    times: Sequence[int] | None = None
+    topk: int = 10
+    exclude: Sequence[Any] = ()
+    only: Sequence[Any] | None = None
+    seen: bool | None = None
+
+
+class Catalogue(Protocol):
+    """A trained model as a recommender reads it; numbers stand for users and items, 0 for none."""
+
+    users: Ids
+    items: Ids
+    repeatable: bool  # whether what was taken may come again
+
+    @property
+    def popularity(self) -> np.ndarray:
+        """How often each item was taken: [num_items]."""
+
+    def of_users(self, users: np.ndarray) -> Any:
+        """The query of known users."""
+
+    def need_histories(self, timed: bool) -> None:
+        """Refuse histories that the model cannot read; timed: with times."""
+
+    def of_histories(self, histories: Sequence[History], user: int = 0) -> Any:
+        """The query of histories, as if they were this user's; 0: an unknown user's."""
+
+    def seen(self, users: np.ndarray) -> Pairs:
+        """All that each of these users took: place in `users` [m], item [m]."""
+
+    def fill(self, query: Any, items: Tensor | None) -> Fill:
+        """The function that writes the scores of a query for these items; None: for all."""
+
+    @property
+    def item_vectors(self) -> Tensor:
+        """The vector of every item [num_items, dim]; refused where there are none."""
+
+    @property
+    def captions(self) -> Mapping[str, Any]:
+        """`title` and `picture` of every item [num_items], empty text where it has none."""
+
+    def breakdown(self, user: int, history: History | None, item: int) -> Breakdown:
+        """The score of an item as a sum, for a known user or for a history."""
+
+
+class Recommender:
+    """Ranks a catalogue."""
+
+    def __init__(self, catalogue: Catalogue):
+        self.catalogue = catalogue
+        self.users = catalogue.users
+        self.items = catalogue.items
+
+    # ---- questions ------------------------------------------------------------------------------
+
+    def recommend(self, user: Any = None, **question: Any) -> RankedItems | dict[Any, RankedItems]:
+        """The ranking of one question; of several users a dict of them, which one pass makes."""
+        if isinstance(user, str) or not isinstance(user, Iterable):
+            return self.answer([RankingQuestion(user, **question)])[0]
+        users = [one.item() if isinstance(one, np.generic) else one for one in user]
+        rankings = self.answer([RankingQuestion(one, **question) for one in users])
+        missing = [lost for ranking in rankings for lost in ranking.unknown]
+        if missing:
+            log.warning(
+                "%d of %d users are not known, as %r: the most popular items answer",
+                len(missing),
+                len(users),
+                missing[0],
+            )
+        return UserRankings(zip(users, rankings))
+
+    def answer(self, questions: Sequence[RankingQuestion]) -> list[RankedItems]:
+        """The rankings of questions; all that ask for the whole catalogue are one pass."""
+        for question in questions:
+            if (question.user is None) == (question.history is None):
+                raise ValueError("give a user or a history, one of them")
+            if question.topk < 1:
+                raise ValueError(f"topk is {question.topk}; it must be 1 or more")
+        answers: list[RankedItems] = [RankedItems(())] * len(questions)
+        groups: dict[Any, list[tuple[int, Any]]] = {}  # what is ranked together
+        unknown: dict[int, list[Any]] = {}
+        words = [question.user for question in questions if question.history is None]
+        users = iter(self.users.find(words).tolist())
+        # Look up users and histories, and put what can be ranked together into groups.
+        for place, question in enumerate(questions):
+            query: Any  # the number of a user, or a History
+            if question.history is None:
+                kind, query = "user", next(users)
+                is_known = query > 0
+                unknown[place] = [] if is_known else [question.user]
+            else:
+                self.catalogue.need_histories(question.times is not None)
+                kind, (query, unknown[place]) = "history", self._history(question)
+                is_known = len(query.items) > 0
+            if is_known:
+                # A question with a list of allowed items is ranked alone.
+                alone = None if question.only is None else place
+                groups.setdefault((kind, alone), []).append((place, query))
+            else:
+                answers[place] = self._popular(question)
+        for (kind, _), group in groups.items():
+            group_questions = [questions[place] for place, _ in group]
+            rankings = self._rank_group(kind, group_questions, [query for _, query in group])
+            for (place, _), ranking in zip(group, rankings):
+                answers[place] = ranking
+        for place, ranking in enumerate(answers):
+            ranking.unknown = tuple(unknown[place])
+        return answers
+
+    def score(self, question: RankingQuestion, items: Sequence[Any]) -> list[float]:
+        """Scores of items for a user or a history; raises UnknownName."""
+        item_ids = torch.from_numpy(self.items.need(items, "item"))
+        if question.history is None:
+            query = self.catalogue.of_users(self.users.need([question.user], "user"))
+        else:
+            self.catalogue.need_histories(question.times is not None)
+            self.items.need(question.history, "item")
+            query = self.catalogue.of_histories([self._history(question)[0]])
+        return self.scores(query, 1, item_ids)[0].tolist()
+
+    def similar_items(self, item: Any, topk: int = 10) -> RankedItems:
+        """The items whose vectors point most the same way: (item, cosine) each, without itself."""
+        number = self.items.need([item], "item")
+        without = np.zeros(2, np.int64), np.array([0, number[0]])
+        fill = DotProducts(self._units[number], self._units)
+        places, cosines = rank(fill, 1, len(self._units), topk, without)
+        items, scores = plain(places, cosines, None)
+        return self._named(items[0], scores[0])
+
+    def explain(self, question: RankingQuestion, item: Any) -> Explanation:
+        """Why an item has its score for a user or a history; raises UnknownName."""
+        number = int(self.items.need([item], "item")[0])
+        if (question.user is None) == (question.history is None):
+            raise ValueError("give a user or a history, one of them")
+        if question.history is None:
+            user, history = int(self.users.need([question.user], "user")[0]), None
+        else:
+            self.catalogue.need_histories(question.times is not None)
+            self.items.need(question.history, "item")
+            user, (history, _) = 0, self._history(question)
+        breakdown = self.catalogue.breakdown(user, history, number)
+        shares = list(zip(breakdown.what, breakdown.shares.tolist()))
+        titles: dict[Any, str] = {}
+        if breakdown.of == "items":
+            totals: dict[int, float] = {}  # an item may stand in a history more than once
+            for item_id, share in shares:
+                totals[item_id] = totals.get(item_id, 0.0) + share
+            shares = [(self.items.values[item_id], share) for item_id, share in totals.items()]
+            titles = self.titles(name for name, _ in shares)
+        return Explanation(
+            shares,
+            rest=breakdown.rest,
+            rest_is=breakdown.rest_is,
+            of=breakdown.of,
+            error=breakdown.error,
+            titles=titles,
+        )
+
+    def titles(self, items: Iterable[Any]) -> dict[Any, str]:
+        """Known items -> their titles, of those that have one."""
+        captions = {item: self.caption(item) for item in items}
+        return {item: caption["title"] for item, caption in captions.items() if "title" in caption}
+
+    def caption(self, item: Any) -> dict[str, str]:
+        """`title` and `picture` of a known item, where it has them."""
+        (number,) = self.items.find([item])
+        caption = {role: str(texts[number]) for role, texts in self.catalogue.captions.items()}
+        return {role: text for role, text in caption.items() if text}
+
+    @cached_property
+    def _units(self) -> Tensor:
+        return torch.nn.functional.normalize(self.catalogue.item_vectors, eps=1e-12)
+
+    def _history(self, question: RankingQuestion) -> tuple[History, list[Any]]:
+        """The known items of a question's history, and its unknown ones."""
+        words = list(question.history or ())
+        numbers = self.items.find(words)
+        is_known = numbers > 0
+        unknown = [item for item, number in zip(words, numbers.tolist()) if not number]
+        times = None
+        if question.times is not None:
+            times = asked_at(question.times, len(words))[[*is_known, True]]
+        return History(numbers[is_known], times), unknown
+
+    def _rank_group(
+        self, kind: str, questions: Sequence[RankingQuestion], queries: list[Any]
+    ) -> list[RankedItems]:
+        """Rankings of questions that allow the same items."""
+        only = questions[0].only
+        allowed = None if only is None else np.unique(self.items.find(only))
+        allowed = allowed if allowed is None else allowed[allowed > 0]
+        # Pairs of a question and an item that may not come: what was taken, and what is excluded.
+        again = self.catalogue.repeatable
+        left = np.array([not (again if one.seen is None else one.seen) for one in questions])
+        if kind == "user":
+            users = np.array(queries, np.int64)
+            query, places = self.catalogue.of_users(users), np.flatnonzero(left)
+            rows, items = self.catalogue.seen(users[left]) if len(places) else (NO_IDS, NO_IDS)
+            pairs = [(places[rows], items)]
+        else:
+            query = self.catalogue.of_histories(queries)
+            pairs = [(np.full(len(h.items), k), h.items) for k, h in enumerate(queries) if left[k]]
+        for k, question in enumerate(questions):
+            if question.exclude:
+                banned = self.items.find(question.exclude)  # what is not known cannot come anyway
+                pairs.append((np.full(len(banned), k), banned))
+        rows = np.concatenate([NO_IDS, *(places for places, _ in pairs)])
+        items = np.concatenate([NO_IDS, *(item_ids for _, item_ids in pairs)])
+        topk = max(question.topk for question in questions)
+        best, scores = self.rank(query, len(questions), topk, (rows, items), allowed)
+        return [self._named(best[k, : one.topk], scores[k]) for k, one in enumerate(questions)]
+
+    def _named(self, items: np.ndarray, scores: np.ndarray) -> RankedItems:
+        """Numbers of items and their scores; places without an item are left out."""
+        left = int((items > 0).sum())  # the best first
+        ranking = zip(self.items.values[items[:left]].tolist(), scores[:left].tolist())
+        return RankedItems(ranking, titles=self.titles)
+
+    def _popular(self, question: RankingQuestion) -> RankedItems:
+        allowed = None if question.only is None else self.items.find(question.only)
+        items, counts = self.popular(question.topk, allowed, self.items.find(question.exclude))
+        ranking = zip(self.items.values[items].tolist(), counts.tolist())
+        return RankedItems(ranking, "popularity", titles=self.titles)
+
+    # ---- by numbers, many at a time -------------------------------------------------------------
+
+    def rank(
+        self,
+        query: Any,
+        count: int,
+        topk: int,
+        without: Pairs = (NO_IDS, NO_IDS),
+        allowed: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best items of each of `count` queries [b, k] (0: none left), their scores [b, k].
+
+        allowed: the items that alone may come, ascending; `without`: pairs that may not.
+        """
+        num_items = len(self.items) if allowed is None else len(allowed)
+        rows, banned = without
+        if allowed is None:
+            rows = np.concatenate([rows, np.arange(count)])
+            banned = np.concatenate([banned, np.zeros(count, np.int64)])  # the padding
+        else:
+            place = np.searchsorted(allowed, banned).clip(max=max(0, num_items - 1))
+            inside = allowed[place] == banned if num_items else np.zeros(len(banned), bool)
+            rows, banned = rows[inside], place[inside]
+        ids = None if allowed is None else torch.from_numpy(allowed)
+        with torch.inference_mode():
+            fill = self.catalogue.fill(query, ids)
+            places, scores = rank(fill, count, num_items, topk, (rows, banned))
+        return plain(places, scores, allowed)
+
+    def rank_users(
+        self,
+        users: np.ndarray,
+        topk: int,
+        allowed: np.ndarray | None = None,
+        banned: np.ndarray = NO_IDS,
+        seen: bool | None = None,
+        by: Any = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best items [b, k] of users by number, and their scores; 0: the most popular items.
+
+        by: what ranks a query instead (as Approximate.rank).
+        """
+        known_places = np.flatnonzero(users)
+        again = self.catalogue.repeatable if seen is None else seen
+        rows, items = (NO_IDS, NO_IDS) if again else self.catalogue.seen(users[known_places])
+        rows = np.concatenate([rows, np.repeat(np.arange(len(known_places)), len(banned))])
+        items = np.concatenate([items, np.tile(banned, len(known_places))])
+        query = self.catalogue.of_users(users[known_places])
+        if by is not None:
+            best, scores = by(query, topk, (rows, items))
+        else:
+            best, scores = self.rank(query, len(known_places), topk, (rows, items), allowed)
+        if len(known_places) == len(users):
+            return best, scores
+        # Unknown users get the most popular items.
+        width = best.shape[1]
+        popular, counts = self.popular(width, allowed, banned)
+        all_items = np.zeros((len(users), width), np.int64)
+        all_scores = np.zeros((len(users), width), np.float32)
+        all_items[:, : len(popular)] = popular
+        all_scores[:, : len(popular)] = counts
+        all_items[known_places] = best
+        all_scores[known_places] = scores
+        return all_items, all_scores
+
+    def scores(self, query: Any, count: int, items: Tensor) -> Tensor:
+        """Scores of items [n] for each of `count` queries: [b, n]."""
+        scores = torch.empty(count, len(items))
+        with torch.inference_mode():
+            self.catalogue.fill(query, items)(0, count, 0, len(items), scores)
+        return scores
+
+    def popular(
+        self, topk: int, allowed: np.ndarray | None = None, banned: np.ndarray = NO_IDS
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The items that were taken most, and how often."""
+        counts = self.catalogue.popularity
+        order = self._by_popularity
+        if allowed is not None:
+            order = order[np.isin(order, allowed)]
+        order = order[~np.isin(order, banned)][:topk] if len(banned) else order[:topk]
+        return order, counts[order].astype(np.float32)
+
+    @cached_property
+    def _by_popularity(self) -> np.ndarray:
+        return np.argsort(-self.catalogue.popularity[1:], kind="stable") + 1
+
+
+def asked_at(times: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+    """Times of `count` items and of the request, now where it is not given: [count + 1]."""
+    seconds = np.asarray(times, dtype=np.int64)
+    if seconds.shape not in ((count,), (count + 1,)):
+        raise ValueError(
+            f"there are {len(seconds)} times for {count} items; one more may be that of the request"
+        )
+    if len(seconds) == count:
+        seconds = np.append(seconds, seconds[-1] if count else 0)
+    return seconds
+
+
+def padded(histories: Sequence[History], length: int) -> dict[str, np.ndarray]:
+    """The last items of each history: `history` [n, length], left-aligned, 0 pads.
+
+    Where they have times `history_time` [n, length + 1]: behind the last item that of the request.
+    """
+    fields = {"history": np.zeros((len(histories), length), np.int64)}
+    if histories and histories[0].times is not None:
+        fields["history_time"] = np.zeros((len(histories), length + 1), np.int64)
+    for row, history in enumerate(histories):
+        for name, values in (("history", history.items), ("history_time", history.times)):
+            if name in fields:
+                assert values is not None
+                last = values[-fields[name].shape[1] :]
+                fields[name][row, : len(last)] = last
+    return fields

@@ -1,1 +1,0 @@
-"""What every HTTP service of this package shares: who may ask, limits, how it listens."""

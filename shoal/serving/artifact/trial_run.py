@@ -1,0 +1,125 @@
+"""Trial: before an artifact is served, its graph runs once in a process of its own.
+
+Memory and CPU time of that process are limited, and the service survives its end. Rules and bounds
+(graph.py) should let nothing harmful pass; where one is wrong, this process ends and not the
+service.
+
+python -m shoal.serving.artifact.trial_run ARTIFACT
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.data.batch import Jagged
+from shoal.recommender.recommender import History
+from shoal.serving.artifact.artifact import GRAPHS, Artifact
+from shoal.serving.artifact.files import ArtifactError
+from shoal.serving.artifact.kept_histories import ALWAYS_EXTENDED
+
+_passed: set[str] = set()  # checksums of artifacts that need not be tried again
+
+
+def try_apart(artifact: Artifact, seconds: int = 60, patience: int = 600) -> None:
+    """Refuse an artifact whose graph ends its process, or takes too much of it.
+
+    seconds: of CPU time; patience: seconds until a process that does not compute is given up.
+    """
+    if artifact.graph is None or artifact.manifest["sha256"] in _passed:
+        return
+    command = [sys.executable, "-m", "shoal.serving.artifact.trial_run"]
+    command += [str(artifact.folder), str(seconds)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
+    except subprocess.TimeoutExpired:
+        done = subprocess.CompletedProcess(command, 1, "", f"no answer in {patience} s")
+    if done.returncode < 0:
+        why = f"it ended the process that tried it, by {signal.Signals(-done.returncode).name}"
+    elif done.returncode:
+        why = (done.stderr.strip().splitlines() or ["the process that tried it failed"])[-1]
+    else:
+        _passed.add(artifact.manifest["sha256"])
+        return
+    raise ArtifactError(f"artifact {artifact.folder} is refused: graph.json: {why}")
+
+
+def main() -> None:
+    """Ask an artifact for a few answers, within limits."""
+    torch.set_num_threads(1)
+    artifact = Artifact(Path(sys.argv[1]), check=False)  # the caller has checked it
+    _limit(int(sys.argv[2]))
+    try:
+        for size in (1, 3, 64):  # samples that are asked together
+            _ask(artifact, size, np.random.default_rng(size))
+    except (MemoryError, ArtifactError) as error:
+        print(str(error) or "it does not fit into memory", file=sys.stderr)
+        sys.exit(1)
+
+
+def _limit(seconds: int) -> None:
+    """Bound the memory and the CPU time of this process from here on."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = int(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    addresses = Path("/proc/self/statm")
+    if addresses.exists():
+        now = int(addresses.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + (8 << 30), now + (8 << 30)))
+
+
+def _ask(artifact: Artifact, size: int, rng: np.random.Generator) -> None:
+    if artifact.kind in GRAPHS:
+        for fields in _samples(artifact, size, rng):
+            try:
+                artifact.logits(fields)
+            except ArtifactError as error:  # ids that a table has not, as strangers send them
+                if "allocate memory" in str(error):
+                    raise MemoryError(str(error)) from error
+        return
+    count = len(artifact.items)
+    users = rng.integers(min(1, len(artifact.users) - 1), len(artifact.users), size)
+    lengths = [rng.integers(0, min(count, 1 + artifact.max_len)) for _ in users]
+    taken = [rng.integers(min(1, count - 1), count, length) for length in lengths]
+    times = [np.sort(rng.integers(0, 1 << 31, len(one) + 1)) for one in taken]
+    query = artifact._query(users, [History(*one) for one in zip(taken, times)])
+    items = torch.from_numpy(rng.integers(0, count, min(count, 256)))
+    artifact.recommender.scores(query, size, items)
+    if artifact.keep_histories(1 << 20, ALWAYS_EXTENDED) is not None:
+        artifact.recommender.scores(query, size, items)
+
+
+def _samples(
+    artifact: Artifact, size: int, rng: np.random.Generator
+) -> Iterator[dict[str, Tensor | Jagged]]:
+    """Samples with small ids and with large ones."""
+    assert artifact.graph is not None
+    for most in (2, 1 << 40):
+        fields: dict[str, Any] = {}
+        for name, facts in artifact.graph.inputs.items():
+            shape = [size, *facts["shape"][1:]]
+            if facts["dtype"].startswith("float"):
+                fields[name] = torch.from_numpy(rng.normal(size=shape).astype(facts["dtype"]))
+            elif facts.get("list"):
+                lengths = torch.from_numpy(rng.integers(0, 4, int(np.prod(shape))))
+                ids = torch.from_numpy(rng.integers(0, most, int(lengths.sum())))
+                offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+                fields[name] = Jagged(ids, offsets)
+            else:
+                ids = torch.from_numpy(rng.integers(0, most, shape))
+                fields[name] = ids.to(getattr(torch, facts["dtype"]))
+        yield fields
+
+
+if __name__ == "__main__":
+    main()

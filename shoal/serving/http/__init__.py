@@ -1,0 +1,1 @@
+"""Parts of every HTTP service of this package: admission, limits, connections, listening."""

@@ -1,0 +1,493 @@
+"""Connection: HTTP/1.1 of one client, parsed by httptools, answered by an ASGI application.
+
+    bytes -> requests, one after the other (pipelined ones wait) -> application -> transport
+
+A client may be a stranger, so all that one connection may hold is bounded (`Bounds`). What comes
+is parsed in small portions: once enough requests wait, the rest stays unparsed and nothing
+more is read, so TCP makes the client wait. An answer is written when the client has read the
+ones before; a client that does not read is dropped.
+
+uvicorn makes one `Connection` for each client (`uvicorn.Config(http=...)`) and ends them by
+`shutdown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+import uvicorn
+from uvicorn.server import ServerState
+
+log = logging.getLogger("shoal")
+PORTION = 4096  # bytes that are parsed at a time
+REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one connection may take, of `shoal serve` as of `shoal board`."""
+
+    head_bytes: int = 1 << 16  # of a request: its URL and headers; as many between parts of a body
+    head_seconds: float = 10.0  # in which a head must be here
+    unanswered: int = 16  # pipelined requests that wait, before no more are parsed
+    body_bytes: int = 1 << 16  # of bodies that are not read yet, before no more are parsed
+    outgoing_bytes: int = 1 << 16  # of answers that the client has not read, before it must
+    read_seconds: float = 20.0  # in which it must read half as many, else it is dropped
+    idle_seconds: float = 30.0  # between two requests
+
+
+class Exchange:
+    """One request and its answer, as ASGI has them: `scope`, `receive`, `send`."""
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        self.scope: dict[str, Any] = {}
+        self.body = bytearray()
+        self.whole = False  # the body is here
+        self.keep_alive = True
+        self.expects_continue = False
+        self.complete = False  # the answer is
+        self.begun = False  # a part of the answer is sent
+        self._read = False  # the application has the whole body
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._chunked = False
+        self._length: int | None = None  # of the body that is still to be sent
+        self._news = asyncio.Event()
+
+    def take(self, body: bytes) -> None:
+        """A part of the body came; of an answered request it is dropped."""
+        if not self.complete:
+            self.body += body
+            self._news.set()
+
+    def finish(self) -> None:
+        """The body is here, or will not come any more."""
+        self.whole = True
+        self._news.set()
+
+    def wake(self) -> None:
+        """Let a waiting `receive` look again."""
+        self._news.set()
+
+    async def run(self, app: Callable[..., Awaitable[None]]) -> None:
+        """Let the application answer; what it raises is logged and answered with 500."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except Exception:
+            log.exception("a request was not answered")
+        if self.connection.closed:
+            return
+        if not self._status:
+            body = b"Internal Server Error"
+            length = str(len(body)).encode()
+            headers = [(b"content-type", b"text/plain"), (b"content-length", length)]
+            await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+            await self.send({"type": "http.response.body", "body": body})
+        elif not self.complete:  # the client cannot know where the answer ends
+            self.connection.drop()
+
+    async def receive(self) -> dict[str, Any]:
+        """The next part of the body; behind the last one, word that the client is gone."""
+        if self.expects_continue and not (self.whole or self.begun or self.connection.closed):
+            self.expects_continue = False
+            self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self.complete or self.connection.closed):
+            if not self._read and (self.body or self.whole):
+                body, self.body, self._read = bytes(self.body), bytearray(), self.whole
+                self.connection.proceed()  # there is room again
+                return {"type": "http.request", "body": body, "more_body": not self._read}
+            self._news.clear()
+            await self._news.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """A part of the answer; waits until the client has read what was sent before."""
+        if message["type"] == "http.response.start":
+            assert not self._status, "an answer has one beginning"
+            self._status = message["status"]
+            self._headers = list(message.get("headers", ()))
+            return
+        assert self._status and not self.complete, "a body without a beginning"
+        await self.connection.writable()
+        if self.connection.closed:
+            return
+        body, more_body = message.get("body", b""), message.get("more_body", False)
+        parts = [] if self.begun else [self._head(len(body), more_body)]
+        if self.scope["method"] != "HEAD":
+            if self._chunked:
+                parts += [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
+                parts += [] if more_body else [b"0\r\n\r\n"]
+            elif body:
+                parts.append(body)
+        if self._length is not None:
+            self._length -= len(body)
+            assert self._length >= 0, "a body that is longer than its content-length"
+            if not more_body and self._length and self.scope["method"] != "HEAD":
+                self.keep_alive = False  # it is shorter: the client must not take the next for it
+        self.connection.write(b"".join(parts))
+        if not more_body:
+            self.complete = True
+            self.wake()
+            self.connection.answered(self)
+
+    def _head(self, length: int, more_body: bool) -> bytes:
+        """The first line and headers, among them those that mark the end of the body."""
+        self.begun = True
+        status = self._status
+        lines = [b"HTTP/1.1 %d %s" % (status, REASONS.get(status, b""))]
+        stated = False
+        for name, value in (*self.connection.server.default_headers, *self._headers):
+            name = name.lower()
+            if name == b"content-length":
+                stated, self._length = True, int(value)
+            elif name == b"transfer-encoding":
+                stated = self._chunked = True
+            elif name == b"connection" and value.lower() == b"close":
+                self.keep_alive = False
+                continue
+            lines.append(b"%b: %b" % (name, value))
+        if not stated and status >= 200 and status not in (204, 304):
+            if not more_body:
+                lines.append(b"content-length: %d" % length)
+            elif self.scope["http_version"] == "1.1":
+                self._chunked = True
+                lines.append(b"transfer-encoding: chunked")
+            else:
+                self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(b"connection: close")
+        head = b"\r\n".join([*lines, b"", b""])
+        if not head.count(b"\r") == head.count(b"\n") == len(lines) + 1:
+            raise ValueError("a header of an answer has a line break")
+        return head
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        bounds: Bounds | None = None,
+    ):
+        self.app = config.loaded_app
+        self.server = server_state
+        self.bounds = bounds or Bounds()
+        self.loop = _loop or asyncio.get_running_loop()
+        self.transport: asyncio.Transport
+        self.closed = False
+        self._scope: dict[str, Any] = {}  # what all requests share
+        self._parser = httptools.HttpRequestParser(self)
+        self._arrived: Exchange | None = None  # whose body is being parsed
+        self._running: Exchange | None = None  # that the application answers
+        self._waiting: deque[Exchange] = deque()
+        self._unparsed = bytearray()
+        # Of the head that is being parsed: bytes so far (-1: none is), and what it has.
+        self._head = -1
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._size = 0  # of the headers
+        self._head_too_large = False
+        self._between = 0  # bytes of extensions of chunks and trailers since the body's last part
+        self._paused = self._parsing = False  # reading is paused; `proceed` is running
+        self._ending = False  # no request will be taken beyond those that are here
+        self._refusal = b""  # sent at the end, to a client that sent no request
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._timer: asyncio.TimerHandle | None = None  # for a head, or the next request
+        self._timing_head = False
+        self._read_timer: asyncio.TimerHandle | None = None  # for the client to read
+
+    # ---- what asyncio and uvicorn call ----------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=self.bounds.outgoing_bytes)
+        self.server.connections.add(self)  # type: ignore[arg-type]
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+            "server": _address(transport.get_extra_info("sockname")),
+            "client": _address(transport.get_extra_info("peername")),
+            "root_path": "",
+        }
+        self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone, however: `receive` and `send` let the application know."""
+        self.closed = True
+        self.server.connections.discard(self)
+        self._stop_timer()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        self._waiting.clear()
+        self._unparsed.clear()
+        self._writable.set()
+        if self._running is not None:
+            self._running.wake()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refusal:
+            self._unparsed += data
+            self.proceed()
+
+    def eof_received(self) -> bool:
+        """The client sends no more; what it asked is answered."""
+        self._ending = True
+        self.proceed()
+        encrypted = self._scope["scheme"] == "https"  # asyncio ends these with either answer
+        return self._running is not None and not encrypted
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+        self._await_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def shutdown(self) -> None:
+        """End, once what runs is answered."""
+        self._ending = True
+        self._waiting.clear()
+        if self._running is None:
+            self.transport.close()
+        else:
+            self._running.keep_alive = False
+
+    # ---- parsing --------------------------------------------------------------------------------
+
+    def proceed(self) -> None:
+        """Parse what is allowed of what has come; then read on, or let the client wait."""
+        if self._parsing or self.closed:
+            return
+        self._parsing = True
+        try:
+            while self._unparsed and self._has_room() and not self.transport.is_closing():
+                portion = bytes(self._unparsed[:PORTION])
+                del self._unparsed[: len(portion)]
+                before = self._head
+                self._between += len(portion)  # `on_body` sets it to 0
+                self._parser.feed_data(portion)
+                if self._head >= 0 and before >= 0:
+                    self._head += len(portion)
+                if self._arrived is None:
+                    self._between = 0
+                if self._head_too_large or max(self._head, self._between) > self.bounds.head_bytes:
+                    self._refuse(431)
+        except httptools.HttpParserUpgrade:  # no other protocol is spoken here
+            self._stop_parsing()
+        except httptools.HttpParserError:
+            self._refuse(400)
+        finally:
+            self._parsing = False
+        if self.transport.is_closing():
+            return
+        full = bool(self._unparsed) or not self._has_room()
+        if full != self._paused:
+            self._paused = full
+            (self.transport.pause_reading if full else self.transport.resume_reading)()
+        if self._head >= 0 and not self._timing_head:
+            self._time_head()
+        if self._ending and not full and self._arrived is not None:
+            self._give_up_arrived()
+
+    def _has_room(self) -> bool:
+        """True while another portion may be parsed."""
+        unread = 0 if self._running is None else len(self._running.body)
+        if self._waiting:
+            if len(self._waiting) >= self.bounds.unanswered:
+                return False
+            unread += sum(len(exchange.body) for exchange in self._waiting)
+        return unread < self.bounds.body_bytes
+
+    def on_message_begin(self) -> None:
+        self._head, self._url, self._headers, self._size = 0, b"", [], 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._arrived is None:  # else a trailer, which says nothing that counts here
+            self._headers.append((name.lower(), value))
+            self._size += len(name) + len(value) + 4
+
+    def on_headers_complete(self) -> None:
+        self._head = -1
+        self._stop_timer()
+        self._head_too_large |= len(self._url) + self._size > self.bounds.head_bytes
+        if self._head_too_large or (self._ending and self._refusal):
+            return
+        exchange = Exchange(self)
+        exchange.keep_alive = self._parser.should_keep_alive()
+        version = self._parser.get_http_version()
+        expected = [value.lower() for name, value in self._headers if name == b"expect"]
+        exchange.expects_continue = b"100-continue" in expected and version == "1.1"
+        url = httptools.parse_url(self._url)
+        path = url.path or b"/"
+        text = path.decode("ascii")
+        exchange.scope = {
+            **self._scope,
+            "http_version": version,
+            "method": self._parser.get_method().decode("ascii"),
+            "path": unquote(text) if "%" in text else text,
+            "raw_path": path,
+            "query_string": url.query or b"",
+            "headers": self._headers,
+        }
+        self._arrived = exchange
+        if self._running is None:
+            self._start(exchange)
+        else:
+            self._waiting.append(exchange)
+
+    def on_body(self, body: bytes) -> None:
+        self._between = 0
+        if self._arrived is not None:
+            self._arrived.take(body)
+
+    def on_message_complete(self) -> None:
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None:
+            arrived.finish()
+            if arrived.complete:  # it was answered before its body was here
+                self._continue()
+
+    # ---- answering ------------------------------------------------------------------------------
+
+    def _start(self, exchange: Exchange) -> None:
+        self._running = exchange
+        task = self.loop.create_task(exchange.run(self.app))
+        self.server.tasks.add(task)
+        task.add_done_callback(self.server.tasks.discard)
+
+    async def writable(self) -> None:
+        """Wait until the client has read enough of what was sent, or is gone."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    def write(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    def answered(self, exchange: Exchange) -> None:
+        """An answer is sent: the next request's turn."""
+        self.server.total_requests += 1
+        if not exchange.keep_alive:
+            self._running = None
+            self.transport.close()
+        elif exchange.whole:
+            self._continue()
+        else:  # the rest of its body is read and dropped; it must come in time
+            exchange.body.clear()
+            self._restart_timer(self.bounds.head_seconds, self.transport.close)
+            self.proceed()
+
+    def _continue(self) -> None:
+        """Answer the next request, or wait for it."""
+        self._running = None
+        if self._waiting:
+            self._start(self._waiting.popleft())
+        self.proceed()
+        if self._running is None and not self._parsing:
+            if self._ending:
+                self.write(self._refusal)
+                self.transport.close()
+            elif self._head < 0:
+                self._restart_timer(self.bounds.idle_seconds, self.transport.close)
+
+    # ---- ends -----------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """End the connection at once; what was not sent yet is lost."""
+        self._waiting.clear()
+        self.transport.abort()
+
+    def _stop_parsing(self) -> None:
+        """Take no more of this client than what is here."""
+        self._ending = True
+        self._unparsed.clear()
+        last = self._waiting[-1] if self._waiting else self._running
+        if last is not None:
+            last.keep_alive = False
+
+    def _refuse(self, status: int) -> None:
+        """End a connection over what is no request; those before it are answered first."""
+        self._stop_timer()
+        self._ending = True
+        self._head = -1
+        self._unparsed.clear()
+        head = b"HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        self._refusal = head % (status, REASONS[status])
+        if self._arrived is not None:
+            self._give_up_arrived()
+        elif self._running is None:
+            self.write(self._refusal)
+            self.transport.close()
+
+    def _give_up_arrived(self) -> None:
+        """The rest of a body will not come: stop waiting for it."""
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None and arrived is self._running:
+            if not arrived.begun:
+                self.write(self._refusal)
+            self.transport.close()
+        elif arrived is not None:
+            self._waiting.pop()
+
+    # ---- time -----------------------------------------------------------------------------------
+
+    def _time_head(self) -> None:
+        """From now on the head of the next request must be here in time."""
+        self._restart_timer(self.bounds.head_seconds, self._end_late)
+        self._timing_head = True
+
+    def _end_late(self) -> None:
+        if self._unparsed:  # the client is not late: what it sent waits here
+            self._time_head()
+        elif self._head >= 0:
+            self._refuse(408)
+        else:
+            self.transport.close()
+
+    def _await_reader(self, unread: int) -> None:
+        """Drop the client unless some of what it has not read is read in time."""
+
+        def look() -> None:
+            left = self.transport.get_write_buffer_size()
+            if unread - left < self.bounds.outgoing_bytes // 2:
+                self.drop()
+            else:
+                self._await_reader(left)
+
+        self._read_timer = self.loop.call_later(self.bounds.read_seconds, look)
+
+    def _restart_timer(self, seconds: float, then: Callable[[], object]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, then)
+
+    def _stop_timer(self) -> None:
+        self._timing_head = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _address(address: Iterable[Any] | str | None) -> tuple[str, int] | None:
+    """Host and port of a socket; None for others."""
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None

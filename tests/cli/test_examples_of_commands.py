@@ -1,0 +1,69 @@
+"""The example that the page of commands has of each command, run as it stands."""
+
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars
+import pytest
+from typer.testing import CliRunner
+
+import shoal
+from shoal.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "docs"))
+import generate  # noqa: E402
+
+QUICK = ("models", "config keys", "config schema", "config show", "new model", "keys make", "plan")
+SERVICES = ("serve", "board")
+
+
+def run(name: str) -> None:
+    words = shlex.split(generate.EXAMPLES[name])[1:]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, f"{name}: {done.output}"
+
+
+@pytest.fixture()
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that examples read."""
+    monkeypatch.chdir(tmp_path)
+    rows = [(n % 40, n * 7 % 97, 1 + n % 5, 60 * n, n % 2) for n in range(1600)]
+    columns = ["user_id", "item_id", "rating", "timestamp", "label"]
+    frame = polars.DataFrame(rows, schema=columns, orient="row")
+    frame.drop("label").write_csv("ratings.csv")
+    frame.select("user_id", "item_id", "label").write_csv("day_1.csv")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_ones(name: str, folder: Path) -> None:
+    run(name)
+
+
+@pytest.mark.slow
+def test_the_others_one_after_the_other(folder: Path) -> None:
+    frame = polars.read_csv("day_1.csv")
+    keys = {"run.output": "runs/clicks", "run.progress": False, "epochs": 1}
+    shoal.fit("LR", frame, label="label", **keys)
+    shoal.export("runs/clicks", to="clicks")
+    for name in generate.EXAMPLES:
+        if name in SERVICES:
+            serve(name)
+        elif name not in QUICK and name != "data fetch":  # which asks the network
+            run(name)
+
+
+def serve(name: str) -> None:
+    """Until it announces its address."""
+    words = [*shlex.split(generate.EXAMPLES[name])[1:], "--port=0", "--announce=address"]
+    with subprocess.Popen([sys.executable, "-m", "shoal", *words]) as process:
+        deadline = time.monotonic() + 120
+        while not Path("address").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+    Path("address").unlink()
