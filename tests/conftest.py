@@ -6,6 +6,7 @@ Without either, tests that need it skip.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -26,6 +27,17 @@ def one_thread() -> Iterator[None]:
     """A run within a test may ask for more; sums of the next test would be made in other parts."""
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def log_of_a_fresh_process() -> None:
+    """A run in an earlier test set up logging for itself, which would keep lines from `caplog`."""
+    for name in ("shoal", "shoal.host"):
+        log = logging.getLogger(name)
+        log.propagate = True
+        log.setLevel(logging.NOTSET)
+        for handler in list(log.handlers):
+            log.removeHandler(handler)
 
 
 def pytest_configure() -> None:
