@@ -33,7 +33,7 @@ CORE := CMakeLists.txt $(wildcard csrc/*)
 .PHONY: train test test-all check docs notebooks wheels matrix extras browser fuzz chaos setup tools clean
 
 train: setup
-	$(BIN)/shoal train recipes/planted-bpr-single.yaml
+	$(BIN)/shoal train recipes/synthetic-bpr-single.yaml
 
 # Three at a time: tests of processes and sockets wait for much of theirs.
 test: tools

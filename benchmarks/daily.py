@@ -141,7 +141,7 @@ def train(
         "run.output": str(root / f"day-{day}-{how}"),
     }
     if before is not None:
-        values |= {"start.run": str(before), "start.words": str(before)}
+        values |= {"start.run": str(before), "start.vocabulary": str(before)}
     values |= {key: yaml.safe_load(value) for key, value in (one.split("=") for one in settings)}
     spent.clear()
     begun = time.process_time()

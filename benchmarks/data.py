@@ -131,7 +131,7 @@ def compare_preparing(folder: Path, sizes: list[int], memory: str, peers: bool) 
             )
 
 
-def windows_reader(path: str, name: str = "planted", threads: int = 1):  # type: ignore[no-untyped-def]
+def windows_reader(path: str, name: str = "synthetic", threads: int = 1):  # type: ignore[no-untyped-def]
     """BERT4Rec's reader over a prepared folder, or over raw files."""
     import torch
 
@@ -269,7 +269,7 @@ def compare_memory(folder: Path, prepared: Path, csv: Path) -> None:
     raw.mkdir(parents=True)
     write_inter(csv, raw / "books.inter", prepared)
     for name, place in (
-        ("prepared folder", (str(prepared), "planted")),
+        ("prepared folder", (str(prepared), "synthetic")),
         ("raw files", (str(raw.parent), "books")),
     ):
         totals = [hold(place, size) for size in (1, 4)]

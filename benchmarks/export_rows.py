@@ -2,7 +2,7 @@
 
     python benchmarks/export_rows.py [--rows 5000000] [--dim 16] [--folder FOLDER]
 
-A click model (FM) with a table of so many rows is trained for a few steps on planted clicks. A
+A click model (FM) with a table of so many rows is trained for a few steps on synthetic clicks. A
 fresh process opens the run and exports it. Printed are its memory when the model stands, with all
 rows and their optimizer's state, the most that it had while it exported, and the difference; the
 process that checks the artifact has its own, and is told apart.
@@ -43,8 +43,8 @@ def train(folder: Path, options: argparse.Namespace) -> None:
     shoal.run(
         model="FM",
         config_dict={
-            "data.name": "planted",
-            "data.clicks.planted.samples": 2000,
+            "data.name": "synthetic",
+            "data.clicks.synthetic.samples": 2000,
             "data.clicks.rows": options.rows,
             "model.dim": options.dim,
             "train.epochs": 1,

@@ -35,7 +35,7 @@ from shoal.training.cursor import Cursor  # noqa: E402
 from shoal.training.run_folder import RunFolder  # noqa: E402
 from shoal.training.trainer import Trainer  # noqa: E402
 
-GENERATED = ("planted-bpr-single", "planted-clicks-dnn", "random-bert4rec")
+GENERATED = ("synthetic-bpr-single", "synthetic-clicks-dnn", "random-bert4rec")
 
 
 @dataclass

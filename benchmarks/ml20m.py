@@ -3,7 +3,7 @@
     python benchmarks/ml20m.py --folder FOLDER [--steps 240] [--processes 2]
 
 The real set is not redistributed, so ratings of its size are generated: 138,493 users, 26,744
-items, 20,000,000 interactions in order of time, no pair twice. Planted: items come in series of 13;
+items, 20,000,000 interactions in order of time, no pair twice. Items come in series of 13;
 a user goes from series to series, popular ones more often, and takes 8 items of each, in any order;
 one item in five is any other. `shoal prepare` makes a prepared folder of the csv; then the flags of
 TorchRec's example train BERT4Rec (`--mode dmp`) for so many steps, and every user's last item is

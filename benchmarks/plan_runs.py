@@ -43,8 +43,8 @@ COMMON = [
 PAIRS = ["--data.name=random", "--data.random.users=20000", "--data.random.items=50000"]
 HISTORIES = ["--data.name=random", "--data.random.users=3000", "--data.random.items=5000"]
 HISTORIES += ["--data.random.interactions=150000", "--data.max_len=50"]
-CLICKS = ["--data.format=planted_clicks", "--data.clicks.planted.slots=26"]
-CLICKS += ["--data.clicks.planted.samples=100000", "--data.clicks.planted.ids_per_slot=20000"]
+CLICKS = ["--data.format=synthetic_clicks", "--data.clicks.synthetic.slots=26"]
+CLICKS += ["--data.clicks.synthetic.samples=100000", "--data.clicks.synthetic.ids_per_slot=20000"]
 CLICKS += ["--data.clicks.rows=500000", "--train.optimizer.name=adagrad"]
 MODELS = {
     "BPR": [*PAIRS, "--data.random.interactions=400000", "--train.batch_size=4096"],

@@ -2,7 +2,7 @@
 
     python benchmarks/ps_recovery.py [--kills 5] [--seconds 3] [--repeats 1]
 
-One epoch of NeuMF on planted data with two workers and two servers (sync), 1000 steps, a checkpoint
+One epoch of NeuMF on synthetic data, two workers and two servers (sync), 1000 steps, a checkpoint
 every 50. Server 1 is killed so often, evenly over the epoch: with `strategy.ps.journal` it is
 started again and workers wait, with `launch.max_restarts` everything begins again from the last
 checkpoint. With `strategy.ps.replicas: 2` one of its two processes is killed once, after which
@@ -37,10 +37,10 @@ from ps_dnn import IDS, SHAPES, make_batches, make_strategy, measure, serve
 EVERY = 50  # steps between checkpoints
 CONFIG = {
     "model": "NeuMF",
-    "data.name": "planted",
-    "data.planted.users": 2000,
-    "data.planted.items": 1000,
-    "data.planted.interactions": 40_000,
+    "data.name": "synthetic",
+    "data.synthetic.users": 2000,
+    "data.synthetic.items": 1000,
+    "data.synthetic.interactions": 40_000,
     "train.epochs": 1,
     "train.batch_size": 32,
     "checkpoint.every_steps": EVERY,
@@ -126,7 +126,7 @@ def main() -> None:
 def recovered(place: Path, kills: int) -> None:
     config = place / "config.json"  # which is YAML, too
     config.write_text(json.dumps(CONFIG))
-    last = int(0.8 * CONFIG["data.planted.interactions"] / CONFIG["train.batch_size"])  # type: ignore[operator]
+    last = int(0.8 * CONFIG["data.synthetic.interactions"] / CONFIG["train.batch_size"])  # type: ignore[operator]
     seconds, killed, metrics = {}, {}, {}
     for number, (name, more) in enumerate(RUNS.items()):
         folder, most = place / f"run{number}", 1 if "strategy.ps.replicas" in more else kills

@@ -2,7 +2,7 @@
 
     python benchmarks/recommend.py [--models BPR SASRec EASE] [--threads 2] [--rounds 20]
 
-Planted data of ml-100k's size (943 users, 1,682 items, 100,000 interactions), an epoch of training,
+Synthetic data of ml-100k's size (943 users, 1,682 items, 100,000 interactions), one epoch,
 the best 10 items of every user without what the user took, ids in and out as Python objects.
 Printed are medians over rounds: users per second by the clock, and per second of CPU time, which
 other programs on the machine disturb less.
@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
             output = {"run.output": f"{folder}/{model}"}
-            result = shoal.run(model, "planted", None, {**SETTINGS, **output})
+            result = shoal.run(model, "synthetic", None, {**SETTINGS, **output})
             torch.set_num_threads(options.threads)
             measure(model, Fitted(result["folder"]), options.rounds)
 

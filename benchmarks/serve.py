@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py [--items 20000] [--clients 1 8 64] [--seconds 5] [--rounds 3]
 
-A SASRec model (50 positions, width 64) is trained for an epoch on planted data and exported. The
+A SASRec model (50 positions, width 64) is trained for an epoch on synthetic data and exported. The
 peer is what one writes first: FastAPI on uvicorn (httptools, uvloop), a `def` endpoint that runs
 the trained torch model on one history and takes torch.topk. Both answer POST {"history": [...],
 "topk": 10} with JSON; torch has one thread for each request or batch. Clients keep their connection
@@ -78,10 +78,10 @@ def prepare(root: Path, options: argparse.Namespace) -> int:
     shoal.run(
         model="SASRec",
         config_dict={
-            "data.name": "planted",
-            "data.planted.users": 4000,
-            "data.planted.items": options.items,
-            "data.planted.interactions": 20_000,
+            "data.name": "synthetic",
+            "data.synthetic.users": 4000,
+            "data.synthetic.items": options.items,
+            "data.synthetic.interactions": 20_000,
             "data.max_len": MAX_LEN,
             "train.epochs": 1,
             "train.eval_every": 0,
@@ -243,7 +243,7 @@ def peer(options: argparse.Namespace) -> None:
 
 def command_line() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--items", type=int, default=20_000, help="planted; some are never taken")
+    parser.add_argument("--items", type=int, default=20_000, help="synthetic; some are never taken")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)

@@ -58,7 +58,7 @@ def shoal_rank(rank: int, port: int, args: argparse.Namespace, queue) -> None:  
         "ddp": {"name": "ddp"},
         "sharded, row by hash": {"name": "sharded", "place": "row"},
         "sharded, row by range": {"name": "sharded", "place": "row", "row_by": "range"},
-        "sharded, no overlap": {"name": "sharded", "place": "row", "overlap": False},
+        "sharded, no prefetch": {"name": "sharded", "place": "row", "prefetch": False},
         "sharded, column": {"name": "sharded", "place": "column"},
     }
     for name, values in cases.items():

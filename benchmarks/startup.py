@@ -60,7 +60,9 @@ def _run(words: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=9)
-    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "planted-bpr-single.yaml")
+    parser.add_argument(
+        "--recipe", type=Path, default=ROOT / "recipes" / "synthetic-bpr-single.yaml"
+    )
     options = parser.parse_args()
     bare(), first_step(options.recipe)  # files into the cache
     torch, shoal = [], []

@@ -60,7 +60,7 @@ EXAMPLES = {
     "config schema": "shoal config schema",
     "new model": "shoal new model TwoTower",
     "data fetch": "shoal data fetch ml-100k",
-    "data make": "shoal data make --data.clicks.planted.samples=1000 --to planted",
+    "data make": "shoal data make --data.clicks.synthetic.samples=1000 --to synthetic",
     "data describe": "shoal data describe ratings.csv --html page.html",
     "checkpoint verify": "shoal checkpoint verify runs/first",
     "checkpoint prune": "shoal checkpoint prune runs/first --keep 1",

@@ -15,7 +15,7 @@ import shoal
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train from Python with one call.")
     parser.add_argument("--model", default="BPR")
-    parser.add_argument("--dataset", default="planted")
+    parser.add_argument("--dataset", default="synthetic")
     parser.add_argument("--config_files", nargs="*", default=[])
     parser.add_argument("--nproc", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=10)

@@ -148,7 +148,9 @@ TAKE_A_CONFIG = (
     *("prepare", "data", "config", "codes"),
 )
 RECIPES = [*ROOT.glob("recipes/*.yaml")]
-OF_PADDLEREC = ROOT / "examples" / "pages" / "001" / "models" / "rank" / "wide_deep" / "config.yaml"
+OF_PADDLEREC = (
+    ROOT / "examples" / "pages" / "paddlerec" / "models" / "rank" / "wide_deep" / "config.yaml"
+)
 
 
 def overrides_of(words: list[str]) -> Iterator[str]:

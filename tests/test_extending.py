@@ -66,8 +66,13 @@ metrics.register("HalfRecall", Recall)
 strategy.register_strategy("counting", lambda section, world, timeout: Counting(world))
 '''
 SMALL = [
-    *("--model=BPR", "--data.name=planted", "--data.planted.users=60", "--data.planted.items=40"),
-    *("--data.planted.interactions=1000", "--train.batch_size=64", "--model.embedding_size=8"),
+    *(
+        "--model=BPR",
+        "--data.name=synthetic",
+        "--data.synthetic.users=60",
+        "--data.synthetic.items=40",
+    ),
+    *("--data.synthetic.interactions=1000", "--train.batch_size=64", "--model.embedding_size=8"),
     *("--eval.topk=[5]", "--run.progress=false", "--run.tensorboard=false"),
 ]
 
@@ -123,7 +128,7 @@ def test_a_run_folder_runs_no_plugin_without_trust(plugin: Path, tmp_path: Path)
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text(
-        f"model: BPR\ndata.name: planted\nrun:\n  plugins: [{plugin}]\n"
+        f"model: BPR\ndata.name: synthetic\nrun:\n  plugins: [{plugin}]\n"
     )
     with pytest.raises(ConfigError, match=r"run.plugins is .*ours.py, which would be run.*--trust"):
         resolve([run / "config.yaml"], folder=run)
@@ -142,7 +147,7 @@ def test_a_plugin_that_fails_is_named_with_its_line(plugin: Path) -> None:
 
 def test_an_own_metric_that_is_not_registered_is_unknown() -> None:
     with pytest.raises(ConfigError, match="there is no metric HalfRecall"):
-        resolve([], ["--eval.metrics=[HalfRecall]", "--data.name=planted"])
+        resolve([], ["--eval.metrics=[HalfRecall]", "--data.name=synthetic"])
 
 
 OWN = """
@@ -180,7 +185,10 @@ def own_metrics(tmp_path: Path) -> Path:
 
 
 KEYS = {
-    **{"data.name": "planted", "data.planted": {"users": 60, "items": 40, "interactions": 1000}},
+    **{
+        "data.name": "synthetic",
+        "data.synthetic": {"users": 60, "items": 40, "interactions": 1000},
+    },
     **{"train.epochs": 1, "eval.topk": [5], "run.progress": False, "run.tensorboard": False},
 }
 
@@ -225,7 +233,7 @@ def test_an_own_metric_that_cannot_be_loaded(name: str, told: str, own_metrics: 
     place, _, title = name.partition(":")
     with pytest.raises(ConfigError, match=f"eval.metrics: .*{told}"):
         given = f"--eval.metrics=[{own_metrics.parent / place}:{title}]"
-        resolve([], [given, f"--eval.valid_metric={title}@10", "--data.name=planted"])
+        resolve([], [given, f"--eval.valid_metric={title}@10", "--data.name=synthetic"])
 
 
 def test_an_own_metric_that_computes_something_else_is_told(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def need_data() -> None:
         lines = {
             "shoal quickstart": "asks three questions, writes a config and a script",
             f"shoal train {file}": "your own file: csv, Parquet, Arrow or JSON lines",
-            "shoal train --data.name=planted": "data that Shoal generates",
+            "shoal train --data.name=synthetic": "data that Shoal generates",
         }
         width = max(map(len, lines))
         shown = [f"  {command:{width}}  # {what}" for command, what in lines.items()]
@@ -190,5 +190,5 @@ def daily_arguments(
     values: dict[str, Any] = {"start.run": str(folder), "run.output": output}
     values["run.log_level"] = KEYS["run.log_level"].default
     if (folder / "vocabulary.safetensors").is_file():  # click models have their own ids
-        values["start.words"] = str(folder)
+        values["start.vocabulary"] = str(folder)
     return [str(run_config(start))], values

@@ -33,13 +33,13 @@ def make(
     days: Annotated[int, typer.Option(help="Files to train on, of each kind.")] = 2,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
-    """Write planted clicks (data.clicks.planted) as MLPerf's multi-hot Criteo.
+    """Write synthetic clicks (data.clicks.synthetic) as MLPerf's multi-hot Criteo.
 
     The folders train, valid and test get day_N_sparse_multi_hot.npz, _dense.npy and _labels.npy.
     """
     from shoal.clicks.make_days import make_days
 
-    section = resolve_words(context.args, trust=trust).config.data.clicks.planted
+    section = resolve_words(context.args, trust=trust).config.data.clicks.synthetic
     best = make_days(section, Path(to), days)
     for phase, auc in best.items():
         typer.echo(f"{to}/{phase}: the best possible AUC is {auc:.4f}")
@@ -114,7 +114,7 @@ def prepare(
     from tqdm import tqdm
 
     from shoal.clicks import memory_mapped as mapped
-    from shoal.config.row_rules import read_size
+    from shoal.config.sizes import read_size
     from shoal.data.column_store import Stored
     from shoal.data.loading.location import holds_log
     from shoal.data.prepared import folder, inputs

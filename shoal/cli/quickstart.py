@@ -23,7 +23,7 @@ USERS, TOPK, TAKEN = 3, 5, 3  # lists that are shown, their length, and items th
 def quickstart(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE|planted|ml-100k]", help="Your data, or data to try."),
+        typer.Argument(metavar="[FILE|synthetic|ml-100k]", help="Your data, or data to try."),
     ] = None,
     task: Annotated[
         Literal["recommend", "next", "clicks"] | None, typer.Option(help="What you want.")
@@ -106,22 +106,22 @@ def _ask_data(asks: bool) -> str:
     from shoal.cli.arguments import DATA
 
     if not asks:
-        typer.echo("no file is given: this uses planted data, which Shoal generates")
-        return "planted"
+        typer.echo("no file is given: this uses synthetic data, which Shoal generates")
+        return "synthetic"
     data_files = sorted(
         path.name for path in Path().iterdir() if path.suffix in DATA and path.is_file()
     )
-    typer.echo("Which data?  A file (csv, Parquet, Arrow, JSON lines), `planted` for generated")
+    typer.echo("Which data?  A file (csv, Parquet, Arrow, JSON lines), `synthetic` for generated")
     typer.echo(
         "data, or `ml-100k` for MovieLens."
         + f"  Here: {', '.join(data_files[:6])}" * bool(data_files)
     )
     while True:
-        default = data_files[0] if data_files else "planted"
+        default = data_files[0] if data_files else "synthetic"
         answer = typer.prompt("data", default=default).strip().strip("'\"")
-        if answer in ("planted", "ml-100k", "ml-1m", "ml-20m") or Path(answer).is_file():
+        if answer in ("synthetic", "ml-100k", "ml-1m", "ml-20m") or Path(answer).is_file():
             return answer
-        typer.echo(f"there is no file {answer}; name one, or planted, or ml-100k")
+        typer.echo(f"there is no file {answer}; name one, or synthetic, or ml-100k")
 
 
 def _write(
@@ -236,7 +236,7 @@ def _list_commands(
     run, model = shlex.quote(folder), shlex.quote(f"{answers.name}-model")
     lists = f"shoal recommend {run} --user {shlex.quote(user or '196')}"
     shown = [(lists, "the best items of a user")]
-    if answers.task == "clicks" and answers.data == "planted":
+    if answers.task == "clicks" and answers.data == "synthetic":
         shown = []
     return [
         *shown,
@@ -257,7 +257,7 @@ def _run(answers: "QuickstartAnswers", written: "StarterFiles") -> None:
     result = run.train(resolved)
     print_result(result, resolved.config.run)
     folder, user = result["folder"], written.user
-    if answers.task != "clicks" or answers.data != "planted":
+    if answers.task != "clicks" or answers.data != "synthetic":
         user = _print_lists(Trained(folder))
     print_next(_list_commands(answers, folder, user))
 

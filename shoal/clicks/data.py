@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from shoal.clicks import synthetic as planted
+from shoal.clicks import synthetic
 from shoal.clicks.custom import Custom
 from shoal.clicks.formats import FORMATS, LineFormat
 from shoal.clicks.log import ClickLog, pick_format, read_layout
@@ -96,7 +96,7 @@ def open_clicks(config: Config, world: World, tile: int) -> ClickData:
 
     tile: samples that a rank predicts at a time in evaluation.
     """
-    make = {"prepared": _prepared, "planted_clicks": _planted, "log": _logged}
+    make = {"prepared": _prepared, "synthetic_clicks": _synthetic, "log": _logged}
     opened = make[named_data(config.data, clicks=True).source](config, world, tile)
     section, layout = config.data.clicks, opened.layout
     if section.group is not None:
@@ -116,18 +116,20 @@ def open_clicks(config: Config, world: World, tile: int) -> ClickData:
     return opened
 
 
-def _planted(config: Config, world: World, tile: int) -> ClickData:
-    section, clicks = config.data.clicks.planted, config.data.clicks
-    _refuse(config, (*PHASES, *OF_FILES), "data.format planted_clicks is generated")
-    layout = planted.layout(section)
-    samples: dict[str, Samples] = {p: planted.planted_clicks(section, p).samples for p in PHASES}
-    sources: dict[str, str] = dict.fromkeys(PHASES, "data.clicks.planted")
+def _synthetic(config: Config, world: World, tile: int) -> ClickData:
+    section, clicks = config.data.clicks.synthetic, config.data.clicks
+    _refuse(config, (*PHASES, *OF_FILES), "data.format synthetic_clicks is generated")
+    layout = synthetic.layout(section)
+    samples: dict[str, Samples] = {
+        p: synthetic.synthetic_clicks(section, p).samples for p in PHASES
+    }
+    sources: dict[str, str] = dict.fromkeys(PHASES, "data.clicks.synthetic")
     shuffle = config.train.shuffle and clicks.reader == "memory"
     fingerprint = {"planted": section.model_dump(mode="json"), "shuffle": shuffle}
     reader, readers = _in_memory(config, world, tile, layout, samples)
     return ClickData(
         name=config.data.title,
-        form="planted_clicks",
+        form="synthetic_clicks",
         reader_kind=clicks.reader,
         layout=layout,
         group=None,

@@ -84,7 +84,7 @@ def pick_format(data: DataSection) -> str:
     if data.format != "auto":
         raise ValueError(
             f"data.format is {data.format}, which has no clicks; click models read "
-            f"{', '.join(FORMATS)} and planted_clicks"
+            f"{', '.join(FORMATS)} and synthetic_clicks"
         )
     assert data.clicks.train is not None, "named_data sees to it"
     if data.clicks.pipe_command is not None or data.clicks.reader == "custom":

@@ -1,4 +1,4 @@
-"""Planted clicks written as multi-hot Criteo: `shoal data make`.
+"""Synthetic clicks written as multi-hot Criteo: `shoal data make`.
 
     train/day_0_…, train/day_1_…    as many days as asked for
     valid/day_2_…, test/day_3_…     a tenth of the training samples each
@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 from shoal.clicks.multi_hot import ENDING
-from shoal.clicks.synthetic import auc, bag_sizes, indices, planted_ids, planted_samples
-from shoal.config.schema import PlantedClicksSection
+from shoal.clicks.synthetic import auc, bag_sizes, indices, synthetic_ids, synthetic_samples
+from shoal.config.schema import SyntheticClicksSection
 from shoal.data.dataset import Phase
 from shoal.files.durable import written
 
 BLOCK_IDS = 1 << 22  # drawn at a time
 
 
-def make_days(section: PlantedClicksSection, folder: Path, days: int) -> dict[str, float]:
+def make_days(section: SyntheticClicksSection, folder: Path, days: int) -> dict[str, float]:
     """Write the log; the best possible AUC of valid and of test.
 
-    >>> small = PlantedClicksSection(samples=100, slots=2, ids_per_slot=[9, 5], bags=[3, 1])
-    >>> best = make_days(small, Path("planted"), days=2)
-    >>> sorted(best), np.load("planted/train/day_0_sparse_multi_hot.npz")["0"].shape
+    >>> small = SyntheticClicksSection(samples=100, slots=2, ids_per_slot=[9, 5], bags=[3, 1])
+    >>> best = make_days(small, Path("synthetic"), days=2)
+    >>> sorted(best), np.load("synthetic/train/day_0_sparse_multi_hot.npz")["0"].shape
     (['test', 'valid'], (50, 3))
     """
     if folder.exists() and any(folder.iterdir()):
@@ -48,14 +48,14 @@ def make_days(section: PlantedClicksSection, folder: Path, days: int) -> dict[st
     }
 
 
-def _write(section: PlantedClicksSection, index: range, begin: Path) -> float:
+def _write(section: SyntheticClicksSection, index: range, begin: Path) -> float:
     """The three files of a day; its best possible AUC."""
     begin.parent.mkdir(parents=True, exist_ok=True)
     step = max(1, BLOCK_IDS // sum(bag_sizes(section)))
     blocks = [index[k : k + step] for k in range(0, len(index), step)]
     parts: list[tuple[np.ndarray, ...]] = []
     for block in blocks:
-        drawn = planted_samples(section, np.asarray(block))
+        drawn = synthetic_samples(section, np.asarray(block))
         parts.append((drawn.samples.labels, drawn.samples.dense, drawn.probabilities))
     labels, dense, probabilities = map(np.concatenate, zip(*parts))
     with written(begin.parent):
@@ -63,7 +63,7 @@ def _write(section: PlantedClicksSection, index: range, begin: Path) -> float:
         np.save(f"{begin}_dense.npy", dense)
         with zipfile.ZipFile(f"{begin}{ENDING}", "w", zipfile.ZIP_STORED) as archive:
             for slot, size in enumerate(bag_sizes(section)):
-                ids = (planted_ids(section, np.asarray(block), slot) for block in blocks)
+                ids = (synthetic_ids(section, np.asarray(block), slot) for block in blocks)
                 with archive.open(f"{slot}.npy", "w", force_zip64=True) as out:
                     _save(out, len(index), size, ids)
     return auc(probabilities, labels)

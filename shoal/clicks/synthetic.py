@@ -1,4 +1,4 @@
-"""Planted clicks: a generated log with a known logistic model, so the best possible AUC is known.
+"""Synthetic clicks: a generated log with a known logistic model, so the best possible AUC is known.
 
     log odds = -1.0 + strength * (  sum over slots of weight(slot, id)
                                   + sum over pairs of slots of factor(id) * factor(other id)
@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from shoal.clicks.samples import Layout, Samples
-from shoal.config.schema import PlantedClicksSection
+from shoal.config.schema import SyntheticClicksSection
 from shoal.data.dataset import Phase
 from shoal.data.random import hash64, uniform
 
@@ -28,7 +28,7 @@ IDS, LABELS, DENSE, WEIGHTS, FACTORS, DENSE_WEIGHTS = range(6)
 
 
 @dataclass(frozen=True)
-class PlantedClicks:
+class SyntheticClicks:
     """One phase: its samples, and the true probability of a click of each, float64 [n]."""
 
     samples: Samples
@@ -52,39 +52,39 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
     return float(above / (positives * negatives or np.nan))
 
 
-def slot_rows(section: PlantedClicksSection) -> list[int]:
+def slot_rows(section: SyntheticClicksSection) -> list[int]:
     """Distinct ids of every slot."""
     sizes = section.ids_per_slot
     return sizes if isinstance(sizes, list) else [sizes] * section.slots
 
 
-def bag_sizes(section: PlantedClicksSection) -> list[int]:
+def bag_sizes(section: SyntheticClicksSection) -> list[int]:
     """Ids that every slot of a sample holds."""
     return section.bags if isinstance(section.bags, list) else [section.bags] * section.slots
 
 
-def layout(section: PlantedClicksSection) -> Layout:
+def layout(section: SyntheticClicksSection) -> Layout:
     """The columns: slots 1, 2, ... and the dense values."""
     names = tuple(str(k + 1) for k in range(section.slots))
     rows = 1 + sum(slot_rows(section))
     return Layout(names, ("dense_feature",) * section.dense, "click", rows)
 
 
-def indices(section: PlantedClicksSection, phase: Phase) -> range:
+def indices(section: SyntheticClicksSection, phase: Phase) -> range:
     """Numbers of one phase's samples. valid and test have a tenth of the training samples each."""
     tenth = max(1, section.samples // 10)
     first = {"train": 0, "valid": section.samples, "test": section.samples + tenth}[phase]
     return range(first, first + (section.samples if phase == "train" else tenth))
 
 
-def planted_clicks(section: PlantedClicksSection, phase: Phase) -> PlantedClicks:
+def synthetic_clicks(section: SyntheticClicksSection, phase: Phase) -> SyntheticClicks:
     """The samples of one phase."""
-    return planted_samples(section, np.asarray(indices(section, phase)))
+    return synthetic_samples(section, np.asarray(indices(section, phase)))
 
 
-def planted_samples(section: PlantedClicksSection, index: np.ndarray) -> PlantedClicks:
+def synthetic_samples(section: SyntheticClicksSection, index: np.ndarray) -> SyntheticClicks:
     """The samples of these numbers: [n]."""
-    numbers = planted_ids(section, index)
+    numbers = synthetic_ids(section, index)
     dense = _normal(hash64(section.seed, DENSE, index[:, None], np.arange(section.dense)))
     odds = -1.0 + section.strength * _score(section, numbers, dense)
     probabilities = 1 / (1 + np.exp(-odds))
@@ -103,11 +103,11 @@ def planted_samples(section: PlantedClicksSection, index: np.ndarray) -> Planted
         ids=ids,
         offsets=offsets,
     )
-    return PlantedClicks(samples, probabilities)
+    return SyntheticClicks(samples, probabilities)
 
 
-def planted_ids(
-    section: PlantedClicksSection, index: np.ndarray, slot: int | None = None
+def synthetic_ids(
+    section: SyntheticClicksSection, index: np.ndarray, slot: int | None = None
 ) -> np.ndarray:
     """Ids of these samples' bags, or of one slot's, from 0 in each slot: [n, ids of a sample]."""
     bounds = np.cumsum([0, *bag_sizes(section)])
@@ -130,7 +130,7 @@ def _limits(rows: int, popularity: float) -> np.ndarray:
     return np.cumsum(weights) / weights.sum()
 
 
-def _score(section: PlantedClicksSection, numbers: np.ndarray, dense: np.ndarray) -> np.ndarray:
+def _score(section: SyntheticClicksSection, numbers: np.ndarray, dense: np.ndarray) -> np.ndarray:
     seed, sizes = section.seed, bag_sizes(section)
     slots = np.repeat(np.arange(section.slots), sizes)
     starts, roots = np.cumsum([0, *sizes])[:-1], np.sqrt(sizes)

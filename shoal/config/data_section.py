@@ -21,9 +21,9 @@ FORMATS = Choices(
     "atomic",
     "movielens",
     "prepared",
-    "planted",
+    "synthetic",
     "random",
-    "planted_clicks",
+    "synthetic_clicks",
     "slots",
     "criteo",
     "multi_hot",
@@ -32,8 +32,12 @@ FORMATS = Choices(
     "arrow",
     "jsonl",
 )
-CLICK_FORMATS = ["slots", "criteo", "multi_hot", "planted_clicks"]  # csv and parquet hold either
-GENERATED = ("planted", "random", "planted_clicks")  # names and formats of data that Shoal makes
+CLICK_FORMATS = ["slots", "criteo", "multi_hot", "synthetic_clicks"]  # csv and parquet hold either
+GENERATED = (
+    "synthetic",
+    "random",
+    "synthetic_clicks",
+)  # names and formats of data that Shoal makes
 DATASETS = "dataset"  # the default of data.path
 PREPARED = "manifest.json"  # the file that makes a folder a prepared one
 Kind = Literal["id", "ids", "sequence", "number", "numbers", "text"]
@@ -130,63 +134,83 @@ def add_format(name: str, click_log: bool = False) -> None:
 
 
 class FieldsSection(Section):
-    user: str = Field("user_id", description="column of the user")
-    item: str = Field("item_id", description="column of the item")
-    rating: str = Field("rating", description="column of the rating")
-    time: str = Field("timestamp", description="column of the time")
-    label: str = Field("label", description="column of the label, 0 or 1")
+    user: str = Field("user_id", description="column that names the user")
+    item: str = Field("item_id", description="column that names the item")
+    rating: str = Field("rating", description="column that holds the rating")
+    time: str = Field("timestamp", description="column that holds the time of an interaction")
+    label: str = Field("label", description="column that holds the label, 0 or 1")
 
 
-class PlantedSection(Section):
+class SyntheticSection(Section):
     """The generated data set: latent taste, power-law popularity, drift over time."""
 
-    users: Many = Field(943, description="users of the planted data")
-    items: Many = Field(1682, description="items of the planted data")
-    interactions: Many = Field(100_000, description="interactions of the planted data")
-    factors: int = Field(8, ge=1, description="dimensions of the planted taste")
+    users: Many = Field(943, description="number of users")
+    items: Many = Field(1682, description="number of items")
+    interactions: Many = Field(100_000, description="number of interactions")
+    factors: int = Field(8, ge=1, description="dimensions of the hidden taste")
     strength: float = Field(
-        4.0, ge=0, description="weight of the taste; 0: popularity alone decides"
+        4.0,
+        ge=0,
+        description="how much users follow their hidden taste; 0: popularity alone decides",
     )
     drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
-    popularity: float = Field(0.8, ge=0, description="exponent of the items' power law")
+    popularity: float = Field(
+        0.8, ge=0, description="exponent of the power law by which items occur"
+    )
     item_features: int = Field(0, ge=0, le=64, description="columns that describe an item; 0: none")
     new_items: float = Field(
         0.0, ge=0, le=0.4, description="share of items that come only in the last eighth of a user"
     )
-    seed: int = Field(7, description="seed; another one gives another data set of that size")
+    seed: int = Field(
+        7,
+        description="seed of the generated data; another seed gives another data set of equal size",
+    )
 
 
 class RandomSection(Section):
     """Generated data of users and items drawn uniformly, to measure speed with."""
 
-    users: Count = Field(10, description="users of the random data")
-    items: Count = Field(30, description="items of the random data")
-    interactions: Count = Field(300, description="interactions of the random data")
-    seed: int = Field(7, description="seed; another one gives another data set of that size")
+    users: Count = Field(10, description="number of users")
+    items: Count = Field(30, description="number of items")
+    interactions: Count = Field(300, description="number of interactions")
+    seed: int = Field(
+        7,
+        description="seed of the generated data; another seed gives another data set of equal size",
+    )
 
 
 Bag = Annotated[int, Field(ge=1, le=10_000)]
 
 
-class PlantedClicksSection(Section):
-    """The generated click log: a planted logistic model, so that the best possible AUC is known."""
+class SyntheticClicksSection(Section):
+    """A generated click log, from a known logistic model: the best possible AUC is known."""
 
     samples: int = Field(
-        50_000, ge=10, le=MOST_ROWS, description="rows to train on; a tenth more for each test"
+        50_000,
+        ge=10,
+        le=MOST_ROWS,
+        description="samples to train on; the valid and the test part have a tenth as many each",
     )
-    slots: int = Field(8, ge=1, le=MOST_COLUMNS, description="slots of a sample")
+    slots: int = Field(
+        8, ge=1, le=MOST_COLUMNS, description="number of slots of a sample, each with ids"
+    )
     ids_per_slot: Count | list[Count] = Field(
         1000, description="distinct ids of every slot; a list: a number for each"
     )
     bags: Bag | list[Bag] = Field(
         1, description="ids in every slot of a sample; a list: a number for each"
     )
-    dense: int = Field(4, ge=0, le=MOST_COLUMNS, description="dense values of a sample")
-    popularity: float = Field(1.05, ge=0, description="exponent of the ids' power law")
-    strength: float = Field(
-        1.0, ge=0, description="weight of the model; 0: clicks do not depend on anything"
+    dense: int = Field(4, ge=0, le=MOST_COLUMNS, description="number of dense values of a sample")
+    popularity: float = Field(
+        1.05, ge=0, description="exponent of the power law by which ids occur"
     )
-    seed: int = Field(7, description="seed; another one gives another data set of that size")
+    strength: float = Field(
+        1.0, ge=0, description="how much clicks depend on ids and dense values; 0: not at all"
+    )
+    seed: int = Field(
+        7,
+        description="seed of the generated data; another seed gives another data set of equal size",
+    )
 
     @model_validator(mode="after")
     def _one_for_each_slot(self) -> Self:
@@ -228,21 +252,26 @@ class ClicksSection(Section):
         False, description="a worker reads its share of the files, not its share of each batch"
     )
     slots: list[str] | Annotated[int, Field(ge=0, le=MOST_COLUMNS)] | None = Field(
-        None, description="slots (columns) with ids, by name or number; null: those of the format"
+        None,
+        description="slots (columns) with ids, by name or number; null: the ones that the format "
+        "has",
     )
     dense: list[str] | Annotated[int, Field(ge=0, le=MOST_COLUMNS)] | None = Field(
-        None, description="dense values (columns), by name or number; null: those of the format"
+        None,
+        description="dense values (columns), by name or number; null: the ones that the format has",
     )
-    label: str | None = Field(None, description="the label's name; null: that of the format")
+    label: str | None = Field(
+        None, description="column of the label in a click log; null: the one that the format has"
+    )
     group: str | None = Field(None, description="the slot that GAUC groups by")
     rows: Count | list[Count] | None = Field(
         None,
         description="ids are folded below this number; multi_hot: a number for each slot; null: "
         "tables grow",
     )
-    threads: int = Field(1, ge=1, description="threads of a worker that parse")
+    threads: int = Field(1, ge=1, description="threads that parse click logs, of each worker")
     profile: bool = Field(False, description="log the reader's own speed after every epoch")
-    planted: PlantedClicksSection = Field(default_factory=PlantedClicksSection)
+    synthetic: SyntheticClicksSection = Field(default_factory=SyntheticClicksSection)
 
 
 def _cuts(at: list[str | float] | str | float) -> list[str | float]:
@@ -292,7 +321,7 @@ class SplitSection(Section):
     order: Literal["auto", "random", "time", "file"] = Field(
         "auto",
         description="order of the interactions; auto: by time where there is one, else random; "
-        "file: as the rows stand",
+        "file: in the order of the rows",
     )
     group_by: Literal["user", "none"] = Field(
         "user", description="ratio: cut the interactions of each user, or all together"
@@ -329,8 +358,14 @@ class FilterSection(Section):
     values: dict[str, Intervals] = Field(
         default_factory=dict, description='float field -> intervals, e.g. {rating: "[3,inf)"}'
     )
-    user_inter_num: Intervals = Field("[0,inf)", description="keep users with so many interactions")
-    item_inter_num: Intervals = Field("[0,inf)", description="keep items with so many interactions")
+    user_inter_num: Intervals = Field(
+        "[0,inf)",
+        description="keep users whose number of interactions is in one of these intervals",
+    )
+    item_inter_num: Intervals = Field(
+        "[0,inf)",
+        description="keep items whose number of interactions is in one of these intervals",
+    )
     by_user_or_item: bool = Field(
         True, description="drop interactions of users and items absent from .user / .item files"
     )
@@ -342,7 +377,8 @@ class FilterSection(Section):
 class DataSection(Section):
     name: str | None = Field(
         None,
-        description="data set: a folder under data.path, or data that Shoal generates: planted (of "
+        description="data set: a folder under data.path, or data that Shoal generates: synthetic "
+        "(of "
         "click models: a click log), random; null: what data.files, data.clicks.train or data.path "
         "name",
     )
@@ -365,7 +401,7 @@ class DataSection(Section):
     escape: Character | None = Field(
         None,
         description="what stands before a quote that belongs to a cell of csv, such as \\; null: "
-        "such a quote is written twice",
+        "a quote inside a cell is written twice",
     )
     bad_rows: Literal["error", "skip"] = Field(
         "error",
@@ -373,14 +409,14 @@ class DataSection(Section):
         "run, or are left out and counted",
     )
     clicks: ClicksSection = Field(default_factory=ClicksSection)
-    planted: PlantedSection = Field(default_factory=PlantedSection)
+    synthetic: SyntheticSection = Field(default_factory=SyntheticSection)
     random: RandomSection = Field(default_factory=RandomSection)
     fields: FieldsSection = Field(default_factory=FieldsSection)
     separator: Annotated[Character, BeforeValidator(_tab)] = Field(
-        "\t", description="what stands between cells"
+        "\t", description="character between the cells of a line"
     )
     seq_separator: Annotated[str, BeforeValidator(_tab)] = Field(
-        " ", min_length=1, description="what stands between the entries of a list in a cell"
+        " ", min_length=1, description="text between the entries of a list in a cell"
     )
     load: dict[str, list[str]] | None = Field(
         None, description="file suffix -> columns to load; null loads all of .inter"
@@ -405,13 +441,13 @@ class DataSection(Section):
     )
     features: dict[str, FeatureOptions] | None = Field(
         None,
-        description="name -> what the feature is; no others are read; null: what the columns "
-        "suggest",
+        description="name -> kind, side, vocabulary and more of a feature; only these are read; "
+        "null: read from the columns",
     )
     codes: str | None = Field(
         None,
         description='file of JSON with the semantic ids of items, {"item": [5, 1, 0]}, for models '
-        "that read them (TIGER); null: such a model makes its own",
+        "that read them (TIGER); null: the model makes its own",
     )
     labels: dict[str, LabelOptions] | None = Field(
         None, description="name -> column, loss, weight; null: the label field, logistic"
@@ -425,7 +461,7 @@ class DataSection(Section):
         "train and test rows",
     )
     split: SplitSection = Field(default_factory=SplitSection)
-    max_len: int = Field(50, ge=1, description="items kept of a user's history")
+    max_len: int = Field(50, ge=1, description="most items of a user's history, the newest ones")
     cache: bool = Field(True, description="keep prepared columns in a folder next to the raw files")
 
     @model_validator(mode="after")

@@ -10,7 +10,8 @@ from shoal.config.yaml_io import inline
 READERS = {key: mark for key, one in KEYS.items() for mark in [one.mark(ReadBy)] if mark}
 STALENESS = "strategy.ps.staleness"
 EACH_STEP = (
-    "rows are counted or dropped (rows.admission, rows.decay, rows.shrink) or gradients clipped "
+    "rows are counted or dropped (rows.admission, rows.counter_decay, rows.shrink) or gradients "
+    "clipped "
     "(train.clip_grad_norm), which groups must agree upon in each step: set strategy.groups_every=1"
 )
 
@@ -50,6 +51,9 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
             value = inline(value_of(config, key))
             yield key, f"given {value}, which {text}: choose that, or set {key}={default}"
     yield from _sharded_refusals(config)
+    if config.strategy.name == "ps" and config.strategy.wire_dtype == "float16":
+        text = "given float16, and parameter servers take float32 or bfloat16: choose one of them"
+        yield "strategy.wire_dtype", text
     elsewhere = config.strategy.ps.addresses and not config.launch.servers
     if config.strategy.name == "ps" and config.rows.tiers.ssd is not None and elsewhere:
         yield (
@@ -63,7 +67,7 @@ def _sharded_refusals(config: Config) -> Iterator[tuple[str, str]]:
     """What strategy sharded cannot do together."""
     section = config.strategy
     if section.backend == "torchrec":
-        for key in ("strategy.groups", "strategy.groups_every", "strategy.exchange"):
+        for key in ("strategy.groups", "strategy.groups_every", "strategy.wire_dtype"):
             if value_of(config, key) != KEYS[key].default:
                 yield key, "strategy.backend=torchrec has none: set strategy.backend=native"
     if section.groups == 1 and section.groups_every > 1:

@@ -17,6 +17,7 @@ from typing_extensions import is_typeddict
 from shoal.config.errors import ConfigError, did_you_mean
 from shoal.config.schema import Config, Section
 from shoal.config.section import Choices, ReadBy
+from shoal.config.sizes import SizeBelow, write_size
 from shoal.config.yaml_io import inline, read
 
 MISSING = object()
@@ -74,6 +75,18 @@ class Key:
     def mark(self, mark: type[M]) -> M | None:
         """What the key declares about itself: ReadBy, NeedsTrust."""
         return next((one for one in _bare(self.kind)[1] if isinstance(one, mark)), None)
+
+    @property
+    def is_size(self) -> bool:
+        """Whether it is a size of memory, which is written with its unit."""
+        marks = [mark for part in (self.kind, *_parts(self.kind)) for mark in _bare(part)[1]]
+        return any(isinstance(mark, SizeBelow) for mark in marks)
+
+    def written(self, value: Any) -> str:
+        """The value as a config has it, on one line."""
+        if self.is_size and value:
+            return write_size(value)
+        return inline(list(value) if isinstance(value, tuple) else value)
 
     @property
     def is_switch(self) -> bool:
@@ -193,7 +206,7 @@ def allowed(kind: Any, bounds: Sequence[Any] = ()) -> str:
     kind, own_bounds = _bare(kind)
     bounds = [*bounds, *own_bounds]
     for bound in bounds:
-        if isinstance(bound, Choices):
+        if isinstance(bound, Choices | SizeBelow):
             return str(bound)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (typing.Union, types.UnionType):

@@ -17,23 +17,26 @@ class LaunchSection(Section):
     nproc: int = Field(
         1,
         ge=-1,
-        description="processes on this host; -1: one for each visible GPU; 0: only servers",
+        description="number of processes on this host; -1: one for each visible GPU; 0: only "
+        "servers",
     )
-    world_size: int = Field(-1, description="processes on all hosts; -1: nproc")
+    world_size: int = Field(-1, description="number of processes on all hosts together; -1: nproc")
     ip: str = Field("localhost", description="address of the first host")
     port: int = Field(
         0, ge=0, le=65535, description="port of the first host; 0: any free one, on one host only"
     )
     group_offset: int = Field(0, ge=0, description="global rank of this host's first process")
-    hosts: int = Field(0, ge=0, description="hosts with processes; 0: world_size / nproc")
+    hosts: int = Field(0, ge=0, description="number of hosts with processes; 0: world_size / nproc")
     host: int = Field(0, ge=0, description="number of this host, where hosts is given")
     servers: Annotated[int, ReadBy(("ps",), refused=True)] = Field(
-        0, ge=0, description="strategy ps: servers started on this host"
+        0, ge=0, description="ps: number of servers started on this host"
     )
     first_server: Annotated[int, ReadBy(("ps",))] = Field(
-        0, ge=0, description="strategy ps: number of this host's first server"
+        0, ge=0, description="ps: index of the first server of this host, counted over all hosts"
     )
-    join_timeout: float = Field(60.0, gt=0, description="seconds to wait for all ranks")
+    join_timeout: float = Field(
+        60.0, gt=0, description="seconds to wait until all ranks have joined"
+    )
     hang_timeout: float = Field(
         60.0, gt=0, description="seconds without any work after which a process counts as hanging"
     )
@@ -55,7 +58,9 @@ class LaunchSection(Section):
         None,
         description="several hosts: file (mode 0600) with the secret of all; null: SHOAL_SECRET",
     )
-    plain: bool = Field(False, description="several hosts: anybody on the network may join")
+    plain: bool = Field(
+        False, description="several hosts: whoever reaches the port may join, without a secret"
+    )
     encrypt: bool = Field(False, description="several hosts: encrypt what ranks send (CPUs)")
     shared_memory: bool = Field(
         True, description="ranks (CPUs) of one host talk through memory, not by sockets"
@@ -74,22 +79,31 @@ class ForgettingSection(Section):
     """What becomes of users and items that new data does not name any more."""
 
     after: int = Field(
-        0, ge=0, description="days (runs with --from) without an interaction; 0: rows stay"
+        0,
+        ge=0,
+        description="days (runs with --from) without an interaction, after which the values of a "
+        "user's or item's row decay; 0: never",
     )
-    factor: float = Field(0.5, ge=0, lt=1, description="factor of such a row, every day")
+    factor: float = Field(
+        0.5, ge=0, lt=1, description="factor by which a decaying row is multiplied every day"
+    )
 
 
 class StartSection(Section):
     """What training begins with, where that is not nothing."""
 
-    run: str | None = Field(None, description="folder of a run to continue from (`--from`)")
-    words: str | None = Field(None, description="folder of a run whose ids keep their numbers")
+    run: str | None = Field(
+        None, description="folder of a run whose weights training begins with (`--from`)"
+    )
+    vocabulary: str | None = Field(
+        None, description="folder of a run whose users and items keep their numbers"
+    )
     pretrained: dict[str, str | PretrainedOptions] = Field(
         default_factory=dict,
         description="table -> FILE.npy, or {file: FILE.npy, frozen: true}: rows stay as they are; "
         "FILE.txt has the ids of its rows",
     )
-    decay: ForgettingSection = Field(default_factory=ForgettingSection)
+    value_decay: ForgettingSection = Field(default_factory=ForgettingSection)
     test_first: bool = Field(
         False, description="evaluate on all of the new data before training on all of it"
     )
@@ -111,9 +125,11 @@ class RunSection(Section):
         2020, description="seed of rows, parameters, order, negatives, dropout and random splits"
     )
     output: Annotated[str | None, WRITTEN] = Field(
-        None, description="folder of the run; null: a new one under root"
+        None, description="folder of the run; null: a new one under run.root"
     )
-    root: Annotated[str, WRITTEN] = Field("runs", description="where new runs get their folders")
+    root: Annotated[str, WRITTEN] = Field(
+        "runs", description="folder in which new runs get their own folder"
+    )
     plugins: Annotated[
         list[str],
         BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
@@ -127,14 +143,14 @@ class RunSection(Section):
     )
     share_gpu: bool = Field(
         False,
-        description="several processes may use one GPU, to compare strategies: what they send each "
-        "other passes through host memory",
+        description="several processes may use one GPU, to compare strategies; what they "
+        "send passes through host memory",
     )
     threads: int = Field(0, ge=0, description="threads per process; 0: cores / processes")
     tf32: bool = Field(
         False, description="matrix products on a GPU round their factors to 10 bits: much faster"
     )
-    progress: bool = Field(True, description="show progress bars")
+    progress: bool = Field(True, description="show progress bars on a terminal")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="level of the least important lines that are logged"
     )
@@ -151,7 +167,9 @@ class RunSection(Section):
         description="trackers of the run: tensorboard, mlflow, wandb, or your FILE.py:Class",
     )
     project: str | None = Field(
-        None, description="project of wandb, experiment of mlflow; null: as their variables say"
+        None,
+        description="project of wandb, experiment of mlflow; null: what WANDB_PROJECT or "
+        "MLFLOW_EXPERIMENT_NAME names",
     )
 
     @property

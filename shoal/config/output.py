@@ -10,7 +10,6 @@ from shoal.config.errors import did_you_mean
 from shoal.config.keys import KEYS, Key, allowed, typed
 from shoal.config.loading import Resolved
 from shoal.config.schema import Config, Section
-from shoal.config.yaml_io import inline
 
 
 def dump(config: Config) -> str:
@@ -41,16 +40,19 @@ def _lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str | None
         key, value = prefix + name, getattr(section, name)
         if key == "model.options":
             for option, setting in value.items():
-                yield f"{indent}{option}: {_plain_inline(setting)}", f"model.{option}"
+                yield f"{indent}{option}: {Key(Any).written(setting)}", f"model.{option}"
         elif isinstance(value, Section):
             yield f"{indent}{name}:", None
             yield from _lines(value, key + ".")
         else:
-            yield f"{indent}{name}: {_plain_inline(value)}", key
+            yield f"{indent}{name}: {_written(key, section, value)}", key
 
 
-def _plain_inline(value: Any) -> str:
-    return inline(list(value) if isinstance(value, tuple) else value)
+def _written(key: str, section: Section, value: Any) -> str:
+    """The value of a key; `section` has it, perhaps in the place of a null (train.negatives)."""
+    name = key.rpartition(".")[2]
+    entry = KEYS.get(key) or typed(type(section).model_fields[name])
+    return entry.written(value)
 
 
 def key_page() -> str:
@@ -71,7 +73,7 @@ def key_page() -> str:
             lines += ["| --- | --- | --- | --- |"]
         meaning = re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", entry.description or "")
         meaning = re.sub(r"(?<!`)\\(?!`)", r"`\\`", meaning)  # bare, it would escape what follows
-        cells = [f"`{_plain_inline(entry.default)}`", allowed(entry.kind), meaning]
+        cells = [f"`{entry.written(entry.default)}`", allowed(entry.kind), meaning]
         lines.append(" | ".join([f"| `{key}`", *cells]) + " |")
     return "".join(f"{line}\n" for line in lines)
 
@@ -79,7 +81,7 @@ def key_page() -> str:
 def keys_with(word: str) -> str:
     """The keys that have a word in their name or text, two lines each; ValueError if none has."""
     lines = [
-        f"{key}: {_plain_inline(entry.default)}  # {allowed(entry.kind)}\n  {entry.description}\n"
+        f"{key}: {entry.written(entry.default)}  # {allowed(entry.kind)}\n  {entry.description}\n"
         for key, entry in _documented()
         if word.lower() in f"{key} {entry.description}".lower()
     ]

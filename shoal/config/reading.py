@@ -1,26 +1,26 @@
 """From the sources of a config to values by dotted key, each checked and with its place."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.config.dialect import Dialect
 from shoal.config.errors import nearest
 from shoal.config.keys import KEYS, SECTIONS, Key, allowed, describe_value
+from shoal.config.renamed_keys import FORMER_UNITS, RenamedKey, current_value, find_renamed
+from shoal.config.sizes import UNITS, write_size
 from shoal.config.sources import BARE, Layer, Origin
+from shoal.config.yaml_io import inline
 
+NUMBER = re.compile(r"\s*\d+(?:\.\d+)?\s*")
 ALIKE = 0.7  # of so many keys one that is less alike was not meant
 # Options of commands for which a config has no key. The command line itself stands far above here.
 COMMANDS = {
     name: f"--{name}, an option of `shoal launch`"
     for name in ("worker_num", "server_num", "workers", "servers", "role", "index")
 } | {"resume": "--resume, an option of `shoal train` and `shoal launch`"}
-
-# Keys of 0.1, which run folders still have, each with the key of now and its value there.
-FORMER: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "run.tensorboard": ("run.trackers", lambda on: ["tensorboard"] if on else []),
-}
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,19 @@ class ConfigReader:
             self.words |= dialect.words()
         self.errors = errors
         self.notes: list[str] = []
+        self.old_words: dict[str, str] = {}  # of this layer: key as written -> what to write now
 
     def read(self, layer: Layer) -> dict[str, Value]:
         """All values of one source. Setting the same key twice in it is an error."""
-        self.layer, self.layer_values = layer, {}
+        self.layer, self.layer_values, self.old_words = layer, {}, {}
         for key, value in layer.values.items():
             try:
                 self._top(key, value)
             except ValueError as error:
                 self._error((key,), f"{error}")
+        if self.old_words:
+            changes = "; ".join(f"{old}: write {new}" for old, new in self.old_words.items())
+            self.notes.append(f"{layer.origins[()]}: old words, read in this release: {changes}")
         return self.layer_values
 
     def _top(self, key: str, value: Any) -> None:
@@ -103,9 +107,9 @@ class ConfigReader:
 
     def _native(self, key: str, value: Any, path: tuple[str, ...]) -> None:
         """A key of the schema: sections are walked down to the keys that hold values."""
-        if key in FORMER:
-            key, now = FORMER[key]
-            value = now(value) if isinstance(value, bool) or value is BARE else value
+        if renamed := find_renamed(key):
+            self._renamed(key, *renamed, value, path)
+            return
         entry = self.keys.get(key)
         section = SECTIONS.get(key) or (entry.section if entry else None)
         if section and isinstance(value, dict) and value:
@@ -124,6 +128,35 @@ class ConfigReader:
             self._set_entry(above, key, value, path)
         elif self.options_known or not key.startswith("model."):
             self._error(path, unknown(key, self.options, self.words))
+
+    def _renamed(
+        self, key: str, new: str, renamed: RenamedKey, value: Any, path: tuple[str, ...]
+    ) -> None:
+        """An old key: read as the one that it is called now, and noted."""
+        if new in SECTIONS:
+            self.old_words[key] = new
+            self._native(new, value, path)
+            return
+        converted = renamed.convert(value)
+        shown = f"={inline(converted)}" if converted is not value else ""
+        self.old_words[key] = f"{new}{shown}"
+        implied = bool(value == renamed.gives_way)
+        self._set(new, converted, self.layer.origin(path), path[0], implied)
+
+    def _with_unit(self, key: str, value: Any) -> Any:
+        """A size that is written as a plain number, in bytes of the unit that it used to be in."""
+        unit = FORMER_UNITS.get(key)
+        if unit is None:
+            return value
+        if isinstance(value, str) and NUMBER.fullmatch(value):
+            value = float(value)
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            return value
+        size = value * UNITS[unit.removesuffix("B").upper()]
+        if unit == "B" and size != int(size):
+            return value  # refused: there is no part of a byte
+        self.old_words[key] = f"{key}={write_size(round(size))}"
+        return round(size)
 
     def _mapping_above(self, key: str) -> str | None:
         """The key of a mapping that a dotted key reaches into."""
@@ -182,6 +215,10 @@ class ConfigReader:
 
     def _set(self, key: str, value: Any, origin: Origin, top: str, implied: bool = False) -> None:
         """Checks a value against its type and keeps it."""
+        if (now := current_value(key, value)) != value:
+            self.old_words[f"{key}={value}"] = now
+            value = now
+        value = self._with_unit(key, value)
         checked = self._checked(self.keys[key], key, value, origin, top)
         if checked is not BARE:
             self._put(key, Value(checked, origin, implied))

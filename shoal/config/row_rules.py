@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Required
 
-from pydantic import BeforeValidator, Field, model_validator, with_config
+from pydantic import Field, model_validator, with_config
 from typing_extensions import TypedDict
 
 from shoal.config.section import STRICT, WRITTEN, ReadBy, Section
-
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-UNITS |= {f"{unit}I": 1 << (10 * power) for power, unit in enumerate("KMGT", 1)}
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
-
-
-def read_size(size: object) -> object:
-    """Bytes of "20GB", "512MiB" or a number."""
-    if isinstance(size, str):
-        match = SIZE.fullmatch(size)
-        unit = match[2].upper() if match else "?"
-        if match is None or unit not in UNITS:
-            raise ValueError(
-                f"{size!r} is no size; write a number of bytes, or one with KB, MB, GB, TB (1000) "
-                "or KiB, MiB, GiB, TiB (1024), such as 20GB"
-            )
-        return int(float(match[1]) * UNITS[unit])
-    return size
-
-
-def show_size(count: float) -> str:
-    """Bytes as people write them, in units of 1000."""
-    for unit in ("TB", "GB", "MB", "KB"):
-        factor = UNITS[unit[0]]
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count:.0f} B"
-
-
-Size = Annotated[int, BeforeValidator(read_size), Field(ge=0)]
-
+from shoal.config.sizes import Size, SizeBelow
 
 # Elsewhere a user would count on memory that is taken all the same: servers have their own budgets,
 # and in geo workers hold rows in memory.
@@ -51,10 +20,11 @@ class TiersSection(Section):
     """Budgets of one process, for the rows of all its tables with their optimizer state."""
 
     gpu: Annotated[Size | None, IN_PROCESS] = Field(
-        None, description="bytes of GPU memory; 0: rows stay in host memory; null: any"
+        None, description="GPU memory for rows; 0: rows stay in host memory; null: any amount"
     )
     host: Annotated[Size | None, OVER_DISK] = Field(
-        None, description="bytes of host memory, such as 60GB; rows above it lie in ssd; null: any"
+        None,
+        description="host memory for rows; those above it lie in rows.tiers.ssd; null: any amount",
     )
     ssd: Annotated[str | None, OVER_DISK, WRITTEN] = Field(
         None, description="folder on a local disk for rows that host memory has no room for"
@@ -94,11 +64,9 @@ class AdmissionSection(Section):
     click_coefficient: Amount = Field(
         1.0, description="how much an occurrence with a click adds to the score"
     )
-    bloom_counters: int = Field(
+    bloom_counters: Annotated[int, SizeBelow(1 << 36)] = Field(
         0,
-        ge=0,
-        lt=1 << 36,
-        description="bytes, over all processes that share a table, of a counting Bloom filter for "
+        description="size, over all processes that share a table, of a counting Bloom filter for "
         "ids without a row; 0: exact counts",
     )
 
@@ -125,8 +93,17 @@ class ShrinkSection(Section):
 class DecaySection(Section):
     """How counts of shows and clicks fade."""
 
-    every: int = Field(0, ge=0, description="steps between decays; 0: counts never fade")
-    rate: float = Field(0.98, gt=0, lt=1, description="factor of counts at every decay")
+    every: int = Field(
+        0,
+        ge=0,
+        description="steps between decays of the counts of shows and clicks; 0: they never decay",
+    )
+    rate: float = Field(
+        0.98,
+        gt=0,
+        lt=1,
+        description="factor by which the counts of shows and clicks are multiplied at every decay",
+    )
 
 
 class RowRules(Section):
@@ -134,7 +111,7 @@ class RowRules(Section):
 
     admission: AdmissionSection = Field(default_factory=AdmissionSection)
     shrink: ShrinkSection = Field(default_factory=ShrinkSection)
-    decay: DecaySection = Field(default_factory=DecaySection)
+    counter_decay: DecaySection = Field(default_factory=DecaySection)
 
     @property
     def on(self) -> bool:
@@ -155,7 +132,7 @@ class RowRules(Section):
     def counted(self) -> bool:
         """Whether rows must carry counters for it."""
         shrinks = self.shrink.every > 0 and self._by_counters
-        return self.admission.threshold > 0 or shrinks or self.decay.every > 0
+        return self.admission.threshold > 0 or shrinks or self.counter_decay.every > 0
 
 
 Dtype = Literal["float32", "bfloat16"]
@@ -218,7 +195,7 @@ class RowsSection(RowRules):
         return RowRules(
             admission=self.admission.model_copy(update=threshold),
             shrink=self.shrink.model_copy(update=overrides),
-            decay=self.decay,
+            counter_decay=self.counter_decay,
         )
 
     @property

@@ -23,9 +23,9 @@ from shoal.config.data_section import (
     ClicksSection,
     DataSection,
     FilterSection,
-    PlantedClicksSection,
-    PlantedSection,
     SplitSection,
+    SyntheticClicksSection,
+    SyntheticSection,
     add_format,
 )
 from shoal.config.launch_section import (
@@ -64,13 +64,13 @@ __all__ = [
     "ModelSection",
     "NegativesSection",
     "OptimizerSection",
-    "PlantedClicksSection",
-    "PlantedSection",
     "RowOptimizerOptions",
     "Section",
     "ServersSection",
     "SplitSection",
     "StrategySection",
+    "SyntheticClicksSection",
+    "SyntheticSection",
     "add_format",
 ]
 

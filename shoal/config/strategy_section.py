@@ -6,6 +6,7 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from shoal.config.section import STRICT, WRITTEN, Choices, ReadBy, Section
+from shoal.config.sizes import PositiveSize, Size
 
 Place = Literal["auto", "row", "table", "column", "replicate"]
 SHARDED = ReadBy(("sharded",))
@@ -25,16 +26,14 @@ class ServersSection(Section):
 
     read_by: ClassVar[ReadBy] = ReadBy(("ps",))
     mode: Literal["sync", "async", "geo"] = Field(
-        "sync", description="how updates of workers are combined, see docs/reference/servers.md"
+        "sync",
+        description="ps: how the updates of workers are combined, see docs/reference/servers.md",
     )
     dense: Literal["server", "all_reduce"] = Field(
-        "server", description="who keeps the dense parameters: the servers, or every worker"
+        "server", description="ps: who keeps the dense parameters: the servers, or every worker"
     )
     geo_step: Annotated[int, ReadBy(("ps geo",))] = Field(
         100, ge=1, description="geo: batches between exchanges of differences"
-    )
-    ahead: bool = Field(
-        True, description="rows of the next batch are fetched while this one computes"
     )
     staleness: Annotated[int, ReadBy(("ps async",))] = Field(
         16, ge=1, description="async: steps that a worker may be ahead of the slowest one"
@@ -43,30 +42,34 @@ class ServersSection(Section):
     elastic: Annotated[bool, ReadBy(("ps async", "ps geo"), refused=True)] = Field(
         False,
         description="async, geo: workers join and leave during the run; batches are lent to "
-        "them, and those of a worker that is lost go to another",
+        "them, and the batches of a lost worker go to another",
     )
     addresses: Annotated[list[str], WRITTEN] = Field(
         default_factory=list,
-        description="HOST:PORT or ipc://PATH of every server; `shoal launch` fills it in",
+        description="ps: HOST:PORT or ipc://PATH of every server; `shoal launch` fills it in",
     )
     # Elsewhere nothing would be encrypted.
     keys: Annotated[str | None, ReadBy(("ps",), refused=True)] = Field(
-        None, description="folder of `shoal keys make`: what travels is encrypted; null: plain"
+        None,
+        description="ps: folder of `shoal keys make`, to encrypt what travels; null: not encrypted",
     )
-    plain: bool = Field(False, description="allow servers on other hosts without keys")
-    bfloat16: bool = Field(False, description="rows and gradients travel in half the bytes")
-    compress: bool = Field(False, description="ids and rows travel compressed")
-    timeout: float = Field(10.0, gt=0, description="seconds of silence before a peer is given up")
+    plain: bool = Field(False, description="ps: allow servers on other hosts without keys")
+    compress: bool = Field(False, description="ps: compress ids and rows that travel")
+    timeout: float = Field(
+        10.0,
+        gt=0,
+        description="ps: seconds of silence after which a worker or server counts as lost",
+    )
     replicas: int = Field(
         1,
         ge=1,
-        description="servers that hold the same rows: where one dies, workers switch at once to "
+        description="ps: servers that hold each row; where one dies, workers switch at once to "
         "another",
     )
     journal: bool = Field(
         False,
-        description="servers write down what changes them: one that dies is started again alone, "
-        "and workers wait for it for launch.join_timeout seconds",
+        description="ps: servers write their updates to disk: one that dies is started again "
+        "alone, and workers wait for it for launch.join_timeout seconds",
     )
     restarts: int = Field(
         10, ge=0, description="journal: how often each host starts servers again that were killed"
@@ -86,19 +89,19 @@ class StrategySection(Section):
     )
     ps: ServersSection = Field(default_factory=ServersSection)
     place: Annotated[Place, SHARDED] = Field(
-        "auto", description="sharded: how tables are cut; auto: by their size"
+        "auto", description="sharded: how tables are divided over the ranks; auto: by their size"
     )
     row_by: Annotated[Literal["hash", "range"], SHARDED] = Field(
-        "hash", description="place row: how ids are cut"
+        "hash", description="sharded, place row: how ids are divided over the ranks"
     )
     tables: Annotated[dict[str, TablePlace], SHARDED] = Field(
         default_factory=dict, description="sharded: table -> place, by, rank, for that table alone"
     )
-    replicate_below: Annotated[float, SHARDED] = Field(
-        0.25, ge=0, description="place auto: tables of at most so many MiB are replicated"
+    replicate_below: Annotated[Size, SHARDED] = Field(
+        256 * 1024, description="strategy.place auto: tables up to this size are replicated"
     )
-    memory: Annotated[float | None, SHARDED] = Field(
-        None, gt=0, description="GiB of rows a rank may hold; null: any"
+    memory: Annotated[PositiveSize | None, SHARDED] = Field(
+        None, description="sharded: most memory for the rows of a rank; null: any amount"
     )
     # Elsewhere users would count on what it promises.
     groups: Annotated[int, ReadBy(("sharded",), refused=True)] = Field(
@@ -112,14 +115,17 @@ class StrategySection(Section):
         description="steps after which groups agree on rows; 1: exact, more: rows are averaged, "
         "see docs/understand/strategies.md",
     )
-    exchange: Annotated[
-        Literal["float32", "bfloat16", "float16"], ReadBy(("sharded",), refused=True)
+    wire_dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], ReadBy(("sharded", "ps"), refused=True)
     ] = Field(
         "float32",
-        description="sharded: how rows and gradients travel; see docs/understand/strategies.md",
+        description="sharded, ps: type in which rows and gradients travel, see "
+        "docs/understand/strategies.md; servers take float32 and bfloat16",
     )
-    overlap: Annotated[bool, SHARDED] = Field(
-        True, description="ids of the next batch travel during this one"
+    prefetch: Annotated[bool, ReadBy(("sharded", "ps"))] = Field(
+        True,
+        description="what the next batch needs travels while this one computes: its ids (sharded), "
+        "its rows (ps)",
     )
     fused: Annotated[bool, ReadBy(("single", "ddp", "sharded"))] = Field(
         True,
@@ -133,5 +139,5 @@ class StrategySection(Section):
     ] = Field(
         "auto",
         description="single on a GPU: record a step once per shape of batch and replay it; auto: "
-        "where the model says that all its steps do the same work and nothing else is in the way",
+        "where the model says that every step does equal work, and nothing else prevents it",
     )

@@ -14,9 +14,9 @@ from shoal.config.section import STRICT, WRITTEN, Choices, Section
 
 class NegativesSection(Section):
     distribution: Literal["uniform", "popularity"] = Field(
-        "uniform", description="how negatives are drawn"
+        "uniform", description="distribution from which negatives are drawn"
     )
-    num: int = Field(1, ge=1, description="negatives of a positive")
+    num: int = Field(1, ge=1, description="negatives drawn for each positive")
     alpha: float = Field(
         1.0, ge=0, description="power of the popularity by which negatives are drawn"
     )
@@ -76,12 +76,16 @@ class OptimizerSection(Section):
     name: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "sparse_adam"] = Field(
         "adam", description="what updates dense parameters, and rows unless `rows` differs"
     )
-    lr: float = Field(1e-3, gt=0, description="learning rate")
+    lr: float = Field(
+        1e-3,
+        gt=0,
+        description="learning rate of dense parameters, and of rows unless `rows` differs",
+    )
     weight_decay: float = Field(
         0.0, ge=0, description="weight of the L2 penalty; decoupled for adamw"
     )
     schedule: Literal["constant", "linear", "cosine", "step", "exponential"] = Field(
-        "constant", description="how the learning rate falls"
+        "constant", description="how the learning rate changes after warm-up"
     )
     warmup_steps: int = Field(0, ge=0, description="steps in which the learning rate rises from 0")
     decay_epochs: int = Field(25, ge=1, description="schedule step: epochs between decays")
@@ -100,7 +104,7 @@ class OptimizerSection(Section):
 
 
 class TrainSection(Section):
-    epochs: int = Field(300, ge=0, description="passes over the training data, at most")
+    epochs: int = Field(300, ge=0, description="most passes over the training data")
     batch_size: Annotated[int, Field(ge=1)] | Auto = Field(
         AUTO,
         description="samples per update, whatever the number of processes; auto: 2048, and fewer "
@@ -139,7 +143,10 @@ class TrainSection(Section):
         description="precision of products in the dense part; parameters and sums stay float32",
     )
     accumulate: int = Field(
-        1, ge=1, description="parts that a batch is computed in, one after the other: less memory"
+        1,
+        ge=1,
+        description="number of parts in which a batch is computed, one after the other: less "
+        "memory",
     )
     compile: bool = Field(False, description="let torch.compile make the dense part faster")
     ema: float | None = Field(
@@ -157,7 +164,7 @@ class TrainSection(Section):
     balance: bool = Field(
         False,
         description="histories: processes, and parts of accumulate, take slices of a batch that "
-        "cost about the same, by items and their pairs; else as many samples each",
+        "cost about the same, by items and their pairs; false: equal numbers of samples",
     )
 
     @property
@@ -204,9 +211,10 @@ def metric_title(name: str) -> str:
 class GroupsSection(Section):
     """Columns whose values are groups, for metrics that compare them."""
 
-    user: str | None = Field(None, description="column of the users, such as gender")
+    user: str | None = Field(None, description="column with the groups of users, such as gender")
     item: str | None = Field(
-        None, description="column of the items: genres, providers; one value or a list each"
+        None,
+        description="column with the groups of items, such as genres; a cell has one or a list",
     )
 
 
@@ -246,8 +254,8 @@ class EvalSection(Section):
     groups: GroupsSection = Field(default_factory=GroupsSection)
     per_user: bool = Field(
         True,
-        description="write evaluation/users.parquet and items.parquet: lists, hits and values of "
-        "each user of the test part",
+        description="write evaluation/users.parquet and items.parquet: recommended lists, hits "
+        "and values of each user of the test part",
     )
 
     @property
@@ -257,7 +265,9 @@ class EvalSection(Section):
 
 
 class CheckpointSection(Section):
-    keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept too")
+    keep: int = Field(
+        2, ge=1, description="how many of the newest checkpoints are kept, besides the best one"
+    )
     every_epochs: int = Field(1, ge=1, description="epochs between checkpoints")
     every_steps: int = Field(
         0, ge=0, description="steps between checkpoints within an epoch; 0: none"
@@ -266,8 +276,11 @@ class CheckpointSection(Section):
         1,
         ge=1,
         le=100,
-        description="checkpoints from one whole one to the next; the others hold changed rows only",
+        description="every so many checkpoints one is whole; the ones between hold changed rows "
+        "only",
     )
     copy_to: Annotated[str | None, WRITTEN] = Field(
-        None, description="URL of an object store (s3://, gs://, ...) that holds copies of them"
+        None,
+        description="URL of an object store (s3://, gs://, ...) that gets a copy of every "
+        "checkpoint",
     )

@@ -168,7 +168,7 @@ def _train_on_file(
     output = inner_folder(folder, entry.run, make=False)
     values: dict[str, Any] = {"start.run": last, "run.output": str(output)}
     if (Path(last) / "vocabulary.safetensors").is_file():
-        values["start.words"] = last
+        values["start.vocabulary"] = last
     values |= data_of(resolved, path.absolute(), folder)
     log.info("%s: %s", entry.run, path)
     result = train(resolved.with_values(values, "--follow"), resume=output.exists())

@@ -42,7 +42,9 @@ MANIFEST = "manifest.json"
 
 def cache_folder(files: list[Path], config: DataSection, seed: int) -> Path:
     """Where the data set prepared from these files is kept."""
-    options = config.model_dump(exclude={"path", "planted", "random", "max_len", "cache", "format"})
+    options = config.model_dump(
+        exclude={"path", "synthetic", "random", "max_len", "cache", "format"}
+    )
     split = config.split
     if config.presplit is None and split.order in ("random", "auto") and split.seed is None:
         options["seed"] = seed

@@ -15,7 +15,7 @@ KEYS = {
     "batch_tokens": "train.batch_tokens",
     "seed": "run.seed",
     "shuffle": "train.shuffle",
-    "planted": "data.clicks.planted",
+    "planted": "data.clicks.synthetic",
     "command": "data.clicks.pipe_command",
     "features": "data.features",
 }

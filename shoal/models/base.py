@@ -119,9 +119,9 @@ class Model(nn.Module):
     ...     def encode_item(self, ids):
     ...         return self.embed.rows("item_id", ids)
     >>> import shoal
-    >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
+    >>> small = {"data.synthetic": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
     >>> keys = {"run.output": "runs/dot", "run.log_level": "warning", "run.progress": False}
-    >>> shoal.run(Dot, "planted", **small, **keys)["model"]
+    >>> shoal.run(Dot, "synthetic", **small, **keys)["model"]
     'Dot'
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from shoal.config.row_rules import show_size
+from shoal.config.sizes import show_size
 from shoal.config.yaml_io import inline
 from shoal.embedding.placements.planner import in_columns
 from shoal.planning.cluster import Cluster

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from shoal.config.row_rules import show_size
+from shoal.config.sizes import show_size
 from shoal.embedding.placements.planner import in_columns
 from shoal.planning.cluster import Cluster, Estimate
 from shoal.planning.cluster_file import read_cluster

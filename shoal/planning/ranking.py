@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.config.row_rules import show_size
+from shoal.config.sizes import show_size
 from shoal.planning.cluster import Cluster, NetworkLink
 from shoal.planning.prediction import Place, Prediction, RunLayout
 from shoal.planning.step_time import ROOM, predict

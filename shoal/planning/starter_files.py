@@ -62,7 +62,7 @@ class QuickstartAnswers:
 
     @property
     def is_file(self) -> bool:
-        return self.data != "planted" and self.data not in ARCHIVES
+        return self.data != "synthetic" and self.data not in ARCHIVES
 
     @property
     def name(self) -> str:
@@ -222,11 +222,11 @@ def _list_reading_lines(look: FirstLook, answers: QuickstartAnswers) -> list[str
 
 def _build_named_section(answers: QuickstartAnswers) -> list[str]:
     """The section `data` for a data set that Shoal makes, or that GroupLens publishes."""
-    origin = "generated, with known taste" if answers.data == "planted" else "MovieLens"
+    origin = "generated, with known taste" if answers.data == "synthetic" else "MovieLens"
     lines = ["data:", f"  name: {answers.data}  # {origin}"]
     if answers.task != "clicks":
         return [*lines, *_list_split_lines(answers, True)]
-    if answers.data == "planted":
+    if answers.data == "synthetic":
         return lines
     return [*lines, "  threshold: {rating: 4}  # 4 stars and more are a click, fewer are none"]
 

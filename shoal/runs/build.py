@@ -441,8 +441,8 @@ def _load(
         world.barrier()
         dataset = load_dataset(data, config.run.seed)
     features = features_of(dataset, data, reads_history) if reads_features else ()
-    if config.start.words is not None:
-        words = known_words(Path(config.start.words))
+    if config.start.vocabulary is not None:
+        words = known_words(Path(config.start.vocabulary))
         if reads_features:
             refuse_new_words(config.model.title, dataset, features, words)
         dataset = grow(dataset, words)

@@ -1,8 +1,8 @@
 """Decay: rows of users and items that new data does not name any more shrink.
 
 A run that goes on counts, for every user and item, the days (runs) since new data last named it,
-and leaves the counts in its folder (ages.safetensors). From `start.decay.after` days on, what a row
-holds is multiplied by `start.decay.factor` every day, before anything is trained.
+and leaves the counts in its folder (ages.safetensors). From `start.value_decay.after` days on, what
+a row holds is multiplied by `start.value_decay.factor` every day, before anything is trained.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def ages_after(run: Path | None, dataset: Any) -> Ages:
     """Days since each user and item was named, today's data included; run: the day before's."""
     if not isinstance(dataset, Dataset):
         raise ValueError(
-            "start.decay is for interactions; click models have rows.decay and rows.shrink"
+            "start.value_decay is for interactions; click models have rows.counter_decay and "
+            "rows.shrink"
         )
     before = {} if run is None else _read(run / AGES)
     ages_by_field = {}
@@ -69,7 +70,8 @@ def fade(
     """Shrink rows in what was saved, before it is given to the model."""
     if strategy.saves_rows:
         raise ValueError(
-            "start.decay does not work with parameter servers; use rows.decay and rows.shrink"
+            "start.value_decay does not work with parameter servers; use rows.counter_decay and "
+            "rows.shrink"
         )
     whose = fields_of_tables(strategy, dataset)
     faded = dict.fromkeys(ages, 0)

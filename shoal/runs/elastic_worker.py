@@ -87,7 +87,7 @@ def train_leased(
             folder.keep_code(file, text)
         if isinstance(parts.dataset, Dataset):
             save_vocabularies(folder.path, parts.dataset)
-            save_taken(folder.path, parts.dataset, config.start.words)
+            save_taken(folder.path, parts.dataset, config.start.vocabulary)
 
     trainer = LeasedTrainer(
         config,

@@ -149,9 +149,9 @@ def run(
     model: a name that `shoal models` lists, FILE.py:Class, or a class of your own.
 
     >>> import shoal
-    >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}}
+    >>> small = {"data.synthetic": {"users": 90, "items": 60, "interactions": 2000}}
     >>> keys = {"run.output": "runs/first", "run.log_level": "warning", "run.progress": False}
-    >>> result = shoal.run("BPR", "planted", epochs=1, **small, **keys)
+    >>> result = shoal.run("BPR", "synthetic", epochs=1, **small, **keys)
     >>> result["folder"], 0.0 <= result["test"]["recall@10"] <= 1.0
     ('runs/first', True)
     """
@@ -180,10 +180,10 @@ def run_rank(
     receives the result of global rank 0.
 
     >>> import shoal, torch.multiprocessing as mp
-    >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
+    >>> small = {"data.synthetic": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
     >>> keys = {"run.output": "runs/spawned", "run.log_level": "error", "run.progress": False}
     >>> kwargs = {"config_dict": {"nproc": 1, **small, **keys}}
-    >>> mp.spawn(shoal.run_rank, args=("BPR", "planted", None, kwargs), nprocs=1)
+    >>> mp.spawn(shoal.run_rank, args=("BPR", "synthetic", None, kwargs), nprocs=1)
     >>> len(shoal.recommend("runs/spawned", user="7", topk=3))
     3
     """
@@ -377,8 +377,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
                 folder.keep_code(path, content)
             if isinstance(parts.dataset, Dataset):
                 save_vocabularies(folder.path, parts.dataset)
-                save_taken(folder.path, parts.dataset, config.start.words)
-            if config.start.decay.after:
+                save_taken(folder.path, parts.dataset, config.start.vocabulary)
+            if config.start.value_decay.after:
                 last = None if config.start.run is None else Path(config.start.run)
                 save_ages(folder.path, ages_after(last, parts.dataset))
             before = keep_before(folder.path, before)

@@ -62,9 +62,9 @@ def open_config(
     resolved = resolve_run(folder, overrides, values, origin, trust)
     changed = dict(NO_RULES)  # nothing is counted, admitted or dropped
     # all of it is in the checkpoints
-    changed |= {"start.run": None, "start.pretrained": {}, "start.decay.after": 0}
-    if resolved.config.start.words is not None:
-        changed["start.words"] = str(folder)
+    changed |= {"start.run": None, "start.pretrained": {}, "start.value_decay.after": 0}
+    if resolved.config.start.vocabulary is not None:
+        changed["start.vocabulary"] = str(folder)
     strategy = resolved.config.strategy
     if strategy.name == "ps":  # rows are keyed by id: no servers are needed
         changed |= {"strategy.name": "auto", "launch.servers": 0}
@@ -226,7 +226,7 @@ class Trained:
     def earlier(self) -> Pairs:
         """Users [n] and the items [n] that they took up to this run, where it went on from one."""
         dataset = self.parts.dataset
-        if self.config.start.words is None or not isinstance(dataset, Dataset):
+        if self.config.start.vocabulary is None or not isinstance(dataset, Dataset):
             return NO_IDS, NO_IDS
         return read_taken(self.folder.path, dataset) or (NO_IDS, NO_IDS)
 

@@ -91,8 +91,8 @@ def _go_on(
         )
     else:
         log.info("going on from %s (step %d)", run, snapshot.state["step"])
-    if config.start.decay.after:
-        fade(config.start.decay, snapshot, strategy, dataset, ages_after(run, dataset))
+    if config.start.value_decay.after:
+        fade(config.start.value_decay, snapshot, strategy, dataset, ages_after(run, dataset))
     restore_into(strategy, snapshot)
     if not isinstance(dataset, Dataset):
         return {}

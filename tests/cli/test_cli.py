@@ -31,8 +31,12 @@ from shoal.models.options import meanings
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
-    "--data.name=planted",
-    *("--data.planted.users=60", "--data.planted.items=40", "--data.planted.interactions=1200"),
+    "--data.name=synthetic",
+    *(
+        "--data.synthetic.users=60",
+        "--data.synthetic.items=40",
+        "--data.synthetic.interactions=1200",
+    ),
     *("--train.epochs=1", "--run.progress=false", "--run.tensorboard=false"),
 ]
 
@@ -243,7 +247,7 @@ def test_commands_that_lack_something(words: list[str], said: str) -> None:
 def test_a_run_that_is_refused_stays_as_it_was(run: Path, fail: Any) -> None:
     """It can still be evaluated, resumed and asked."""
     before = (run / "config.yaml").read_text()
-    for word in ("--run.seed=3", "--train.batch_size=14", "--data.planted.users=61"):
+    for word in ("--run.seed=3", "--train.batch_size=14", "--data.synthetic.users=61"):
         status, text = fail("train", "--resume", run, word)
         assert status == 2 and "belong to another run" in text
     status, text = fail("train", "--resume", run, "--data.name=nope")
@@ -267,13 +271,13 @@ def test_runs_are_listed_whole_for_people_and_for_programs(run: Path, tmp_path: 
 
 
 def test_runs_of_a_sweep_are_found(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "sweep" / "runs" / "BPR-planted-1")
+    shutil.copytree(run, tmp_path / "sweep" / "runs" / "BPR-synthetic-1")
     folder = tmp_path / "sweep"
     assert call("runs", folder).splitlines() == [
         f"{folder} holds no runs; these folders in it hold some: {folder}/runs"
     ]
     assert json.loads(call("runs", folder, "--json")) == []
-    assert "BPR-planted-1" in call("runs", folder / "runs")
+    assert "BPR-synthetic-1" in call("runs", folder / "runs")
 
 
 def test_a_run_that_fails_keeps_why(fail: Any, tmp_path: Path) -> None:
@@ -367,7 +371,7 @@ def test_a_run_without_a_named_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     output = call("train", *SMALL)
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"run: runs/{folder.name}" in output
-    assert folder.name.startswith("BPR-planted-") and (folder / "result.json").is_file()
+    assert folder.name.startswith("BPR-synthetic-") and (folder / "result.json").is_file()
 
 
 def test_resume_in_all_its_spellings(run: Path) -> None:

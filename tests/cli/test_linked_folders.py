@@ -21,8 +21,8 @@ from shoal.training.run_folder import INNER_FOLDERS, start_logging
 
 SMALL: dict[str, Any] = {
     "model": "BPR",
-    "data.name": "planted",
-    "data.planted": {"users": 40, "items": 30, "interactions": 500},
+    "data.name": "synthetic",
+    "data.synthetic": {"users": 40, "items": 30, "interactions": 500},
     "train.epochs": 1,
     "checkpoint.keep": 3,
     "run.progress": False,
@@ -92,7 +92,7 @@ RUN_READERS = {
     "plan": ("plan", "--compare", "RUN"),
     "recommend": ("recommend", "RUN", "--user", "1"),
     "verify": ("checkpoint", "verify", "RUN"),
-    "train from it": ("train", "--from", "RUN", "--output", "next", "--data.name=planted"),
+    "train from it": ("train", "--from", "RUN", "--output", "next", "--data.name=synthetic"),
 }
 
 
@@ -170,7 +170,7 @@ def test_a_root_of_the_users_own_may_be_a_link(trained: Path, tmp_path: Path, ca
 
 @pytest.mark.parametrize("name", ["trials", "trials/0000", "trials/0000/checkpoints", "finalists"])
 def test_a_search_follows_no_link(trained: Path, tmp_path: Path, call: Call, name: str) -> None:
-    config = ["--model=BPR", "--data.name=planted", "--train.epochs=1", "--run.threads=1"]
+    config = ["--model=BPR", "--data.name=synthetic", "--train.epochs=1", "--run.threads=1"]
     (tmp_path / "space.yaml").write_text("model.embedding_size: [4, 8]\n")
     study = tmp_path / "study"
     if name.startswith("trials/"):  # the author left a run in its place
@@ -185,10 +185,10 @@ def test_a_search_follows_no_link(trained: Path, tmp_path: Path, call: Call, nam
     assert status != 0 and "is a link" in said, said
 
 
-@pytest.mark.parametrize("name", ["runs", "runs/BPR-planted-2020"])
+@pytest.mark.parametrize("name", ["runs", "runs/BPR-synthetic-2020"])
 def test_a_sweep_follows_no_link(tmp_path: Path, call: Call, name: str) -> None:
     victim, before = link_away(tmp_path / "table", name)
-    config = ["--model=BPR", "--data.name=planted", "--train.epochs=1"]
+    config = ["--model=BPR", "--data.name=synthetic", "--train.epochs=1"]
     status, said = call("sweep", *config, "--seeds", "1", "--output", tmp_path / "table")
     assert status != 0 and "is a link" in said and tree(victim) == before, said
 
@@ -269,7 +269,14 @@ def test_first_files_are_written_through_no_link(tmp_path: Path, call: Call) -> 
     place, other = tmp_path / "place", tmp_path / "mine"
     place.mkdir()
     for name, words in {
-        "planted-recommend.yaml": ("quickstart", "planted", "--task", "recommend", "--on", "here"),
+        "synthetic-recommend.yaml": (
+            "quickstart",
+            "synthetic",
+            "--task",
+            "recommend",
+            "--on",
+            "here",
+        ),
         "two_tower.py": ("new", "model", "TwoTower"),
     }.items():
         (place / name).symlink_to(other)  # there is no such file: it would be made

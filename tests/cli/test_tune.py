@@ -19,8 +19,13 @@ from tests.helpers.commands import MARK, errors, finish, processes
 from tests.helpers.commands import shoal as start
 
 SMALL = (
-    *("--model=BPR", "--data.name=planted", "--data.planted.users=60", "--data.planted.items=40"),
-    *("--data.planted.interactions=1200", "--train.batch_size=256"),
+    *(
+        "--model=BPR",
+        "--data.name=synthetic",
+        "--data.synthetic.users=60",
+        "--data.synthetic.items=40",
+    ),
+    *("--data.synthetic.interactions=1200", "--train.batch_size=256"),
 )
 SPACE = """
 train.optimizer.lr: {low: 1e-3, high: 1e-1, log: true}
@@ -95,12 +100,12 @@ def test_a_search_from_its_space_to_its_best_config(folder: Path, call: Callable
     assert study(place) == found
     # Quiet: one more trial and nothing said of it, but what was found.
     quiet = call("tune", "--resume", place.name, "--trials", "5", "--quiet")
-    assert quiet.startswith("BPR on planted: ") and quiet.count("\n") == 4
+    assert quiet.startswith("BPR on synthetic: ") and quiet.count("\n") == 4
     assert len(study(place)["trials"]) == 5 and resolve([place / "best.yaml"]).config.run.progress
     # What differs from how it began is named, and it does not begin anew.
-    how = {"model": "BPR", "dataset": "planted", "output": place, "resume": True}
-    with pytest.raises(ValueError, match=r"was begun with data\.planted\.users 60, now it is 90"):
-        shoal.tune(**how, **{"data.planted.users": 90, "data.planted.items": 40})
+    how = {"model": "BPR", "dataset": "synthetic", "output": place, "resume": True}
+    with pytest.raises(ValueError, match=r"was begun with data\.synthetic\.users 60, now it is 90"):
+        shoal.tune(**how, **{"data.synthetic.users": 90, "data.synthetic.items": 40})
     with pytest.raises(ValueError, match="continue it with --resume"):
         shoal.tune(**{**how, "resume": False})
     with pytest.raises(ValueError, match=r"was begun with train\.optimizer\.lr"):
@@ -152,7 +157,7 @@ def test_the_page_of_a_search(tmp_path: Path) -> None:
 def test_mistakes_are_named_before_anything_is_made(folder: Path, call: Callable[..., str]) -> None:
     def refuses(why: str, **how: Any) -> None:
         with pytest.raises(ValueError, match=why):
-            shoal.tune("BPR", "planted", **how)
+            shoal.tune("BPR", "synthetic", **how)
         assert [one.name for one in folder.iterdir()] == ["space.yaml"]
 
     refuses("unknown key train.optimizer.rate", space={"train.optimizer.rate": [1]})
@@ -276,7 +281,7 @@ def test_a_sweep(folder: Path, call: Callable[..., str]) -> None:
     assert set(table["metrics"]["ndcg@10"]) == {"Pop", "BPR"} and table["best"] in output
     row = table["metrics"]["ndcg@10"]["BPR"]
     results = [
-        json.loads((folder / f"all/runs/BPR-planted-{seed}/result.json").read_text())
+        json.loads((folder / f"all/runs/BPR-synthetic-{seed}/result.json").read_text())
         for seed in (2020, 2021)
     ]
     assert row["mean"] == pytest.approx(sum(one["test"]["ndcg@10"] for one in results) / 2)
@@ -327,6 +332,6 @@ def test_a_sweep_over_a_file_has_one_protocol(folder: Path) -> None:
 def test_a_sweep_takes_a_file_of_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shop(folder)
     monkeypatch.chdir(folder)
-    said = CliRunner().invoke(app, ["sweep", "shop.csv", "--data", "planted"]).output
+    said = CliRunner().invoke(app, ["sweep", "shop.csv", "--data", "synthetic"]).output
     words = " ".join(said.replace("│", " ").split())
-    assert "shop.csv and the other data (planted) both name data; leave one out" in words
+    assert "shop.csv and the other data (synthetic) both name data; leave one out" in words

@@ -18,8 +18,8 @@ from shoal.clicks import ClickLog, InMemory, Stream
 from shoal.clicks.encoder import LogEncoder
 from shoal.clicks.log import make_layout, pick_format
 from shoal.clicks.make_days import make_days
-from shoal.clicks.synthetic import planted_clicks
-from shoal.config.schema import ClicksSection, DataSection, PlantedClicksSection
+from shoal.clicks.synthetic import synthetic_clicks
+from shoal.config.schema import ClicksSection, DataSection, SyntheticClicksSection
 from shoal.data.batch import Batch, Jagged
 from shoal.distributed.world import World
 from shoal.runs.build import build
@@ -27,7 +27,7 @@ from shoal.runs.run import resolve
 from shoal.serving.bulk import predict_file
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTION = PlantedClicksSection(
+SECTION = SyntheticClicksSection(
     samples=500, slots=4, ids_per_slot=[40, 7, 3, 200], bags=[3, 1, 2, 9], dense=2
 )
 ROWS = [40, 7, 3, 200]
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("days") / "made"
     best = make_days(SECTION, place, days=3)
     for phase in ("valid", "test"):
-        assert best[phase] == planted_clicks(SECTION, phase).best_auc()  # type: ignore[arg-type]
+        assert best[phase] == synthetic_clicks(SECTION, phase).best_auc()  # type: ignore[arg-type]
     return place
 
 
@@ -57,9 +57,9 @@ def same(one: Batch, other: Batch) -> bool:
     return all(torch.equal(*pair) for pair in pairs)
 
 
-def test_files_give_the_batches_of_the_planted_log(folder: Path) -> None:
+def test_files_give_the_batches_of_the_synthetic_log(folder: Path) -> None:
     """In order and shuffled, mapped and streamed, on one rank and on three."""
-    given, made = log(folder), planted_clicks(SECTION, "train").samples
+    given, made = log(folder), synthetic_clicks(SECTION, "train").samples
     mapped = given.mapped()
     assert mapped is not None and len(mapped) == 500
     for shuffle in (False, True):
@@ -158,9 +158,9 @@ def test_prepared_folders_hold_the_same(folder: Path, tmp_path: Path) -> None:
 def test_the_recipe_trains_at_a_reduced_scale(tmp_path: Path) -> None:
     """26 slots with MLPerf's bags; the ids by the thousand."""
     recipe = ROOT / "recipes" / "criteo-multi-hot-dlrm-dcnv2.yaml"
-    planted = resolve([recipe]).config.data.clicks.planted
+    synthetic = resolve([recipe]).config.data.clicks.synthetic
     made = tmp_path / "made"
-    make_days(planted.model_copy(update={"samples": 600}), made, days=2)
+    make_days(synthetic.model_copy(update={"samples": 600}), made, days=2)
     small = {"model.dim": 4, "model.bottom_layers": [8, 4], "model.low_rank": 4}
     small |= {"model.layers": [8], "data.clicks.rows": None, "train.batch_size": 128}
     small |= {"data.path": str(made), "run.output": str(tmp_path / "run"), "run.progress": False}
@@ -299,7 +299,7 @@ def test_a_list_of_rows_is_for_this_format(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"is for data\.format=multi_hot"):
             make_layout(section, form)
     with pytest.raises(ValueError, match="there are 8 slots"):
-        PlantedClicksSection(bags=[1, 2])
+        SyntheticClicksSection(bags=[1, 2])
     with pytest.raises(ValueError, match="name another folder"):
         (tmp_path / "some").write_text("")
         make_days(SECTION, tmp_path, days=2)

@@ -220,7 +220,7 @@ def test_the_launcher_leaves_no_trace_in_this_process(tmp_path: Path) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     environment = dict(os.environ)
     values = {"train.epochs": 1, "run.output": str(tmp_path / "run")}
-    run(dataset="planted", nproc=2, config_dict=values)
+    run(dataset="synthetic", nproc=2, config_dict=values)
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert dict(os.environ) == environment
 
@@ -254,8 +254,8 @@ def test_a_spawned_rank_that_is_killed(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = {"train.epochs": 100000, "run.output": str(folder)}
     config = write_config(tmp_path / "c.yaml", MODELS["BPR"], LONG, values)
-    words = ("--dataset=planted", "--config_files", str(config), "--nproc=2", "--world_size=2")
-    example = str(ROOT / "examples" / "pages" / "000" / "run_a.py")
+    words = ("--dataset=synthetic", "--config_files", str(config), "--nproc=2", "--world_size=2")
+    example = str(ROOT / "examples" / "pages" / "recbole" / "run_a.py")
     command = Command((sys.executable, example, *words, f"--port={free_port()}"), tmp_path)
     command.until("the first checkpoints", lambda: newest_step(folder) > 10)
     # Spawned ranks set their variables themselves; all that shows is that they use the group.

@@ -138,8 +138,8 @@ def test_hosts_that_were_given_different_configs(place: Path, short: Path) -> No
 @pytest.mark.slow
 def test_spawned_ranks(place: Path, alone: Path) -> None:
     config = write_config(place / "spawn.yaml", MODELS["BPR"], SHORT, {"run.output": "spawned"})
-    example = str(ROOT / "examples" / "pages" / "000" / "run_a.py")
-    words = ("--dataset=planted", "--config_files", str(config), "--nproc=2", "--world_size=2")
+    example = str(ROOT / "examples" / "pages" / "recbole" / "run_a.py")
+    words = ("--dataset=synthetic", "--config_files", str(config), "--nproc=2", "--world_size=2")
     words += (f"--port={free_port()}",)
     command = Command((sys.executable, example, *words), place)
     assert command.wait() == 0, command.output

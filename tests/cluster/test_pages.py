@@ -43,41 +43,41 @@ LAUNCH = (
     "python3 -m tensorflow.python.distribute.launch <python script.py>"
 )
 COMMANDS = {
-    "000": [
+    "recbole": [
         "python run_a.py",
         "python run_b.py",
         RECBOLE + "--nproc=4",
         TWO + "0",
         TWO + "4",
     ],
-    "001": [
+    "paddlerec": [
         FLEET.format("--worker_num=1 --server_num=1"),
         FLEET.format(f'--workers="{ADDRESSED}" --servers="{ADDRESSED}"'),
         *(PADDLE.format(ips, kind) for ips in ("", IPS) for kind in ("", "static_")),
         "sh tools/run_gpubox.sh",
     ],
-    "002": [
+    "torchrec": [
         *(TORCHX.format("local_cwd", 2) + BERT4REC + mode for mode in ("dmp", "ddp")),
         *(TORCHX.format("slurm", 8) + BERT4REC + mode for mode in ("dmp", "ddp")),
         TORCHX.format("local_cwd", 8) + REPRODUCE,
     ],
-    "003": ["python preprocessing.py", TORCHX.format("local_cwd", 2) + "train.py"],
-    "004": [LAUNCH],
+    "tdfo": ["python preprocessing.py", TORCHX.format("local_cwd", 2) + "train.py"],
+    "deeprec": [LAUNCH],
 }
-CPUS = " -o runner.use_gpu=False data.clicks.planted.samples=2000"
+CPUS = " -o runner.use_gpu=False data.clicks.synthetic.samples=2000"
 
 
 @pytest.mark.skipif(not TEXTS.is_dir(), reason="the pages themselves are not here")
 @pytest.mark.parametrize("page", COMMANDS)
 def test_the_commands_are_those_of_the_page(page: str) -> None:
-    (file,) = TEXTS.glob(f"{page}_*.txt")
+    (file,) = TEXTS.glob(f"{list(COMMANDS).index(page):03}_*.txt")
     text = file.read_text()
     for command in COMMANDS[page]:
         assert command in text
-    if page == "000":  # what its reader writes: the last of the configs that it shows
+    if page == "recbole":  # what its reader writes: the last of the configs that it shows
         shown = text.rpartition("    # dataset config")[2].partition("\n1. Single node")[0]
         assert yaml.safe_load(shown) == yaml.safe_load((PAGES / page / "test.yaml").read_text())
-    if page == "001":  # what it adds to configs, and what it has its script set
+    if page == "paddlerec":  # what it adds to configs, and what it has its script set
         script = (PAGES / page / "tools" / "run_gpubox.sh").read_text()
         for line in text.rpartition("29011 is occupied")[2].splitlines():
             assert line.startswith(("#", "export FLAGS")) or line.strip("`") in script
@@ -95,7 +95,7 @@ def folder(page: str, tmp_path: Path) -> Path:
     place = tmp_path / page
     shutil.copytree(PAGES / page, place)
     draw = np.random.default_rng(7)
-    if page == "000":
+    if page == "recbole":
         real = Path(os.environ.get("SHOAL_TEST_DATA", "")) / "ml-100k" / "ml-100k.inter"
         (place / "dataset" / "ml-100k").mkdir(parents=True)
         data = place / "dataset" / "ml-100k" / "ml-100k.inter"
@@ -106,7 +106,7 @@ def folder(page: str, tmp_path: Path) -> Path:
             lines = ["user_id:token\titem_id:token", *("\t".join(map(str, one)) for one in pairs)]
             data.write_text("\n".join(lines) + "\n")
         set_keys(place / "test.yaml", epochs=3)
-    if page == "003":
+    if page == "tdfo":
         lines = ["user_id,book_id,is_read,rating,is_reviewed"]
         for user in range(40):
             lines += [f"{user},{book},1,5,0" for book in draw.permutation(300)[:25]]
@@ -156,25 +156,25 @@ def do(folder: Path, command: str) -> None:
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize("page", ["000"])
+@pytest.mark.parametrize("page", ["recbole"])
 def test_recbole_in_short(folder: Path) -> None:
     do(folder, RECBOLE + "--nproc=1 --epochs=1 --run.tensorboard=false")
     found = result(run_of(folder))
     assert (found["model"], found["dataset"], found["epochs"]) == ("BPR", "ml-100k", 1)
 
 
-@pytest.mark.parametrize("page", ["001"])
+@pytest.mark.parametrize("page", ["paddlerec"])
 def test_paddlerec_in_short(folder: Path) -> None:
-    set_keys(folder / "models/rank/dnn/config.yaml", data=planted(600))
-    found = result(run_of(folder, start(folder, COMMANDS["001"][0])))
+    set_keys(folder / "models/rank/dnn/config.yaml", data=synthetic(600))
+    found = result(run_of(folder, start(folder, COMMANDS["paddlerec"][0])))
     assert (found["model"], found["world_size"]) == ("DNN", 1)
 
 
-def planted(samples: int) -> dict[str, Any]:
-    return {"format": "planted_clicks", "clicks": {"planted": {"samples": samples}}}
+def synthetic(samples: int) -> dict[str, Any]:
+    return {"format": "synthetic_clicks", "clicks": {"synthetic": {"samples": samples}}}
 
 
-@pytest.mark.parametrize("page", ["002"])
+@pytest.mark.parametrize("page", ["torchrec"])
 def test_bert4rec_in_short(folder: Path) -> None:
     small = "--num_epochs 1 --emb_dim 8 --max_len 8 --run.tensorboard=false"
     do(folder, f"python {BERT4REC.replace(' -- ', ' ')}dmp {small}")
@@ -182,7 +182,7 @@ def test_bert4rec_in_short(folder: Path) -> None:
     assert (config["strategy"]["name"], config["data"]["name"]) == ("sharded", "random")
 
 
-@pytest.mark.parametrize("page", ["003"])
+@pytest.mark.parametrize("page", ["tdfo"])
 def test_goodreads_in_short(folder: Path) -> None:
     pytest.importorskip("polars")
     do(folder, "python preprocessing.py")
@@ -190,7 +190,7 @@ def test_goodreads_in_short(folder: Path) -> None:
     assert result(run_of(folder))["model"] == "BERT4Rec"
 
 
-@pytest.mark.parametrize("page", ["004"])
+@pytest.mark.parametrize("page", ["deeprec"])
 def test_deeprec_in_short(folder: Path) -> None:
     command = start(folder, LAUNCH.replace("<python script.py>", "sharded_variable.py"))
     assert command.wait() == 0, command.output
@@ -203,7 +203,7 @@ def test_deeprec_in_short(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["000"])
+@pytest.mark.parametrize("page", ["recbole"])
 def test_recbole_on_one_host_and_on_two(folder: Path, hosts: Hosts) -> None:
     alone = metrics(run_of(folder, start(folder, RECBOLE + "--nproc=1")))
     shutil.rmtree(folder / "runs")
@@ -227,19 +227,19 @@ def assert_like(found: list[dict[str, Any]], alone: list[dict[str, Any]]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["000"])
+@pytest.mark.parametrize("page", ["recbole"])
 def test_recbole_from_python(folder: Path) -> None:
-    both = [start(folder, command, TMPDIR=str(folder)) for command in COMMANDS["000"][:2]]
+    both = [start(folder, command, TMPDIR=str(folder)) for command in COMMANDS["recbole"][:2]]
     assert result(run_of(folder, *both))["world_size"] == 8
     assert "result: {'recall@10'" in both[0].output and "result: None" in both[1].output
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["001"])
+@pytest.mark.parametrize("page", ["paddlerec"])
 def test_servers_on_two_hosts(folder: Path, hosts: Hosts) -> None:
-    set_keys(folder / "models/rank/dnn/config.yaml", data=planted(3000))
+    set_keys(folder / "models/rank/dnn/config.yaml", data=synthetic(3000))
     workers, servers = f"{A}:6170,{B}:6170", f"{A}:6180,{B}:6180"
-    command = COMMANDS["001"][1].replace(ADDRESSED, workers, 1).replace(ADDRESSED, servers)
+    command = COMMANDS["paddlerec"][1].replace(ADDRESSED, workers, 1).replace(ADDRESSED, servers)
     made = start(folder, "python -m shoal keys make keys")
     assert made.wait() == 0, made.output
     more = " -o strategy.ps.keys=keys run.output=runs/both"
@@ -248,7 +248,7 @@ def test_servers_on_two_hosts(folder: Path, hosts: Hosts) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["001"])
+@pytest.mark.parametrize("page", ["paddlerec"])
 @pytest.mark.parametrize("kind", ["", "static_"])
 def test_collective_on_one_host_and_on_two(kind: str, folder: Path, hosts: Hosts) -> None:
     where = ("models", "rank", "wide_deep")
@@ -264,7 +264,7 @@ def test_collective_on_one_host_and_on_two(kind: str, folder: Path, hosts: Hosts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["001"])
+@pytest.mark.parametrize("page", ["paddlerec"])
 def test_gpubox(folder: Path) -> None:
     command = start(folder, "sh tools/run_gpubox.sh" + CPUS, FLAGS_selected_gpus="0,1")
     run = run_of(folder, command)
@@ -282,11 +282,11 @@ SMALL = {
 PLAIN = ["--model.hidden_dropout_prob=0", "--model.attn_dropout_prob=0", *QUIET]
 
 
-@pytest.mark.parametrize("page", ["002"])
+@pytest.mark.parametrize("page", ["torchrec"])
 @pytest.mark.parametrize("number, mode", [(0, "dmp"), (1, "ddp"), (4, "dmp")])
 def test_bert4rec_by_torchx(number: int, mode: str, folder: Path) -> None:
     need_torchx()
-    command, flags = COMMANDS["002"][number], REPRODUCE.partition(" -- ")[2]
+    command, flags = COMMANDS["torchrec"][number], REPRODUCE.partition(" -- ")[2]
     if number < 4:  # the flags that the page shares between all its runs
         command += flags.removeprefix("--dataset_name random").removesuffix(" --mode dmp")
     for old, new in SMALL.items():
@@ -304,19 +304,19 @@ def test_bert4rec_by_torchx(number: int, mode: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["003"])
+@pytest.mark.parametrize("page", ["tdfo"])
 def test_goodreads_by_torchx(folder: Path) -> None:
     need_torchx()
     pytest.importorskip("polars")
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("n_epochs = 10", "n_epochs = 1"))
-    first = start(folder, COMMANDS["003"][0])
+    first = start(folder, COMMANDS["tdfo"][0])
     assert first.wait() == 0, first.output
-    assert result(run_of(folder, start(folder, COMMANDS["003"][1])))["world_size"] == 2
+    assert result(run_of(folder, start(folder, COMMANDS["tdfo"][1])))["world_size"] == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["004"])
+@pytest.mark.parametrize("page", ["deeprec"])
 @pytest.mark.parametrize("script", ["sharded_variable.py", "estimator_movielens.py"])
 def test_deeprec_on_two_processes(script: str, folder: Path) -> None:
     words = script if script.startswith("sharded") else f"{script} --steps 50 --model_dir ./"

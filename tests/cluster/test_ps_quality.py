@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from commands import finish, result
 
-from shoal.clicks.synthetic import planted_clicks
-from shoal.config.schema import PlantedClicksSection
+from shoal.clicks.synthetic import synthetic_clicks
+from shoal.config.schema import SyntheticClicksSection
 
 QUIET = ["--run.progress=false", "--run.tensorboard=false", "--run.threads=1"]
-PLANTED = [
+SYNTHETIC = [
     "--model=DNN",
     "--model.dim=8",
     "--model.layers=[64,32]",
-    "--data.format=planted_clicks",
+    "--data.format=synthetic_clicks",
     "--train.epochs=3",
     "--train.batch_size=256",
     "--train.optimizer.lr=0.001",
@@ -34,9 +34,9 @@ def launch(mode: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_planted_clicks(tmp_path: Path) -> None:
-    best = planted_clicks(PlantedClicksSection(), "test").best_auc()
-    alone = auc(tmp_path / "single", "train", *PLANTED)
+def test_synthetic_clicks(tmp_path: Path) -> None:
+    best = synthetic_clicks(SyntheticClicksSection(), "test").best_auc()
+    alone = auc(tmp_path / "single", "train", *SYNTHETIC)
     assert 0.72 < alone < best, "the model did not learn, or learned what cannot be known"
     for mode in ("async", "geo"):
-        assert auc(tmp_path / mode, *launch(mode), *PLANTED) > alone - 0.005
+        assert auc(tmp_path / mode, *launch(mode), *SYNTHETIC) > alone - 0.005

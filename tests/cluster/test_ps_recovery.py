@@ -21,7 +21,7 @@ PATIENCE = 600.0  # a process starts in seconds; on a busy machine in a minute, 
 EPOCH = {
     "train.epochs": 1,
     "train.batch_size": 16,
-    "data.planted.interactions": 6000,
+    "data.synthetic.interactions": 6000,
     "checkpoint.every_steps": 70,
     "strategy.ps.journal": True,
     "launch.join_timeout": PATIENCE / 2,

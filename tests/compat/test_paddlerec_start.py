@@ -167,8 +167,8 @@ def test_gpubox_without_gpus_is_refused_before_a_process_starts(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("shoal.distributed.gpus._has_gpus", lambda: False)
     path = write(GPUBOX)
-    planted = ["--data.clicks.planted.samples=500", "--data.format=planted_clicks"]
-    resolved = resolve([path], [*planted, f"--run.output={tmp_path / 'run'}"])
+    synthetic = ["--data.clicks.synthetic.samples=500", "--data.format=synthetic_clicks"]
+    resolved = resolve([path], [*synthetic, f"--run.output={tmp_path / 'run'}"])
     assert "8 processes, on CPUs, since no GPU can be used here" in "\n".join(resolved.notes)
     started: list[object] = []
     monkeypatch.setattr("shoal.runs.run.train_launched", lambda *given: started.append(given))

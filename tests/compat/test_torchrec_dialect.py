@@ -86,8 +86,8 @@ def test_flags_left_out_take_the_examples_defaults() -> None:
         ("--export_root out", "run.root", "out"),
         ("--dupe_factor 5 --lr 0.1", "model.options", {"dupe_factor": 5}),
         ("--mode ddp", "strategy.name", "ddp"),
-        ("--mode dmp", "strategy.replicate_below", 0.0),
-        ("--mode dmp --strategy.replicate_below=1", "strategy.replicate_below", 1.0),
+        ("--mode dmp", "strategy.replicate_below", 0),
+        ("--mode dmp --strategy.replicate_below=1MiB", "strategy.replicate_below", 1 << 20),
         ("--test_batch_size 64", "eval.batch_size", 4096),
     ],
 )

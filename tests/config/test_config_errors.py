@@ -339,9 +339,8 @@ def test_checks_of_values_together(values: dict[str, Any], expected: str) -> Non
         ("place", "row"),
         ("row_by", "range"),
         ("tables", {"item": {"place": "row"}}),
-        ("replicate_below", 1.0),
-        ("memory", 2.0),
-        ("overlap", False),
+        ("replicate_below", "1MiB"),
+        ("memory", "2GiB"),
     ],
 )
 def test_keys_of_sharded_under_other_strategies(key: str, value: Any, write) -> None:

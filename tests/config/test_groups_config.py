@@ -17,7 +17,14 @@ GROUPS = {"strategy.name": "sharded", "strategy.groups": 2}
     ("values", "text"),
     [
         ({"strategy.groups": 2}, r"strategy\.groups: .*strategy\.name=sharded"),
-        ({"strategy.name": "ddp", "strategy.exchange": "bfloat16"}, r"strategy\.name=sharded"),
+        (
+            {"strategy.name": "ddp", "strategy.wire_dtype": "bfloat16"},
+            r"strategy\.name=sharded or ps",
+        ),
+        (
+            {"strategy.name": "ps", "strategy.wire_dtype": "float16"},
+            "servers take float32 or bfloat16",
+        ),
         ({"strategy.name": "sharded", "strategy.groups_every": 4}, "strategy.groups to 2 or more"),
         ({**GROUPS, "strategy.backend": "torchrec"}, r"strategy\.backend=native"),
         ({**GROUPS, "launch.encrypt": True}, "leave out one of the two"),
@@ -30,7 +37,7 @@ GROUPS = {"strategy.name": "sharded", "strategy.groups": 2}
             r"train\.clip_grad_norm\), which groups must agree upon",
         ),
         ({**GROUPS, "strategy.groups": 0}, r"strategy\.groups"),
-        ({**GROUPS, "strategy.exchange": "int8"}, r"strategy\.exchange"),
+        ({**GROUPS, "strategy.wire_dtype": "int8"}, r"strategy\.wire_dtype"),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, Any], text: str) -> None:
@@ -39,9 +46,9 @@ def test_what_cannot_be_is_refused(values: dict[str, Any], text: str) -> None:
 
 
 def test_what_can_be_is_taken() -> None:
-    given = {**GROUPS, "strategy.groups_every": 8, "strategy.exchange": "float16"}
+    given = {**GROUPS, "strategy.groups_every": 8, "strategy.wire_dtype": "float16"}
     section = resolve(values=given).config.strategy
-    assert (section.groups, section.groups_every, section.exchange) == (2, 8, "float16")
+    assert (section.groups, section.groups_every, section.wire_dtype) == (2, 8, "float16")
 
 
 def test_processes_are_a_multiple_of_groups() -> None:

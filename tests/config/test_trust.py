@@ -24,7 +24,7 @@ READ = {  # places that are only read
     "data.codes",
     *("data.load", "data.unload"),  # by suffix
     *("data.clicks.train", "data.clicks.valid", "data.clicks.test"),
-    *("start.run", "start.words", "start.pretrained", "strategy.ps.keys", "launch.secret"),
+    *("start.run", "start.vocabulary", "start.pretrained", "strategy.ps.keys", "launch.secret"),
 }
 WORDS = {  # names and other words, no places
     *("data.encoding", "data.escape", "data.quote", "data.separator", "data.seq_separator"),

@@ -1,4 +1,4 @@
-"""Click models learn what was planted: the best possible AUC is known, and each comes near it.
+"""Click models learn a synthetic log: the best possible AUC is known, and each comes near it.
 
 Three generated data sets: a log with one label; the same with purchases that follow clicks; and
 histories, where a click depends on whether an item that goes with the candidate is among them.
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted_actions import LABELS as ACTED
-from planted_actions import acts_config, write_actions
+from synthetic_actions import LABELS as ACTED
+from synthetic_actions import acts_config, write_actions
 from zoo_clicks import HISTORIES, LABELS
 
-from shoal.clicks.synthetic import planted_clicks
-from shoal.config.schema import OptimizerSection, PlantedClicksSection
+from shoal.clicks.synthetic import synthetic_clicks
+from shoal.config.schema import OptimizerSection, SyntheticClicksSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature, Label
 from shoal.distributed.world import World
@@ -28,14 +28,14 @@ from shoal.runs.run import resolve
 from shoal.training.strategies.single import Single
 
 pytestmark = pytest.mark.slow
-SECTION = PlantedClicksSection(samples=150_000, slots=6, ids_per_slot=10, dense=3)
+SECTION = SyntheticClicksSection(samples=150_000, slots=6, ids_per_slot=10, dense=3)
 NEAR = 0.005
 ALONE = [
     name
     for name in MODELS
     if find(name).kind == "clicks" and name not in (*LABELS, *HISTORIES, "LR")
 ]
-# Smaller than the defaults: what is planted needs no more, and a machine without GPU is enough.
+# Smaller than the defaults: this log needs no more, and a machine without GPU is enough.
 OPTIONS: dict[str, Any] = {
     "dim": 4,
     "layers": [32],
@@ -77,13 +77,13 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 def one_label() -> Task:
     batches = []
     for phase in ("train", "test"):
-        samples = planted_clicks(SECTION, phase).samples  # type: ignore[arg-type]
+        samples = synthetic_clicks(SECTION, phase).samples  # type: ignore[arg-type]
         ids, dense = torch.from_numpy(samples.ids), torch.from_numpy(samples.dense)
         batches.append(
             Batch(len(ids), {"slots": ids}, {"dense": dense}, torch.from_numpy(samples.labels))
         )
     facts = Facts(num_slots=6, num_dense=3, rows=61)
-    return Task(facts, *batches, [planted_clicks(SECTION, "test").best_auc()])
+    return Task(facts, *batches, [synthetic_clicks(SECTION, "test").best_auc()])
 
 
 @cache
@@ -92,7 +92,7 @@ def two_labels() -> Task:
     random = np.random.default_rng(4)
     weights, task, batches = random.normal(0, 1, 61), one_label(), []
     for phase, batch in (("train", task.train), ("test", task.test)):
-        clicks = planted_clicks(SECTION, phase).probabilities  # type: ignore[arg-type]
+        clicks = synthetic_clicks(SECTION, phase).probabilities  # type: ignore[arg-type]
         ids, dense = batch.tensor("slots").numpy(), batch.dense["dense"].numpy()
         odds = 0.5 * np.log(clicks / (1 - clicks)) + weights[ids[:, :2]].sum(1) - dense[:, 0]
         bought = random.random(len(odds)) < 1 / (1 + np.exp(-odds))
@@ -186,7 +186,7 @@ def test_comes_near_the_best_auc(name: str) -> None:
 
 
 def test_what_weights_alone_reach() -> None:
-    """LR knows no pairs, and pairs are planted: it must stay behind, or the others show little."""
+    """LR knows no pairs, and the log depends on pairs: it must stay behind."""
     task = one_label()
     assert task.best[0] - 0.03 < learned("LR", task, 2)[0] < task.best[0] - 2 * NEAR
 

@@ -12,8 +12,8 @@ from click_model import click_config, register, tiny_clicks
 from ranks import run_ranks
 from small import first_batches
 
-from shoal.clicks.synthetic import planted_clicks
-from shoal.config.schema import PlantedClicksSection
+from shoal.clicks.synthetic import synthetic_clicks
+from shoal.config.schema import SyntheticClicksSection
 from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.training.run_folder import RunFolder
@@ -22,15 +22,15 @@ from shoal.training.trainer import Trainer
 __all__ = ["tiny_clicks"]  # used by being there
 STEPS = 50
 METRICS = ["AUC", "LogLoss", "Calibration", "GAUC"]
-SECTION = PlantedClicksSection(samples=3100, slots=5, ids_per_slot=40)
+SECTION = SyntheticClicksSection(samples=3100, slots=5, ids_per_slot=40)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Planted clicks as lines of slots: three uneven files to train on, one to evaluate on."""
+    """Synthetic clicks as lines of slots: three uneven files to train on, one to evaluate on."""
     folder = tmp_path_factory.mktemp("clicks")
     for phase, cuts in [("train", [0, 1700, 1710, 3100]), ("valid", [0, 310])]:
-        samples = planted_clicks(SECTION, phase).samples  # type: ignore[arg-type]
+        samples = synthetic_clicks(SECTION, phase).samples  # type: ignore[arg-type]
         lines: list[str] = []
         for label, dense, ids in zip(samples.labels, samples.dense, samples.ids):
             tokens = [f"click:{label:.0f}", *[f"dense_feature:{float(x)!r}" for x in dense]]

@@ -2,7 +2,7 @@
 
 - a batch may be cut anywhere: the losses of its parts add up, with dropout, and a part may be empty
 - sharded, ddp and parameter servers train as one process does
-- it learns a planted log nearly as well as anything could
+- it learns a synthetic log nearly as well as anything could
 """
 
 import threading

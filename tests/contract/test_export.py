@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click_batches import MODELS as FIRST
-from exported import CLICKS as PLANTED
+from exported import CLICKS as SYNTHETIC
 from exported import export_here, trained
 from feature_data import FEATURES, config, write
 from ranks import run_ranks
@@ -52,12 +52,12 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def click_config(name: str, data: Path, **values: Any) -> Config:
-    """Planted clicks; for histories and several labels, interactions with features."""
+    """Synthetic clicks; for histories and several labels, interactions with features."""
     options = {f"model.{key}": value for key, value in {**FIRST, **CLICKS}[name].items()}
     model = name.split()[0]
     if name not in HISTORIES and name not in LABELS:
         given = {key.replace("__", "."): value for key, value in values.items()}
-        return resolve(values={"model": model, **PLANTED, **options, **given}).config
+        return resolve(values={"model": model, **SYNTHETIC, **options, **given}).config
     more: dict[str, Any] = {"data__features": FITTING, **values}
     if name in LABELS:
         more["data__labels"] = {"click": {}, "both": {"column": "click", "weight": 0.5}}
@@ -122,7 +122,7 @@ def on_ranks(world: World, way: str, folder: str, data: str, addresses: dict[str
         if name in addresses:
             values["strategy__ps__addresses"] = [addresses[name]]
         elif way.startswith("sharded"):
-            values |= {"strategy__place": "row", "strategy__replicate_below": 0.0}
+            values |= {"strategy__place": "row", "strategy__replicate_below": 0}
         parts = trained(spread_config(name, Path(data), **values), world)
         answers = answers_of(parts)
         checkpoints = Checkpoints(Path(folder) / name, world, rows_apart=parts.strategy.saves_rows)

@@ -21,7 +21,7 @@ from shoal.runs.run import resolve
 
 pytest.importorskip("polars")
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples" / "pages" / "003"
+EXAMPLES = ROOT / "examples" / "pages" / "tdfo"
 STEPS = 12
 
 

@@ -1,4 +1,4 @@
-"""Every model learns: on planted data, where taste decides, each beats popularity by far."""
+"""Every model learns: on synthetic data, where taste decides, each beats popularity by far."""
 
 from dataclasses import fields
 from functools import cache
@@ -17,10 +17,10 @@ from shoal.runs.run import resolve
 from shoal.training.strategies.single import Single
 
 DATA = {
-    "data.name": "planted",
-    "data.planted.users": 300,
-    "data.planted.items": 200,
-    "data.planted.interactions": 12000,
+    "data.name": "synthetic",
+    "data.synthetic.users": 300,
+    "data.synthetic.items": 200,
+    "data.synthetic.interactions": 12000,
     "data.max_len": 20,
     "train.batch_size": 512,
     "train.optimizer.lr": 0.01,
@@ -30,7 +30,7 @@ SEQUENCE = {"train.batch_size": 64, "train.optimizer.lr": 0.005, "eval.repeatabl
 FASTER = {**SEQUENCE, "train.optimizer.lr": 0.01}
 PREFIX = {**SEQUENCE, "train.batch_size": 512}
 USERS = {"train.batch_size": 50, "train.optimizer.lr": 0.005}
-TOLD = {"data.planted.item_features": 2}
+TOLD = {"data.synthetic.item_features": 2}
 MANY = {**TOLD, "train.negatives.num": 4}
 SAMPLED = {**SEQUENCE, "train.negatives": {"num": 20, "distribution": "popularity"}}
 INNER = {"inner_size": 64, "hidden_dropout_prob": 0.2, "attn_dropout_prob": 0.2}

@@ -181,7 +181,7 @@ def examples(world: World, folder: str) -> dict[str, Any]:
     found = {}
     before, room.connect = room.connect, lambda device: world  # type: ignore[assignment]
     try:
-        pages = ROOT / "examples" / "pages" / "004"
+        pages = ROOT / "examples" / "pages" / "deeprec"
         variable = runpy.run_path(str(pages / "sharded_variable.py"))
         found["variable"] = variable["main"]()
         movielens = runpy.run_path(str(pages / "estimator_movielens.py"))

@@ -25,10 +25,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "replicate": ({"place": "replicate"}, {}, False),
     "growing": ({"place": "row"}, {}, True),
     "counted": ({"place": "row"}, ADMISSION, True),
-    "bfloat16": ({"place": "row", "exchange": "bfloat16"}, {}, False),
-    "counted float16": ({"place": "row", "exchange": "float16"}, ADMISSION, True),
+    "bfloat16": ({"place": "row", "wire_dtype": "bfloat16"}, {}, False),
+    "counted float16": ({"place": "row", "wire_dtype": "float16"}, ADMISSION, True),
     "groups": ({"place": "row", "groups": 2}, {}, False),
-    "groups by column": ({"place": "column", "groups": 2, "exchange": "bfloat16"}, {}, False),
+    "groups by column": ({"place": "column", "groups": 2, "wire_dtype": "bfloat16"}, {}, False),
     "counted groups": ({"place": "row", "groups": 2}, ADMISSION, True),
     "groups of one": ({"place": "row", "groups": 4}, {}, False),
 }

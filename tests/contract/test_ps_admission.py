@@ -25,13 +25,13 @@ RATES = {"sgd": 0.1, "adagrad": 0.05}
 # Coefficients and the decay are exact in binary, so that no count hangs on rounding.
 RULES: dict[str, Any] = {
     "off": {},
-    "counts": {"decay": {"every": 1000}},
+    "counts": {"counter_decay": {"every": 1000}},
     "admission": {
         "admission": {"threshold": 14.0, "show_coefficient": 0.25, "click_coefficient": 1.0}
     },
     "all": {
         "admission": {"threshold": 7.0, "show_coefficient": 0.25, "click_coefficient": 1.0},
-        "decay": {"every": 5, "rate": 0.5},
+        "counter_decay": {"every": 5, "rate": 0.5},
         "shrink": {"every": 7, "min_score": 5.0, "max_age": 2},
     },
 }
@@ -85,7 +85,7 @@ def expected(case: Case) -> dict[str, Any]:
     """The counters, from the batches alone."""
     _, kind, rules = case
     section = RowsSection.model_validate(RULES[rules])
-    admission, shrink, decay = section.admission, section.shrink, section.decay
+    admission, shrink, decay = section.admission, section.shrink, section.counter_decay
     rows: dict[int, list[float]] = {}
     pending: dict[int, list[float]] = {}
 

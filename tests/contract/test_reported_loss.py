@@ -45,7 +45,7 @@ def train(world: World, place: str, strategy: dict[str, Any], batch: int) -> Non
         model__dim=4,
         model__layers=[8],
         model__initial_range=1.0,  # samples differ in their losses
-        data__clicks__planted__samples=SAMPLES,
+        data__clicks__synthetic__samples=SAMPLES,
         strategy=strategy,
         train__batch_size=batch,
         train__epochs=1,

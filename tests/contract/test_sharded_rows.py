@@ -32,7 +32,7 @@ ADMISSION = {"threshold": 7.0, "show_coefficient": 0.25, "click_coefficient": 1.
 DECAY = {"every": 5, "rate": 0.5}
 ALL: dict[str, Any] = {
     "admission": ADMISSION,
-    "decay": DECAY,
+    "counter_decay": DECAY,
     "shrink": {"every": 7, "min_score": 2.0, "max_age": 4, "min_norm": 0.18},
 }
 OWN: dict[str, Any] = {
@@ -44,7 +44,7 @@ NORM: dict[str, Any] = {"shrink": {"every": 7, "min_norm": 0.25}}  # for which n
 Case = tuple[str, str, dict[str, Any], dict[str, Any], float | None]
 CASES: dict[str, Case] = {
     "by row": ("DNN", "lists", ALL, {}, None),
-    "no overlap": ("DNN", "one", ALL, {"overlap": False}, None),
+    "no prefetch": ("DNN", "one", ALL, {"prefetch": False}, None),
     "two tables": ("WideDeep", "one", OWN, {"tables": {"slots": {"place": "table"}}}, None),
     "whole tables": ("WideDeep", "one", OWN, {"place": "table"}, None),
     "replicas": ("DNN", "lists", ALL, {"place": "replicate"}, None),

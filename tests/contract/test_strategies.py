@@ -153,8 +153,8 @@ def bytes_per_step(world: World) -> dict[str, float]:
         ("large table", 2000, 60),
         ("large batch", 2000, 240),
     ):
-        sizes = {"data__planted__items": rows, "data__planted__users": rows // 2}
-        sizes |= {"data__planted__interactions": 5000, "train__batch_size": batch}
+        sizes = {"data__synthetic__items": rows, "data__synthetic__users": rows // 2}
+        sizes |= {"data__synthetic__interactions": 5000, "train__batch_size": batch}
         parts, config = make(world, "sharded", model="BPR", strategy__place="row", **sizes)
         losses(parts, config, world, 2)
         before = world.bytes_sent
@@ -215,7 +215,7 @@ def everything(world: World, cases: list[list[str]], folder: str) -> dict[str, A
     for name, values in STRIPES.items():
         found[name] = curve(world, "ddp", **values)
     values = {**MODELS["SASRec BPR"], **OPTIMIZERS["adagrad"], "strategy__place": "row"}
-    found["overlap off"] = curve(world, "sharded", strategy__overlap=False, **values)
+    found["no prefetch"] = curve(world, "sharded", strategy__prefetch=False, **values)
     for name, values in METRICS.items():
         values = {**values, **OPTIMIZERS["adam"], "strategy__place": "row"}
         found[name] = metrics(world, "sharded", **values)
@@ -298,9 +298,9 @@ def test_other_ways_to_train_equal_single(size: int, name: str, folder: Path) ->
 
 
 @SIZES
-def test_overlap_changes_no_bit(size: int, folder: Path) -> None:
+def test_prefetch_changes_no_bit(size: int, folder: Path) -> None:
     for rank in run(size, False, folder):
-        assert rank["overlap off"] == rank["SASRec BPR, row by hash, adagrad"]
+        assert rank["no prefetch"] == rank["SASRec BPR, row by hash, adagrad"]
 
 
 @SIZES

@@ -256,7 +256,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], float | None, int | None, st
     ({"tables": {"few": {"place": "table"}}}, {"name": "sgd"}, None, 7, "'few' placed by table"),
     ({"tables": {"few": {"by": "hash"}}}, {"name": "sgd"}, None, 7, "'few' cut by hash"),
     ({"tables": {"fewer": {"by": "range"}}}, {"name": "sgd"}, None, 7, "did you mean few"),
-    ({"memory": 1e-9}, {"name": "sgd"}, None, 7, "strategy.memory allows"),
+    ({"memory": 1}, {"name": "sgd"}, None, 7, "strategy.memory allows"),
 ]
 
 
@@ -282,7 +282,7 @@ def test_rules_for_rows_are_refused() -> None:
             Weighted(None),
             OptimizerSection(name="sgd"),
             1,
-            rows=RowsSection.model_validate({"decay": {"every": 1}}),
+            rows=RowsSection.model_validate({"counter_decay": {"every": 1}}),
         )
 
 

@@ -3,7 +3,7 @@
 - a batch may be cut anywhere: the losses of its parts add up, with dropout, and a part may be empty
 - sharded, ddp and parameter servers train as one process does
 - scores of a block of items are those among all
-- it learns: on planted data, where taste decides, each beats popularity by far
+- it learns: on synthetic data, where taste decides, each beats popularity by far
 """
 
 import threading
@@ -41,7 +41,7 @@ def each(names: list[str]) -> list[Any]:
 
 @pytest.fixture(autouse=True, scope="module")
 def data_made_once() -> Iterator[None]:
-    """The same planted data for all: it is what takes longest to make."""
+    """The same synthetic data for all: it is what takes longest to make."""
     made: dict[str, Dataset] = {}
     load = building.load_dataset
 
@@ -208,7 +208,7 @@ def test_averages_are_what_is_evaluated_and_come_back_with_a_run(tmp_path: Path)
     found = {}
     for name, ema in (("plain", None), ("averaged", 0.9)):
         given = {**values, "train.ema": ema, "run.output": str(tmp_path / name)}
-        found[name] = shoal.run(model="SASRec", dataset="planted", config_dict=given)
+        found[name] = shoal.run(model="SASRec", dataset="synthetic", config_dict=given)
     assert found["plain"]["test"] != found["averaged"]["test"]
     trained = Trained(tmp_path / "averaged")
     assert trained.evaluate()["test"] == pytest.approx(found["averaged"]["test"])

@@ -204,7 +204,7 @@ def test_features_of_known_items_go_on(root: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     values = {"model": "LightFM", **QUIET, "data.path": str(tmp_path), "train.epochs": 1}
     shoal.run(config_dict={**values, "data.name": "first", "run.output": str(run)})
-    values |= {"start.run": str(run), "start.words": str(run)}
+    values |= {"start.run": str(run), "start.vocabulary": str(run)}
     config, parts = parts_of({**values, "data.name": "again"})
     begin(config, parts.strategy, parts.dataset, World())
     ranks = Recommender(RunCatalogue(parts.model.eval(), parts.evaluator))  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ def test_vectors_do_not_undo_what_was_learned(root: Path, tmp_path: Path) -> Non
 
 
 def test_rows_that_nobody_names_shrink(root: Path, tmp_path: Path) -> None:
-    decay = {"start__decay__after": 2, "start__decay__factor": 0.25}
+    decay = {"start__value_decay__after": 2, "start__value_decay__factor": 0.25}
     folders = [tmp_path / f"run-{day}" for day in range(3)]
     for number, (folder, day) in enumerate(zip(folders, ["day-1", "day-2", "day-2"])):
         start = {"start__run": str(folders[number - 1]), "start__words": str(folders[number - 1])}

@@ -29,7 +29,7 @@ PLANS = ["windows", "bucketed windows", "prefixes", "masked windows", "masks fro
 
 
 def make(kind: str, shuffle: bool = True) -> LengthReader:
-    """A reader of planted data, whose histories have 1 to 30 items and more."""
+    """A reader of synthetic data, whose histories have 1 to 30 items and more."""
     dataset = load_dataset(small_config("Pop").data, 1)
     histories = Histories(dataset, ("train",), 30)
     how = (None, 23, 3, shuffle)

@@ -97,7 +97,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 
 
 def test_a_click_log_is_described() -> None:
-    told = describe_run(resolve(values={"model": "DNN", "data.name": "planted"}).config)
+    told = describe_run(resolve(values={"model": "DNN", "data.name": "synthetic"}).config)
     assert "The number of slots: 8" in told.text and told.page is None
     assert "'1': {kind: ids" in told.yaml or '"1": {kind: ids' in told.yaml
 

@@ -154,7 +154,11 @@ def test_what_is_refused(words: list[str], said: str) -> None:
 
 def test_a_command_without_words_names_three() -> None:
     ran = CliRunner().invoke(app, ["train"])
-    for command in ("shoal quickstart ", "shoal train BX-Book-Ratings.csv ", "--data.name=planted"):
+    for command in (
+        "shoal quickstart ",
+        "shoal train BX-Book-Ratings.csv ",
+        "--data.name=synthetic",
+    ):
         assert command in str(ran.exception), ran.exception
 
 

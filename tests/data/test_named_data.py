@@ -46,7 +46,7 @@ LOG_KEYS = {"data.clicks.slots": 2, "data.clicks.dense": 1, "data.clicks.valid":
 GIVEN: list[tuple[dict[str, Any], str, str]] = [
     ({"data.files": {"inter": "own.csv"}}, "tables", "own"),
     ({"data.files": {"inter": "own.csv"}, "data.format": "csv"}, "tables", "own"),
-    ({"data.files": {"inter": "own.csv"}, "data.name": "planted"}, "tables", "own"),
+    ({"data.files": {"inter": "own.csv"}, "data.name": "synthetic"}, "tables", "own"),
     ({"data.files": {"inter": "{}/o*.csv"}, "data.path": "dataset"}, "tables", "o"),
     ({"data.files": {p: "own.csv" for p in ("train", "valid", "test")}}, "tables", "own"),
     ({"data.name": "shop"}, "atomic", "shop"),
@@ -54,13 +54,13 @@ GIVEN: list[tuple[dict[str, Any], str, str]] = [
     ({"data.name": "tables"}, "tables", "tables"),
     ({"data.path": "{}/tables"}, "tables", "tables"),
     ({"data.path": "{}/made"}, "prepared", "made"),
-    ({"data.path": "{}/made", "data.name": "planted"}, "prepared", "made"),
+    ({"data.path": "{}/made", "data.name": "synthetic"}, "prepared", "made"),
     ({"data.name": "made", "data.format": "prepared"}, "prepared", "made"),
     ({"data.clicks.train": "log.txt", **LOG_KEYS}, "log", "log"),
-    ({"data.clicks.train": "log.txt", "data.name": "planted", **LOG_KEYS}, "log", "log"),
-    ({"data.name": "planted"}, "planted", "planted"),
+    ({"data.clicks.train": "log.txt", "data.name": "synthetic", **LOG_KEYS}, "log", "log"),
+    ({"data.name": "synthetic"}, "synthetic", "synthetic"),
     ({"data.name": "random"}, "random", "random"),
-    ({"data.format": "planted", "data.name": "mine"}, "planted", "mine"),
+    ({"data.format": "synthetic", "data.name": "mine"}, "synthetic", "mine"),
 ]
 
 
@@ -89,8 +89,8 @@ def test_own_data_is_read_by_every_kind_of_model(
         with pytest.raises(ValueError, match="names a click log, and this model learns from"):
             named_data(config.data, clicks)
         return
-    if clicks and values == {"data.name": "planted"}:
-        source = "planted_clicks"
+    if clicks and values == {"data.name": "synthetic"}:
+        source = "synthetic_clicks"
     assert named_data(config.data, clicks).source == source
     assert config.data.title == title and label(config) == f"{model}-{title}"
 
@@ -102,11 +102,15 @@ def test_a_click_model_builds_own_data(folder: Path, values: dict[str, Any]) -> 
     rows = 3 * 90 if "train" in (config.data.files or {}) else 90
     found = parts.dataset.num_inter if isinstance(parts.dataset, Dataset) else 60
     assert found == (60 if "data.clicks.train" in values else rows)
-    assert "planted" not in describe_run(config).text
+    assert "synthetic" not in describe_run(config).text
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("BPR", {}, r"no data is named, and there is none in data\.path=.*data\.name=planted is gene"),
+    (
+        "BPR",
+        {},
+        r"no data is named, and there is none in data\.path=.*data\.name=synthetic is gene",
+    ),
     ("LR", {}, r"no data is named"),
     ("LR", {"data.name": "clicks"}, "no data set 'clicks'"),
     ("LR", {"data.name": "shoop"}, "no data set 'shoop'.*did you mean shop"),
@@ -115,7 +119,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("LR", {"data.clicks.valid": "log.txt"}, r"data\.clicks\.train must name"),
     ("LR", {"data.format": "criteo"}, r"data\.clicks\.train must name"),
     ("LR", {"data.format": "csv"}, r"needs data\.files"),
-    ("BPR", {"data.name": "planted_clicks"}, r"is a click log.*use data\.name=planted"),
+    ("BPR", {"data.name": "synthetic_clicks"}, r"is a click log.*use data\.name=synthetic"),
     (
         "LR",
         {"data.clicks.train": "log.txt", "data.files": {"inter": "own.csv"}},
@@ -127,7 +131,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"data.files": {"inter": "own.csv"}, "data.clicks.slots": ["user_id"]},
         r"data\.clicks\.slots is .*for a click log, and own is none",
     ),
-    ("LR", {"data.files": {"inter": "own.csv"}, "data.format": "planted"}, "names tables, and"),
+    ("LR", {"data.files": {"inter": "own.csv"}, "data.format": "synthetic"}, "names tables, and"),
 ]
 
 
@@ -156,7 +160,9 @@ def test_new_data_takes_the_place_of_what_a_config_names(
 ) -> None:
     """Of a run that goes on (--from RUN --data PATH) whatever it was trained on before."""
     config, clicks = given(folder, model, values), find(model).kind == "clicks"
-    if ("data.clicks.train" in values or values == {"data.name": "planted"}) != (name == "log.txt"):
+    if ("data.clicks.train" in values or values == {"data.name": "synthetic"}) != (
+        name == "log.txt"
+    ):
         return  # a model that goes on reads the same kind of data
     if not clicks and name == "log.txt":
         return

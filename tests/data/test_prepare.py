@@ -237,13 +237,17 @@ def test_auto_picks_the_source(tmp_path):
     def picked(name, **options):
         return interactions_of(DataSection(name=name, path=str(tmp_path), **options))
 
-    assert picked("planted") == "planted"
-    for name, file in [("one", "one.inter"), ("two", "ratings.dat"), ("planted", "planted.inter")]:
+    assert picked("synthetic") == "synthetic"
+    for name, file in [
+        ("one", "one.inter"),
+        ("two", "ratings.dat"),
+        ("synthetic", "synthetic.inter"),
+    ]:
         (tmp_path / name).mkdir()
         (tmp_path / name / file).touch()
     assert picked("one") == "atomic"
     assert picked("two") == "movielens"
-    assert picked("planted") == "atomic"
+    assert picked("synthetic") == "atomic"
     assert picked("two", format="atomic") == "atomic"
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "parts.tr.inter").touch()

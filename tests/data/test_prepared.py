@@ -134,7 +134,7 @@ def test_losses_equal_those_of_the_raw_files(raw, model, tmp_path) -> None:
     to = tmp_path / "prepared"
     prepare(PrepareJob([str(raw / "some" / "some.inter")], to, config.data, config.run.seed))
     losses = []
-    for name, path in (("some", raw), ("planted", to)):
+    for name, path in (("some", raw), ("synthetic", to)):
         given = {"data.name": name, "data.path": str(path), "data.cache": False}
         values = {**DATA, **NO_DROPOUT.get(model, {}), **given, "model": model}
         values |= {"train.epochs": 2, "train.eval_every": 2, "train.batch_size": 256}

@@ -1,4 +1,4 @@
-"""strategy.exchange: what travels is rounded as documented, ids, counts and kept rows are not."""
+"""strategy.wire_dtype: what travels is rounded as documented, ids, counts and kept rows are not."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def test_the_error_is_within_what_the_documentation_says(
 
 def test_a_value_that_float16_does_not_have_is_refused() -> None:
     assert passed(FLOAT16, torch.tensor([65504.0])).tolist() == [65504.0]
-    with pytest.raises(ValueError, match=r"holds 70000: set strategy\.exchange=bfloat16"):
+    with pytest.raises(ValueError, match=r"holds 70000: set strategy\.wire_dtype=bfloat16"):
         FLOAT16.narrow(torch.tensor([[1.0, -70000.0]]))
 
 
@@ -75,7 +75,7 @@ class Sums(Model):
 
 def known(world: World, exchange: str) -> dict[str, Any]:
     """Rank 0 has a list of ids 1 and 6, rank 1 a list of id 2: owners are ranks 0, 1 and 0."""
-    section = {"name": "sharded", "place": "row", "row_by": "range", "exchange": exchange}
+    section = {"name": "sharded", "place": "row", "row_by": "range", "wire_dtype": exchange}
     strategy = make_strategy(StrategySection.model_validate(section), world)
     model = Sums()
     strategy.setup(model, OptimizerSection(name="sgd", lr=1.0), seed=1)
@@ -88,7 +88,7 @@ def known(world: World, exchange: str) -> dict[str, Any]:
 
 def on_ranks(world: World) -> dict[str, Any]:
     found: dict[str, Any] = {name: known(world, name) for name in ("float32", "bfloat16")}
-    section = {"name": "sharded", "place": "row", "exchange": "bfloat16"}
+    section = {"name": "sharded", "place": "row", "wire_dtype": "bfloat16"}
     found["losses"] = train(set_up(on_device(world), section, "adagrad"), 0, 20)
     return found
 

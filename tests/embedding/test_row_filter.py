@@ -230,7 +230,7 @@ def rules(**admission: Any) -> RowsSection:
     return RowsSection.model_validate(
         {
             "admission": {"threshold": 4.0, "bloom_counters": 1000, **admission},
-            "decay": {"every": 3, "rate": 0.75},
+            "counter_decay": {"every": 3, "rate": 0.75},
             "shrink": {"every": 4, "max_age": 3, "min_score": 0.5},
         }
     )

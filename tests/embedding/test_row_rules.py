@@ -88,14 +88,14 @@ def test_several_servers_share_what_a_table_may_have() -> None:
             {"rows.admission.threshold": 300, "rows.admission.bloom_counters": 1000},
             "given 300, but the counters of a Bloom filter end at 255",
         ),
-        ({"rows.decay.rate": 1.5}, "rows.decay.rate: given 1.5"),
+        ({"rows.counter_decay.rate": 1.5}, "rows.counter_decay.rate: given 1.5"),
         ({"rows.admission.treshold": 5}, "did you mean rows.admission.threshold"),
         ({"rows.tables": {"slots": {"threshold": -1}}}, "rows.tables.slots.threshold: given -1"),
     ],
 )
 def test_what_a_config_may_not_say(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        resolve((), (), {"model": "DNN", "data.format": "planted_clicks", **values})
+        resolve((), (), {"model": "DNN", "data.format": "synthetic_clicks", **values})
     assert said in str(error.value)
 
 
@@ -248,7 +248,7 @@ RUN = {
     "train.optimizer.lr": 0.1,
     "checkpoint.every_steps": 4,
     "rows.admission.threshold": 5,
-    "rows.decay.every": 6,
+    "rows.counter_decay.every": 6,
     "rows.shrink.every": 7,
     "rows.shrink.capacity": 60,
     "run.progress": False,

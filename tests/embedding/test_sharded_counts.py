@@ -97,7 +97,7 @@ def traffic(world: World, rules: dict[str, Any]) -> dict[str, int]:
 
 FILTERED = {
     "admission": {"threshold": 4.0, "bloom_counters": 1000},
-    "decay": {"every": 3, "rate": 0.75},
+    "counter_decay": {"every": 3, "rate": 0.75},
 }
 
 

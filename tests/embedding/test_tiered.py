@@ -13,8 +13,9 @@ import torch
 from click_batches import global_batch, make_model
 from ranks import run_ranks
 
-from shoal.config.row_rules import RowsSection, read_size
+from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.config.sizes import read_size
 from shoal.distributed.world import World
 from shoal.embedding.engines import tiered
 from shoal.embedding.engines.budgets import BudgetShare, share_out
@@ -322,7 +323,7 @@ run.train(killed_config(out), False)
 def killed_config(folder):
     values = {
         "model": "BPR",
-        "data.format": "planted",
+        "data.format": "synthetic",
         "train.epochs": 3,
         "train.batch_size": 200,
         "train.optimizer.lr": 0.01,

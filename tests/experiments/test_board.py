@@ -28,8 +28,13 @@ from shoal.serving.http.listening import BoundedServer, listen
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 SMALL = (
-    *("--model=BPR", "--dataset=planted", "--data.planted.users=90", "--data.planted.items=60"),
-    *("--data.planted.interactions=2000", "--run.trackers=[]", "--run.threads=1"),
+    *(
+        "--model=BPR",
+        "--dataset=synthetic",
+        "--data.synthetic.users=90",
+        "--data.synthetic.items=60",
+    ),
+    *("--data.synthetic.interactions=2000", "--run.trackers=[]", "--run.threads=1"),
 )
 ENDLESS = (
     *("--train.epochs=100000", "--train.patience=100000", "--checkpoint.every_epochs=100000"),
@@ -42,7 +47,7 @@ def make_run(folder: Path, epochs: int = 3, **more: Any) -> Path:
     folder.mkdir(parents=True)
     config = {
         "model": {"name": "BPR", "embedding_size": 64},
-        "data": {"name": "planted"},
+        "data": {"name": "synthetic"},
         "train": {"epochs": epochs},
         "eval": {"valid_metric": "NDCG@10"},
         **more,
@@ -53,7 +58,7 @@ def make_run(folder: Path, epochs: int = 3, **more: Any) -> Path:
         for k in range(epochs)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    result = {"dataset": "planted", "best_valid": {"ndcg@10": 0.25}, "test": {"ndcg@10": 0.125}}
+    result = {"dataset": "synthetic", "best_valid": {"ndcg@10": 0.25}, "test": {"ndcg@10": 0.125}}
     (folder / "result.json").write_text(json.dumps(result))
     return folder
 

@@ -13,12 +13,12 @@ from shoal.experiments.tuning.sweep import Grid, Result, Sweep, cells, compare, 
 from shoal.runs.run import resolve
 from shoal.runs.run_record import RunRecord
 
-PLANTED = ["--data.planted.users=60", "--data.planted.items=40"]
+SYNTHETIC = ["--data.synthetic.users=60", "--data.synthetic.items=40"]
 
 
 def test_grids_of_flags_and_of_files(tmp_path: Path) -> None:
-    assert make_grid("BPR, EASE", "planted", "2") == Grid(
-        ["BPR", "EASE"], ["planted"], [2020, 2021]
+    assert make_grid("BPR, EASE", "synthetic", "2") == Grid(
+        ["BPR", "EASE"], ["synthetic"], [2020, 2021]
     )
     assert make_grid(["BPR"], None, "5,7").seeds == [5, 7]
     file = tmp_path / "grid.yaml"
@@ -37,7 +37,7 @@ def test_grids_of_flags_and_of_files(tmp_path: Path) -> None:
 def test_cells_have_one_split_and_models_may_be_files(tmp_path: Path) -> None:
     tuned = tmp_path / "tuned.yaml"
     tuned.write_text("model: {name: BPR, embedding_size: 8}\n")
-    found = cells(make_grid(["BPR", str(tuned)], "planted", 2), (), PLANTED)
+    found = cells(make_grid(["BPR", str(tuned)], "synthetic", 2), (), SYNTHETIC)
     assert [(one.model, one.seed) for one in found] == [
         ("BPR", 2020),
         ("BPR", 2021),
@@ -47,11 +47,11 @@ def test_cells_have_one_split_and_models_may_be_files(tmp_path: Path) -> None:
     assert {one.resolved.config.data.split.seed for one in found} == {2020}
     assert found[2].resolved.config.model.options["embedding_size"] == 8
     with pytest.raises(ValueError, match=r"no model is named 'BRP'.*did you mean BPR"):
-        cells(make_grid("BRP"), (), PLANTED)
+        cells(make_grid("BRP"), (), SYNTHETIC)
     same = tmp_path / "tuned.yml"
     same.write_text(tuned.read_text())
     with pytest.raises(ValueError, match="have the same name"):
-        Sweep(tmp_path, cells(make_grid([str(tuned), str(same)], seeds=1), (), PLANTED), print)
+        Sweep(tmp_path, cells(make_grid([str(tuned), str(same)], seeds=1), (), SYNTHETIC), print)
 
 
 def studies(folder: Path, **data: str) -> list[str]:
@@ -61,7 +61,7 @@ def studies(folder: Path, **data: str) -> list[str]:
         file = folder / "studies" / model.lower() / "best.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         words = [
-            *PLANTED,
+            *SYNTHETIC,
             "--eval.topk=[5]",
             "--eval.valid_metric=MRR@5",
             "--run.seed=7",
@@ -73,20 +73,20 @@ def studies(folder: Path, **data: str) -> list[str]:
 
 
 def test_files_of_one_name_are_called_by_their_folders(tmp_path: Path) -> None:
-    files = studies(tmp_path, BPR="planted", LightGCN="planted")
+    files = studies(tmp_path, BPR="synthetic", LightGCN="synthetic")
     found = cells(make_grid(files, seeds=1), (), ())
     assert [one.model for one in found] == ["bpr/best", "lightgcn/best"]
     runs = [path.name for path in Sweep(tmp_path, found, print)._paths]
-    assert runs == ["bpr_best-planted-2020", "lightgcn_best-planted-2020"]
+    assert runs == ["bpr_best-synthetic-2020", "lightgcn_best-synthetic-2020"]
     found = cells(make_grid([files[0]], seeds=1), (), ())
     assert [one.model for one in found] == ["best"]
 
 
 def test_a_name_beside_files_has_their_data(tmp_path: Path) -> None:
-    files = studies(tmp_path, BPR="planted", LightGCN="planted")
+    files = studies(tmp_path, BPR="synthetic", LightGCN="synthetic")
     *_, last = cells(make_grid([*files, "Pop"], seeds=1), (), ())
     config = last.resolved.config
-    assert (last.model, last.data, config.data.planted.users) == ("Pop", "planted", 60)
+    assert (last.model, last.data, config.data.synthetic.users) == ("Pop", "synthetic", 60)
     assert list(config.eval.topk) == [5] and config.data.split.seed == 7  # that of the files
     # What is named is not replaced.
     *_, last = cells(make_grid([*files, "Pop"], seeds=1), (), ["--data.name=ml-100k"])
@@ -94,7 +94,7 @@ def test_a_name_beside_files_has_their_data(tmp_path: Path) -> None:
     *_, last = cells(make_grid([*files, "Pop"], "ml-100k", 1), (), ())
     assert last.data == "ml-100k"
     other = studies(tmp_path, LightGCN="ml-100k")
-    with pytest.raises(ValueError, match=r"Pop names no data, .*: planted.*add --data"):
+    with pytest.raises(ValueError, match=r"Pop names no data, .*: synthetic.*add --data"):
         cells(make_grid(["Pop", files[0], *other], seeds=1), (), ())
 
 
@@ -117,7 +117,7 @@ def runs(users: bool, **config: dict[str, Any]) -> dict[str, list[Result]]:
             record = RunRecord(Path(model), model, {"protocol": digest}, users=table)
             record.config, record.result = config.get(model, {}), result
             found.append(Result(model, seed, "ndcg@10", record))
-    return {"planted": found, "empty": []}
+    return {"synthetic": found, "empty": []}
 
 
 def test_models_are_compared_user_by_user() -> None:
@@ -145,7 +145,7 @@ def test_models_of_different_protocols_have_means_and_no_test() -> None:
     # The candidates count as well, where the split is one.
     seen = {"eval.repeatable": True}
     found = runs(users=True, a=seen)
-    for one in found["planted"]:
+    for one in found["synthetic"]:
         one.record.result["data"]["splits"] = "same"
     assert compare(found)[0]["no_test"] == "eval.repeatable is true in a, null in b"
 
@@ -155,6 +155,6 @@ def test_seeds_where_runs_keep_no_users() -> None:
     rows = compare(found)[0]["metrics"]["ndcg@10"]
     assert rows["worse"]["over"] == "seeds" and rows["worse"]["p"] > 0.2  # three seeds say little
     # One run failed: what is left cannot be paired, and is not.
-    rest = {"planted": [one for one in found["planted"] if (one.model, one.seed) != ("a", 1)]}
+    rest = {"synthetic": [one for one in found["synthetic"] if (one.model, one.seed) != ("a", 1)]}
     rows = compare(rest)[0]["metrics"]["ndcg@10"]
     assert rows["a"]["seeds"] == 2 and "p" not in rows["a"] and "p" in rows["worse"]

@@ -24,8 +24,8 @@ from tests.helpers.commands import finish
 SPACE = "model.embedding_size: [4, 8]\n"
 SMALL: dict[str, Any] = {
     "model": "BPR",
-    "data.name": "planted",
-    "data.planted": {"users": 40, "items": 30, "interactions": 500},
+    "data.name": "synthetic",
+    "data.synthetic": {"users": 40, "items": 30, "interactions": 500},
     "train.epochs": 1,
     "run.progress": False,
     "run.trackers": [],
@@ -119,7 +119,7 @@ IN_SPACE = {
 def test_a_space_names_no_code_without_trust(foreign: Foreign, call: Call, key: str) -> None:
     line = IN_SPACE[key].replace("CODE", foreign.code(MODEL))
     (foreign.folder / "space.yaml").write_text(f"{SPACE}{line}\n")
-    new = ("--model=BPR", "--data.name=planted", "--output", "new")
+    new = ("--model=BPR", "--data.name=synthetic", "--output", "new")
     for words in (
         ("tune", "--resume", str(foreign.folder)),
         ("tune", "--resume", "--output", str(foreign.folder)),

@@ -20,13 +20,13 @@ CRITEO = b"\t".join([b"1", *[b"7"] * 13, *[b"68fd1e64"] * 26]) + b"\n"
 CSV = b"label,C1,C2,I1\n" + b"1,5,abc,0.5\n0,,x,1e3\n" * 10
 YAML = b"""model: BPR
 model.embedding_size: 8
-data: {name: planted, planted: {users: 9, items: 9, interactions: 90}}
+data: {name: synthetic, synthetic: {users: 9, items: 9, interactions: 90}}
 train: &t {epochs: 3, batch_size: 64, optimizer: {name: adam, lr: 1e-3}}
 eval: {metrics: [Recall, NDCG], topk: [5, 10]}
 """
 TOML = b"""model = "BPR"
 [data]
-name = "planted"
+name = "synthetic"
 [train]
 epochs = 3
 optimizer = {name = "adam", lr = 1e-3}
@@ -231,9 +231,9 @@ def _days(folder: Path) -> Target:
     """The ids of a day; its other files stand beside it."""
     from shoal.clicks.log import ClickLog, make_layout
     from shoal.clicks.make_days import make_days
-    from shoal.config.schema import ClicksSection, PlantedClicksSection
+    from shoal.config.schema import ClicksSection, SyntheticClicksSection
 
-    section = PlantedClicksSection(samples=20, slots=2, ids_per_slot=9, bags=[3, 1], dense=1)
+    section = SyntheticClicksSection(samples=20, slots=2, ids_per_slot=9, bags=[3, 1], dense=1)
     make_days(section, folder / "days", days=1)
     for one in (folder / "days" / "train").iterdir():
         one.replace(folder / one.name)

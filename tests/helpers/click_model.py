@@ -52,14 +52,14 @@ class TinyClicks(ClickModel):
 
 
 def click_config(**values: Any) -> Config:
-    """A config of the model above on small planted clicks; keyword a__b stands for the key a.b."""
+    """A config of the model above on small synthetic clicks; keyword a__b is the key a.b."""
     given = {key.replace("__", "."): value for key, value in values.items()}
     small = {
         "model": "TinyClicks",
-        "data.name": "planted",
-        "data.clicks.planted.samples": 3000,
-        "data.clicks.planted.slots": 5,
-        "data.clicks.planted.ids_per_slot": 40,
+        "data.name": "synthetic",
+        "data.clicks.synthetic.samples": 3000,
+        "data.clicks.synthetic.slots": 5,
+        "data.clicks.synthetic.ids_per_slot": 40,
         "train.batch_size": 100,
         "train.epochs": 2,
         "train.optimizer.lr": 0.01,

@@ -6,10 +6,10 @@ from typing import Any
 import yaml
 
 DATA = {
-    "data.name": "planted",
-    "data.planted.users": 131,
-    "data.planted.items": 97,
-    "data.planted.interactions": 4000,
+    "data.name": "synthetic",
+    "data.synthetic.users": 131,
+    "data.synthetic.items": 97,
+    "data.synthetic.interactions": 4000,
     "data.max_len": 12,
     "data.split.by": "ratio",
     "data.split.order": "random",

@@ -27,10 +27,10 @@ from shoal.training.evaluation import Evaluator
 from shoal.training.steps import solve
 
 CLICKS = {
-    "data.name": "planted",
-    "data.clicks.planted.samples": 3000,
-    "data.clicks.planted.slots": 5,
-    "data.clicks.planted.ids_per_slot": 40,
+    "data.name": "synthetic",
+    "data.clicks.synthetic.samples": 3000,
+    "data.clicks.synthetic.slots": 5,
+    "data.clicks.synthetic.ids_per_slot": 40,
     "train.batch_size": 100,
     "train.optimizer.lr": 0.01,
     "run.progress": False,

@@ -11,10 +11,10 @@ from shoal.distributed.world import World
 from shoal.runs.run import resolve
 
 DATA = {
-    "data.name": "planted",
-    "data.planted.users": 131,
-    "data.planted.items": 97,
-    "data.planted.interactions": 4000,
+    "data.name": "synthetic",
+    "data.synthetic.users": 131,
+    "data.synthetic.items": 97,
+    "data.synthetic.interactions": 4000,
     "data.max_len": 12,
     "run.progress": False,
     "run.tensorboard": False,
@@ -46,7 +46,7 @@ NO_DROPOUT = {
 
 
 def small_config(model: str = "BPR", **values: Any) -> Config:
-    """A config of one model on small planted data; keyword a__b stands for the key a.b."""
+    """A config of one model on small synthetic data; keyword a__b stands for the key a.b."""
     given = {key.replace("__", "."): value for key, value in values.items()}
     return resolve(values={"model": model, **DATA, **NO_DROPOUT[model], **given}).config
 

@@ -11,12 +11,12 @@ BIN = Path(sys.executable).parent
 COMPONENT = ROOT / "shoal" / "cli" / "torchx.py"
 assert COMPONENT.is_file(), "it moved: what needs TorchX would fail where it is installed"
 QUIET = ["--run.threads=1", "--run.progress=false", "--run.tensorboard=false"]
-CLICKS = [  # planted: the same log on every host
+CLICKS = [  # synthetic: the same log on every host
     "--model=DNN",
     "--model.dim=4",
     "--model.layers=[16]",
-    "--data.format=planted_clicks",
-    "--data.clicks.planted.samples=3000",
+    "--data.format=synthetic_clicks",
+    "--data.clicks.synthetic.samples=3000",
     "--train.epochs=2",
     "--train.batch_size=256",
     *QUIET,

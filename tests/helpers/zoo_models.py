@@ -6,10 +6,10 @@ from shoal.config.schema import Config
 from shoal.runs.run import resolve
 
 DATA = {
-    "data.name": "planted",
-    "data.planted.users": 61,
-    "data.planted.items": 47,
-    "data.planted.interactions": 1000,
+    "data.name": "synthetic",
+    "data.synthetic.users": 61,
+    "data.synthetic.items": 47,
+    "data.synthetic.interactions": 1000,
     "data.max_len": 8,
     "train.batch_size": 13,
     "run.progress": False,
@@ -90,7 +90,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "YoutubeDNN": {**WIDTH, "model.mlp_hidden_size": [12]},
     "Word2Vec": {**WIDTH, "model.window": 3},
 }
-KNOWLEDGE = {**WIDTH, "data.planted.item_features": 2}
+KNOWLEDGE = {**WIDTH, "data.synthetic.item_features": 2}
 MODELS |= {
     "CKE": {**KNOWLEDGE, "model.kg_embedding_size": 6},
     "CFKG": KNOWLEDGE,
@@ -101,7 +101,7 @@ MODELS |= {
     "KGIN": KNOWLEDGE,
     "MKR": {**KNOWLEDGE, "model.low_layers_num": 2},
 }
-TOLD = {**TRANSFORMER, "data.planted.item_features": 2}
+TOLD = {**TRANSFORMER, "data.synthetic.item_features": 2}
 MODELS["TIGER features"] = {**CODES, **TOLD, "model.codes_from": "features"}
 MODELS |= {"SASRecF": TOLD, "FDSA": TOLD, "S3Rec": TOLD}
 # These look across the global batch: what they say of a part of it is another thing.

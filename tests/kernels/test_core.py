@@ -115,7 +115,7 @@ def test_what_needs_no_core_goes_on() -> None:
 def test_a_command_says_it_in_one_line() -> None:
     """No traceback: nothing is wrong with the program."""
     code = "from shoal.cli.main import main; main()"
-    code = f"sys.argv = ['shoal', 'train', 'recipes/planted-bpr-single.yaml']; {code}"
+    code = f"sys.argv = ['shoal', 'train', 'recipes/synthetic-bpr-single.yaml']; {code}"
     ran = run(code)
     assert ran.returncode != 0 and "Traceback" not in ran.stderr
     assert "is newer than the Python code" in ran.stderr and "`make setup`" in ran.stderr

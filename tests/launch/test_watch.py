@@ -112,8 +112,8 @@ def test_a_loop_without_end_in_a_model_is_named(tmp_path: Path) -> None:
 
     log = logging.getLogger("shoal")
     log.addFilter(keep)
-    values = {"launch.hang_timeout": 0.2, "train.epochs": 1, "data.planted.interactions": 5000}
-    shoal.run(Loops, "planted", **values, **{"run.output": str(tmp_path / "run")})
+    values = {"launch.hang_timeout": 0.2, "train.epochs": 1, "data.synthetic.interactions": 5000}
+    shoal.run(Loops, "synthetic", **values, **{"run.output": str(tmp_path / "run")})
     log.removeFilter(keep)
     assert seen and re.match(
         r"a step has computed for \d+ s, and goes on: the machine is busy", seen[0]

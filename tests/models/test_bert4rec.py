@@ -179,11 +179,11 @@ def test_it_learns_taste_beyond_popularity(loss: str) -> None:
         "eval__repeatable": False,
         "data__split__by": "leave_one_out",
         "data__split__order": "time",
-        "data__planted__items": 60,
-        "data__planted__interactions": 2500,
-        "data__planted__strength": 6.0,
-        "data__planted__drift": 0.0,
-        "data__planted__popularity": 0.3,
+        "data__synthetic__items": 60,
+        "data__synthetic__interactions": 2500,
+        "data__synthetic__strength": 6.0,
+        "data__synthetic__drift": 0.0,
+        "data__synthetic__popularity": 0.3,
     }
     popular = build(small_config("Pop", **values), World())
     floor = popular.evaluator.evaluate(popular.model, "test")["ndcg@10"]

@@ -276,6 +276,6 @@ def test_a_relation_is_a_matrix() -> None:
 
 def test_a_model_of_knowledge_needs_some() -> None:
     with pytest.raises(ValueError, match=r"CKE reads a knowledge graph.*data\.load"):
-        build(zoo_config("CKE", data__planted__item_features=0), World())
+        build(zoo_config("CKE", data__synthetic__item_features=0), World())
     with pytest.raises(ValueError, match="FDSA reads features of items and the data has none"):
-        build(zoo_config("FDSA", data__planted__item_features=0), World())
+        build(zoo_config("FDSA", data__synthetic__item_features=0), World())

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exported import export_here, trained
-from planted_actions import acts_config, write_actions
+from synthetic_actions import acts_config, write_actions
 from torch import Tensor
 from zoo_clicks import batch_of, facts_of, make_model
 

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.config.schema import DataSection, PlantedSection
+from shoal.config.schema import DataSection, SyntheticSection
 from shoal.data.loading.load import load_dataset
 from shoal.data.sources.synthetic import new_items
 from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.runs.run import resolve
 
-PLANTED = {
+SYNTHETIC = {
     "users": 300,
     "items": 1000,
     "interactions": 12000,
@@ -23,8 +23,8 @@ PLANTED = {
     "new_items": 0.3,
 }
 VALUES: dict[str, Any] = {
-    "data.name": "planted",
-    "data.planted": PLANTED,
+    "data.name": "synthetic",
+    "data.synthetic": SYNTHETIC,
     "data.split.order": "time",
     "model.embedding_size": 16,
     "train.batch_size": 1024,
@@ -47,9 +47,9 @@ def recall(model: str, ids_only: bool = False, epochs: int = 20) -> float:
 
 
 def test_new_items_come_last() -> None:
-    section = PlantedSection(**PLANTED)  # type: ignore[arg-type]
+    section = SyntheticSection(**SYNTHETIC)  # type: ignore[arg-type]
     split = {"by": "ratio", "order": "time"}
-    dataset = load_dataset(DataSection(name="planted", planted=section, split=split), 1)  # type: ignore[arg-type]
+    dataset = load_dataset(DataSection(name="synthetic", synthetic=section, split=split), 1)  # type: ignore[arg-type]
     names = dataset.vocab["item_id"][1:].astype(np.int64) - 1
     new = np.concatenate([[False], new_items(section)[names]])
     # A user with few interactions trains on some of the last eighth.

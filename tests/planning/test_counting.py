@@ -10,8 +10,8 @@ from shoal.planning.step_counter import StepCounter, count_work, products
 from shoal.runs.run import resolve
 
 SMALL = {
-    "data.planted": {"users": 120, "items": 80, "interactions": 4000},
-    **{"dataset": "planted", "run.log_level": "error", "run.progress": False},
+    "data.synthetic": {"users": 120, "items": 80, "interactions": 4000},
+    **{"dataset": "synthetic", "run.log_level": "error", "run.progress": False},
 }
 
 

@@ -14,8 +14,13 @@ from shoal.planning.comparison_with_run import measured
 from shoal.training.run_folder import start_logging
 
 SMALL = [
-    *("--model=BPR", "--data.name=planted", "--data.planted.users=60", "--data.planted.items=40"),
-    *("--data.planted.interactions=1200", "--run.progress=false", "--run.log_level=error"),
+    *(
+        "--model=BPR",
+        "--data.name=synthetic",
+        "--data.synthetic.users=60",
+        "--data.synthetic.items=40",
+    ),
+    *("--data.synthetic.interactions=1200", "--run.progress=false", "--run.log_level=error"),
 ]
 
 
@@ -34,7 +39,7 @@ def test_memory_and_time_of_a_config():
 
 STRATEGIES = {
     "ps": ["--launch.nproc=2", "--launch.servers=1", "--strategy.ps.mode=async"],
-    "sharded": ["--launch.nproc=4", "--strategy.groups=2", "--strategy.exchange=float16"],
+    "sharded": ["--launch.nproc=4", "--strategy.groups=2", "--strategy.wire_dtype=float16"],
     "ddp": ["--launch.nproc=2"],
 }
 

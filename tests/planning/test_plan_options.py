@@ -14,8 +14,13 @@ from shoal.cli.main import app
 from shoal.training.run_folder import start_logging
 
 SMALL = [
-    *("--model=BPR", "--data.name=planted", "--data.planted.users=60", "--data.planted.items=40"),
-    *("--data.planted.interactions=1200", "--run.log_level=error"),
+    *(
+        "--model=BPR",
+        "--data.name=synthetic",
+        "--data.synthetic.users=60",
+        "--data.synthetic.items=40",
+    ),
+    *("--data.synthetic.interactions=1200", "--run.log_level=error"),
 ]
 CLUSTER = ["--cluster", "x86-16", "--hosts", "4"]
 
@@ -33,7 +38,7 @@ def test_a_job_is_written_to_a_file(tmp_path: Path):
     assert call(*words).splitlines() == [f"written: {job}"]
     (hosts,) = yaml.safe_load(job.read_text())["spec"]["replicatedJobs"]
     command = hosts["template"]["spec"]["template"]["spec"]["containers"][0]["command"][-1]
-    assert "--data.planted.users=60" in command and "--strategy.name=" in command
+    assert "--data.synthetic.users=60" in command and "--strategy.name=" in command
 
 
 def test_a_job_has_the_hosts_of_the_target():

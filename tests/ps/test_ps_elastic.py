@@ -283,4 +283,4 @@ def test_requests_that_are_refused() -> None:
 def test_what_needs_all_workers_is_refused(keys: dict[str, Any], key: str, text: str) -> None:
     given = {"strategy.name": "ps", "strategy.ps.mode": "async", "strategy.ps.elastic": True}
     with pytest.raises(ConfigError, match=f"{key}: .*{text}"):
-        resolve(values={"model": "BPR", "data.name": "planted", **given, **keys})
+        resolve(values={"model": "BPR", "data.name": "synthetic", **given, **keys})

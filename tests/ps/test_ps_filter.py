@@ -28,7 +28,7 @@ from shoal.training.strategies import make_strategy
 pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 SIZE = 1 << 10
 ADMISSION = {"threshold": 3.0, "bloom_counters": SIZE}
-FADING = {"decay": {"every": 5, "rate": 0.5}, "shrink": {"every": 6, "max_age": 4}}
+FADING = {"counter_decay": {"every": 5, "rate": 0.5}, "shrink": {"every": 6, "max_age": 4}}
 
 
 def spec_of(servers: int, bloom_counters: int = SIZE, **rules: Any) -> Spec:

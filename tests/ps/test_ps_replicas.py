@@ -212,4 +212,4 @@ def test_what_is_told_of_a_save_is_checked(tmp_path: Path) -> None:
 def test_what_does_not_go_with_it(keys: dict[str, Any], key: str, text: str) -> None:
     given = {"strategy.name": "ps", "strategy.ps.mode": "async", "strategy.ps.replicas": 2}
     with pytest.raises(ConfigError, match=f"{key}: .*{text}"):
-        resolve(values={"model": "BPR", "data.name": "planted", **given, **keys})
+        resolve(values={"model": "BPR", "data.name": "synthetic", **given, **keys})

@@ -91,7 +91,7 @@ def test_servers_share_the_capacity() -> None:
 
 EVERYTHING: dict[str, Any] = {
     "admission": {"threshold": 3.0},
-    "decay": {"every": 5, "rate": 0.5},
+    "counter_decay": {"every": 5, "rate": 0.5},
     "shrink": {"every": 6, "max_age": 4},
 }
 

@@ -178,8 +178,8 @@ def test_artifacts_of_closed_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     what makes a list, and says so.
     """
     monkeypatch.setattr(export, "check_apart", check_here)
-    data: dict[str, Any] = {"data.name": "planted", "data.planted.users": 61}
-    data |= {"data.planted.items": 47, "data.planted.interactions": 1000}
+    data: dict[str, Any] = {"data.name": "synthetic", "data.synthetic.users": 61}
+    data |= {"data.synthetic.items": 47, "data.synthetic.interactions": 1000}
     quiet = {"run.progress": False, "run.tensorboard": False, "run.log_level": "warning"}
     for model in ("EASE", "IALS", "Pop", "UserKNN"):
         folder = tmp_path / model

@@ -1,4 +1,4 @@
-"""A planted log with bags: the best possible AUC is known, and a model reaches it."""
+"""A synthetic log with bags: the best possible AUC is known, and a model reaches it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from shoal.clicks.make_days import make_days
-from shoal.config.schema import PlantedClicksSection
+from shoal.config.schema import SyntheticClicksSection
 
 IDS, BAGS = [20, 50, 100, 200, 50, 100], [1, 2, 3, 5, 8, 20]
 
@@ -16,7 +16,7 @@ IDS, BAGS = [20, 50, 100, 200, 50, 100], [1, 2, 3, 5, 8, 20]
 @pytest.mark.slow
 def test_the_best_possible_auc_is_reached(tmp_path: Path) -> None:
     """By DCNV2 with crosses of low rank, from files of MLPerf's layout; minutes on one core."""
-    section = PlantedClicksSection(samples=1_000_000, slots=6, ids_per_slot=IDS, bags=BAGS)
+    section = SyntheticClicksSection(samples=1_000_000, slots=6, ids_per_slot=IDS, bags=BAGS)
     best = make_days(section, tmp_path / "days", days=4)
     keys = {
         "data.format": "multi_hot",

@@ -1,4 +1,4 @@
-"""Runs on click logs: planted truth, defaults of a config, metrics, training, resuming."""
+"""Runs on click logs: synthetic truth, defaults of a config, metrics, training, resuming."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from click_model import TinyClicks, click_config, tiny_clicks
 
 import shoal
 from shoal.clicks import InMemory, Layout, Samples
-from shoal.clicks.synthetic import planted_clicks
-from shoal.config.schema import EvalSection, PlantedClicksSection
+from shoal.clicks.synthetic import synthetic_clicks
+from shoal.config.schema import EvalSection, SyntheticClicksSection
 from shoal.distributed.world import World
 from shoal.models.base import Facts
 from shoal.runs.build import build
@@ -27,10 +27,10 @@ from shoal.training.metrics import MetricSet, Valued
 
 __all__ = ["tiny_clicks"]  # used by being there
 SHORT = {
-    "data.name": "planted",
-    "data.clicks.planted.samples": 3000,
-    "data.clicks.planted.slots": 5,
-    "data.clicks.planted.ids_per_slot": 40,
+    "data.name": "synthetic",
+    "data.clicks.synthetic.samples": 3000,
+    "data.clicks.synthetic.slots": 5,
+    "data.clicks.synthetic.ids_per_slot": 40,
     "train.batch_size": 100,
     "train.epochs": 3,
     "train.optimizer.lr": 0.02,
@@ -39,12 +39,12 @@ SHORT = {
 }
 
 
-# ---- planted clicks ---------------------------------------------------------------------------
+# ---- synthetic clicks ---------------------------------------------------------------------------
 
 
-def test_planted_clicks_are_what_they_say() -> None:
-    section = PlantedClicksSection(samples=20_000, slots=6, ids_per_slot=50, dense=3)
-    train, valid, test = (planted_clicks(section, p) for p in ("train", "valid", "test"))  # type: ignore[arg-type]
+def test_synthetic_clicks_are_what_they_say() -> None:
+    section = SyntheticClicksSection(samples=20_000, slots=6, ids_per_slot=50, dense=3)
+    train, valid, test = (synthetic_clicks(section, p) for p in ("train", "valid", "test"))  # type: ignore[arg-type]
     assert [len(part.samples) for part in (train, valid, test)] == [20_000, 2000, 2000]
     ids = train.samples.ids
     assert (ids > 50 * np.arange(6)).all() and (ids <= 50 * (np.arange(6) + 1)).all()
@@ -59,23 +59,23 @@ def test_planted_clicks_are_what_they_say() -> None:
         sklearn.metrics.roc_auc_score(train.samples.labels, train.probabilities), abs=1e-12
     )
     assert 0.7 < test.best_auc() < 0.9
-    again = planted_clicks(section, "test")
+    again = synthetic_clicks(section, "test")
     assert (again.samples.ids == test.samples.ids).all()
     assert (again.samples.labels == test.samples.labels).all()
-    other = planted_clicks(section.model_copy(update={"seed": 8}), "test")
+    other = synthetic_clicks(section.model_copy(update={"seed": 8}), "test")
     assert (other.samples.ids != test.samples.ids).any()
 
 
-def test_planted_weights_depend_on_seed_slot_and_id_alone() -> None:
+def test_synthetic_weights_depend_on_seed_slot_and_id_alone() -> None:
     """A longer log begins with the shorter one."""
-    short = planted_clicks(PlantedClicksSection(samples=500), "train")
-    long = planted_clicks(PlantedClicksSection(samples=1000), "train")
+    short = synthetic_clicks(SyntheticClicksSection(samples=500), "train")
+    long = synthetic_clicks(SyntheticClicksSection(samples=1000), "train")
     assert (long.samples.ids[:500] == short.samples.ids).all()
     assert (long.probabilities[:500] == short.probabilities).all()
 
 
 def test_without_strength_nothing_can_be_learnt() -> None:
-    none = planted_clicks(PlantedClicksSection(strength=0), "test")
+    none = synthetic_clicks(SyntheticClicksSection(strength=0), "test")
     assert len(set(none.probabilities.tolist())) == 1 and none.best_auc() == 0.5
 
 
@@ -176,7 +176,7 @@ def test_what_click_models_refuse(given: dict[str, Any], said: str) -> None:
     ("given", "said"),
     [
         ({"eval__metrics": ["AUC", "GAUC"]}, "that it groups by: data.clicks.group"),
-        ({"data__format": "atomic"}, "planted.inter does not exist"),
+        ({"data__format": "atomic"}, "synthetic.inter does not exist"),
         ({"data__name": "ml-100k"}, "no data set 'ml-100k' in dataset"),
         ({"data__format": "slots"}, "data.clicks.train must name the files"),
         ({"data__clicks__split_files": True}, "data.clicks.split_files is for raw files"),
@@ -198,8 +198,10 @@ def test_data_that_cannot_be_built(given: dict[str, Any], said: str) -> None:
 
 
 def write(folder: Path, samples: int = 400) -> Path:
-    """Lines of slots of planted clicks."""
-    made = planted_clicks(PlantedClicksSection(samples=samples, slots=3, ids_per_slot=20), "train")
+    """Lines of slots of synthetic clicks."""
+    made = synthetic_clicks(
+        SyntheticClicksSection(samples=samples, slots=3, ids_per_slot=20), "train"
+    )
     lines = [
         " ".join(
             [f"click:{label:.0f}", *[f"dense_feature:{x:.4f}" for x in dense]]
@@ -215,7 +217,7 @@ def test_clicks_and_interactions_do_not_mix(tmp_path: Path) -> None:
     config = resolve(values={"model": "BPR", "data.clicks.train": str(write(tmp_path))}).config
     with pytest.raises(ValueError, match=r"data\.clicks\.train names a click log, and this model"):
         build(config, World())
-    config = resolve(values={"model": "BPR", "data.format": "planted_clicks"}).config
+    config = resolve(values={"model": "BPR", "data.format": "synthetic_clicks"}).config
     with pytest.raises(ValueError, match=r"names a click log.*choose a click model"):
         build(config, World())
 
@@ -254,8 +256,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_run_learns(result: dict[str, Any]) -> None:
-    section = PlantedClicksSection(samples=3000, slots=5, ids_per_slot=40)
-    best = planted_clicks(section, "test").best_auc()
+    section = SyntheticClicksSection(samples=3000, slots=5, ids_per_slot=40)
+    best = synthetic_clicks(section, "test").best_auc()
     assert 0.65 < result["test"]["auc"] <= best + 0.02
     assert set(result["test"]) == {"auc", "logloss"} and result["best_valid"]["logloss"] < 0.65
     said = (Path(result["folder"]) / "train.log").read_text()

@@ -18,11 +18,11 @@ from shoal.training import estimate
 from shoal.training.evaluation import Evaluator, evaluator
 from shoal.training.evaluation.phases import sampled_users
 
-PLANTED = {"data.name": "planted", "run.progress": False, "run.tensorboard": False}
+SYNTHETIC = {"data.name": "synthetic", "run.progress": False, "run.tensorboard": False}
 SMALL = {
-    "data.planted.users": 150,
-    "data.planted.items": 80,
-    "data.planted.interactions": 3000,
+    "data.synthetic.users": 150,
+    "data.synthetic.items": 80,
+    "data.synthetic.interactions": 3000,
     "model.hidden_size": 8,
     "model.inner_size": 8,
     "model.n_layers": 1,
@@ -32,13 +32,13 @@ SMALL = {
 def config_of(model: str = "BPR", **values: Any) -> Any:
     given = {key.replace("__", "."): value for key, value in values.items()}
     sizes = {key: value for key, value in SMALL.items() if key.startswith("data.")}
-    return resolve(values={"model.name": model, **PLANTED, **sizes, **given}).config
+    return resolve(values={"model.name": model, **SYNTHETIC, **sizes, **given}).config
 
 
 def run(folder: Path, model: str = "SASRec", **values: Any) -> dict[str, Any]:
     given = {key.replace("__", "."): value for key, value in values.items()}
     sizes = {key: v for key, v in SMALL.items() if model == "SASRec" or key.startswith("data.")}
-    given = {**PLANTED, **sizes, "run.output": str(folder), "train.epochs": 2, **given}
+    given = {**SYNTHETIC, **sizes, "run.output": str(folder), "train.epochs": 2, **given}
     return shoal.run(model=model, config_dict=given)
 
 
@@ -100,7 +100,7 @@ def test_values_that_are_given_stay_and_nothing_is_said_about_them(tmp_path: Pat
 
 
 def test_recboles_word_for_the_data_keeps_recboles_batches() -> None:
-    config = resolve(values={"model": "SASRec", "dataset": "planted"}).config
+    config = resolve(values={"model": "SASRec", "dataset": "synthetic"}).config
     assert (config.train.batch_size, config.train.patience) == (2048, 10)
     assert config.eval.valid_users == "all"
 

@@ -21,8 +21,8 @@ from shoal.data.sources import fetch
 from shoal.runs.results import NotCopied
 
 EPOCHS = {
-    "dataset": "planted",
-    "data.planted": {"users": 60, "items": 40, "interactions": 900},
+    "dataset": "synthetic",
+    "data.synthetic": {"users": 60, "items": 40, "interactions": 900},
     "train.epochs": 3,
     "checkpoint.keep": 3,
     "run.log_level": "error",
@@ -138,8 +138,8 @@ def test_a_run_whose_copies_failed_ends_with_an_error_and_resume_copies_them(
 def test_the_command_ends_with_a_status_when_copies_failed(tmp_path: Path, processes: int) -> None:
     run = tmp_path / "run"
     (tmp_path / "file").write_text("no folder")
-    planted = "{users: 60, items: 40, interactions: 900}"
-    words = ["--data.name=planted", f"--data.planted={planted}", "--train.epochs=2"]
+    synthetic = "{users: 60, items: 40, interactions: 900}"
+    words = ["--data.name=synthetic", f"--data.synthetic={synthetic}", "--train.epochs=2"]
     words += [f"--checkpoint.copy_to=file://{tmp_path}/file/run", f"--output={run}"]
     words += [f"--launch.nproc={processes}", "--run.device=cpu"]
     ended = subprocess.run(

@@ -32,7 +32,7 @@ del SHORT["data.name"]  # given as `dataset`
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output = str(tmp_path_factory.mktemp("runs") / "run")
     values = {**SHORT, **NO_DROPOUT["BPR"], "run.output": output}
-    return shoal.run(model="BPR", dataset="planted", config_dict=values)
+    return shoal.run(model="BPR", dataset="synthetic", config_dict=values)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def trained(result: dict[str, Any]) -> Trained:
 def test_run_can_be_called_again(result: dict[str, Any], tmp_path: Path) -> None:
     """The function must not be hidden by the module of its name."""
     again = shoal.run(
-        "BPR", "planted", None, {**SHORT, **NO_DROPOUT["BPR"], "run.root": str(tmp_path / "runs")}
+        "BPR", "synthetic", None, {**SHORT, **NO_DROPOUT["BPR"], "run.root": str(tmp_path / "runs")}
     )
     assert again["test"] == result["test"]
     assert Path(again["folder"]).parent == tmp_path / "runs"
@@ -79,7 +79,7 @@ def test_a_loss_that_becomes_nan_is_not_saved(tmp_path: Path) -> None:
     values = {**SHORT, **NO_DROPOUT["SASRec"], "checkpoint.every_steps": 1, "train.batch_size": 16}
     values |= {"train.optimizer.lr": 1e20, "run.output": str(tmp_path / "run")}
     with pytest.raises(ValueError, match=r"became NaN in epoch 0.* before it are kept"):
-        shoal.run("SASRec", "planted", None, values)
+        shoal.run("SASRec", "synthetic", None, values)
     saved = Checkpoints(tmp_path / "run" / "checkpoints", World()).load_newest()
     assert saved is not None
     dense = parse_tensors(saved.files["dense.safetensors"])
@@ -158,12 +158,12 @@ def test_not_a_run(tmp_path: Path) -> None:
 
 def test_run_rank_refuses_what_it_does_not_know() -> None:
     with pytest.raises(TypeError, match="takes config_dict and queue, not colour"):
-        shoal.run_rank(0, "BPR", "planted", [], {"colour": "red"})
+        shoal.run_rank(0, "BPR", "synthetic", [], {"colour": "red"})
     with pytest.raises(ValueError, match="ip and port"):
-        shoal.run_rank(0, "BPR", "planted", [], {"config_dict": {"nproc": 2}})
+        shoal.run_rank(0, "BPR", "synthetic", [], {"config_dict": {"nproc": 2}})
     with pytest.raises(ValueError, match="give spawn nprocs=nproc"):
         values = {"nproc": 2, "port": "5678", "ip": "localhost"}
-        shoal.run_rank(2, "BPR", "planted", [], {"config_dict": values})
+        shoal.run_rank(2, "BPR", "synthetic", [], {"config_dict": values})
     assert "RANK" not in os.environ
 
 

@@ -198,8 +198,8 @@ def test_a_lost_best_is_said_and_a_new_one_sought(run: Path, said: list[str]) ->
     [
         ({"model": "NeuMF"}, "model was 'BPR', is now 'NeuMF'"),
         ({"model__embedding_size": 8}, "model.embedding_size was 16, is now 8."),
-        ({"data__planted__users": 130}, "num_users was 132, is now 131"),
-        ({"data__planted__seed": 8}, "the interactions are others"),
+        ({"data__synthetic__users": 130}, "num_users was 132, is now 131"),
+        ({"data__synthetic__seed": 8}, "the interactions are others"),
         ({"train__batch_size": 128}, "batch_size was 256, is now 128"),
         ({"run__seed": 1}, "seed was 2020, is now 1"),
     ],

@@ -54,7 +54,7 @@ def test_popular_items_stand_beside_a_model(mode: str, tmp_path: Path) -> None:
     found, told = {}, {}
     for name in ("BPR", "Pop"):
         output = tmp_path / name
-        found[name] = shoal.run(name, "planted", None, {**values, "run.output": str(output)})
+        found[name] = shoal.run(name, "synthetic", None, {**values, "run.output": str(output)})
         told[name] = (output / "train.log").read_text()
     popular = found["Pop"]["test"]
     assert found["BPR"]["base"] == popular == found["Pop"]["base"]

@@ -23,8 +23,8 @@ from shoal.training.run_folder import RunFolder
 from shoal.training.trackers.tracker import Trackers
 
 SMALL = (
-    *("--data.name=planted", "--data.planted.users=90", "--data.planted.items=60"),
-    "--data.planted.interactions=2000",
+    *("--data.name=synthetic", "--data.synthetic.users=90", "--data.synthetic.items=60"),
+    "--data.synthetic.interactions=2000",
 )
 QUICK = ("--train.epochs=1", "--run.progress=false", "--run.tensorboard=false")
 

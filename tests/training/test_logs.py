@@ -23,8 +23,8 @@ from shoal.training.progress import bar, is_watched
 from shoal.training.run_folder import json_line
 
 WORDS = (
-    *("train", "--model=BPR", "--dataset=planted", "--data.planted.users=90"),
-    *("--data.planted.items=60", "--data.planted.interactions=2000", "--train.epochs=2"),
+    *("train", "--model=BPR", "--dataset=synthetic", "--data.synthetic.users=90"),
+    *("--data.synthetic.items=60", "--data.synthetic.interactions=2000", "--train.epochs=2"),
     *("--run.trackers=[]", "--output=run"),
 )
 
@@ -63,7 +63,7 @@ def test_quiet_prints_the_result_in_one_line(tmp_path: Path) -> None:
     said = finish(*WORDS, "--quiet", cwd=tmp_path)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     (line,) = said.splitlines()
-    assert line.startswith("BPR on planted: ") and line.endswith("; run: run")
+    assert line.startswith("BPR on synthetic: ") and line.endswith("; run: run")
     assert f"ndcg@10 {result['test']['ndcg@10']:.4f}" in line
 
 

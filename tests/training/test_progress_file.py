@@ -18,14 +18,19 @@ from shoal.training.progress_file import ProgressFile
 from shoal.training.strategies.single import Single
 
 SMALL = {
-    "data.planted": {"users": 90, "items": 60, "interactions": 2000},
+    "data.synthetic": {"users": 90, "items": 60, "interactions": 2000},
     "run.trackers": [],
     "run.log_level": "warning",
     "train.batch_size": 128,
 }
 WORDS = (
-    *("--dataset=planted", "--data.planted.users=90", "--data.planted.items=60", "--model=BPR"),
-    *("--data.planted.interactions=2000", "--run.trackers=[]", "--train.batch_size=128"),
+    *(
+        "--dataset=synthetic",
+        "--data.synthetic.users=90",
+        "--data.synthetic.items=60",
+        "--model=BPR",
+    ),
+    *("--data.synthetic.interactions=2000", "--run.trackers=[]", "--train.batch_size=128"),
     *("--train.epochs=100000", "--train.patience=100000", "--run.threads=1", "--output=run"),
 )
 
@@ -49,7 +54,7 @@ def test_what_is_written_and_removed_in_the_end(
 
     monkeypatch.setattr(os, "replace", note)
     values = {"epochs": 2, "run.output": str(tmp_path / "run"), **SMALL}
-    package.run("BPR", "planted", **values)
+    package.run("BPR", "synthetic", **values)
     assert not (tmp_path / "run" / "progress.json").exists()
     trained = [one for one in seen if one["phase"] == "train"]
     steps = trained[0]["steps"]

@@ -33,7 +33,7 @@ def on_ranks(world: World, folder: str) -> dict[str, Any]:
         return data
 
     world.broadcast_bytes = watched  # type: ignore[method-assign]
-    config = small_config("BPR", strategy__name="sharded", strategy__replicate_below=0.0)
+    config = small_config("BPR", strategy__name="sharded", strategy__replicate_below=0)
     first, second = build(config, world), build(config, world)
     for batch in first.reader.batches(0, world.rank, world.size):
         first.strategy.train_step(batch)

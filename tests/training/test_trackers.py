@@ -17,14 +17,14 @@ from shoal.runs.trained_run import open_config
 from shoal.training.trackers.tracker import INCLUDED
 
 SMALL = {
-    "data.planted": {"users": 90, "items": 60, "interactions": 2000},
+    "data.synthetic": {"users": 90, "items": 60, "interactions": 2000},
     "run.log_level": "warning",
     "run.progress": False,
     "train.eval_every": 2,
 }
 WORDS = (
-    *("train", "--model=BPR", "--dataset=planted", "--data.planted.users=90"),
-    *("--data.planted.items=60", "--data.planted.interactions=2000", "--train.epochs=100000"),
+    *("train", "--model=BPR", "--dataset=synthetic", "--data.synthetic.users=90"),
+    *("--data.synthetic.items=60", "--data.synthetic.interactions=2000", "--train.epochs=100000"),
     *("--run.progress=false", "--output=run"),
 )
 OWN = """
@@ -56,7 +56,7 @@ class Half:
 
 def train(folder: Path, **values: Any) -> dict[str, Any]:
     values = {"epochs": 3, "run.output": str(folder), **SMALL, **values}
-    return package.run("BPR", "planted", **values)
+    return package.run("BPR", "synthetic", **values)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -71,8 +71,8 @@ def test_evaluate_writes_to_a_name(result: dict[str, Any], tmp_path: Path) -> No
 def written(world: World, folder: str) -> list[int]:
     """Write what an untrained model's users got; more than one tile for each of three ranks."""
     values = {key.replace(".", "__"): value for key, value in METRICS.items()}
-    values |= {"data__planted__users": 900, "data__planted__items": 300, **values}
-    values |= {"eval__valid_metric": "NDCG@5", "data__planted__interactions": 20_000}
+    values |= {"data__synthetic__users": 900, "data__synthetic__items": 300, **values}
+    values |= {"eval__valid_metric": "NDCG@5", "data__synthetic__interactions": 20_000}
     counts = []
     for mode in ("full", "uni20"):
         parts = build(small_config("BPR", **values, eval__mode=mode), world)

@@ -222,7 +222,7 @@ TABLE = [
     refused(
         "table_parameters",
         "rows are made by the model's options and train.optimizer; admission, decay and "
-        "eviction are said by rows.admission, rows.decay and rows.shrink",
+        "eviction are said by rows.admission, rows.counter_decay and rows.shrink",
     ),
 ]
 KEYS = [row.key for row in TABLE]

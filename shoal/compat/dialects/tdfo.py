@@ -15,7 +15,7 @@ from shoal.config.sources import Layer
 from shoal.config.yaml_io import inline
 
 MODEL = "BERT4Rec"
-FOLDER = "prepared_bert4rec"  # under data_dir: what examples/pages/003/preprocessing.py writes
+FOLDER = "prepared_bert4rec"  # under data_dir: what examples/pages/tdfo/preprocessing.py writes
 # Keys that no other tool has.
 OWN = [
     *("per_device_train_batch_size", "per_device_eval_batch_size", "model_parallel"),
@@ -45,7 +45,7 @@ def _strategy(value: Any) -> Translation:
 
 
 # TorchRec cuts every table that a module of its holds, however small.
-SHARDS_ALL = {"strategy.replicate_below": 0.0}
+SHARDS_ALL = {"strategy.replicate_below": 0}
 SHARDED = "small tables too (`strategy.replicate_below` is 0 where it is not given)"
 PARTS = "any pattern of all parts: the prepared folder under data_dir holds them"
 

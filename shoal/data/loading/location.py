@@ -24,8 +24,8 @@ OF_CLICKS = ("slots", "dense", "label", "group", "rows", "pipe_command", "custom
 
 
 class Named(NamedTuple):
-    """Interactions (planted, random, prepared, atomic, tables, movielens), or a click log
-    (planted_clicks, prepared, log)."""
+    """Interactions (synthetic, random, prepared, atomic, tables, movielens), or a click log
+    (synthetic_clicks, prepared, log)."""
 
     kind: Literal["interactions", "clicks"]
     source: str
@@ -50,12 +50,12 @@ def named_data(data: DataSection, clicks: bool) -> Named:
             "interactions (data.files), or a click log (data.clicks)"
         )
     _refuse(data, OF_INTERACTIONS, "data.", f"interactions, and {data.title} is a click log")
-    if data.format == "planted_clicks" or not any(getattr(data.clicks, key) for key in FILES):
+    if data.format == "synthetic_clicks" or not any(getattr(data.clicks, key) for key in FILES):
         if data.format in CLICK_FORMATS and data.format not in GENERATED:
             raise ValueError(
                 f"data.format {data.format}: data.clicks.train must name the files to train on"
             )
-        return Named("clicks", "planted_clicks")
+        return Named("clicks", "synthetic_clicks")
     if data.clicks.train is None:
         raise ValueError("data.clicks.train must name the files to train on")
     if prepared.find_log(data.clicks.train, data.path) is not None:
@@ -69,7 +69,7 @@ def reads_log(data: DataSection, clicks: bool) -> bool:
         return True
     if not clicks or data.files is not None or data.format != "auto":
         return False
-    return data.name in ("planted", "planted_clicks") and prepared.find(data) is None
+    return data.name in ("synthetic", "synthetic_clicks") and prepared.find(data) is None
 
 
 def _says_log(data: DataSection) -> str:
@@ -139,10 +139,10 @@ def interactions_of(data: DataSection) -> str:
         return data.format
     if prepared.find(data) is not None:
         return "prepared"
-    if data.name == "planted_clicks":
+    if data.name == "synthetic_clicks":
         raise ValueError(
-            "data.name planted_clicks is a click log, and this model learns from interactions; "
-            "use data.name=planted"
+            "data.name synthetic_clicks is a click log, and this model learns from interactions; "
+            "use data.name=synthetic"
         )
     for source in SOURCES.values():
         if source.matches(data):
@@ -158,7 +158,7 @@ def _nothing(data: DataSection) -> str:
     remedy = (
         "name a data set with data.name (a folder under data.path; `shoal data fetch ml-100k` gets "
         "one), tables of your own with data.files.inter=FILE (or `shoal train FILE`), or a click "
-        "log with data.clicks.train=FILE; data.name=planted is generated data"
+        "log with data.clicks.train=FILE; data.name=synthetic is generated data"
     )
     if data.name is None and root.is_file():
         return f"data.path is {root}, a file, and it is a folder's: write data.files.inter={root}"

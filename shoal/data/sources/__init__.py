@@ -13,11 +13,11 @@ from shoal.data.sources.jsonl import JsonLines
 from shoal.data.sources.movielens import MovieLens
 from shoal.data.sources.random import Random
 from shoal.data.sources.source import SOURCES, Source, register
-from shoal.data.sources.synthetic import Planted
+from shoal.data.sources.synthetic import Synthetic
 from shoal.data.sources.table import FORMATS, TableFormat, register_table
 from shoal.data.sources.tables import Tables
 
-for _source in (Planted(), Random(), Atomic(), Tables(), MovieLens()):
+for _source in (Synthetic(), Random(), Atomic(), Tables(), MovieLens()):
     register(_source)  # they are looked for in this order
 for _form in (Csv(), Parquet(), Arrow(), JsonLines()):
     register_table(_form)

@@ -1,4 +1,4 @@
-"""Planted data: generated interactions whose hidden taste is known, so learning can be checked.
+"""Synthetic data: generated interactions whose hidden taste is known, so learning can be checked.
 
     score(user, item, t) = strength * <taste of user at t, item> - popularity * log(rank of item)
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.config.schema import DataSection, PlantedSection
+from shoal.config.schema import DataSection, SyntheticSection
 from shoal.data.raw_columns import Raw, RawColumn, RawTable, interaction_columns
 from shoal.data.sources.source import Source
 
@@ -30,7 +30,7 @@ UNIT = 64.0  # integers per 1.0 in a factor; a score has UNIT * UNIT per 1.0
 
 @dataclass(frozen=True)
 class Truth:
-    """What was planted. Row u belongs to the user token str(u + 1), row i to the item str(i + 1).
+    """The hidden factors. Row u belongs to the user token str(u + 1), row i to the item str(i + 1).
 
     first, other  the users' taste turns from the one towards the other, [users, factors]
     items         [items, factors]
@@ -60,7 +60,7 @@ class Truth:
         return (self.taste(t)[users] @ self.items[items].T + self.bias[items]) / (UNIT * UNIT)
 
 
-def planted_truth(section: PlantedSection) -> Truth:
+def synthetic_truth(section: SyntheticSection) -> Truth:
     """The hidden factors behind the data that this section generates."""
     users, items, factors = section.users, section.items, section.factors
     spread = section.strength / np.sqrt(factors)  # <taste, item> has deviation `strength`
@@ -74,7 +74,7 @@ def planted_truth(section: PlantedSection) -> Truth:
     )
 
 
-def _item_factors(section: PlantedSection) -> np.ndarray:
+def _item_factors(section: SyntheticSection) -> np.ndarray:
     """What items are, [items, factors]: drawn, or for the most part the sum of their features'."""
     drawn = _normal(section, "items", section.items, section.factors)
     if not section.item_features:
@@ -86,7 +86,7 @@ def _item_factors(section: PlantedSection) -> np.ndarray:
     return np.rint(explained * share + drawn * np.rint(UNIT * np.sqrt(1 - TOLD)))
 
 
-def item_features(section: PlantedSection) -> list[np.ndarray]:
+def item_features(section: SyntheticSection) -> list[np.ndarray]:
     """The value of every item, int64 [items] below FEATURE_VALUES, for each feature."""
     return [
         (_random(section, f"feature {k}", section.items) % np.uint64(FEATURE_VALUES)).astype(
@@ -96,7 +96,7 @@ def item_features(section: PlantedSection) -> list[np.ndarray]:
     ]
 
 
-def new_items(section: PlantedSection) -> np.ndarray:
+def new_items(section: SyntheticSection) -> np.ndarray:
     """bool [items]: those that come in the last stage alone."""
     order = np.argsort(_random(section, "new", section.items), kind="stable")
     new = np.zeros(section.items, dtype=bool)
@@ -104,20 +104,20 @@ def new_items(section: PlantedSection) -> np.ndarray:
     return new
 
 
-class Planted(Source):
+class Synthetic(Source):
     """Generated interactions whose best possible metrics are known."""
 
-    name = "planted"
+    name = "synthetic"
 
     def matches(self, config: DataSection) -> bool:
         return config.name == self.name and not config.folder.exists()
 
     def read(self, config: DataSection) -> Raw:
         """In order of time, with user, item, rating and time named as in data.fields."""
-        section, fields = config.planted, config.fields
-        kinds, load = interaction_columns(config, "planted data")
+        section, fields = config.synthetic, config.fields
+        kinds, load = interaction_columns(config, "synthetic data")
         _check(section)
-        truth = planted_truth(section)
+        truth = synthetic_truth(section)
         sizes = _sizes(section)
         users, items, stages = _draw(section, truth, sizes)
         times = _times(section, users, sizes)
@@ -133,13 +133,15 @@ class Planted(Source):
             fields.rating: RawColumn(ratings.astype(np.float64)),
             fields.time: RawColumn(times.astype(np.float64)),
         }
-        table = RawTable("planted data", {n: kinds[n] for n in load}, {n: columns[n] for n in load})
+        table = RawTable(
+            "synthetic data", {n: kinds[n] for n in load}, {n: columns[n] for n in load}
+        )
         return Raw(table, _side_tables(config) if section.item_features else {})
 
 
 def _side_tables(config: DataSection) -> dict[str, RawTable]:
     """What describes an item: as columns, and as a knowledge graph with the same facts."""
-    section = config.planted
+    section = config.synthetic
     names, values = _names(section.items), item_features(section)
     entities = np.array([f"entity_{name}" for name in names], dtype=object)
     number = len(values)
@@ -171,23 +173,23 @@ def _side_tables(config: DataSection) -> dict[str, RawTable]:
         "link": {config.fields.item: item, "entity_id": RawColumn(all_items, entities)},
     }
     return {
-        suffix: RawTable(f"planted {suffix}", dict.fromkeys(columns, "token"), columns)
+        suffix: RawTable(f"synthetic {suffix}", dict.fromkeys(columns, "token"), columns)
         for suffix, columns in tables.items()
     }
 
 
-def _check(section: PlantedSection) -> None:
+def _check(section: SyntheticSection) -> None:
     low, high = section.users * MIN_PER_USER, section.users * (section.items // 2)
     if not low <= section.interactions <= high:
         raise ValueError(
-            f"data.planted: {section.interactions} interactions of {section.users} users with "
+            f"data.synthetic: {section.interactions} interactions of {section.users} users with "
             f"{section.items} items; each user has at least {MIN_PER_USER} and at most half of "
             f"the items, so give {low} to {high} interactions (and at least "
             f"{2 * MIN_PER_USER} items)"
         )
 
 
-def _sizes(section: PlantedSection) -> np.ndarray:
+def _sizes(section: SyntheticSection) -> np.ndarray:
     """Interactions of each user, int64 [users]: skewed, and exactly section.interactions in all."""
     uniform = (_random(section, "sizes", section.users) >> np.uint64(44)).astype(np.int64)  # 20 bit
     weights = (1 << 40) // (uniform + (1 << 15))  # a heavy tail, up to 33 times the lightest
@@ -204,7 +206,7 @@ def _sizes(section: PlantedSection) -> np.ndarray:
 
 
 def _draw(
-    section: PlantedSection, truth: Truth, sizes: np.ndarray
+    section: SyntheticSection, truth: Truth, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(user, item, stage) of every interaction, by user and within a user in order of time."""
     # Scores are whole numbers times `items`; the item in the low digits makes all of a user's
@@ -262,7 +264,7 @@ def _draw(
     return users[order], items[order], stages[order]
 
 
-def _times(section: PlantedSection, users: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _times(section: SyntheticSection, users: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Seconds of each interaction: users come over half a year, and act at most daily apart."""
     begin = (_random(section, "begin", section.users) >> np.uint64(40)).astype(
         np.int64
@@ -274,7 +276,7 @@ def _times(section: PlantedSection, users: np.ndarray, sizes: np.ndarray) -> np.
 
 
 def _ratings(
-    section: PlantedSection,
+    section: SyntheticSection,
     truth: Truth,
     users: np.ndarray,
     items: np.ndarray,
@@ -297,14 +299,14 @@ def _names(count: int) -> np.ndarray:
     return np.array([str(i + 1) for i in range(count)], dtype=object)
 
 
-def _random(section: PlantedSection, stream: str, count: int) -> np.ndarray:
+def _random(section: SyntheticSection, stream: str, count: int) -> np.ndarray:
     """uint64 [count], a pure function of (seed, stream)."""
     name = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
     key = np.array([section.seed & 0xFFFFFFFFFFFFFFFF, name], dtype=np.uint64)
     return np.random.Philox(key=key).random_raw(count)
 
 
-def _normal(section: PlantedSection, stream: str, rows: int, width: int) -> np.ndarray:
+def _normal(section: SyntheticSection, stream: str, rows: int, width: int) -> np.ndarray:
     """Nearly normal numbers, [rows, width]: sums of four uniform ones, exact on every machine."""
     words = _random(section, stream, rows * width).view(np.uint16).reshape(rows, width, 4)
     total = words.sum(axis=2, dtype=np.int64) - 2 * 65_535

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.config.row_rules import show_size
+from shoal.config.sizes import show_size
 from shoal.embedding.rows.table import Table
 from shoal.optimizers.row_optimizer import RowOptimizer
 

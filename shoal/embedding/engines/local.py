@@ -186,8 +186,8 @@ def _make_tiered(
         if admissions.get(name) is not None:
             raise ValueError(
                 f"table {name!r} has rows in tiers (rows.tiers) and counts its ids "
-                "(rows.admission, rows.decay, rows.shrink): such rows are neither counted nor "
-                "dropped; leave out one of the two"
+                "(rows.admission, rows.counter_decay, rows.shrink): such rows are neither counted "
+                "nor dropped; leave out one of the two"
             )
         # A tier in host memory over a disk, in GPU memory over host memory, or over both.
         folder = None if tiers.ssd is None else Path(tiers.ssd)

@@ -12,7 +12,7 @@ from shoal.distributed.world import World
 
 @dataclass(frozen=True)
 class WirePrecision:
-    """How rows, sums and gradients travel (strategy.exchange); ids and counts stay exact.
+    """How rows, sums and gradients travel (strategy.wire_dtype); ids and counts stay exact.
 
     Each value is rounded once on each way, to the nearest: bfloat16 is off by at most 2^-8 of it,
     float16 by 2^-11, below 6.1e-5 by at most 2^-25, and has no value beyond 65,504.
@@ -32,8 +32,9 @@ class WirePrecision:
             (flat.isinf() & ~vectors.reshape(-1).isinf()).any()
         ):
             raise ValueError(
-                f"strategy.exchange: given float16, which ends at 65504, and a row or the gradient "
-                f"of a row holds {float(vectors.abs().max()):g}: set strategy.exchange=bfloat16"
+                "strategy.wire_dtype: given float16, which ends at 65504, and a row or the "
+                "gradient "
+                f"of a row holds {float(vectors.abs().max()):g}: set strategy.wire_dtype=bfloat16"
             )
         return flat
 

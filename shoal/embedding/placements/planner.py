@@ -117,7 +117,7 @@ def plan_tables(
         place = section.place if place == "auto" else place
         if place == "auto" and table.rows is None:
             place = "row"
-        if place == "auto" and total[name] <= section.replicate_below * MIB:
+        if place == "auto" and total[name] <= section.replicate_below:
             place = "replicate"
         if place == "auto":
             free.append(name)
@@ -130,13 +130,13 @@ def plan_tables(
     _share_out(chosen, total, size, free)
     shardings = {name: Sharding(table, chosen[name], size) for name, table in tables.items()}
     read = {name: (lookups or {}).get(name, 1) for name in tables}
-    plan = Plan(shardings, row_bytes, read, 4 if section.exchange == "float32" else 2)
+    plan = Plan(shardings, row_bytes, read, 4 if section.wire_dtype == "float32" else 2)
     # 4. Refuse a plan that needs more memory than the config allows.
     fullest = max((plan.bytes_on(rank) for rank in range(size)), default=0)
-    if section.memory is not None and fullest > section.memory * 1024 * MIB:
+    if section.memory is not None and fullest > section.memory:
         raise ValueError(
             f"the tables need {_size(fullest)} on the fullest rank, and strategy.memory allows "
-            f"{_size(section.memory * 1024 * MIB)}; use more processes, a smaller embedding, or "
+            f"{_size(section.memory)}; use more processes, a smaller embedding, or "
             f"raise strategy.memory. The plan was:\n{plan}"
         )
     return plan

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from shoal.config.row_rules import show_size
 from shoal.config.schema import Config
+from shoal.config.sizes import show_size
 from shoal.embedding.engines.budgets import (
     INDEX_FIXED,
     INDEX_GPU,

@@ -126,10 +126,10 @@ def apply_row_rules(store: Any, rules: RowRules, shares: int = 1) -> bool:
 
     The time is the store's own count of steps, so all stores of a table do it in the same one.
     """
-    fades = rules.decay.every > 0 and store.step % rules.decay.every == 0
+    fades = rules.counter_decay.every > 0 and store.step % rules.counter_decay.every == 0
     drops = rules.shrink.every > 0 and rules.drops and store.step % rules.shrink.every == 0
     if fades:
-        store.decay(rules.decay.rate)
+        store.decay(rules.counter_decay.rate)
     if drops:
         num_dropped, step = store.shrink(shrink_of(rules, shares)), store.step
         log.info("table %s: %d rows dropped in step %d", store.table.name, num_dropped, step)

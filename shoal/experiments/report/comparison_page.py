@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from shoal.config.row_rules import show_size
+from shoal.config.sizes import show_size
 from shoal.config.yaml_io import inline
 from shoal.experiments.report import figures
 from shoal.experiments.report.comparison import (

@@ -1,6 +1,6 @@
 """What was planned of a run, compared with what it measured, part by part."""
 
-from shoal.config.row_rules import show_size
+from shoal.config.sizes import show_size
 from shoal.pages.html import Html, Numeral, section, table
 from shoal.runs.run_files import mapping, number
 from shoal.runs.run_record import RunRecord, short

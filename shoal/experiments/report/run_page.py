@@ -3,7 +3,7 @@
 from typing import Any
 
 from shoal.config.keys import KEYS
-from shoal.config.row_rules import show_size
+from shoal.config.sizes import show_size
 from shoal.config.yaml_io import inline
 from shoal.experiments.report import figures
 from shoal.experiments.report.examples import lists_of_users, most_recommended

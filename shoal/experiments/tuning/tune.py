@@ -36,9 +36,9 @@ def tune(
     trust: run code that a search which is continued names in its space or in its trials.
 
     >>> import shoal
-    >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
+    >>> small = {"data.synthetic": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
     >>> space = {"learning_rate": [0.01, 0.1]}
-    >>> study = shoal.tune("BPR", "planted", space=space, trials=2, output="runs/study", **small)
+    >>> study = shoal.tune("BPR", "synthetic", space=space, trials=2, output="runs/study", **small)
     ... # doctest: +ELLIPSIS
     runs/study: 2 of 2 trials to train
     ...

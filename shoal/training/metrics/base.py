@@ -193,10 +193,10 @@ class Metric:
     ...     def value(self, ranking):  # [users, cut-offs]
     ...         return (ranking.hits_at > 1).double()
     >>> import shoal
-    >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
+    >>> small = {"data.synthetic": {"users": 90, "items": 60, "interactions": 2000}, "epochs": 1}
     >>> keys = {"run.output": "runs/metric", "run.log_level": "warning", "run.progress": False}
     >>> metrics = {"eval.metrics": [SecondHit], "eval.valid_metric": "SecondHit@10"}
-    >>> sorted(shoal.run("Pop", "planted", config_dict=metrics, **small, **keys)["test"])
+    >>> sorted(shoal.run("Pop", "synthetic", config_dict=metrics, **small, **keys)["test"])
     ['secondhit@10']
     """
 

@@ -284,7 +284,7 @@ class Strategy(ABC):
         Not where rows are dropped or counts fade, which a delta does not contain.
         """
         return not any(
-            rules.decay.every or (rules.shrink.every and rules.drops)
+            rules.counter_decay.every or (rules.shrink.every and rules.drops)
             for rules in self.rules.values()
         )
 

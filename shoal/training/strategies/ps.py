@@ -44,6 +44,9 @@ class ParameterServers(Strategy):
     def __init__(self, world: World | None, section: StrategySection, join_timeout: float = 60.0):
         super().__init__(world)
         self.section, self.join_timeout = section.ps, join_timeout
+        self.wire_flags = (
+            BFLOAT16 * (section.wire_dtype == "bfloat16") | COMPRESSED * section.ps.compress
+        )
         if not self.section.addresses:
             raise ValueError(
                 "strategy ps needs servers: start the run with `shoal launch --worker_num=2 "
@@ -51,7 +54,7 @@ class ParameterServers(Strategy):
             )
         self.elastic = self.section.elastic
         self.dense_at_servers = self.section.dense == "server"
-        self.prefetches = self.section.ahead
+        self.prefetches = section.prefetch
         self.pipelined = self.section.mode == "async"  # continues before its gradients are applied
         self._under_way: deque[Pushing] = deque()
 
@@ -111,7 +114,7 @@ class ParameterServers(Strategy):
             joins=self.elastic and not is_worker(),
             replicas=section.replicas,
         )
-        client.flags = BFLOAT16 * section.bfloat16 | COMPRESSED * section.compress
+        client.flags = self.wire_flags
         client.hello(self.spec, self.join_timeout)
         return client
 

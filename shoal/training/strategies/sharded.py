@@ -35,7 +35,7 @@ class Sharded(Collective):
     def __init__(self, world: World | None = None, section: StrategySection | None = None):
         super().__init__(world)
         self.section = section or StrategySection(name="sharded")
-        self.prefetches = self.section.overlap
+        self.prefetches = self.section.prefetch
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         self.plan, section = self.make_plan(tables, self.section), self.section
@@ -71,7 +71,7 @@ class Sharded(Collective):
         self.row_world = group
         groups = RankGroups(self.world, peers, section.groups_every)
         return ShardedRows(
-            group, placed, self.rules, groups, WirePrecision(getattr(torch, section.exchange))
+            group, placed, self.rules, groups, WirePrecision(getattr(torch, section.wire_dtype))
         )
 
     def make_plan(self, tables: dict[str, Table], section: StrategySection) -> Plan:

@@ -40,16 +40,18 @@ def record_of(folder: Path) -> RunRecord:
 
 def test_a_real_run_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}}
+    small = {"data.synthetic": {"users": 90, "items": 60, "interactions": 2000}}
     keys = {"run.log_level": "warning", "run.progress": False, "run.tensorboard": False}
     for name in ("first", "second"):
-        shoal.run("BPR", "planted", epochs=2, **small, **keys, **{"run.output": f"runs/{name}"})
+        shoal.run("BPR", "synthetic", epochs=2, **small, **keys, **{"run.output": f"runs/{name}"})
     done = CliRunner().invoke(app, ["report", "runs/first"])
     assert done.exit_code == 0 and "runs/first/report.html: open it" in done.output, done.output
     page = (tmp_path / "runs/first/report.html").read_text()
     result = json.loads((tmp_path / "runs/first/result.json").read_text())
     said = text_of(page)
-    assert f"BPR on planted reaches mrr@10 {result['test']['mrr@10']:.4f} on the test part" in said
+    assert (
+        f"BPR on synthetic reaches mrr@10 {result['test']['mrr@10']:.4f} on the test part" in said
+    )
     assert "host memory at its peak" in said and "without hits user 91 64 90" in said
     assert "metric test 95 % interval best valid popular items recall@10" in said
     for words in ("90 users", "Quality by activity", "Recommended most", "Users served worst"):

@@ -1,19 +1,19 @@
-"""Planted data: the promised shape, the same everywhere, and a taste that can be found."""
+"""Synthetic data: the promised shape, the same everywhere, and a taste that can be found."""
 
 import hashlib
 
 import numpy as np
 import pytest
 
-from shoal.config.schema import DataSection, PlantedSection
+from shoal.config.schema import DataSection, SyntheticSection
 from shoal.data.loading.load import load_dataset
-from shoal.data.sources.synthetic import planted_truth
+from shoal.data.sources.synthetic import synthetic_truth
 
 SMALL = {"users": 60, "items": 90, "interactions": 1200}
 
 
-def load(planted=None, **options):
-    return load_dataset(DataSection(name="planted", planted=planted or {}, **options), 1)
+def load(synthetic=None, **options):
+    return load_dataset(DataSection(name="synthetic", synthetic=synthetic or {}, **options), 1)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def recall_at_10(data, scores):
 def true_scores(data, section, t=1.0):
     scores = np.full((data.num_users, data.num_items), -np.inf)
     users, items = data.vocab["user_id"][1:], data.vocab["item_id"][1:]
-    scores[1:, 1:] = planted_truth(section).scores(users, items, t)
+    scores[1:, 1:] = synthetic_truth(section).scores(users, items, t)
     return scores
 
 
@@ -80,7 +80,7 @@ def test_the_same_on_every_machine(default):
 
 
 def test_truth_ranks_far_better_than_popularity(default):
-    section = PlantedSection()
+    section = SyntheticSection()
     truth = recall_at_10(default, true_scores(default, section, 0.5))
     popular = recall_at_10(default, popularity(default))
     chance = 10 / default.num_items
@@ -91,21 +91,21 @@ def test_truth_ranks_far_better_than_popularity(default):
 
 def test_recent_taste_predicts_the_last_item_better_than_early_taste():
     data = load(split={"by": "leave_one_out", "order": "time"})
-    section = PlantedSection()
+    section = SyntheticSection()
     late = recall_at_10(data, true_scores(data, section, 1.0))
     early = recall_at_10(data, true_scores(data, section, 0.0))
     assert late > 2 * early
 
 
 def test_ratings_follow_taste(default):
-    scores = true_scores(default, PlantedSection(popularity=0.0), 0.5)
+    scores = true_scores(default, SyntheticSection(popularity=0.0), 0.5)
     liking = scores[default.inter["user_id"], default.inter["item_id"]]
     means = [liking[default.inter["rating"] == stars].mean() for stars in range(1, 6)]
     assert means == sorted(means)
 
 
 @pytest.mark.parametrize(
-    "planted",
+    "synthetic",
     [
         {"users": 2, "items": 10, "interactions": 10},
         {"users": 3, "items": 11, "interactions": 15},
@@ -114,11 +114,11 @@ def test_ratings_follow_taste(default):
         {**SMALL, "factors": 1, "drift": 3.0, "strength": 50.0, "popularity": 5.0, "seed": -1},
     ],
 )
-def test_odd_sizes(planted):
-    data = load(planted, split={"order": "time"})
+def test_odd_sizes(synthetic):
+    data = load(synthetic, split={"order": "time"})
     users, items = data.inter["user_id"], data.inter["item_id"]
-    assert data.num_inter == planted["interactions"]
-    assert data.num_users == planted["users"] + 1
+    assert data.num_inter == synthetic["interactions"]
+    assert data.num_users == synthetic["users"] + 1
     assert len(np.unique(users * 10_000 + items)) == len(users)
     assert np.bincount(users)[1:].min() >= 5
     assert (np.diff(data.inter["timestamp"]) > 0).all()
@@ -126,12 +126,12 @@ def test_odd_sizes(planted):
 
 @pytest.mark.parametrize("interactions", [299, 60 * 45 + 1])
 def test_impossible_sizes(interactions):
-    with pytest.raises(ValueError, match=r"data\.planted: .* so give 300 to 2700 interactions"):
+    with pytest.raises(ValueError, match=r"data\.synthetic: .* so give 300 to 2700 interactions"):
         load({**SMALL, "interactions": interactions})
 
 
 def test_columns_and_names_follow_the_config():
     data = load(SMALL, fields={"user": "who"}, load={"inter": ["who", "item_id"]})
     assert list(data.inter) == ["who", "item_id"]
-    with pytest.raises(ValueError, match="planted data holds interactions in one file only"):
+    with pytest.raises(ValueError, match="synthetic data holds interactions in one file only"):
         load(SMALL, load={"item": ["*"]})
