@@ -85,7 +85,8 @@ CASES = {
 # Clients that ask at the same time, of a service.
 SERVICES = {"service, 1 client": 1, "service, 64 clients": 64}
 REQUESTS = {1: 300, 64: 2000}
-# As both sides understand it, through Python: `shoal export` has had other words.
+# As both sides understand it, through Python: options of `shoal export` were renamed, and so was
+# the list of an artifact's items.
 EXPORT = """
 import json, pathlib, shoal, sys
 place = pathlib.Path(sys.argv[1])
@@ -96,8 +97,9 @@ shoal.run(model="SASRec", config_dict={
     "run.log_level": "warning", "run.output": str(place / "run"),
 })
 shoal.export(place / "run", place / "artifact")
-names = [str(name) for name in shoal.load(place / "artifact").items.words[1:].tolist()]
-(place / "names.json").write_text(json.dumps(names))
+items = shoal.load(place / "artifact").items
+names = items.words if hasattr(items, "words") else items.all
+(place / "names.json").write_text(json.dumps([str(name) for name in names[1:].tolist()]))
 """
 
 

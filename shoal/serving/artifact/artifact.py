@@ -354,12 +354,17 @@ class Artifact:
         """Titles and pictures of items, where the data had them."""
         return files.read_captions(self.folder, self.manifest, len(self.items))
 
-    def prepare(self) -> None:
-        """Read everything now that would otherwise be read on first use."""
+    def prepare(self, batch_size: int = 0) -> None:
+        """Do everything now that would otherwise be done on first use, at the cost of a request.
+
+        batch_size: the graph is prepared for query vectors of 1 to so many users or histories.
+        """
         if self.kind == "retrieval":
             _ = self.item_vectors
         if self.kind not in GRAPHS:
             _ = self._stored, self.users.find([]), self.items.values, self.captions
+        if self.kind == "retrieval" and self.graph is not None:
+            self.running.prepare(batch_size)
 
     def fill(self, query: Fields, items: Tensor | None) -> Fill:
         """The function that writes the scores of a query for these items; None: for all items."""

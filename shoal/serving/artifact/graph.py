@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from time import thread_time
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,7 @@ from shoal.serving.artifact.tables import RowTable
 LOOKUP, POOLED, LISTED = "shoal.lookup", "shoal.pooled", "shoal.listed"
 PADDED = "shoal.padded"
 MOST_PASSED = 4096  # shapes of inputs that a graph remembers
+MOST_SECONDS_TO_PREPARE = 2.0  # of CPU time
 OURS = (LOOKUP, POOLED, LISTED, PADDED)
 # (table, ids, how rows of lists are pooled): rows
 Lookup = Callable[[str, "Tensor | Jagged", str], Tensor]
@@ -287,6 +289,25 @@ class Running:
         """The answer for all samples in one run of the graph; raises TooLarge."""
         with torch.inference_mode():
             return self.graph(fields, self._look_up)
+
+    def prepare(self, batch_size: int) -> None:
+        """Run the graph once for batches of 1 to `batch_size` samples of nothing but padding.
+
+        The first run of a batch size checks every rule, which for a small model takes longer than
+        to compute its answer. A model that computes for long does not need all sizes prepared.
+        """
+        begun = thread_time()
+        for size in range(1, batch_size + 1):
+            self.samples(self._padding(size))
+            if thread_time() - begun > MOST_SECONDS_TO_PREPARE:
+                return
+
+    def _padding(self, size: int) -> dict[str, Tensor]:
+        """Inputs of `size` samples, all 0."""
+        return {
+            name: torch.zeros([size, *facts["shape"][1:]], dtype=DTYPES[facts["dtype"]])
+            for name, facts in self.graph.inputs.items()
+        }
 
     def pairs(self, query: Fields, size: int, items: Tensor) -> Tensor:
         """The answer for every query and items [n]: [size, n]."""

@@ -18,9 +18,10 @@ from importlib import resources
 from typing import Any
 
 import torch
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 import shoal
@@ -32,7 +33,7 @@ from shoal.serving.service.batching import Batcher, Full
 from shoal.serving.service.openapi import describe, page_of
 from shoal.serving.service.questions import QUESTIONS, examples, parse
 from shoal.serving.service.service import Service
-from shoal.serving.service.statistics import Figures
+from shoal.serving.service.statistics import RequestMetrics
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Api(Guard):
         super().__init__(token, local)
         self.service = service
         self.limits = limits
-        self.figures = Figures()
+        self.metrics = RequestMetrics(self._counts)
         # Batches side by side, each on one core: the parts of one small product would wait for
         # each other, the longer the busier the machine is.
         self.threads = ThreadPoolExecutor(limits.threads, "model", torch.set_num_threads, (1,))
@@ -109,11 +110,11 @@ class Api(Guard):
         return Starlette(routes=[*posts, *routes], exception_handlers={405: self._other_method})
 
     def begun(self) -> None:
-        self.figures.in_flight += 1
+        self.metrics.in_flight.inc()
 
     def answered(self, path: str, status: int, seconds: float) -> None:
-        self.figures.in_flight -= 1
-        self.figures.count(path, status, seconds)
+        self.metrics.in_flight.dec()
+        self.metrics.count(path, status, seconds)
 
     # ---- questions ------------------------------------------------------------------------------
 
@@ -174,17 +175,21 @@ class Api(Guard):
         return json_answer({"status": "ready", "artifact": model.folder.name, "model": model.model})
 
     async def _metrics(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    def _counts(self) -> tuple[dict[str, float], dict[str, str]]:
+        """What other parts counted, and labels of the artifact, for the metrics."""
         model = self.service.model
-        figures = {
-            "batches_total": sum(one.batches for one in self.batchers.values()),
-            "batched_requests_total": sum(one.requests for one in self.batchers.values()),
+        counts = {
+            "batches_total": sum(batcher.batches for batcher in self.batchers.values()),
+            "batched_requests_total": sum(batcher.requests for batcher in self.batchers.values()),
             "reloads_total": self.service.reloads,
             "reload_failures_total": self.service.failures,
             "artifact_since_seconds": self.service.since,
             **self.service.kept(),
         }
-        info = {"artifact": model.folder.name, "model": model.model, "shoal": shoal.__version__}
-        return PlainTextResponse(self.figures.text(figures, info))
+        labels = {"artifact": model.folder.name, "model": model.model, "shoal": shoal.__version__}
+        return counts, labels
 
     async def _openapi(self, request: Request) -> Response:
         return json_answer(describe(QUESTIONS, self.token is not None))

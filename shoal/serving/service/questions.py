@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import (
@@ -40,6 +40,8 @@ class Question(BaseModel):
 class Who(Question):
     """A user that the model knows, or a history, oldest first."""
 
+    alternatives: ClassVar = ("user", "history")  # fields of which a request has exactly one
+
     user: Word | None = Field(None, description="a user's id as the data has it")
     history: Words | None = Field(None, description="items, oldest first")
     times: Annotated[list[int], Field(max_length=MOST_ITEMS + 1)] | None = Field(
@@ -47,23 +49,22 @@ class Who(Question):
     )
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Who:
-        alternatives = ("user", "users", "history", "sample")
-        named = [name for name in alternatives if hasattr(self, name)]
-        if sum(getattr(self, name) is not None for name in named) != 1:
-            raise ValueError(f"give {' or '.join(named)}, one of them")
+    def _has_one_alternative(self) -> Who:
+        if sum(getattr(self, name) is not None for name in self.alternatives) != 1:
+            raise ValueError(f"give {' or '.join(self.alternatives)}, one of them")
         return self
 
 
 class Recommend(Who):
     """The best items, of a user, of several users or for a history."""
 
+    alternatives: ClassVar = ("user", "users", "history")
     users: Annotated[list[Word], Field(min_length=1, max_length=1_000)] | None = Field(
         None, description="several users, answered in one pass"
     )
 
     topk: int = Field(10, ge=1, le=1_000)
-    exclude: Words = Field([], description="items that may not come")
+    exclude: Words = Field(default_factory=list, description="items that may not come")
     only: Words | None = Field(None, description="items that alone may come")
     seen: bool | None = Field(None, description="whether items taken before may come again")
     captions: bool = Field(False, description="titles and pictures too, where items have them")
@@ -99,6 +100,7 @@ class Predict(Question):
 class Explain(Who):
     """Why an item has its score: shares of what was taken. Of click models, those of a sample."""
 
+    alternatives: ClassVar = ("user", "history", "sample")
     item: Word | None = Field(None, description="the item, beside a user or a history")
     sample: dict[str, SkipValidation[Cell]] | None = Field(
         None, description="columns as the training data had them, of click models"

@@ -30,7 +30,8 @@ class HttpServer(BoundedServer):
         key: str | None = None,
     ) -> HttpServer:
         """A server of an artifact, ready to run."""
-        api = Api(Service(artifact, limits.state_bytes), limits, token, local)
+        service = Service(artifact, limits.state_bytes, limits.batch)
+        api = Api(service, limits, token, local)
         bounds = replace(limits.connection, head_seconds=limits.seconds)
         server = cls.around(api.app(), api, bounds, certificate, key)
         server.api = api

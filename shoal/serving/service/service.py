@@ -45,10 +45,12 @@ class RefusedArtifact:
 class Service:
     """A model in service."""
 
-    def __init__(self, path: str | Path, state_bytes: int = 0):
-        """state_bytes: so much is kept of histories between requests."""
+    def __init__(self, path: str | Path, state_bytes: int = 0, batch_size: int = 0):
+        """state_bytes: so much is kept of histories between requests; batch_size: so many requests
+        are answered together at most, for which a model is prepared."""
         self.path = Path(path)
         self.state_bytes = state_bytes
+        self.batch_size = batch_size
         self.reloads = self.failures = 0
         self.refused: dict[Path, RefusedArtifact] = {}
         model = self._newest(None)
@@ -84,7 +86,7 @@ class Service:
                     stated = files.read_manifest(folder)["sha256"]
                     if served is not None and served.manifest["sha256"] == stated:
                         return None
-                    model = load(folder, state)
+                    model = load(folder, state, self.batch_size)
                     model.keep_histories(self.state_bytes)
                     return model
                 except Exception as error:
@@ -149,12 +151,12 @@ class Service:
         return [one if isinstance(one, Exception) else {**one, "artifact": name} for one in answers]
 
 
-def load(folder: Path, state: State) -> Artifact:
+def load(folder: Path, state: State, batch_size: int) -> Artifact:
     """The model of an artifact whose files were in this state, all of it in memory."""
     with files.private():
         model = Artifact(folder)
         try_apart(model)
-        model.prepare()  # before the first request, not at its cost
+        model.prepare(batch_size)
     if state_of(folder) != state:
         raise ValueError(f"{folder} changed while it was loaded")
     return model

@@ -1,54 +1,79 @@
-"""Figures of a service, in the text that Prometheus reads."""
+"""Metrics of a service, as Prometheus reads them at /metrics."""
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+DESCRIPTIONS = {  # of what other parts of the service count; names in _total are counters
+    "batches_total": "Batches that the model answered",
+    "batched_requests_total": "Requests in these batches",
+    "reloads_total": "Artifacts that took the place of an older one",
+    "reload_failures_total": "Artifacts that could not be loaded",
+    "artifact_since_seconds": "When the artifact was taken, in seconds since 1970",
+    "state_bytes": "Bytes of the histories that are kept between requests",
+    "states": "Histories that are kept between requests",
+    "state_requests_total": "Histories in requests",
+    "state_hits_total": "Histories whose beginning was kept",
+}
+# Values by the names above, and labels of the artifact in use.
+ReadCounts = Callable[[], tuple[dict[str, float], dict[str, str]]]
 
 
-class Figures:
-    """Counts requests and how long they took, by route."""
+class RequestMetrics:
+    """Counts requests and their times by route, and reports what other parts count.
 
-    bounds = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
+    >>> metrics = RequestMetrics(lambda: ({"batches_total": 3}, {"artifact": "monday"}))
+    >>> metrics.count("/ready", 200, 0.002)
+    >>> 'shoal_requests_total{route="/ready",status="200"} 1.0' in metrics.text().decode()
+    True
+    """
 
-    def __init__(self) -> None:
-        self.begun = time.time()
-        self.requests: dict[tuple[str, int], int] = {}
-        self.seconds: dict[str, float] = {}
-        self.buckets: dict[str, list[int]] = {}
-        self.in_flight = 0
+    def __init__(self, read_counts: ReadCounts):
+        self.read_counts = read_counts
+        # Separate from the package's global registry: a process may hold several services.
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "shoal_requests", "Requests answered", ["route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "shoal_request_seconds",
+            "Seconds from a request's head to its answer",
+            ["route"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "shoal_in_flight", "Requests being answered", registry=self.registry
+        )
+        start = time.time()
+        uptime = Gauge("shoal_uptime_seconds", "Seconds in service", registry=self.registry)
+        uptime.set_function(lambda: time.time() - start)
+        self.registry.register(self)
+        self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def count(self, route: str, status: int, seconds: float) -> None:
-        """One request was answered."""
-        self.requests[route, status] = self.requests.get((route, status), 0) + 1
-        self.seconds[route] = self.seconds.get(route, 0.0) + seconds
-        counts = self.buckets.setdefault(route, [0] * (len(self.bounds) + 1))
-        counts[bisect_left(self.bounds, seconds)] += 1
+        """Count a request that was answered."""
+        series = self._series.get((route, status))
+        if series is None:  # finding series by their labels costs more than counting
+            series = self.requests.labels(route, status), self.seconds.labels(route)
+            self._series[route, status] = series
+        counter, histogram = series
+        counter.inc()
+        histogram.observe(seconds)
 
-    def text(self, extra_figures: dict[str, float], info: dict[str, str]) -> str:
-        """All of it, and further numbers by name."""
-        lines = ["# TYPE shoal_requests_total counter"]
-        for (route, status), number in sorted(self.requests.items()):
-            labels = f'route="{route}",status="{status}"'
-            lines.append(f"shoal_requests_total{{{labels}}} {number}")
-        lines.append("# TYPE shoal_request_seconds histogram")
-        for route, counts in sorted(self.buckets.items()):
-            total = 0
-            for bound, number in zip([*map(str, self.bounds), "+Inf"], counts):
-                total += number
-                labels = f'route="{route}",le="{bound}"'
-                lines.append(f"shoal_request_seconds_bucket{{{labels}}} {total}")
-            lines.append(f'shoal_request_seconds_sum{{route="{route}"}} {self.seconds[route]:.6f}')
-            lines.append(f'shoal_request_seconds_count{{route="{route}"}} {total}')
-        figures = {
-            **extra_figures,
-            "in_flight": self.in_flight,
-            "uptime_seconds": time.time() - self.begun,
-        }
-        for name, value in figures.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# TYPE shoal_{name} {kind}", f"shoal_{name} {value:g}"]
-        escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-        labels = ",".join(f'{name}="{value.translate(escapes)}"' for name, value in info.items())
-        lines += ["# TYPE shoal_artifact_info gauge", f"shoal_artifact_info{{{labels}}} 1"]
-        return "\n".join(lines) + "\n"
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format (`prometheus_client.CONTENT_TYPE_LATEST`)."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """The counts of other parts; the registry calls this."""
+        counts, labels = self.read_counts()
+        for name, value in counts.items():
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield family(f"shoal_{name}", DESCRIPTIONS[name], value=value)
+        yield InfoMetricFamily("shoal_artifact", "The artifact in use", value=labels)
