@@ -104,7 +104,7 @@ class ColumnReading:
         units = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
         if self.unit in units:
             return f"{units[self.unit]} since 1970"
-        return "dates" if self.is_time and not self.unit else ""
+        return "text, read as dates" if self.is_time and not self.unit else ""
 
     def options(self) -> dict[str, Any]:
         """The reading as data.cells would say it: what is not as by default."""

@@ -44,6 +44,7 @@ MOST_ITEMS, MOST_CELLS = 10_000, 100_000_000
 # Limit of SASRec, which scores every item after every row: minutes for an epoch on two cores.
 MOST_SCORES = 20_000_000_000
 EPOCHS, FEWEST_EPOCHS = 100, 5
+PATIENT_PARTS = 5  # of few epochs: so many of them bring nothing better before it ends
 TRAINED_ROWS = 10_000_000  # of all epochs together: half a minute of BPR on two cores
 
 
@@ -130,7 +131,7 @@ def _build_file_section(answers: QuickstartAnswers, look: FirstLook, notes: list
         return _build_clicks_section(answers, look, notes)
     roles = {role: look.roles[role] for role in ("user", "item", "time") if role in look.roles}
     shown_roles = roles | ({"label": look.label} if look.label and answers.only_taken else {})
-    notes.append(f"{look.path}: {shown(shown_roles)}")
+    notes += [f"{look.path}: {shown(shown_roles)}", *_describe_encoding(look)]
     lines = [
         *_list_first_lines(look),
         *(f"    {role}: {inline(name)}" for role, name in roles.items()),
@@ -148,6 +149,11 @@ def _build_file_section(answers: QuickstartAnswers, look: FirstLook, notes: list
             f"{label}, use --task clicks"
         )
     elif look.label is None:
+        if (rating := look.roles.get("rating")) is not None:
+            notes.append(
+                f"every row counts as taken, whatever its {rating}; to predict which rows have a "
+                "high one, use --task clicks"
+            )
         notes += [
             f"careful: {name} is 0 or 1; if it says which rows were taken, use --label={name}"
             for name in look.two_valued
@@ -168,7 +174,7 @@ def _build_clicks_section(
     if look.label is None:
         threshold = rating_of_clicks(look)
         roles["rating"] = look.roles["rating"]
-    notes.append(f"{look.path}: {shown(roles)}")
+    notes += [f"{look.path}: {shown(roles)}", *_describe_encoding(look)]
     if threshold is not None:
         notes.append(f"no column of clicks: {roles['rating']} ≥ {threshold:g} counts as one")
     lines = [
@@ -195,6 +201,16 @@ def _build_clicks_section(
             "click, below it is none"
         )
     return lines
+
+
+def _describe_encoding(look: FirstLook) -> list[str]:
+    """A note about text that is not UTF-8; none where it is."""
+    if look.section.encoding == "utf-8":
+        return []
+    return [
+        f"its text is not UTF-8, and is read as {look.section.encoding}; where letters look wrong, "
+        "change data.encoding in the config"
+    ]
 
 
 def _list_first_lines(look: FirstLook) -> list[str]:
@@ -383,7 +399,10 @@ def _format_config(
             epochs = min(EPOCHS, max(FEWEST_EPOCHS, TRAINED_ROWS // dataset.num_inter))
             epochs_note = "; few, for a first list soon: more learn more" * (epochs < EPOCHS)
         lines += ["", "train:", f"  epochs: {epochs}  # passes over the data, at most{epochs_note}"]
-        lines += ["  patience: auto  # it ends after so many epochs that brought nothing better"]
+        patience = "auto" if epochs == EPOCHS else max(2, epochs // PATIENT_PARTS)
+        lines += [
+            f"  patience: {patience}  # it ends after so many epochs that brought nothing better"
+        ]
         lines += ["  batch_size: auto  # rows of one step; auto: by the size of the data"]
     metrics = "[AUC, LogLoss]" if answers.task == "clicks" else "[Recall, NDCG, Hit]"
     best = "AUC" if answers.task == "clicks" else "NDCG@10"

@@ -17,11 +17,11 @@ USUAL_PATIENCE = 10  # evaluations
 # 1,090 users is one step, and 10 evaluations without improvement are 10 steps.
 FEWEST_STEPS = 32  # of an epoch, where batches are not the smallest already
 FEWEST_PATIENT_STEPS = FEWEST_STEPS * USUAL_PATIENCE
-# A validation ranks users x items pairs. Measured on two x86 cores, BPR of width 64: 1.2 ns a pair,
-# 2.5 to 3 us a training interaction, so an epoch takes as long as about 2,048 pairs for each of its
-# interactions. Wider vectors and longer histories make both dearer alike.
-PAIRS_OF_A_ROW = 2048
-FEWEST_USERS = 4096  # in a validation by a sample
+# A validation ranks users x items pairs. Measured on two x86 cores, BPR of width 64: 1.2 to 2.2 ns
+# a pair, 1.7 to 3 us a training interaction, so an epoch takes as long as about 1,024 pairs for
+# each of its interactions. Wider vectors and longer histories make both dearer alike.
+PAIRS_OF_A_ROW = 1024
+FEWEST_USERS = 2048  # in a validation by a sample
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def settings_for(size: DataSize, batch_size: int | None = None) -> SizeSettings:
     >>> settings_for(DataSize(samples=1_090, rows=50_000, users=1_090, items=3_646))
     SizeSettings(batch_size=64, patience=18, valid_users=None)
     >>> settings_for(DataSize(samples=900_000, rows=900_000, users=105_283, items=340_556))
-    SizeSettings(batch_size=2048, patience=10, valid_users=5412)
+    SizeSettings(batch_size=2048, patience=10, valid_users=2706)
     """
     if batch_size is None:
         batch_size = USUAL_BATCH

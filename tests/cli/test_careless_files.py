@@ -52,6 +52,7 @@ class Started:
 def test_dates_of_three_forms_are_all_read(tmp_path: Path) -> None:
     started = Started("dates", tmp_path)
     started.check_lists()
+    assert "date: text, read as dates" in started.text
     assert "data.bad_rows" not in started.text and "cannot be read" not in started.text
     assert "from 2024-01-01 00:00:00 to 2024-10-26 00:00:00" in started.text
     assert started.config.data.split.order == "time"
@@ -74,6 +75,7 @@ def test_outcomes_beside_the_label_are_no_features(tmp_path: Path) -> None:
     for name in ("bought", "revenue", "dwell", "answer", "ticket"):
         assert f"--feature={name}" in started.text
     assert started.result["test"]["auc"] == pytest.approx(0.5, abs=0.02)
+    assert "it is not shown to know anything about clicks" in started.text
 
 
 @pytest.mark.slow
@@ -111,6 +113,7 @@ def test_leading_zeros_of_ids_are_kept(tmp_path: Path) -> None:
     assert {"07", "007", "0007"} <= set(users.tolist()) and len(users) == 61
     assert set(items[1:].tolist()) == {f"{number:08d}" for number in range(40)}
     assert re.search(r"^│ 1 +│ 000000\d\d ", started.text, re.M)
+    assert "train.epochs" not in started.text  # EASE has none
 
 
 @pytest.mark.slow
@@ -118,6 +121,8 @@ def test_latin_1_is_read_and_said(tmp_path: Path) -> None:
     started = Started("latin_1", tmp_path)
     started.check_lists()
     assert started.config.data.encoding in ("cp1252", "latin-1")
+    assert f"not UTF-8, and is read as {started.config.data.encoding}" in started.text
+    assert "every row counts as taken, whatever its Rating" in started.text
     assert any(title in started.text for title in careless_files.TITLES)
     assert "�" not in started.text
 

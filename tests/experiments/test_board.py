@@ -4,6 +4,9 @@ import hashlib
 import http.client
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 from browser import Browser, needs_browser
 from commands import shoal
+from other_user import NO_IDS, needs_root
 from served import PATIENCE
 from typer.testing import CliRunner
 
@@ -346,6 +350,53 @@ def test_only_the_holder_of_the_lock_is_stopped(tmp_path: Path) -> None:
         (one / ".lock").write_text(text)
         with pytest.raises(ValueError, match=said):
             stop_run(one)
+
+
+HOLDER = """
+import fcntl, os, subprocess, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.flock(file, getattr(fcntl, sys.argv[2]))
+options = {"env": {"SHOAL_LAUNCHER": str(os.getpid())}, "pass_fds": [file]}
+with subprocess.Popen(["/bin/sleep", "600"], user=int(sys.argv[3]), **options) as sleeping:
+    print(sleeping.pid, flush=True)
+"""
+
+
+@contextmanager
+def holding(run: Path, lock: str, user: int) -> Iterator[subprocess.Popen[str]]:
+    """A launcher whose child, of a user, has the lock of a run; the lock names the child."""
+    (run / ".lock").touch()
+    words = [sys.executable, "-c", HOLDER, str(run / ".lock"), lock, str(user)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        child = int(launcher.stdout.readline())
+        (run / ".lock").write_text(f"process {child} on host {os.uname().nodename}\n")
+        try:
+            yield launcher
+        finally:
+            os.kill(child, signal.SIGKILL)
+            launcher.kill()
+
+
+def test_a_process_that_shares_the_lock_does_not_train(tmp_path: Path) -> None:
+    """The board itself does so, for a moment, and a folder's author may have named it."""
+    run = make_run(tmp_path / "one")
+    with holding(run, "LOCK_SH", os.geteuid()) as launcher:
+        with pytest.raises(ValueError, match="no process trains there any more"):
+            stop_run(run)
+        assert launcher.poll() is None
+    with holding(run, "LOCK_EX", os.geteuid()) as launcher:
+        assert stop_run(run) == launcher.pid
+        assert launcher.wait() == -signal.SIGTERM
+
+
+@needs_root
+def test_the_launcher_of_another_user_is_not_stopped(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one")
+    with holding(run, "LOCK_EX", NO_IDS) as launcher:
+        with pytest.raises(ValueError, match="its launcher is a process of another user"):
+            stop_run(run)
+        assert launcher.poll() is None
 
 
 # ---- in a browser ------------------------------------------------------------------------------

@@ -62,10 +62,10 @@ def test_patience_counts_steps_of_the_batch_size_that_was_given() -> None:
 @pytest.mark.parametrize(
     "rows,users,items,valid_users",
     [
-        (860_000, 105_283, 340_556, 5171),
+        (860_000, 105_283, 340_556, 2585),
         (1_000_000, 6_040, 3_706, None),
         (16_000_000, 138_493, 26_744, None),
-        (10_000, 100_000, 1_000_000, 4096),
+        (10_000, 100_000, 1_000_000, 2048),
     ],
 )
 def test_validation_takes_a_sample_where_all_users_would_take_longer_than_an_epoch(
@@ -197,3 +197,4 @@ def test_quickstart_takes_models_and_epochs_by_size(
         assert f"name: {model}  #" in text and "batch_size: auto  #" in text
         section = resolve([tmp_path / task / f"rows-{task}.yaml"]).config.train
         assert 5 <= section.epochs < 100
+        assert isinstance(section.patience, int) and section.patience < section.epochs / 2

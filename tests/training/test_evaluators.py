@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from click_model import tiny_clicks
-from small import small_config
+from small import DATA, small_config
 
 import shoal
 from shoal.distributed.world import World
@@ -16,8 +16,13 @@ from shoal.models.base import Facts, Model
 from shoal.recommender.catalogue import RunCatalogue
 from shoal.recommender.recommender import Recommender
 from shoal.runs.build import build
+from shoal.runs.run import resolve
 from shoal.training.evaluation import Evaluator
+from shoal.training.evaluation.clicks import base_line, base_of
+from shoal.training.evaluation.phases import UserLists
+from shoal.training.evaluation.popular import PopularLists, remedy
 from shoal.training.losses import LogInterval, Losses
+from shoal.training.steps import solve
 from shoal.training.trainer import Trainer
 
 __all__ = ["tiny_clicks"]  # used by being there
@@ -61,6 +66,68 @@ def test_popular_items_stand_beside_a_model(mode: str, tmp_path: Path) -> None:
     assert found["BPR"]["test"]["ndcg@10"] < popular["ndcg@10"]
     line = f"the most popular items for everyone: ndcg@10 {popular['ndcg@10']:.4f}"
     assert f"{line}\n" in told["Pop"] and f"{line}. The model has " in told["BPR"]
+
+
+@pytest.mark.parametrize("num_items", [7, 60])
+def test_popular_lists_are_those_of_scoring_every_item(num_items: int) -> None:
+    """Counts with many ties; users who have seen nothing, most items, and everything."""
+    random = np.random.default_rng(num_items)
+    counts = random.integers(0, 4, num_items)
+    shares = np.array([0.0, 0.1, 0.9, 1.0, 0.3])
+    has_seen = random.random((len(shares), num_items)) < shares[:, None]
+    users, items = np.nonzero(has_seen[:, 1:])
+    seen = UserLists.of(users, items + 1, np.arange(len(shares)), len(shares))
+    found = PopularLists(counts, seen, keep=6).best(0, len(shares))
+    for user, shown in enumerate(found.tolist()):
+        unseen = [item for item in range(1, num_items) if not has_seen[user, item]]
+        expected = sorted(unseen, key=lambda item: -counts[item])[:6]
+        assert shown == expected + [0] * (6 - len(expected))
+
+
+def test_the_remedy_suits_the_model() -> None:
+    """No epochs for a closed form, no EASE for items whose matrix has no room."""
+    trained = remedy(trainable=True, num_items=9000, num_users=9000)
+    assert "train.epochs" in trained and "EASE" in trained and "chance" not in trained
+    solved = remedy(trainable=False, num_items=9000, num_users=60)
+    assert "train." not in solved and "EASE" not in solved and "only 60 users were tested" in solved
+    assert "EASE" not in remedy(trainable=True, num_items=300_000, num_users=9000)
+
+
+def test_a_closed_form_that_is_worse_is_not_told_to_train_longer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = build(resolve(values={"model": "EASE", **DATA}).config, World())
+    solve(parts.model, 0, World().device)
+    evaluator = parts.evaluator
+    assert isinstance(evaluator, Evaluator)
+    evaluator.values = dict.fromkeys(evaluator.evaluate(parts.model, "test"), 0.0)
+    with caplog.at_level(logging.INFO, "shoal"):
+        evaluator.leave(tmp_path, parts.config.data)
+    (line,) = [line for line in caplog.messages if "the most popular items" in line]
+    assert "which is worse: search its options (shoal tune)" in line and "train." not in line
+
+
+@pytest.mark.parametrize(
+    ("auc", "logloss", "samples", "words"),
+    [
+        (0.5205, 0.6218, 4000, "on 4,000 samples chance alone gives up to 0.5296"),
+        (0.4781, 2.3180, 132, "it is not shown to know anything about clicks"),
+        (0.5205, 0.6100, 400_000, None),
+        (0.7000, 0.6900, 4000, "its order is of use, its probabilities are not"),
+        (0.7000, 0.5500, 4000, None),
+    ],
+)
+def test_chance_is_named_beside_a_click_model(
+    auc: float, logloss: float, samples: int, words: str | None
+) -> None:
+    base = base_of(0.3115, ["auc", "logloss"])
+    line = base_line(base, {"auc": auc, "logloss": logloss}, samples)
+    begins = "0.3115 of the test samples are clicks; always predicting that: auc 0.5000, logloss "
+    assert line.startswith(f"{begins}0.6203")
+    if words is None:
+        assert line == f"{begins}0.6203"
+    else:
+        assert words in line
 
 
 @pytest.fixture

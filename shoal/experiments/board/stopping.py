@@ -10,6 +10,8 @@ import signal
 import socket
 from pathlib import Path
 
+EXCLUSIVE = re.compile(r"\bFLOCK\s+\w+\s+WRITE\b")  # a line of /proc/PID/fdinfo
+
 
 def stop_run(folder: Path) -> int:
     """Ask the process that trains in a folder to save and end; its number. ValueError: none may."""
@@ -29,6 +31,9 @@ def stop_run(folder: Path) -> int:
         try:
             if _parent_of(pid) != launcher:
                 raise ValueError("its launcher is gone: the run ends by itself")
+            # Any process can put a number of its parent's there, which may be that of the system.
+            if os.stat(f"/proc/{launcher}").st_uid != os.stat(f"/proc/{pid}").st_uid:
+                raise ValueError("its launcher is a process of another user: stop the run there")
             signal.pidfd_send_signal(above, signal.SIGTERM)
         finally:
             os.close(above)
@@ -58,12 +63,15 @@ def _read_lock_owner(lock: Path) -> int:
 
 
 def _holds_lock(pid: int, lock: Path) -> bool:
-    """Whether a process has the lock, by the records of the system."""
+    """Whether a process has the lock alone, by the records of the system.
+
+    Whoever looks whether a run is in use shares its lock for a moment, this process as well.
+    """
     lock_state = os.stat(lock, follow_symlinks=False)
     for number in os.listdir(f"/proc/{pid}/fd"):
         try:
             is_lock = os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), lock_state)
-            if is_lock and "FLOCK" in Path(f"/proc/{pid}/fdinfo/{number}").read_text():
+            if is_lock and EXCLUSIVE.search(Path(f"/proc/{pid}/fdinfo/{number}").read_text()):
                 return True
         except FileNotFoundError:  # it was closed just now
             continue

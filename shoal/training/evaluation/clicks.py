@@ -57,10 +57,41 @@ def base_of(share: float, metrics: Container[str]) -> dict[str, float]:
     return {"clicks": share} | {name: base_values[name] for name in chosen}
 
 
-def base_line(base: Mapping[str, float]) -> str:
-    """A sentence with the metrics of a constant prediction, to compare with."""
+def base_line(base: Mapping[str, float], test: Mapping[str, float], samples: int) -> str:
+    """A line for the log: the metrics of a constant prediction, and whether the model is better.
+
+    samples: those that were tested.
+
+    >>> base_line({"clicks": 0.5, "auc": 0.5}, {"auc": 0.61}, 10_000)
+    '0.5000 of the test samples are clicks; always predicting that: auc 0.5000'
+    """
     values = ", ".join(f"{name} {value:.4f}" for name, value in base.items() if name != "clicks")
-    return f"{base['clicks']:.4f} of the test samples are clicks; always predicting that: {values}"
+    line = f"{base['clicks']:.4f} of the test samples are clicks; always predicting that: {values}"
+    chance = chance_of_auc(base["clicks"], samples)
+    if "auc" in base and test["auc"] <= 0.5 + chance:
+        return (
+            f"{line}. The model has auc {test['auc']:.4f}, and on {samples:,} samples chance alone "
+            f"gives up to {0.5 + chance:.4f}: it is not shown to know anything about clicks. More "
+            "rows may help, or columns that say more about them"
+        )
+    if "logloss" in base and test["logloss"] > base["logloss"]:
+        return (
+            f"{line}. The model has logloss {test['logloss']:.4f}, which is worse: its order is of "
+            "use, its probabilities are not; eval.valid_metric=LogLoss chooses the epoch by them"
+        )
+    return line
+
+
+def chance_of_auc(share: float, samples: int) -> float:
+    """How far above 0.5 the AUC of random predictions may come: three standard errors.
+
+    share: of clicks among the samples, neither 0 nor 1.
+
+    >>> round(chance_of_auc(0.3, 4000), 3), round(chance_of_auc(0.5, 10**6), 4)
+    (0.03, 0.0017)
+    """
+    clicks = share * samples
+    return 3 * math.sqrt((samples + 1) / (12 * clicks * (samples - clicks)))
 
 
 class ClickEvaluator:
@@ -87,7 +118,10 @@ class ClickEvaluator:
         self.world = world
         self.group = group
         self.sources, self.labels, self.leakage = sources or {}, labels, leakage
-        self.auc: float | None = None  # of the phase that was evaluated last
+        # Of the phase that was evaluated last.
+        self.auc: float | None = None
+        self.values: dict[str, float] = {}
+        self.num_samples = 0
         # As of Evaluator: clicks are predicted, and no user has a list.
         self.results = None
         self.base: dict[str, float] = {}  # of the phase that was evaluated last
@@ -106,7 +140,7 @@ class ClickEvaluator:
     def leave(self, folder: Path, section: DataSection) -> dict[str, Any]:
         """After a test: log extra results and return them; writes nothing into the folder."""
         if self.base:
-            log.info("%s", base_line(self.base))
+            log.info("%s", base_line(self.base, self.values, self.num_samples))
         if self.leakage is not None and self.auc is not None:
             for line in self.leakage.compare(self.auc):
                 log.warning("%s", line)
@@ -159,7 +193,7 @@ class ClickEvaluator:
         source = self.sources.get(phase, f"the {phase} log")
         result = metrics[0].compute(source)
         self.base = base_of(clicks / rows, result)
-        self.auc = result.get("auc")
+        self.auc, self.values, self.num_samples = result.get("auc"), result, int(rows)
         if len(metrics) > 1:  # of several labels the first has the plain names too
             for label, metric_set in zip(self.labels, metrics):
                 result |= {

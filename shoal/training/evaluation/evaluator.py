@@ -29,7 +29,12 @@ from shoal.training.evaluation.cold import Cold, cold_line
 from shoal.training.evaluation.groups import groups_of
 from shoal.training.evaluation.pair_counts import PairCounts
 from shoal.training.evaluation.phases import EARLIER, PhaseData, UserLists
-from shoal.training.evaluation.popular import PopularVectors, popular_line
+from shoal.training.evaluation.popular import (
+    PopularLists,
+    PopularVectors,
+    popular_line,
+    remedy,
+)
 from shoal.training.evaluation.user_results import UserResults, chosen_users
 from shoal.training.metrics import MetricSet, Ranked, Valued, pair_counts
 
@@ -66,7 +71,9 @@ class Evaluator:
         self.groups = groups_of(dataset, section.groups)
         self._phases: dict[str, tuple[PhaseData, Histories | None]] = {}
         self._encoded: Tensor | None = None  # vectors of all items, where they are one block
-        # Of the last evaluation: metrics, what users got, and figures of those without training.
+        # Of the last evaluation: whether the model takes steps, metrics, what users got, and
+        # figures of those without training.
+        self.trainable = True
         self.values: dict[str, float] = {}
         self.results: UserResults | None = None
         self.cold: dict[str, Any] = {}
@@ -95,7 +102,7 @@ class Evaluator:
                 "AUC, LogLoss, MAE and RMSE need labels, and full ranking has none; "
                 "use eval.mode labeled, uniN or popN, or leave those metrics out"
             )
-        was_training = model.training
+        was_training, self.trainable = model.training, model.trainable
         model.eval()
         self._rank(model, data, histories, metrics, progress)
         model.train(was_training)
@@ -166,8 +173,16 @@ class Evaluator:
         if metrics.wants_valued:
             return {}
         self._listeners = [metrics.update]
-        model = PopularVectors(self.popularity).to(self.world.device)
-        self._rank(model, data, None, metrics)
+        if data.mode == "full" and not metrics.wants_auc_pairs:
+            keep = min(max(self.section.topk), self.dataset.num_items - 1)
+            lists = PopularLists(self.popularity.numpy(), data.masked, keep)
+            for bounds in self._rounds(len(data.users), lambda steps, total: steps, TILE_USERS):
+                for tile in bounds:
+                    self._add_tile(data, tile, torch.from_numpy(lists.best(*tile)))
+            metrics.reduce(self.world)
+        else:
+            model = PopularVectors(self.popularity).to(self.world.device)
+            self._rank(model, data, None, metrics)
         return metrics.compute()
 
     def _metrics(self, keep: Tensor | None = None) -> MetricSet:
@@ -195,7 +210,10 @@ class Evaluator:
         result = self.extra_results()
         metric, decimals = self.section.valid_metric.lower(), self.section.decimals
         if "base" in result:
-            log.info("%s", popular_line(result["base"], self.values, metric, decimals))
+            num_users = len(self._prepared("test")[0].users)
+            advice = remedy(self.trainable, self.dataset.num_items - 1, num_users)
+            line = popular_line(result["base"], self.values, metric, decimals, advice)
+            log.info("%s", line)
         if self.cold:
             log.info("%s", cold_line(self.cold, metric, decimals))
         return result
@@ -283,16 +301,28 @@ class Evaluator:
             best = self._best_products(model, data, bounds, queries, keep)
         if best is None:
             best = self._best_scores(model, data, bounds, queries, keep, pairs)
-        for tile, (a, b) in enumerate(bounds):
-            if a == b:
-                continue
-            items = best[tile].items()
-            users = data.users[a:b]
-            hits = torch.from_numpy(data.is_positive.contains(users[:, None], items.numpy()))
-            counts = torch.from_numpy(np.diff(data.positives.offsets[a : b + 1]))
-            won, negatives, first = pairs[tile].result() if pairs else (None, None, None)
-            owners = torch.from_numpy(users)
-            self._add(Ranked(items, hits, counts, won, negatives, first, owners))
+        for number, tile in enumerate(bounds):
+            counts = pairs[number].result() if pairs else (None, None, None)
+            self._add_tile(data, tile, best[number].items(), *counts)
+
+    def _add_tile(
+        self,
+        data: PhaseData,
+        tile: tuple[int, int],
+        items: Tensor,
+        won: Tensor | None = None,
+        negatives: Tensor | None = None,
+        first: Tensor | None = None,
+    ) -> None:
+        """Add the lists [users, keep] of a tile of users to the metrics; see Ranked."""
+        a, b = tile
+        if a == b:
+            return
+        users = data.users[a:b]
+        hits = torch.from_numpy(data.is_positive.contains(users[:, None], items.numpy()))
+        counts = torch.from_numpy(np.diff(data.positives.offsets[a : b + 1]))
+        owners = torch.from_numpy(users)
+        self._add(Ranked(items, hits, counts, won, negatives, first, owners))
 
     def _best_products(
         self,
