@@ -136,9 +136,11 @@ def command_page() -> str:
 def list_commands(group: Any, words: str = "", hidden: bool = False) -> Iterator[tuple[str, Any]]:
     """The commands of a group and of the groups in it, by name."""
     for name, command in group.commands.items():
+        if command.hidden and not hidden:
+            continue
         if hasattr(command, "commands"):
             yield from list_commands(command, f"{words}{name} ", hidden)
-        elif hidden or not command.hidden:
+        else:
             yield words + name, command
 
 

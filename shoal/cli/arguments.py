@@ -22,7 +22,7 @@ ONE_PROCESS = {
     "launch.port": 0,
     "launch.group_offset": 0,
     "launch.hosts": 0,
-    "launch.host": 0,
+    "launch.host_index": 0,
     "launch.servers": 0,
     "launch.first_server": 0,
 }

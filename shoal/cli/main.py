@@ -37,6 +37,7 @@ WORDS: dict[str, Any] = {
 }
 FILES = {**WORDS, "options_metavar": "[CONFIG.yaml]... [--KEY=VALUE]... [OPTIONS]"}
 INPUTS = {**WORDS, "options_metavar": "INPUT... [CONFIG.yaml] --to DIR [OPTIONS]"}
+OLD_NAMES = {"server": "ps server"}  # of commands that were renamed in this release
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -49,7 +50,6 @@ app.command("launch", **FILES)(training.launch)
 app.command("tune", **FILES)(tune.tune)
 app.command("sweep", **FILES)(tune.sweep)
 app.command("backtest", **FILES)(backtest.backtest)
-app.command("server", hidden=True)(training.server)
 app.command("serve")(serving.serve)
 app.command("board")(board.board)
 app.command("eval", **WORDS)(serving.evaluate)
@@ -90,6 +90,10 @@ codes_app.command("make", **FILES)(codes.make)
 codes_app.command("check", **WORDS)(codes.check)
 app.add_typer(codes_app, name="codes")
 
+ps_app = typer.Typer(no_args_is_help=True, help="Parameter servers by hand.")
+ps_app.command("server")(training.server)
+app.add_typer(ps_app, name="ps", hidden=True)
+
 keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")
 keys_app.command("make")(inspect.keys_make)
 app.add_typer(keys_app, name="keys")
@@ -110,13 +114,26 @@ def version(
 
 
 def find_command(name: list[str]) -> typer.Typer:
-    """The app with the command of this name alone, since typer builds all commands of an app."""
-    matches = [one for one in app.registered_commands if [one.name] == name]
-    if not matches:
+    """The app with the command or group of this name alone: typer builds all that an app has."""
+    commands = [command for command in app.registered_commands if [command.name] == name]
+    groups = [group for group in app.registered_groups if [group.name] == name]
+    if not commands and not groups:
         return app
     narrow = copy.copy(app)
-    narrow.registered_commands, narrow.registered_groups = matches, []
+    narrow.registered_commands, narrow.registered_groups = commands, groups
     return narrow
+
+
+def rename_old_command() -> None:
+    """Run a command by the name it has now where an old name was typed."""
+    old_name = " ".join(sys.argv[1:2])
+    if old_name in OLD_NAMES:
+        new_name = OLD_NAMES[old_name]
+        print(
+            f"shoal {old_name} is now shoal {new_name}; the old name works until the next release",
+            file=sys.stderr,
+        )
+        sys.argv[1:2] = new_name.split()
 
 
 def refuse_part_of_a_name(name: list[str]) -> None:
@@ -140,6 +157,7 @@ def main() -> None:
             signal.signal(number, exit.stop)
         sys.unraisablehook = exit.not_dropped
     try:
+        rename_old_command()
         refuse_part_of_a_name(sys.argv[1:2])
         find_command(sys.argv[1:2])(standalone_mode=True)
     except SystemExit:

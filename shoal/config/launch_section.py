@@ -27,7 +27,7 @@ class LaunchSection(Section):
     )
     group_offset: int = Field(0, ge=0, description="global rank of this host's first process")
     hosts: int = Field(0, ge=0, description="number of hosts with processes; 0: world_size / nproc")
-    host: int = Field(0, ge=0, description="number of this host, where hosts is given")
+    host_index: int = Field(0, ge=0, description="index of this host, where hosts is given")
     servers: Annotated[int, ReadBy(("ps",), refused=True)] = Field(
         0, ge=0, description="ps: number of servers started on this host"
     )

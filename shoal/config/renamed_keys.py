@@ -44,6 +44,7 @@ class RenamedKey:
 # Keys and whole sections; what stands below a section moves with it.
 RENAMED_KEYS: dict[str, RenamedKey] = {
     "run.tensorboard": RenamedKey("run.trackers", _switch(["tensorboard"], [])),
+    "launch.host": RenamedKey("launch.host_index"),
     "data.planted": RenamedKey("data.synthetic"),
     "data.clicks.planted": RenamedKey("data.clicks.synthetic"),
     "rows.decay": RenamedKey("rows.counter_decay"),

@@ -35,7 +35,10 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--world_size", type=int, default=-1, help="processes on all hosts")
     parser.add_argument("--group_offset", type=int, default=0, help="rank of the first one here")
     parser.add_argument("--hosts", type=int, default=0, help="where hosts differ in --nproc")
-    parser.add_argument("--host", type=int, default=0, help="with --hosts: which this is, from 0")
+    parser.add_argument(
+        "--host_index", type=int, default=0, help="with --hosts: which this is, from 0"
+    )
+    parser.add_argument("--host", type=int, help=argparse.SUPPRESS)  # the name in 0.1
     parser.add_argument("--ip", default="localhost", help="of the first host")
     parser.add_argument("--port", type=int, default=0, help="a free one of the first host")
     parser.add_argument(
@@ -43,7 +46,12 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if options.host is not None:
+        text = "--host is now called --host_index; the old name works until the next release"
+        print(text, file=sys.stderr)
+        options.host_index = options.host
+    return options
 
 
 def section_of(options: argparse.Namespace) -> LaunchSection:
@@ -62,7 +70,7 @@ def section_of(options: argparse.Namespace) -> LaunchSection:
         raise ValueError(f"--nproc={nproc}: there must be at least one process")
     if not os.path.isfile(options.script):
         raise ValueError(f"there is no script {options.script}")
-    keys = vars(options).keys() - {"script", "arguments", "nproc"}
+    keys = vars(options).keys() - {"script", "arguments", "nproc", "host"}
     return LaunchSection(nproc=nproc, **{key: getattr(options, key) for key in keys})
 
 

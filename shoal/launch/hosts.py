@@ -30,13 +30,13 @@ def scratch_folder() -> tempfile.TemporaryDirectory:
 def host_of(section: LaunchSection) -> tuple[int, int]:
     """Number of hosts, and which of them this one is."""
     if section.hosts:
-        return section.hosts, section.host
+        return section.hosts, section.host_index
     world_size = section.nproc if section.world_size == -1 else section.world_size
     if world_size % section.nproc or section.group_offset % section.nproc:
         raise ValueError(
             f"world_size={world_size} and group_offset={section.group_offset} must be multiples of "
             f"nproc={section.nproc}; where hosts run different numbers of processes, say on each "
-            "how many hosts there are and which it is: --launch.hosts=2 --launch.host=0"
+            "how many hosts there are and which it is: --launch.hosts=2 --launch.host_index=0"
         )
     return world_size // section.nproc, section.group_offset // section.nproc
 

@@ -24,7 +24,7 @@ class Roles:
     nproc: int = 0  # worker processes here
     group_offset: int = 0  # rank of the first of them
     hosts: int = 1  # that run workers
-    host: int = 0  # which of them this is
+    host_index: int = 0  # which of them this is
     first_server: int = 0  # number of the first server here
     num_servers: int = 0  # servers here
 
@@ -84,7 +84,7 @@ def _by_hand(roles: Roles, role: str, index: int) -> Roles:
         raise ValueError(f"--index={index}: there are {len(addresses[role])} {role}s, from 0")
     if role == "worker":
         roles.nproc, roles.group_offset = 1, index
-        roles.hosts, roles.host = len(roles.workers), index
+        roles.hosts, roles.host_index = len(roles.workers), index
     else:
         roles.first_server, roles.num_servers = index, 1
     return roles
@@ -110,7 +110,7 @@ def _by_address(roles: Roles) -> Roles:
     roles.hosts = len(order)
     if worker_numbers:
         roles.nproc, roles.group_offset = len(worker_numbers), worker_numbers[0]
-        roles.host = order.index(roles.workers[worker_numbers[0]].rsplit(":", 1)[0])
+        roles.host_index = order.index(roles.workers[worker_numbers[0]].rsplit(":", 1)[0])
     return roles
 
 

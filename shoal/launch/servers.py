@@ -1,6 +1,6 @@
 """Servers: start this host's parameter servers, watch them, and see them end.
 
-They are processes of the command `shoal server`. Where all is on one host they listen on Unix
+They are processes of the command `shoal ps server`. Where all is on one host they listen on Unix
 sockets in a folder that only this user may enter. They end by themselves when every worker said
 goodbye; they are ended when the run fails, and they end when their launcher is gone. One that
 keeps a journal is started again when it was killed, and continues where it was. Where several hold
@@ -89,7 +89,7 @@ class Servers(Children):
         section, threads, tiers = self.section, self.config.run.threads or 1, self.config.rows.tiers
         # Hosts start one after the other, and servers may be the first.
         patience = 5.0 * self.config.launch.join_timeout
-        words = ["server", f"--bind={self.binds[number]}", f"--index={shard}"]
+        words = ["ps", "server", f"--bind={self.binds[number]}", f"--index={shard}"]
         words += [f"--replica={replica}"] if replica else []
         words += [f"--timeout={section.timeout}", f"--threads={threads}"]
         words += [f"--announce={self._announce(number)}", f"--patience={patience}"]

@@ -272,7 +272,7 @@ def resolve_with_roles(
         "launch.nproc": roles.nproc,
         "launch.world_size": roles.world_size,
         "launch.hosts": roles.hosts,
-        "launch.host": roles.host,
+        "launch.host_index": roles.host_index,
         "launch.group_offset": roles.group_offset,
         "launch.servers": roles.num_servers,
         "launch.first_server": roles.first_server,

@@ -473,3 +473,12 @@ def test_a_signal_that_python_drops_comes_again() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 130 and done.stderr.startswith("stopped by SIGINT"), done.stderr
+
+
+def test_the_old_name_of_a_command_still_works_and_a_line_names_the_new_one(fail: Any) -> None:
+    for words in (("server",), ("ps", "server")):
+        status, error = fail(*words, "--keys", "no-such-folder")
+        lines = error.splitlines()
+        assert status == 2 and "cannot read the key no-such-folder" in lines[-1]
+        renamed = "shoal server is now shoal ps server; the old name works until the next release"
+        assert lines[:-1] == ([renamed] if words == ("server",) else [])

@@ -71,7 +71,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         **{"artifact": READ, "host": NOTHING, "token_file": READ, "tls_cert": READ},
         **{"tls_key": READ, "announce": WRITTEN},
     },
-    "server": {
+    "ps server": {
         **{"bind": NOTHING, "keys": READ, "announce": WRITTEN, "folder": WRITTEN, "log": NOTHING},
         **{"log_level": NOTHING, "tiers_host": NOTHING, "tiers_ssd": WRITTEN},
     },

@@ -102,7 +102,7 @@ def test_hosts_may_run_different_numbers_of_processes(tmp_path: Path) -> None:
     place = ["--world_size=3", "--hosts=2", "--ip=127.0.0.1", f"--port={free_port()}"]
     line = [sys.executable, "-m", "shoal.launch", *place]
     script = str(tmp_path / "script.py")
-    second = subprocess.Popen([*line, "--nproc=1", "--group_offset=2", "--host=1", script])
+    second = subprocess.Popen([*line, "--nproc=1", "--group_offset=2", "--host_index=1", script])
     assert losses(run(tmp_path, how=[*line[1:], "--nproc=2"])) == pytest.approx(alone, rel=1e-4)
     assert second.wait(600) == 0
 

@@ -104,7 +104,7 @@ def test_uneven_hosts(place: Path, short: Path, alone: Path) -> None:
     meet = ("--ip=127.0.0.1", f"--port={free_port()}", "--world_size=4", "--launch.hosts=2")
     hosts = [
         shoal(
-            *("train", short, *meet, f"--launch.host={number}", f"--nproc={nproc}"),
+            *("train", short, *meet, f"--launch.host_index={number}", f"--nproc={nproc}"),
             *(f"--group_offset={offset}", "--output", place / "uneven"),
             cwd=place / f"uneven-{number}",
         )

@@ -28,6 +28,7 @@ OLD_KEYS: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "strategy.ps.bfloat16": (True, SERVERS, "bfloat16"),
     "strategy.overlap": (False, SHARDED, False),
     "strategy.ps.ahead": (False, SERVERS, False),
+    "launch.host": (1, {"launch.hosts": 2, "launch.world_size": 2, "launch.port": 7000}, 1),
 }
 
 

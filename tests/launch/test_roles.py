@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from shoal.launch.__main__ import parse, section_of
 from shoal.launch.roles import Roles, find_roles
 
 HERE = "127.0.0.1"
@@ -22,7 +23,7 @@ def test_one_host() -> None:
 def test_all_of_a_list_is_here() -> None:
     found = find_roles(workers=f"{HERE}:5001, {HERE}:5002", servers=f"{HERE}:6001")
     assert found.workers == [f"{HERE}:5001", f"{HERE}:5002"]
-    assert (found.nproc, found.group_offset, found.hosts, found.host) == (2, 0, 1, 0)
+    assert (found.nproc, found.group_offset, found.hosts, found.host_index) == (2, 0, 1, 0)
     assert (found.num_servers, found.first_server, found.world_size) == (1, 0, 2)
     assert not found.many_hosts
 
@@ -31,7 +32,7 @@ def test_a_part_of_a_list_is_here() -> None:
     workers = f"{THERE}:1,{THERE}:2,{HERE}:3,{HERE}:4,{HERE}:5,203.0.113.9:6"
     found = find_roles(workers=workers, servers=f"{THERE}:7,{THERE}:8,{HERE}:9")
     assert (found.nproc, found.group_offset) == (3, 2)
-    assert (found.hosts, found.host, found.world_size) == (3, 1, 6)
+    assert (found.hosts, found.host_index, found.world_size) == (3, 1, 6)
     assert (found.num_servers, found.first_server) == (1, 2)
     assert found.many_hosts
 
@@ -41,7 +42,7 @@ def test_only_servers_or_only_workers_are_here() -> None:
     assert (found.nproc, found.num_servers, found.first_server) == (0, 2, 0)
     assert found.hosts == 1
     found = find_roles(workers=f"{THERE}:1,localhost:1", servers=f"{THERE}:2")
-    assert (found.nproc, found.num_servers, found.group_offset, found.host) == (1, 0, 1, 1)
+    assert (found.nproc, found.num_servers, found.group_offset, found.host_index) == (1, 0, 1, 1)
 
 
 def test_names_of_this_host() -> None:
@@ -65,7 +66,7 @@ def test_by_hand(role: str, index: int, expected: tuple) -> None:
         found.nproc,
         found.group_offset,
         found.hosts,
-        found.host,
+        found.host_index,
         found.first_server,
         found.num_servers,
     )
@@ -131,3 +132,11 @@ def test_entries_of_a_host_stand_together(option: str) -> None:
         ValueError, match=f"--{option}: the entries of one host must be next to each other"
     ):
         find_roles(**lists)
+
+
+def test_the_old_option_of_a_script_says_the_new_one(capsys: pytest.CaptureFixture) -> None:
+    options = parse(["--nproc=1", "--hosts=2", "--host_index=1", __file__])
+    assert section_of(options).host_index == 1 and capsys.readouterr().err == ""
+    options = parse(["--nproc=1", "--hosts=2", "--host=1", __file__])
+    assert section_of(options).host_index == 1
+    assert "--host is now called --host_index" in capsys.readouterr().err

@@ -40,7 +40,8 @@ class Question(BaseModel):
 class Who(Question):
     """A user that the model knows, or a history, oldest first."""
 
-    alternatives: ClassVar = ("user", "history")  # fields of which a request has exactly one
+    # Fields of which a request has exactly one.
+    alternatives: ClassVar[tuple[str, ...]] = ("user", "history")
 
     user: Word | None = Field(None, description="a user's id as the data has it")
     history: Words | None = Field(None, description="items, oldest first")
@@ -58,7 +59,7 @@ class Who(Question):
 class Recommend(Who):
     """The best items, of a user, of several users or for a history."""
 
-    alternatives: ClassVar = ("user", "users", "history")
+    alternatives: ClassVar[tuple[str, ...]] = ("user", "users", "history")
     users: Annotated[list[Word], Field(min_length=1, max_length=1_000)] | None = Field(
         None, description="several users, answered in one pass"
     )
@@ -100,7 +101,7 @@ class Predict(Question):
 class Explain(Who):
     """Why an item has its score: shares of what was taken. Of click models, those of a sample."""
 
-    alternatives: ClassVar = ("user", "history", "sample")
+    alternatives: ClassVar[tuple[str, ...]] = ("user", "history", "sample")
     item: Word | None = Field(None, description="the item, beside a user or a history")
     sample: dict[str, SkipValidation[Cell]] | None = Field(
         None, description="columns as the training data had them, of click models"

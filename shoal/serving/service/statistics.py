@@ -47,9 +47,7 @@ class RequestMetrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self.in_flight = Gauge(
-            "shoal_in_flight", "Requests being answered", registry=self.registry
-        )
+        self.in_flight = Gauge("shoal_in_flight", "Requests being answered", registry=self.registry)
         start = time.time()
         uptime = Gauge("shoal_uptime_seconds", "Seconds in service", registry=self.registry)
         uptime.set_function(lambda: time.time() - start)
