@@ -15,7 +15,7 @@ from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
 from shoal.data.sources import text
-from shoal.data.sources.quotes import CellFormat
+from shoal.data.sources.csv import CellFormat
 
 FIELDS = {"user": "User-ID", "item": "ISBN", "rating": "Book-Rating"}
 HEAD = '"User-ID";"ISBN";"Book-Rating"'
