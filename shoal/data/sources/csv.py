@@ -1,8 +1,8 @@
 """csv with a header, any separator, quotes and encoding; and other text of cells in lines.
 
-Polars reads the cells wherever its answer is exact: every line is whole, and quotes, if there are
-any, can be taken off all at once. Else lines are read one by one, so that an error names its line.
-Blank lines hold nothing.
+Polars reads the cells wherever its answer is exact: every row is whole, and quotes stand around
+cells. It repairs what is wrong without a word, so that is looked at before. Lines of other text are
+read one by one: an error then names its line, and bad rows are left out. Blank lines hold nothing.
 """
 
 from __future__ import annotations
@@ -65,14 +65,15 @@ class CellFormat:
         pattern = rb"(?<=%s)NULL(?=\n|$|%s)|(?:^|(?<=\n))NULL(?=%s)" % (before, after, after)
         return re.sub(pattern, b"", body)
 
-    def without_quotes(self, body: bytes) -> bytes | None:
-        """The text without quotes, where each pair is around a cell that needs none.
+    def row_lines(self, body: bytes, width: int) -> np.ndarray | None:
+        """The line on which each row begins, from 0, where quotes are sound and rows are whole.
 
-        None: a cell holds a quote, a separator or a line's end, or a quote stands elsewhere.
+        Sound: each quote opens or closes a cell, or is doubled within one. Whole: each row has
+        `width` cells. None where either is not so: a quote elsewhere is read in different ways.
 
-        >>> CellFormat(";").without_quotes(b'"User-ID";ISBN\\n"7";""')
-        b'User-ID;ISBN\\n7;'
-        >>> CellFormat(";").without_quotes(b'"a;b";c')
+        >>> CellFormat(";").row_lines(b'"User-ID";ISBN\\n"7";"a;b"\\n"8 ""x""\\n";c', 2).tolist()
+        [0, 1, 2]
+        >>> CellFormat(";").row_lines(b'7;5" disk', 2)
         """
         quote, separator = (self.quote or "").encode(), self.separator.encode()
         if len(quote) != 1 or len(separator) != 1:
@@ -80,16 +81,26 @@ class CellFormat:
         if self.escape and self.escape.encode() in body:
             return None
         text = np.frombuffer(body, np.uint8)
-        ends = (text == separator[0]) | (text == ord("\n"))  # of cells
-        quotes = np.flatnonzero(text == quote[0])
+        is_quote, is_line_end = text == quote[0], text == ord("\n")
+        is_cell_end = (text == separator[0]) | is_line_end
+        # Before a quote that opens and behind one that closes stands the end of a cell, or, where
+        # a quote is doubled, the other one of the two.
+        quotes = np.flatnonzero(is_quote)
         opening, closing = quotes[0::2], quotes[1::2]
         if len(opening) != len(closing):
             return None
-        begins = (opening == 0) | ends[opening - 1]
-        stops = (closing == len(text) - 1) | ends[np.minimum(closing + 1, len(text) - 1)]
-        ends_at = np.flatnonzero(ends)
-        is_one_cell = np.searchsorted(ends_at, opening) == np.searchsorted(ends_at, closing)
-        return body.replace(quote, b"") if bool((begins & stops & is_one_cell).all()) else None
+        may_stand_beside = np.append(is_cell_end | is_quote, True)  # also what is not in the text
+        if not (may_stand_beside[opening - 1].all() and may_stand_beside[closing + 1].all()):
+            return None
+        # Signs within a cell are its text.
+        is_outside = np.bitwise_xor.accumulate(is_quote.view(np.uint8)) == 0
+        ends = np.flatnonzero(is_cell_end & is_outside)
+        row_ends = np.flatnonzero(is_line_end[ends])
+        cells = np.diff(row_ends, prepend=-1, append=len(ends))
+        if (cells != width).any():
+            return None
+        following = np.flatnonzero(is_outside[np.flatnonzero(is_line_end)]) + 1
+        return np.concatenate([[0], following])
 
     def rows(self, body: bytes, width: int) -> Iterator[tuple[int, list[str] | csv.Error]]:
         """The number of its first line, from 1, and the cells of each row; or what is wrong.
@@ -176,16 +187,12 @@ def read_cells(
         body = body.replace(cells.separator.encode(), STAND_IN.encode())
         cells = replace(cells, separator=STAND_IN)
     body = cells.without_null(body)
-    if cells.marked(body) and (plain := cells.without_quotes(body)) is not None:
-        body = plain
-    rows = body.count(b"\n") + 1
-    whole = body.count(cells.separator.encode()) == rows * (len(names) - 1)
     blank = b"\n\n" in body or body[:1] in (b"", b"\n")
-    if whole and not blank and not cells.marked(body):
+    if not blank:
+        fast = _read_marked if cells.marked(body) else _read_plain
         with suppress(pl.exceptions.PolarsError):
-            frame = _frame(body, names, columns, cells.separator, None)
-            if len(frame) == rows and not (len(names) > 1 and frame[names[-1]].has_nulls()):
-                return frame, None, 0
+            if (read := fast(body, names, columns, cells, lines)) is not None:
+                return *read, 0
     good_rows, line_numbers, skipped = io.StringIO(), [], 0
     writer = csv.writer(good_rows, delimiter=cells.separator, lineterminator="\n")
     for line, row in cells.rows(body, len(names)):
@@ -207,6 +214,39 @@ def read_cells(
     else:
         frame = _frame(good_rows.getvalue().encode(), names, columns, cells.separator, '"')
     return frame, np.array(line_numbers, np.int64), skipped
+
+
+def _read_plain(
+    body: bytes, names: list[str], columns: list[str], cells: CellFormat, lines: Lines
+) -> tuple[pl.DataFrame, np.ndarray | None] | None:
+    """Cells of text without quotes; None where not every line is whole."""
+    rows = body.count(b"\n") + 1
+    if body.count(cells.separator.encode()) != rows * (len(names) - 1):
+        return None
+    frame = _frame(body, names, columns, cells.separator, None)
+    # Where one line is too short and another too long, the short one's last cell is null.
+    if len(frame) != rows or (len(names) > 1 and frame[names[-1]].has_nulls()):
+        return None
+    return frame, None
+
+
+def _read_marked(
+    body: bytes, names: list[str], columns: list[str], cells: CellFormat, lines: Lines
+) -> tuple[pl.DataFrame, np.ndarray | None] | None:
+    """Cells of text with quotes, and the line of each row; None where a line may be wrong."""
+    import polars as pl
+
+    row_lines = cells.row_lines(body, len(names))
+    if row_lines is None:
+        return None
+    has_long_rows = len(row_lines) <= body.count(b"\n")  # some go over the end of a line
+    if has_long_rows and not lines.whole:
+        return None
+    frame = _frame(body, names, columns, cells.separator, cells.quote)
+    if len(frame) != len(row_lines):
+        return None
+    frame = frame.with_columns(pl.all().replace("", None))  # a quoted cell may be empty, too
+    return frame, lines.first + row_lines if has_long_rows else None
 
 
 def _frame(
