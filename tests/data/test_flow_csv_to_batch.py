@@ -27,6 +27,7 @@ from shoal.cli.main import app
 
 PACKAGE = Path(shoal.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "understand" / "csv_to_batch.md"
+PREFIX = f"{PACKAGE}/"
 MOST_FILES = 25
 CALLERS = ("runs/", "training/")  # rooms whose files count where they call down to the data
 DATA_CALLS = {("data/loading/load.py", "load_dataset"), ("data/reader.py", "Interactions.make")}
@@ -64,8 +65,8 @@ class FileTrace:
 
 def place_of(frame: FrameType) -> str | None:
     """The file of a call within the package; None: it is another's."""
-    path = Path(frame.f_code.co_filename)
-    return str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else None
+    name = frame.f_code.co_filename
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
 
 
 def callers_of(frame: FrameType) -> set[str]:
