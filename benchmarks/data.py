@@ -1,6 +1,7 @@
 """Data larger than memory: preparing it, reading it, and what it costs several processes.
 
-    python benchmarks/data.py [--rows 5000000 20000000] [--only prepare read memory] [--memory 1GB]
+    python benchmarks/data.py [--rows 5000000 20000000] [--only prepare read memory quotes]
+                              [--memory 1GB]
 
 prepare  a generated file of Goodreads' format becomes a prepared folder; beside it the same steps
          in pandas. Seconds and peak memory, each side in a process of its own.
@@ -9,6 +10,8 @@ read     records per second of Shoal's readers (one process) and of torch's Data
          the same Parquet files, read in every epoch or prepared and shuffled.
 memory   of the data while BERT4Rec's reader goes through an epoch: 1 process, 4 processes. Shared
          pages count once. In a prepared folder and read from raw files.
+quotes   a csv whose cells are all quoted, and one whose titles hold commas: Shoal's reader, pandas
+         and Python's csv, which reads a line at a time. CPU seconds, the medians of several rounds.
 
 pandas, pyarrow and datasets are needed for the other sides; what is absent is left out and said.
 """
@@ -38,13 +41,14 @@ LEAST = 65_536  # records of it
 ROUNDS = 3
 BATCH, MAX_LEN, STRIDE = 512, 20, 10
 SLOTS, DENSE, CLICKS = 26, 13, 300_000
+QUOTED_ROWS = 500_000
 
 
 def main() -> None:
     """Measure what is asked for and print the tables."""
     parser = argparse.ArgumentParser(description="Data larger than memory.")
     parser.add_argument("--rows", type=int, nargs="+", default=[5_000_000, 20_000_000])
-    parser.add_argument("--only", nargs="+", default=["prepare", "read", "memory"])
+    parser.add_argument("--only", nargs="+", default=["prepare", "read", "memory", "quotes"])
     parser.add_argument("--memory", default="1GB", help="of `shoal prepare`")
     parser.add_argument("--folder", help="for the files; a temporary one if not given")
     options = parser.parse_args()
@@ -60,6 +64,10 @@ def main() -> None:
         print(f"left out, because {', '.join(missing)} cannot be imported: the other sides")
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         folder = Path(scratch)
+        if "quotes" in options.only:
+            compare_quotes(folder, bool(importlib.util.find_spec("pandas")))
+        if options.only == ["quotes"]:
+            return
         for rows in options.rows:
             # In a process of its own: a child's peak memory counts from that of its parent.
             maker = get_context("spawn").Process(
@@ -129,6 +137,47 @@ def compare_preparing(folder: Path, sizes: list[int], memory: str, peers: bool) 
                 f"{cpu / rows * 1e6:.2f} |",
                 flush=True,
             )
+
+
+def compare_quotes(folder: Path, peers: bool) -> None:
+    """CPU seconds of reading csv with quoted cells as text, the sides in turn."""
+    import csv
+
+    from shoal.config.schema import DataSection
+    from shoal.data.sources.tables import read_frame
+
+    draw = np.random.default_rng(3)
+    quoted, titles = folder / "quoted.csv", folder / "titles.csv"
+    numbers = draw.integers(1, 10**9, (QUOTED_ROWS, 3)).tolist()
+    quoted.write_text("".join(f'"{a}","{b}","{c}"\n' for a, b, c in [("x", "y", "z"), *numbers]))
+    lines = (
+        f'{k},"Title {a}, The (19{b % 100:02})",drama\n' for k, (a, b, _) in enumerate(numbers)
+    )
+    titles.write_text("item,title,genre\n" + "".join(lines))
+
+    def read_by_line(path: Path) -> None:
+        with open(path, newline="") as file:
+            list(csv.reader(file))
+
+    sides = {"shoal": lambda path: read_frame(path, DataSection()), "csv": read_by_line}
+    if peers:
+        import pandas as pd
+
+        sides["pandas"] = lambda path: pd.read_csv(path, dtype=str)
+    print(f"\n{QUOTED_ROWS:,} rows of quoted csv")
+    print("| cells | side | CPU seconds | it ÷ shoal |")
+    print("| --- " * 4 + "|")
+    for cells, path in (("all quoted", quoted), ("commas within", titles)):
+        times: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(ROUNDS):
+            for name, read_side in sides.items():
+                begun = time.process_time()
+                read_side(path)
+                times[name].append(time.process_time() - begun)
+        medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+        for name, seconds in medians.items():
+            ratio = seconds / medians["shoal"]
+            print(f"| {cells} | {name} | {seconds:.2f} | {ratio:.1f} |", flush=True)
 
 
 def windows_reader(path: str, name: str = "synthetic", threads: int = 1):  # type: ignore[no-untyped-def]

@@ -119,7 +119,7 @@ def prepare(
     from shoal.data.loading.location import holds_log
     from shoal.data.prepared import folder, inputs
     from shoal.data.prepared import preparation as preparing
-    from shoal.data.prepared.engine import Here, OnRay
+    from shoal.data.prepared.engine import LocalEngine, RayEngine
     from shoal.data.sources.files import input_files
     from shoal.runs.input_data import with_columns
     from shoal.runs.run import resolve
@@ -142,7 +142,7 @@ def prepare(
         raise typer.BadParameter(f"--engine is {engine}; it is here or ray")
     if engine == "here" and ray_address is not None:
         raise typer.BadParameter("--ray-address goes with --engine ray")
-    worker = OnRay(ray_address) if engine == "ray" else Here()
+    worker = RayEngine(ray_address) if engine == "ray" else LocalEngine()
     is_log = holds_log(resolved.config.data)
     if is_log:
         raw_files = input_files(input_names)

@@ -91,7 +91,8 @@ def decode(frame: pl.DataFrame, layout: Layout, raw: bool = False) -> Samples:
     ends = np.concatenate([[0], np.cumsum(np.concatenate(list_lengths))])
     order = np.arange(len(frame))[:, None] + len(frame) * np.arange(slots)
     flat = np.concatenate([ids for ids, _ in columns])
-    return Samples(slots, labels, dense, *gather(flat, ends, order.reshape(-1), 0))
+    values, offsets = gather(flat, ends, order.reshape(-1), 0)
+    return Samples(slots, labels, dense, values, offsets)
 
 
 def _empty(labels: pl.Series) -> pl.Series:

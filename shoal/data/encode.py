@@ -190,7 +190,8 @@ def _of_interactions(
     column = dataset.flat(feature.column)
     change: Change
     if feature.column == dataset.time_field:
-        return FeatureColumn(feature, *_times(column, earlier))
+        take_rows, take_users = _times(column, earlier)
+        return FeatureColumn(feature, take_rows, take_users)
     if dataset.types[feature.column] == "float":
         encoding.numbers[feature.name] = numbers = _learn(feature, column)
         feature = replace(feature, rows=len(numbers.bounds or ()) + 2)
@@ -217,7 +218,8 @@ def _times(column: np.ndarray, earlier: Earlier) -> tuple[Take, Take]:
     """
 
     def of_rows(rows: np.ndarray) -> Taken:
-        return take(*earlier.of_rows(rows), column[rows])
+        events, offsets = earlier.of_rows(rows)
+        return take(events, offsets, column[rows])
 
     def of_users(users: np.ndarray) -> Taken:
         events, offsets = earlier.of_users(users)

@@ -36,12 +36,14 @@ class FeatureColumn:
 
     def take(self, rows: np.ndarray) -> Tensor | Jagged:
         """The values of the given rows, in that order."""
-        return self._tensor(*self.taken(rows))
+        values, offsets, weights = self.taken(rows)
+        return self._tensor(values, offsets, weights)
 
     def ahead(self, users: np.ndarray) -> Tensor | Jagged:
         """The values of interactions of users that have not happened."""
         assert self.of_users is not None
-        return self._tensor(*self.of_users(users))
+        values, offsets, weights = self.of_users(users)
+        return self._tensor(values, offsets, weights)
 
     def _tensor(
         self, values: np.ndarray, offsets: np.ndarray | None, weights: np.ndarray | None
@@ -100,7 +102,8 @@ class FeatureTable:
     def side(self, side: str, ids: Tensor) -> Batch:
         """The features of any users or items: ids of any shape, one sample for each of them."""
         rows = ids.reshape(-1).cpu().numpy()
-        return Batch(len(rows), *self.take_side(side, rows)).to(ids.device)
+        sparse, dense = self.take_side(side, rows)
+        return Batch(len(rows), sparse, dense).to(ids.device)
 
     def onto(self, batch: Batch) -> Batch:
         """The batch with the features of its users, its items and (as neg_NAME) its negatives.

@@ -41,7 +41,8 @@ def read_codes(path: str | Path) -> ItemCodes:
     if len(codes) < len(pairs):
         item, times = Counter(item for item, _ in pairs).most_common(1)[0]
         raise ValueError(f"{path} has item {item[:80]!r} {times} times; leave one of them")
-    first, length = pairs[0][0], _count(path, *pairs[0])
+    first, first_codes = pairs[0]
+    length = _count(path, first, first_codes)
     for item, item_codes in pairs:
         if _count(path, item, item_codes) != length:
             raise ValueError(
@@ -133,7 +134,7 @@ def distinguished(codes: Tensor) -> Tensor:
 
 
 def quality(codes: Tensor) -> dict[str, Any]:
-    """What can be said of codes [n, levels]: who shares them, and how many of each are used."""
+    """Figures of codes [n, levels]: who shares them, and how many of each are used."""
     _, counts = shared_groups(codes)
     used = []
     for level in codes.T:

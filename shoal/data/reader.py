@@ -123,7 +123,7 @@ class Reader:
         raise NotImplementedError  # every reader writes its own
 
     def finish(self, batch: Batch) -> Batch:
-        """One rank's slice of one batch, with what can be said of it alone."""
+        """One rank's slice of one batch, with what depends on this slice alone."""
         return batch
 
     def empty(self) -> Batch:
@@ -200,10 +200,13 @@ def make_sampler(
 
 def seen_in_training(dataset: Dataset) -> SeenPairs:
     """The pairs of the training part, each once."""
-    stored, sizes = dataset.seen(), (dataset.num_users, dataset.num_items)
+    num_users, num_items = dataset.num_users, dataset.num_items
+    stored = dataset.seen()
     if stored is not None:
-        return SeenPairs.sorted(*stored, *sizes)
-    return SeenPairs(dataset.user_ids("train"), dataset.item_ids("train"), *sizes)
+        keys, starts = stored
+        return SeenPairs.sorted(keys, starts, num_users, num_items)
+    users, items = dataset.user_ids("train"), dataset.item_ids("train")
+    return SeenPairs(users, items, num_users, num_items)
 
 
 def one_ahead(batches: Iterable[T]) -> Iterator[tuple[T, T | None]]:

@@ -113,7 +113,7 @@ def build(
 ) -> Parts:
     """Load the data, construct the model and set it up with its strategy, as `make` makes it.
 
-    data: what `named_data` says of the config, where it was asked before.
+    data: the result of `named_data` for this config, if it was called before.
     """
     refuse_unread(config, world.size, world.device.type)
     torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")

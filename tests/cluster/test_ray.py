@@ -18,7 +18,7 @@ from commands import shoal as start
 from test_resume import assert_same
 
 import shoal
-from shoal.data.prepared.engine import Here, OnRay
+from shoal.data.prepared.engine import LocalEngine, RayEngine
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
 from shoal.launch.hosts import LaunchError
@@ -179,7 +179,7 @@ def test_a_prepared_folder_is_the_same_to_the_byte(cluster: Any, tmp_path: Path)
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress((head + "\n".join(lines[20_000:])).encode()))
     config = resolve(values={"data.filter.user_inter_num": "[3,inf)"}).config.data
     folders = []
-    for engine in (Here(), OnRay()):
+    for engine in (LocalEngine(), RayEngine()):
         to = tmp_path / type(engine).__name__ / "prepared"
         names = [str(tmp_path / name) for name in ("a.csv", "b.csv.gz")]
         prepare(
@@ -190,6 +190,6 @@ def test_a_prepared_folder_is_the_same_to_the_byte(cluster: Any, tmp_path: Path)
         )
     assert len(folders[0]) > 10 and folders[0] == folders[1]
     (tmp_path / "c.csv").write_text(head + "\n".join(lines[:9000]) + "\nu1,i1,five,3\n")
-    job = PrepareJob([str(tmp_path / "c.csv")], tmp_path / "bad", config, engine=OnRay())
+    job = PrepareJob([str(tmp_path / "c.csv")], tmp_path / "bad", config, engine=RayEngine())
     with pytest.raises(ValueError, match=r"c\.csv, line 9002"):
         prepare(job)

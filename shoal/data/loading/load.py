@@ -58,7 +58,7 @@ MANIFEST = "manifest.json"
 def load_dataset(config: DataSection, seed: int, source_name: str | None = None) -> Dataset:
     """The prepared data set that the config describes; `seed` decides a random split.
 
-    source_name: where the interactions come from, if that was asked before (`interactions_of`).
+    source_name: where the interactions come from, if `interactions_of` was called before.
     """
     config = local_data(config)
     name = source_name or interactions_of(config)
@@ -94,7 +94,7 @@ def with_side_files(config: DataSection, source_name: str | None = None) -> Data
     """The config for a model that reads features: with the existing files of users and items.
 
     Files, columns and labels that the config names itself are not changed.
-    source_name: where the interactions come from, if that was asked before (`interactions_of`).
+    source_name: where the interactions come from, if `interactions_of` was called before.
     """
     config = local_data(config)
     source = source_name or interactions_of(config)

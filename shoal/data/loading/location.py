@@ -32,7 +32,7 @@ class NamedData(NamedTuple):
 
 
 def named_data(data: DataSection, clicks: bool) -> NamedData:
-    """What a model reads (`clicks`: it is a click model); ValueError where that is not said."""
+    """The data that a config names for a click model (`clicks`) or another; else ValueError."""
     data = local_data(data)
     if not reads_log(data, clicks):
         source = interactions_of(data)
@@ -80,7 +80,7 @@ def _says_log(data: DataSection) -> str:
 
 
 def holds_log(data: DataSection) -> bool:
-    """Whether files that are given are said to be a click log: by their format or their slots."""
+    """Whether files on the command line are a click log, by the config's format or slots."""
     section = data.clicks
     described = (section.slots, section.dense, section.pipe_command)
     is_log = data.format in CLICK_FORMATS and data.format not in GENERATED
@@ -152,7 +152,7 @@ def interactions_of(data: DataSection) -> str:
 
 
 def _nothing(data: DataSection) -> str:
-    """What is said where no data is found, with what could be meant."""
+    """The message where no data is found, with what could be meant."""
     root = Path(data.path)
     have = sorted(p.name for p in root.iterdir() if p.name[0] != ".") if root.is_dir() else []
     remedy = (

@@ -32,7 +32,7 @@ from shoal.data.column_store import (
 from shoal.data.dataset import Dataset
 from shoal.data.manifest import Manifest, check_columns, parts_of, words_of
 from shoal.data.prepared import views
-from shoal.data.prepared.engine import Here
+from shoal.data.prepared.engine import LocalEngine
 from shoal.data.sources.files import places_of
 from shoal.data.split import SPLITS, decide_split
 
@@ -137,7 +137,7 @@ def view_of(
     split: SplitSection,
     seed: int,
     memory: int = 1 << 31,
-    engine: Here | None = None,
+    engine: LocalEngine | None = None,
 ) -> views.View:
     """The rows of a folder split, in parts of so much memory where that was not done before."""
     manifest = Manifest.from_document(document)
@@ -153,7 +153,7 @@ def view_of(
         if split.order == "file" or fields["time"] not in columns:
             del names["time"]
         arrays = {side: map_array(folder, columns[name].values) for side, name in names.items()}
-        views.make_view(place, arrays, sizes, split, seed, memory, engine or Here())
+        views.make_view(place, arrays, sizes, split, seed, memory, engine or LocalEngine())
         view = views.open_view(place, rows, sizes)
         if view is None:
             raise DamagedFolder(f"{place} is not what was written there")

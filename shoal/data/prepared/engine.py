@@ -1,7 +1,7 @@
 """Engines: where the steps of a prepare run that do not depend on each other.
 
-Here    in this process, one after the other
-OnRay   as tasks of a Ray cluster, whose nodes see the raw files under the same names
+LocalEngine  in this process, one after the other
+RayEngine    as tasks of a Ray cluster, whose nodes see the raw files under the same names
 
 Results come in the order of their items, so that a folder is the same to the byte.
 """
@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Here:
+class LocalEngine:
     """Runs the steps in this process."""
 
     width = 1  # how many items are worked on at a time
@@ -30,7 +30,7 @@ class Here:
         return ((item, function(item)) for item in items)
 
 
-class OnRay(Here):
+class RayEngine(LocalEngine):
     """A Ray cluster: a task for each CPU, and one that waits. Ray repeats a lost task."""
 
     def __init__(self, address: str | None = None):

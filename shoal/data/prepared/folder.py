@@ -19,7 +19,7 @@ from shoal.config.yaml_io import inline
 from shoal.data.column_store import all_stored, check_arrays, read_document, sync, write_document
 from shoal.data.prepared import views
 from shoal.data.prepared.dataset import MANIFEST, VERSION
-from shoal.data.prepared.engine import Here
+from shoal.data.prepared.engine import LocalEngine
 from shoal.files.durable import sole_holder
 from shoal.files.folders import remove_folder
 
@@ -41,7 +41,8 @@ class PrepareJob:
     append: bool = False
     command: str = ""
     progress: Progress = field(default=lambda size: None)
-    engine: Here = field(default_factory=Here)  # what parses files and brings users together
+    # what parses files and brings users together
+    engine: LocalEngine = field(default_factory=LocalEngine)
 
 
 class PrepareSteps:

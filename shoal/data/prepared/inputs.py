@@ -20,7 +20,7 @@ from shoal.data.column_store import EVERYTHING
 from shoal.data.dataset import FieldType
 from shoal.data.filters import SIDES
 from shoal.data.manifest import Manifest
-from shoal.data.prepared.engine import Here
+from shoal.data.prepared.engine import LocalEngine
 from shoal.data.raw_columns import RawColumn, RawTable
 from shoal.data.reading import ColumnReading, reading_of
 from shoal.data.sources.atomic import ATOMIC
@@ -264,7 +264,9 @@ def parse_part(task: tuple[Input, Part], first: int | None = None) -> Parsed | N
         raise
 
 
-def read_in_order(inputs: list[Input], memory: int, engine: Here) -> Iterator[tuple[Parsed, Part]]:
+def read_in_order(
+    inputs: list[Input], memory: int, engine: LocalEngine
+) -> Iterator[tuple[Parsed, Part]]:
     """Rows of all files in their order, each with its part; ValueError names a wrong line."""
     parts = chain.from_iterable(
         ((file, part) for part in file.form.parts(file.path, file.header, memory))

@@ -41,7 +41,7 @@ from shoal.data.column_store import (
     write_document,
 )
 from shoal.data.dataset import Pairs, count_pairs
-from shoal.data.prepared.engine import Here
+from shoal.data.prepared.engine import LocalEngine
 from shoal.data.sampler import distinct
 from shoal.data.split import SPLITS, split_of_rows, splits_in_order
 from shoal.data.user_ranges import by_user
@@ -123,7 +123,7 @@ def make_view(
     section: SplitSection,
     seed: int,
     memory: int,
-    engine: Here,
+    engine: LocalEngine,
 ) -> None:
     """Split the rows of mapped `columns`: user, item and, where there is one, time.
 
@@ -143,7 +143,7 @@ def _write(
     section: SplitSection,
     seed: int,
     memory: int,
-    engine: Here,
+    engine: LocalEngine,
 ) -> dict[str, Any]:
     """Write the arrays of a view into `work`; the body of its document."""
     num_users, num_items = sizes

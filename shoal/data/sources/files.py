@@ -164,7 +164,7 @@ def _files_of(system: Any, path: str) -> list[str]:
 
 @contextmanager
 def reaching(url: str, key: str) -> Iterator[None]:
-    """In here a store is asked: errors of it, or of the library for it, are one that names both."""
+    """Errors of an object store, or of the library for it, become one that names URL and key."""
     try:
         yield
     except ValueError:

@@ -76,7 +76,8 @@ class MovieLens(Source):
         (path,) = self.files(config)
         form = Ratings(plain_name(path).name)
         if path.suffix == ".zip":
-            form = Ratings(*_read_archive(path))
+            name, body = _read_archive(path)
+            form = Ratings(name, body)
         table, _, bad = read_table(config, "inter", [path], form)
         return Raw(table, left_out={"data.bad_rows": bad} if bad else {})
 
