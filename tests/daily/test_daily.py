@@ -24,8 +24,8 @@ from shoal.cli import main as cli
 from shoal.cli.new import write_model
 from shoal.config.schema import Config
 from shoal.daily.follow import TrainedFiles, is_whole, seconds_of
+from shoal.data.dataset import PHASES
 from shoal.data.loading.load import load_dataset
-from shoal.data.pairs import PHASES
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
 from shoal.distributed.world import World
