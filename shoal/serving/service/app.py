@@ -138,8 +138,7 @@ class Api(Guard):
             except TimeoutError:
                 raise RefusedRequest(503, "no answer in time; come again") from None
             except UnknownName as error:
-                # The client learns that a name is unknown, not which names are known.
-                raise RefusedRequest(404, str(error).partition(";")[0]) from None
+                raise RefusedRequest(404, error.public) from None
             except ValueError as error:
                 raise RefusedRequest(422, str(error)) from None
             return json_answer(answer)
