@@ -241,6 +241,8 @@ class ProductTopK:
 
     def items(self) -> Tensor:
         """[b, keep] item ids, 0 where a query has fewer candidates."""
+        if not len(self.queries):  # of a process without users
+            return torch.zeros(0, self.best.keep, dtype=torch.int64)
         return self.best.items()
 
 

@@ -254,6 +254,20 @@ def test_an_idle_connection_is_ended(running: Running) -> None:
     assert running.ask(GET % 1).endswith(b"/1")  # by the service, since this side does not
 
 
+def test_300_silent_connections_keep_nobody_waiting() -> None:
+    """Some never say a word, others stop in the middle of a head; all are ended in time."""
+    with Running(Bounds(head_seconds=1.0, read_seconds=0.5, idle_seconds=1.0)) as running:
+        links = [running.connect() for _ in range(300)]
+        for link in links[::2]:
+            link.sendall(GET[:9])
+        begun = time.monotonic()
+        assert running.ask(GET % 1).endswith(b"/1")
+        assert time.monotonic() - begun < 30  # of a busy machine; alone it takes a second
+        for link in links:
+            with link:
+                assert b"200 OK" not in until_closed(link)
+
+
 def test_few_requests_wait_and_the_client_with_them(running: Running) -> None:
     """At most so many, and those of the portion that was parsed last."""
     data = b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n"
