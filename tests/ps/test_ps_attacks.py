@@ -30,10 +30,10 @@ from ps_cluster import (
 
 from shoal.config.row_rules import RowRules
 from shoal.config.schema import Config
+from shoal.distributed.key_files import make_keys, read_keys
 from shoal.launch.servers import Servers
 from shoal.ps import sockets
 from shoal.ps.address import stays_here
-from shoal.ps.key_files import make_keys, read_keys
 from shoal.ps.server import state
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec, TableSpec
