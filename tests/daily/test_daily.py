@@ -39,7 +39,7 @@ from shoal.runs.vocabulary_growth import FILE, TAKEN, grow, read_vocabularies
 from shoal.runs.warm_start import begin
 from shoal.serving.artifact import export
 
-QUIET = {"run.progress": False, "run.tensorboard": False, "run.log_level": "warning"}
+QUIET = {"run.progress": False, "run.trackers": [], "run.log_level": "warning"}
 
 
 def write_day(root: Path, name: str, users: range, items: range, seed: int) -> Path:

@@ -28,7 +28,7 @@ from shoal.runs.run import resolve
 
 HEAD = "user_id,item_id,rating\n"
 ROWS = [f"u{n % 40},i{n * 7 % 31},{n % 5}" for n in range(600) if n < 31 * 40]
-QUIET = {"run.progress": False, "run.tensorboard": False, "run.log_level": "warning"}
+QUIET = {"run.progress": False, "run.trackers": [], "run.log_level": "warning"}
 SHORT = {**QUIET, "train.epochs": 1, "model.embedding_size": 4, "data.cache": False}
 
 

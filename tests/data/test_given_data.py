@@ -46,7 +46,7 @@ def call(*words: str) -> str:
 def test_a_rating_that_the_model_does_not_read_is_named(model: str, weighs: bool) -> None:
     rows = [f"u{n % 20},i{n % 31},{n % 11 - 5}" for n in range(600)]
     Path("signed.csv").write_text("\n".join(["user,item,rating", *rows]) + "\n")
-    short = ["--train.epochs=1", "--run.progress=false", "--run.tensorboard=false", "--output", "s"]
+    short = ["--train.epochs=1", "--run.progress=false", "--run.trackers=[]", "--output", "s"]
     call("train", "signed.csv", f"--model={model}", *short)
     log = Path("s/train.log").read_text()
     assert f"{model} does not read rating: every row is something that the user took" in log
@@ -56,7 +56,7 @@ def test_a_rating_that_the_model_does_not_read_is_named(model: str, weighs: bool
 
 
 def test_a_first_run_from_describing_a_file_to_recommending() -> None:
-    short = ["--train.epochs=1", "--run.progress=false", "--run.tensorboard=false"]
+    short = ["--train.epochs=1", "--run.progress=false", "--run.trackers=[]"]
     told = call("data", "describe", "BX-Book-Ratings.csv", *QUOTED, "--html", "page.html")
     assert GUESSED + ", rating = Book-Rating; change with --user=NAME, " in told
     assert "The number of inters: 600" in told and Path("page.html").exists()
