@@ -212,7 +212,7 @@ def test_prepared_columns_are_kept(folder: Path) -> None:
     assert curves[0] == curves[1] and (folder / "shop" / ".shoal").is_dir()
 
 
-def test_labels_that_nobody_reads(folder: Path) -> None:
+def test_labels_that_a_model_does_not_read_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.sample_weight is for click models on tables"):
         build(config(folder, "BPR", data__sample_weight="weight"), World())
 
@@ -237,7 +237,9 @@ def test_labels_that_nobody_reads(folder: Path) -> None:
         ("LightFM", {"user_id": {"kind": "id"}}, "LightFM makes a item of the item's features"),
     ],
 )
-def test_what_does_not_fit_is_told(folder: Path, model: str, given: dict, said: str) -> None:
+def test_features_that_do_not_fit_are_refused(
+    folder: Path, model: str, given: dict, said: str
+) -> None:
     with pytest.raises(ValueError) as caught:
         build(config(folder, model, data__features=given), World())
     assert re.search(said, str(caught.value))

@@ -106,7 +106,7 @@ def test_leave_one_out(leave, expected):
     assert {p: r.tolist() for p, r in parts.items()} == expected
 
 
-def test_a_split_may_have_a_seed_of_its_own():
+def test_a_split_with_its_own_seed():
     users = np.repeat(np.arange(1, 51), 20)
     one, other = (split(users, seed=s)["test"] for s in (1, 2))
     own = rows_by_split(split_of_rows(SplitSection(seed=1), 2, users, None))["test"]
