@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def log_of_a_fresh_process() -> None:
 
 
 def pytest_configure() -> None:
-    """Name the folder of real data, in the process that starts the others."""
+    """Name the folder that processes share, and that of real data, before others are started."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ["SHOAL_TEST_SHARED"] = tempfile.mkdtemp(prefix="shoal-tests-")
     if "SHOAL_TEST_DATA" in os.environ or "PYTEST_XDIST_WORKER" in os.environ or not GET.is_file():
         return
     folder = ROOT / ".testdata"
@@ -54,3 +57,9 @@ def pytest_configure() -> None:
         for name in ("criteo", "slots", "goodreads"):
             if (GET.parent / name).is_dir() and not (folder / name).exists():
                 shutil.copytree(GET.parent / name, folder / name, copy_function=shutil.copyfile)
+
+
+def pytest_unconfigure() -> None:
+    """Remove the folder that processes shared, in the process that started them."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["SHOAL_TEST_SHARED"], ignore_errors=True)

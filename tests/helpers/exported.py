@@ -1,11 +1,8 @@
 """Small trained runs and their artifacts, made once for all tests of a process."""
 
-import atexit
 import json
-import shutil
-import tempfile
+import os
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +14,7 @@ from small import DATA, NO_DROPOUT
 import shoal
 from shoal.config.schema import Config
 from shoal.distributed.world import World
+from shoal.files.durable import sole_holder
 from shoal.recommender.catalogue import RunCatalogue
 from shoal.recommender.recommender import NO_IDS, Recommender
 from shoal.runs.build import Parts, build
@@ -59,16 +57,23 @@ def check_here(hidden: Path, tolerance: float | None) -> dict[str, Any]:
     return facts
 
 
-@cache
+MODELS = ("BPR", "SASRec", "DNN")
+
+
 def exported() -> dict[str, Path]:
-    """Model -> its artifact; beside it MODEL-run is the run."""
-    root = Path(tempfile.mkdtemp(prefix="shoal-exported-"))
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "check_apart", check_here)
-        for model in ("BPR", "SASRec", "DNN"):
-            shoal.export(train(model, root / f"{model}-run"), root / model)
-    return {model: root / model for model in ("BPR", "SASRec", "DNN")}
+    """Model -> its artifact; beside it MODEL-run is the run. Tests copy what they change.
+
+    The processes of a test session share them: the first that asks trains.
+    """
+    root = Path(os.environ["SHOAL_TEST_SHARED"]) / "exported"
+    root.mkdir(exist_ok=True)
+    with sole_holder(root / ".lock", wait=True):
+        if not (root / MODELS[-1]).exists():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(export, "check_apart", check_here)
+                for model in MODELS:
+                    shoal.export(train(model, root / f"{model}-run"), root / model)
+    return {model: root / model for model in MODELS}
 
 
 def rewrite(folder: Path, name: str, change: Callable[[Any], object]) -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,6 +92,34 @@ def test_an_export_names_where_it_writes(disk: Path) -> None:
     line = explain(refused.value) or ""
     assert line.startswith(f"cannot write {disk}") and "No space left on device" in line
     assert not (disk / "model").exists() and not hidden_of(disk / "model").exists()
+
+
+def test_a_run_on_a_disk_that_is_only_read(tmp_path: Path) -> None:
+    """It is asked, exported and reported on; to continue it needs another folder."""
+    place = tmp_path / "disk"
+    try:
+        with small_disk(place):
+            shutil.copytree(exported()["BPR"].parent / "BPR-run", place / "run")
+            subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+            _use_a_run_that_is_only_read(place / "run", tmp_path)
+    except Impossible as error:
+        pytest.skip(f"no disk of its own: {error}")
+
+
+def _use_a_run_that_is_only_read(run: Path, tmp_path: Path) -> None:
+    def call(*words: str | Path) -> None:
+        app([str(word) for word in words], standalone_mode=False)
+
+    call("recommend", run, "--user", "1")
+    call("report", run, "--output", tmp_path / "report.html")
+    with listening() as warnings:
+        call("export", run, "--to", tmp_path / "model")
+    (line,) = [line for line in warnings if "exports.json" in line]
+    assert f"it is not noted in {run}/exports.json: Read-only file system" in line
+    call("recommend", tmp_path / "model", "--user", "1")
+    for words in (["report", run], ["train", "--resume", run]):
+        with pytest.raises((OSError, ValueError), match="Read-only file system"):
+            call(*words)
 
 
 def test_a_run_that_may_not_write_ends_with_one_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ model was asked on held-out samples. Where the answers differ nothing is left be
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from shoal.serving.artifact.tables import Kind
 from shoal.serving.artifact.writer import Writer
 
 CHECK = ".check.safetensors"
+log = logging.getLogger("shoal")
 
 
 def export(
@@ -55,7 +57,10 @@ def export(
     exports = Path(run) / "exports.json"  # where it was exported
     entry = {"to": str(path.absolute()), "rows": rows, "at": time.strftime("%Y-%m-%d %H:%M")}
     entries = [*read_list(exports), entry]
-    replace_durably(exports, (json.dumps(entries, indent=1) + "\n").encode())
+    try:
+        replace_durably(exports, (json.dumps(entries, indent=1) + "\n").encode())
+    except OSError as error:  # somebody else's run, or one on a disk that is only read
+        log.warning("%s is whole; it is not noted in %s: %s", path, exports, error.strerror)
     return figures
 
 
