@@ -40,6 +40,6 @@ def of_history(
 
 
 def _kept(history: History, kept: np.ndarray) -> History:
-    """Some items of a history."""
+    """A history of the items at these places alone."""
     times = None if history.times is None else history.times[np.append(kept, True)]
     return History(history.items[kept], times)

@@ -55,6 +55,19 @@ class RankingQuestion:
     seen: bool | None = None
 
 
+class Asker(NamedTuple):
+    """Who asks a question, as the model knows it: a user by number, or a history."""
+
+    user_id: int  # 0: not known
+    history: History | None  # its known items; None: a user asks
+    unknown: tuple[Any, ...]  # the user, or items of the history, that the model does not know
+
+    @property
+    def is_known(self) -> bool:
+        """False where the model knows nothing of the asker: popular items answer."""
+        return self.user_id > 0 if self.history is None else len(self.history.items) > 0
+
+
 class Catalogue(Protocol):
     """A trained model as a recommender reads it; numbers stand for users and items, 0 for none."""
 
@@ -126,35 +139,24 @@ class Recommender:
                 raise ValueError("give a user or a history, one of them")
             if question.topk < 1:
                 raise ValueError(f"topk is {question.topk}; it must be 1 or more")
-        answers: list[RankedItems] = [RankedItems(())] * len(questions)
-        groups: dict[Any, list[tuple[int, Any]]] = {}  # what is ranked together
-        unknown: dict[int, list[Any]] = {}
-        words = [question.user for question in questions if question.history is None]
-        users = iter(self.users.find(words).tolist())
-        # Look up users and histories, and put what can be ranked together into groups.
-        for place, question in enumerate(questions):
-            query: Any  # the number of a user, or a History
-            if question.history is None:
-                kind, query = "user", next(users)
-                is_known = query > 0
-                unknown[place] = [] if is_known else [question.user]
-            else:
-                self.catalogue.need_histories(question.times is not None)
-                kind, (query, unknown[place]) = "history", self._history(question)
-                is_known = len(query.items) > 0
-            if is_known:
+        askers = self._find_askers(questions)
+        answers = [RankedItems(())] * len(questions)
+        groups: dict[Any, list[int]] = {}  # places of questions that are ranked together
+        for place, (question, asker) in enumerate(zip(questions, askers)):
+            if asker.is_known:
                 # A question with a list of allowed items is ranked alone.
                 alone = None if question.only is None else place
-                groups.setdefault((kind, alone), []).append((place, query))
+                groups.setdefault((asker.history is None, alone), []).append(place)
             else:
                 answers[place] = self._popular(question)
-        for (kind, _), group in groups.items():
-            group_questions = [questions[place] for place, _ in group]
-            rankings = self._rank_group(kind, group_questions, [query for _, query in group])
-            for (place, _), ranking in zip(group, rankings):
+        for places in groups.values():
+            rankings = self._rank_group(
+                [questions[place] for place in places], [askers[place] for place in places]
+            )
+            for place, ranking in zip(places, rankings):
                 answers[place] = ranking
-        for place, ranking in enumerate(answers):
-            ranking.unknown = tuple(unknown[place])
+        for ranking, asker in zip(answers, askers):
+            ranking.unknown = asker.unknown
         return answers
 
     def score(self, question: RankingQuestion, items: Sequence[Any]) -> list[float]:
@@ -236,33 +238,74 @@ class Recommender:
             times = asked_at(question.times, len(words))[[*is_known, True]]
         return History(numbers[is_known], times), unknown
 
+    def _find_askers(self, questions: Sequence[RankingQuestion]) -> list[Asker]:
+        """The user or the history of each question, as far as the model knows them."""
+        names = [question.user for question in questions if question.history is None]
+        user_ids = iter(self.users.find(names).tolist())
+        askers = []
+        for question in questions:
+            if question.history is None:
+                user_id = next(user_ids)
+                askers.append(Asker(user_id, None, () if user_id else (question.user,)))
+            else:
+                self.catalogue.need_histories(question.times is not None)
+                history, unknown = self._history(question)
+                askers.append(Asker(0, history, tuple(unknown)))
+        return askers
+
     def _rank_group(
-        self, kind: str, questions: Sequence[RankingQuestion], queries: list[Any]
+        self, questions: Sequence[RankingQuestion], askers: Sequence[Asker]
     ) -> list[RankedItems]:
-        """Rankings of questions that allow the same items."""
+        """Rankings of questions that allow the same items, all of users or all of histories."""
         only = questions[0].only
-        allowed = None if only is None else np.unique(self.items.find(only))
-        allowed = allowed if allowed is None else allowed[allowed > 0]
-        # Pairs of a question and an item that may not come: what was taken, and what is excluded.
-        again = self.catalogue.repeatable
-        left = np.array([not (again if one.seen is None else one.seen) for one in questions])
-        if kind == "user":
-            users = np.array(queries, np.int64)
-            query, places = self.catalogue.of_users(users), np.flatnonzero(left)
-            rows, items = self.catalogue.seen(users[left]) if len(places) else (NO_IDS, NO_IDS)
-            pairs = [(places[rows], items)]
+        allowed = None
+        if only is not None:
+            allowed = np.unique(self.items.find(only))
+            allowed = allowed[allowed > 0]
+        user_ids = np.array([asker.user_id for asker in askers], np.int64)
+        histories = [asker.history for asker in askers if asker.history is not None]
+        if histories:
+            query = self.catalogue.of_histories(histories)
         else:
-            query = self.catalogue.of_histories(queries)
-            pairs = [(np.full(len(h.items), k), h.items) for k, h in enumerate(queries) if left[k]]
-        for k, question in enumerate(questions):
+            query = self.catalogue.of_users(user_ids)
+        best, scores = self.rank(
+            query,
+            len(questions),
+            max(question.topk for question in questions),
+            self._barred(questions, user_ids, histories),
+            allowed,
+        )
+        return [
+            self._named(best[row, : question.topk], scores[row])
+            for row, question in enumerate(questions)
+        ]
+
+    def _barred(
+        self,
+        questions: Sequence[RankingQuestion],
+        user_ids: np.ndarray,
+        histories: Sequence[History],
+    ) -> Pairs:
+        """Pairs of a question and an item that may not come: what was taken, what is excluded."""
+        repeatable = self.catalogue.repeatable
+        without_seen = np.flatnonzero(
+            [not (repeatable if question.seen is None else question.seen) for question in questions]
+        )
+        rows, items = [NO_IDS], [NO_IDS]
+        if histories:
+            for row in without_seen.tolist():
+                rows.append(np.full(len(histories[row].items), row))
+                items.append(histories[row].items)
+        elif len(without_seen):
+            places, seen = self.catalogue.seen(user_ids[without_seen])
+            rows.append(without_seen[places])
+            items.append(seen)
+        for row, question in enumerate(questions):
             if question.exclude:
-                banned = self.items.find(question.exclude)  # what is not known cannot come anyway
-                pairs.append((np.full(len(banned), k), banned))
-        rows = np.concatenate([NO_IDS, *(places for places, _ in pairs)])
-        items = np.concatenate([NO_IDS, *(item_ids for _, item_ids in pairs)])
-        topk = max(question.topk for question in questions)
-        best, scores = self.rank(query, len(questions), topk, (rows, items), allowed)
-        return [self._named(best[k, : one.topk], scores[k]) for k, one in enumerate(questions)]
+                excluded = self.items.find(question.exclude)  # 0, the padding, never comes
+                rows.append(np.full(len(excluded), row))
+                items.append(excluded)
+        return np.concatenate(rows), np.concatenate(items)
 
     def _named(self, items: np.ndarray, scores: np.ndarray) -> RankedItems:
         """Numbers of items and their scores; places without an item are left out."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import re
 import threading
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,10 +14,9 @@ from exported import exported
 pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")
 pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
+from test_serving import Running
+
 import shoal
-from shoal.serving.http.listening import listen
-from shoal.serving.service.app import Limits
-from shoal.serving.service.server import HttpServer
 
 PACKAGE = Path(shoal.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "understand" / "request.md"
@@ -51,38 +47,18 @@ class RecordedFiles:
             self.names.add(f"shoal/{path.relative_to(PACKAGE)}")
 
 
-def ask(port: int, question: dict[str, Any]) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    headers = {"content-type": "application/json"}
-    connection.request("POST", "/v1/recommend", json.dumps(question), headers)
-    answer = connection.getresponse()
-    body = json.loads(answer.read())
-    connection.close()
-    assert answer.status == 200, body
-    return body
-
-
 def files_of_request(model: str, asker: str) -> set[str]:
     """The files that run for one request to a service that has answered others."""
     files = RecordedFiles()
-    listener = listen("127.0.0.1", 0)
-    server = HttpServer.for_artifact(exported()[model], Limits())
-    artifact = server.api.service.model
-    values = {"user": artifact.users.values[3], "history": artifact.items.values[1:4].tolist()}
-    question = {asker: values[asker], "topk": 3}
-    port = listener.getsockname()[1]
-    with files:  # the service's threads start here
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
+    with files, Running(exported()[model]) as running:  # its threads start here
+        artifact = running.service.model
+        values = {"user": artifact.users.values[3], "history": artifact.items.values[1:4].tolist()}
+        question = {asker: values[asker], "topk": 3}
         for number in range(3):
             files.recording = number == 2  # what is made on first use is no part of a request
-            assert len(ask(port, question)["items"]) == 3
+            status, answer = running.call("POST", "/v1/recommend", question)
+            assert status == 200 and len(answer["items"]) == 3, answer
         files.recording = False
-        server.should_exit = True
-        thread.join()
-    server.api.close()
     return files.names
 
 

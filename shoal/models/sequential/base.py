@@ -128,9 +128,9 @@ class NextItem(Sequential, Retrieval):
         """[b, l, d] of windows, [b, d] of prefixes; called for training and for scores alike."""
         raise NotImplementedError  # every such model writes its own
 
-    def states_at(self, batch: Batch, asked: Tensor) -> Tensor:
-        """Those of some places [n], counted in [b * l]: [n, d]."""
-        return self.states(batch).flatten(0, 1)[asked]
+    def states_at(self, batch: Batch, places: Tensor) -> Tensor:
+        """States at places [n], counted in [b * l]: [n, d]."""
+        return self.states(batch).flatten(0, 1)[places]
 
     def forward(self, batch: Batch) -> Output:
         target = batch.tensor("target")

@@ -40,5 +40,5 @@ class FDSA(SASRec):
         features = self.dropout(features + self.feature_positions[: history.shape[1]])
         return self.join(torch.cat([items, self.feature_transformer(features, pads)], 2))
 
-    def states_at(self, batch: Batch, asked: Tensor) -> Tensor:
-        return self.states(batch).flatten(0, 1)[asked]
+    def states_at(self, batch: Batch, places: Tensor) -> Tensor:
+        return self.states(batch).flatten(0, 1)[places]

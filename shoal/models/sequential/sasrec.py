@@ -53,9 +53,9 @@ class SASRec(Extending):
     def states(self, batch: Batch) -> Tensor:
         return self.encode(self.inputs(batch), batch.tensor("history") == 0)
 
-    def states_at(self, batch: Batch, asked: Tensor) -> Tensor:
+    def states_at(self, batch: Batch, places: Tensor) -> Tensor:
         pads = batch.tensor("history") == 0
-        return self.encode(self.inputs(batch), pads, asked, tokens_of(batch))
+        return self.encode(self.inputs(batch), pads, places, tokens_of(batch))
 
     def extended(self, batch: Batch) -> Tensor:
         kept, new = batch.dense["kept"], batch.tensor("new")

@@ -392,12 +392,12 @@ class Exchange:
     def __init__(self, connection: Connection):
         self.connection = connection
         self.scope: dict[str, Any] = {}
-        self.body = bytearray()
-        self.body_complete = False  # the body is here
+        self.body = bytearray()  # what has come of it and is not read yet
+        self.body_complete = False
         self.keep_alive = True
         self.expects_continue = False
-        self.answered = False  # the answer is
-        self.head_sent = False  # a part of the answer is sent
+        self.answered = False
+        self.head_sent = False  # of the answer
         self._body_read = False  # the application has the whole body
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []

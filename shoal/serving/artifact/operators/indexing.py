@@ -89,7 +89,7 @@ def index_put(a: Arguments) -> Cost:
 
 
 def _indexed(x: Tensor, places: list[Tensor | None]) -> list[int]:
-    """As many numbers as are read, as a shape."""
+    """The shape of what is read."""
     indexes = [(axis, index) for axis, index in enumerate(places) if index is not None]
     need(len(indexes) > 0 and len(places) <= x.dim(), "as many indexes as axes, or fewer")
     for axis, index in indexes:
