@@ -556,7 +556,7 @@ def _monitor_of(context: zmq.Context, remote: zmq.Socket) -> zmq.Socket:
 
 def _connect_to(target: Target | None) -> socket.socket:
     if target is None:
-        raise ConnectionRefusedError("nobody else is let in")
+        raise ConnectionRefusedError("no more connections are accepted")
     if isinstance(target, tuple):
         local = socket.create_connection(target)
         _send_at_once(local)
