@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shoal.distributed.streams import Streams
 
 NOTHING = struct.pack("<d", 0.0)
+ANSWER_SECONDS = 1.0  # in which hosts still get their last answers when a rendezvous ends
 
 
 class Rendezvous:
@@ -77,7 +78,7 @@ class Rendezvous:
     def close(self) -> None:
         """Accept no more connections."""
         if self._streams is not None:
-            self._streams.close()
+            self._streams.close(ANSWER_SECONDS)
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listener.close()

@@ -24,7 +24,6 @@ import socket
 import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,10 +39,15 @@ log = logging.getLogger("shoal")
 HANDSHAKE_SECONDS = 5.0  # for the whole handshake of a connection
 BLOCK = 1 << 16  # bytes of a message at most
 MOST_UNSENT = 64  # messages of a stream that wait on either side; then its sender waits
+MOST_REFUSALS = 5  # lines of the log about those who were refused
 REFUSALS = 5  # how often a listener hangs up during the handshake until it counts as a refusal
 STALLED_MILLISECONDS = 1  # after which a stream tries again to send
 BYTES_RECEIVED = struct.Struct("<128xQ")  # in what Linux says of a connection (tcp_info)
-FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+# Of a handshake or a message that fails, libzmq would report more. But reporting it changes errno,
+# after which it keeps a connection with a forged message instead of closing it (4.3.5).
+EVENTS = (
+    zmq.EVENT_ACCEPTED | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+)
 
 Target = str | tuple[str, int]  # where bytes are handed on: a Unix socket's path, or an address
 
@@ -108,9 +112,7 @@ class Streams:
         self._identities: dict[int, bytes] = {}  # of these peers, by the descriptor of theirs
         self._ended: set[bytes] = set()  # peers of which messages may still come
         self._unproved: dict[int, Unproved] = {}  # by file descriptor, oldest first
-        self._failed = False  # whether the next peer that leaves has shown a wrong key
-        self._logged: Counter[bool] = Counter()  # lines about peers that failed, or were slow
-        self._refused_shares: set[tuple[str, bool]] = set()
+        self._refused: set[str] = set()  # shares of which a line was logged
         self._closing = float("inf")  # when to stop although streams are left
         self._watch(self._waking, self._run_commands)
         self._thread = threading.Thread(target=self._run, name="streams", daemon=True)
@@ -225,8 +227,7 @@ class Streams:
     ) -> tuple[zmq.Socket, zmq.Socket]:
         """A socket whose peer has proved that it has the key, and what libzmq says of it.
 
-        PeerRefused where it has another one; ConnectionResetError where it hung up, and another
-        ConnectionError where nobody answered.
+        ConnectionResetError where it hung up, and another ConnectionError where nobody answered.
         """
         address = _numeric(host)
         remote = self._context.socket(zmq.DEALER)
@@ -252,11 +253,9 @@ class Streams:
             kind = event["event"]
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return
-            if kind & FAILED:
-                raise _refused(place)
             if kind == zmq.EVENT_CLOSED:
                 raise ConnectionRefusedError("connection refused")
-            if kind in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_DISCONNECTED):
+            if kind == zmq.EVENT_DISCONNECTED:
                 if time.monotonic() - begin < 0.9 * HANDSHAKE_SECONDS:  # not libzmq's own limit
                     raise ConnectionResetError("the other end hung up")
                 break
@@ -473,16 +472,13 @@ class Streams:
             kind, descriptor = event["event"], event["value"]
             if kind == zmq.EVENT_ACCEPTED:
                 self._make_room(descriptor)
-            elif kind & FAILED:
-                self._failed = True
             elif kind == zmq.EVENT_DISCONNECTED:
                 identity = self._identities.pop(descriptor, None)
                 unproved = self._unproved.pop(descriptor, None)
                 if identity in self._by_identity:
                     self._finish(self._by_identity[identity])
                 if unproved is not None:
-                    self._log_refusal(unproved, self._failed)
-                self._failed = False
+                    self._log_refusal(unproved)
 
     def _make_room(self, descriptor: int) -> None:
         """Give a new connection a place; where none is free, another one loses its own."""
@@ -499,27 +495,24 @@ class Streams:
         """Cut off the oldest of them that has sent nothing, or else the oldest."""
         descriptor = next(filter(_is_silent, candidates), candidates[0])
         unproved = self._unproved.pop(descriptor)
-        self._log_refusal(unproved, False)
+        self._log_refusal(unproved)
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.getpeername()[:2] == unproved.peer:  # and no other that came since
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def _log_refusal(self, unproved: Unproved, failed: bool) -> None:
-        """Log the first of an address, unless many have done the same."""
-        kind = (unproved.share, failed)
-        if kind not in self._refused_shares and self._logged[failed] < 5:
-            self._refused_shares.add(kind)
-            self._logged[failed] += 1
-            count = self._logged[failed]
-            cause = "does not know" if failed else "did not prove that it knows"
-            end = "; more of this kind are not logged" if count == 5 else ""
-            log.warning(
-                "refused at %s: %s %s the secret of this run (launch.secret)%s",
-                self._place,
-                unproved,
-                cause,
-                end,
-            )
+    def _log_refusal(self, unproved: Unproved) -> None:
+        """Log the first of an address, unless many have been logged."""
+        if unproved.share in self._refused or len(self._refused) == MOST_REFUSALS:
+            return
+        self._refused.add(unproved.share)
+        end = "; others are not logged" if len(self._refused) == MOST_REFUSALS else ""
+        log.warning(
+            "refused at %s: %s did not prove that it knows the secret of this run "
+            "(launch.secret)%s",
+            self._place,
+            unproved,
+            end,
+        )
 
 
 def _refused(place: str) -> PeerRefused:
@@ -553,7 +546,7 @@ def _set_options(remote: zmq.Socket, address: str) -> None:
 def _monitor_of(context: zmq.Context, remote: zmq.Socket) -> zmq.Socket:
     """A socket that gets what libzmq says of another one's connections, however much it is."""
     address = f"inproc://monitor-{id(remote)}-{random.getrandbits(64)}"
-    remote.monitor(address, zmq.EVENT_ALL)
+    remote.monitor(address, EVENTS)
     monitor = context.socket(zmq.PAIR)
     monitor.setsockopt(zmq.RCVHWM, 0)
     monitor.setsockopt(zmq.LINGER, 0)
@@ -563,7 +556,7 @@ def _monitor_of(context: zmq.Context, remote: zmq.Socket) -> zmq.Socket:
 
 def _connect_to(target: Target | None) -> socket.socket:
     if target is None:
-        raise ConnectionRefusedError("nobody else is let in")
+        raise ConnectionRefusedError("no more connections are accepted")
     if isinstance(target, tuple):
         local = socket.create_connection(target)
         _send_at_once(local)

@@ -1,7 +1,7 @@
 """Waiting: torch's threads of OpenMP sleep soon after they have nothing to do.
 
 By default they spin for several milliseconds, after every operation. On a machine with other work
-they then hold the cores that somebody needs, and an operation of microseconds takes milliseconds.
+they then hold cores that other processes need, and an operation of microseconds takes milliseconds.
 """
 
 from __future__ import annotations

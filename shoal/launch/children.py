@@ -41,7 +41,7 @@ class Children:
         self.beats.mkdir()
         self._processes: list[subprocess.Popen] = []
         self.hangs = self._new_watch()
-        self.told_to_stop: float | None = None  # when SIGTERM came
+        self.sigterm_time: float | None = None  # when SIGTERM came
 
     def _start(self, number: int) -> subprocess.Popen:
         raise NotImplementedError  # each kind has its own words and variables
@@ -97,13 +97,13 @@ class Children:
     # ---- while they run -------------------------------------------------------------------------
 
     @contextmanager
-    def _heeding(self, culprit: Culprit) -> Iterator[None]:
-        """SIGTERM: let them save, all together, and end."""
+    def _handling_sigterm(self, culprit: Culprit) -> Iterator[None]:
+        """While this is open, SIGTERM makes all processes save together and end."""
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if self.told_to_stop is not None or culprit() is not None:
+            if self.sigterm_time is not None or culprit() is not None:
                 raise shoal.Interrupted(number)
-            self.told_to_stop = time.monotonic()
+            self.sigterm_time = time.monotonic()
             stop_file(self.beats).touch()
             for process in self._processes:
                 if process.poll() is None:
@@ -124,7 +124,7 @@ class Children:
         if failed is not None:
             raise LaunchError(failed, passing=True)
         # Some end at the last moment.
-        if self.told_to_stop is not None and time.monotonic() - self.told_to_stop > grace + 2.0:
+        if self.sigterm_time is not None and time.monotonic() - self.sigterm_time > grace + 2.0:
             raise shoal.Interrupted(signal.SIGTERM)
         time.sleep(0.1)
 

@@ -113,16 +113,16 @@ class Ranks(Children):
 
     def wait(self, culprit: Culprit, ending: str) -> None:
         """Until all have ended well; LaunchError where one has not."""
-        with self._heeding(culprit):
+        with self._handling_sigterm(culprit):
             while None in (statuses := self._statuses()):
-                if any(statuses) and self.told_to_stop is None:
+                if any(statuses) and self.sigterm_time is None:
                     break
                 self._pause(culprit, self.section.grace)
         ended = [number for number, status in enumerate(statuses) if status]
         if not ended:
             return
         self._end()
-        if self.told_to_stop is not None:
+        if self.sigterm_time is not None:
             raise shoal.Interrupted(signal.SIGTERM)
         # Ctrl-C may reach the ranks too; a rank may end before this process gets the signal.
         if all(statuses[number] in (130, -signal.SIGINT) for number in ended):

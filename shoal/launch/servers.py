@@ -61,7 +61,7 @@ class Servers(Children):
         """The only folder where the servers write and read checkpoints."""
         if config.run.output is None:
             raise ValueError(
-                "servers on a host without the first worker must be told where checkpoints go: "
+                "servers on a host without the first worker need the folder for checkpoints: "
                 "give every host the same run.output, on a disk that all hosts share"
             )
         return RunFolder(config.run.output).checkpoints.absolute()

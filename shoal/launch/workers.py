@@ -30,14 +30,14 @@ class Workers(Children):
 
     def wait(self, culprit: Culprit) -> None:
         """Until none is left; LaunchError where all of them failed by themselves."""
-        with self._heeding(culprit):
+        with self._handling_sigterm(culprit):
             while len(self._ended) < len(self._processes):
                 self._pause(culprit, self.section.grace)
                 for number, status in enumerate(self._statuses()):
                     if status is not None and number not in self._ended:
                         self._ended.add(number)
                         self._report(number)
-        if self.told_to_stop is not None:
+        if self.sigterm_time is not None:
             raise shoal.Interrupted(signal.SIGTERM)
         if all((status or 0) > 0 for status in self._statuses()):
             raise LaunchError(f"all workers of this command failed: {self.lost[0]}")

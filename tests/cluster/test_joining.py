@@ -202,7 +202,7 @@ def test_the_wrong_secret_is_refused_and_the_right_one_trains(
     assert first.process.poll() is None  # it waits for the right one
     second = on(hosts.names[1], 1, short, folder, SHOAL_SECRET="of this run and no other")
     assert [first.wait(), second.wait()] == [0, 0], first.output + second.output
-    assert "does not know the secret of this run" in first.output
+    assert "did not prove that it knows the secret of this run" in first.output
     assert result(folder)["test"] == pytest.approx(result(alone)["test"], rel=0, abs=1e-6)
     losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -74,7 +74,7 @@ def test_wrong_secret_is_refused_and_logged(
     assert works(place)
     # A peer knows that it is refused before the thread at the port has logged it.
     for _ in range(500):
-        if "does not know the secret of this run" in caplog.text:
+        if "did not prove that it knows the secret of this run" in caplog.text:
             return
         time.sleep(0.01)
     pytest.fail(f"two were refused, and the log says {caplog.text!r}")

@@ -148,4 +148,9 @@ def result(folder: Path) -> dict[str, Any]:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without the times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.endswith("_seconds")} for line in lines]
+    return [{key: value for key, value in line.items() if not is_time(key)} for line in lines]
+
+
+def is_time(key: str) -> bool:
+    """Whether a key of metrics.jsonl holds seconds."""
+    return key == "phases" or key.endswith("_seconds")

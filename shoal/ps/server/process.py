@@ -40,5 +40,5 @@ def run_server(announce: str | None = None, threads: int = 1, **options: Any) ->
     status = server.serve()
     if status and announce is not None:  # the launcher reports it
         with open(announce + ".failed", "w") as file:
-            json.dump({"message": server.failure or "it was told to end by SIGTERM"}, file)
+            json.dump({"message": server.failure or "it was ended by SIGTERM"}, file)
     return status

@@ -42,7 +42,7 @@ class Caller:
         self.context = Context()
         self.bytes_sent = 0
         self.quiet = False  # another connection of this worker reports servers that are lost
-        self.greeted = False  # whether all servers know the worker: from then on silence counts
+        self.registered = False  # whether all servers know the worker: from then on silence counts
         self.pushed = 0  # pushes that were answered: no process of a server may know of fewer
         self.failure = ""  # an error that a server sent without a request
         # Called from the heartbeat when a failure stays unheard, as in a collective that never ends

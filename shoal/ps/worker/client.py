@@ -155,7 +155,7 @@ class Client(Caller):
                 f"{error}. Start the servers, check their addresses and keys, or raise "
                 "launch.join_timeout"
             ) from None
-        self.greeted = True
+        self.registered = True
 
     def _deregister(self) -> None:
         """Say goodbye to the servers that registered this worker, where others are gone."""

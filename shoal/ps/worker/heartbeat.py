@@ -47,7 +47,7 @@ class Heartbeat:
                     if why and not link.failure:
                         link.failure = f"{link.name}: {why}"
                 silent = time.monotonic() - (heard[link] or time.monotonic())
-                if caller.greeted and silent > caller.patience and not link.failure:
+                if caller.registered and silent > caller.patience and not link.failure:
                     link.failure = f"{link.name} has not answered for {silent:.0f} s"
             for shard in self.shards:
                 if not caller.failure and all(link.failure for link in shard):
