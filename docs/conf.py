@@ -44,7 +44,7 @@ SIDE_BAR = {
     "Understand": (
         "understand",
         "laws distributed strategies failure planner rows tiers security zoo architecture "
-        "contributing changelog",
+        "step_alone step_sharded step_with_servers contributing changelog",
     ),
     "Benchmarks": ("benchmarks", "index results method"),
 }
