@@ -44,7 +44,7 @@ SIDE_BAR = {
     "Understand": (
         "understand",
         "laws distributed strategies failure planner rows tiers security zoo architecture "
-        "step_alone step_sharded step_with_servers contributing changelog",
+        "csv_to_batch step_alone step_sharded step_with_servers request contributing changelog",
     ),
     "Benchmarks": ("benchmarks", "index results method"),
 }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from shoal.data import vocabulary
 
@@ -16,7 +14,18 @@ Words = Sequence[str] | np.ndarray | vocabulary.Words
 
 
 class UnknownName(ValueError):
-    """A user, an item or a value was named that a model does not know."""
+    """A user, an item or a value was named that a model does not know.
+
+    public: the sentence for strangers, who do not learn how many names the model knows.
+    """
+
+    def __init__(self, public: str, num_known: int):
+        super().__init__(public, num_known)
+        self.public = public
+        self.num_known = num_known
+
+    def __str__(self) -> str:
+        return f"{self.public}; it knows {self.num_known}"
 
 
 class Ids:
@@ -63,33 +72,8 @@ class Ids:
         numbers = self.find(ids)
         if not numbers.all():
             odd = str(ids[int((numbers == 0).argmax())])[:80]
-            raise UnknownName(
-                f"{noun} {odd!r} is not known to this model; it knows {len(self) - 1}"
-            )
+            raise UnknownName(f"{noun} {odd!r} is not known to this model", len(self) - 1)
         return numbers
-
-
-def pack_words(words: Iterable[str]) -> dict[str, Tensor]:
-    """All words in one run of `bytes`, and `offsets`: where each begins, and the last ends."""
-    packed = vocabulary.Words.from_list(words)
-    offsets = np.concatenate([np.zeros(1, np.int64), packed.ends])
-    return {"bytes": torch.from_numpy(packed.text.copy()), "offsets": torch.from_numpy(offsets)}
-
-
-def unpack_words(packed: Mapping[str, Tensor]) -> vocabulary.Words:
-    """The words that `pack_words` packed; ValueError where they are damaged."""
-    text, offsets = packed["bytes"].numpy(), packed["offsets"].numpy()
-    if not (
-        text.dtype == np.uint8
-        and offsets.dtype == np.int64
-        and text.ndim == offsets.ndim == 1
-        and len(offsets) >= 2
-        and offsets[0] == 0
-        and offsets[-1] == len(text)
-        and bool((np.diff(offsets) >= 0).all())
-    ):
-        raise ValueError("words that do not lie within their text")
-    return vocabulary.Words(text, offsets[1:])
 
 
 def word_of(value: Any) -> str:

@@ -15,7 +15,7 @@ from shoal.clicks import readers as room
 from shoal.clicks.custom import Custom
 from shoal.clicks.data import open_clicks
 from shoal.clicks.log import ClickLog
-from shoal.clicks.readers import InMemory, Split, Stream, load, share
+from shoal.clicks.readers import InMemory, SplitFiles, Stream, load, share
 from shoal.clicks.samples import Layout
 from shoal.data.batch import Batch, Jagged
 from shoal.distributed.world import World
@@ -91,7 +91,7 @@ def test_every_sample_once_whatever_the_world(log: ClickLog, kind: str, batch_si
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("start", [0, 1, 3, 6, 7])
-def test_a_resumed_epoch_goes_on_where_it_stood(log: ClickLog, kind: str, start: int) -> None:
+def test_a_resumed_epoch_continues_where_it_stopped(log: ClickLog, kind: str, start: int) -> None:
     reader = make(kind, log, 4)
     for rank, size in [(0, 1), (1, 2)]:
         whole = [numbers(batch) for batch in reader.batches(2, rank, size)]
@@ -210,7 +210,7 @@ def test_split_files(tmp_path: Path, kind: str, size: int) -> None:
         world.all_reduce = lambda tensor: torch.tensor(SIZES)  # type: ignore[method-assign]
         world.stack = lambda tensor: torch.tensor(steps)  # type: ignore[method-assign]
         opened = open_clicks(config, world, 4)
-        assert isinstance(opened.reader, Split)
+        assert isinstance(opened.reader, SplitFiles)
         readers.append(opened.reader)
     own = [[f.name for f in every.part(rank, size).files] for rank in range(size)]
     found = []
@@ -335,7 +335,7 @@ def own(folder: Path, name: str = "", batch_size: int = 4) -> Custom:
     return Custom(spec, log.files, {"train.batch_size": 4}, LAYOUT, batch_size)
 
 
-def test_a_reader_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_reader(tmp_path: Path) -> None:
     reader = own(tmp_path)
     assert reader.num_batches is None
     assert [numbers(b) for b in reader.batches(0)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -344,7 +344,7 @@ def test_a_reader_of_ones_own(tmp_path: Path) -> None:
     assert isinstance(lists, Jagged) and lists.values.tolist() == [4, 5, 0]
 
 
-def test_what_is_wrong_with_a_reader_of_ones_own(tmp_path: Path) -> None:
+def test_errors_of_a_custom_reader(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sample 1 is 2 arrays; a sample is a list of 4 arrays"):
         list(own(tmp_path, ":Short").batches(0))
     with pytest.raises(ValueError, match="has no class Nobody; its classes are RecDataset, Lists"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import resource
 from collections.abc import Callable
@@ -15,13 +16,15 @@ from shoal.clicks.log import ClickLog
 from shoal.clicks.readers import load as load_clicks
 from shoal.clicks.samples import Layout
 from shoal.config.schema import DataSection
-from shoal.data import arrow_counts, bounds, parquet_counts
-from shoal.data.bounds import MOST_COLUMNS, MOST_DEPTH, most_bytes
+from shoal.data import arrow_counts, bounded_files, parquet_counts
+from shoal.data.bounded_files import MOST_COLUMNS, MOST_DEPTH, most_bytes
 from shoal.data.dataset import Dataset
 from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
 from shoal.data.sources.columnar import check_text
+from shoal.data.sources.roles import roles_of
+from shoal.data.sources.tables import columns_of
 
 MIB = 1 << 20
 ROWS = 12_000_000  # of two columns: 192 MB of numbers
@@ -115,7 +118,7 @@ def test_real_rows_are_read_however_many(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["parquet", "arrow", "stream", "csv", "jsonl"])
 def test_too_many_columns(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_COLUMNS == 65_536
-    for module in (bounds, parquet_counts, arrow_counts):
+    for module in (bounded_files, parquet_counts, arrow_counts):
         monkeypatch.setattr(module, "MOST_COLUMNS", 100)
     frame = pl.DataFrame({"user_id": [1], "item_id": [1]})
     frame = frame.with_columns(**{f"c{k}": pl.lit(k) for k in range(99)})
@@ -127,11 +130,24 @@ def test_too_many_columns(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         trained(path)
 
 
-def test_objects_with_keys_of_their_own(tmp_path: Path) -> None:
+def test_objects_with_different_keys(tmp_path: Path) -> None:
     lines = [json.dumps({"user_id": 1, "item_id": 2, f"k{n}": 1}) for n in range(4_000)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     with pytest.raises(ValueError, match=r"4,000 rows of 4,002 columns"):
         trained(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_keys_that_fill_more_than_a_block_of_the_file(packed: bool, tmp_path: Path) -> None:
+    """The first object is read whole, however long: its keys are the columns."""
+    wide = {f"k{n}": 1 for n in range(60_000)}
+    lines = [json.dumps({**wide, "user_id": n % 9, "item_id": n % 7}) for n in range(20)]
+    text = "\n".join(lines).encode()
+    path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")
+    path.write_bytes(gzip.compress(text) if packed else text)
+    columns = columns_of(path, DataSection())
+    assert len(columns) == 60_002 and columns[-2:] == ["user_id", "item_id"]
+    assert roles_of(columns) == {"user": "user_id", "item": "item_id"}
 
 
 @pytest.mark.parametrize("depth", [MOST_DEPTH + 1, 100_000])

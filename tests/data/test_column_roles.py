@@ -22,6 +22,8 @@ KNOWN = {
     "LastFM": ("userID,artistID,weight", "userID,artistID,,"),
     "orders": ("Order Nr,Customer No.,Product Code,birth_date", "Customer No.,Product Code,,"),
     "plain names": ("product,product_id,user,created_at", "user,product_id,,created_at"),
+    "shop": ("uid,sku,title,qty,ordered_at", "uid,sku,,ordered_at"),
+    "words": ("customer,ean,when bought,session_length", "customer,ean,,when bought"),
     "nothing": ("a,b,c,,", ",,,"),
 }  # fmt: skip
 
@@ -46,7 +48,7 @@ def test_labels_are_those_of_click_models() -> None:
         (["user", "x"], "no column looks like the item; it has user, x. Name it: --item=NAME"),
     ],
 )
-def test_what_is_missing(columns: list[str], said: str) -> None:
+def test_columns_without_a_role_are_named(columns: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         need_roles("a.csv", columns, roles_of(columns), "--{}=NAME")
 

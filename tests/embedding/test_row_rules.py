@@ -253,7 +253,7 @@ RUN = {
     "rows.shrink.every": 7,
     "rows.shrink.capacity": 60,
     "run.progress": False,
-    "run.tensorboard": False,
+    "run.trackers": [],
 }
 
 

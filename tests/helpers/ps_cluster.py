@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
+from shoal.distributed.curve import Context
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.ps.server.process import run_server
 from shoal.ps.server.server import Server
-from shoal.ps.sockets import Context
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import Kind, MessageHeader, parse_header
 from shoal.ps.worker.client import Client, ServerRequest

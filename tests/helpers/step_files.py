@@ -11,9 +11,9 @@ from typing import Any
 
 import shoal
 from shoal.config.schema import Config
+from shoal.data.reader import one_ahead
 from shoal.distributed.world import World
 from shoal.runs.build import build
-from shoal.training.steps import one_ahead
 
 PACKAGE = str(Path(shoal.__file__).parent)
 WARM = 4  # steps before the one that is recorded: first lookups differ

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import StrategySection
+from shoal.distributed.key_files import read_keys
 from shoal.distributed.rank_variables import is_worker
 from shoal.distributed.world import World
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
-from shoal.ps.key_files import read_keys
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import ANY_NUMBER, BFLOAT16, COMPRESSED, MOST_WORKERS
 from shoal.ps.worker.client import Client, Pushing
