@@ -31,7 +31,7 @@ from shoal.data.column_store import (
 )
 from shoal.data.columns import Manifest
 from shoal.data.manifest import check_columns, check_range
-from shoal.data.pairs import PHASES
+from shoal.data.pairs import SPLITS
 from shoal.files.folders import inner_folder, remove_folder
 
 logger = logging.getLogger(__name__)
@@ -71,11 +71,11 @@ def check_cache(folder: Path) -> Manifest:
         manifest = read_document(folder / MANIFEST, VERSION)
         check_arrays(folder, all_stored(manifest), whole=True)
         check_columns(folder, manifest)
-        if set(manifest["splits"]) != set(PHASES):
-            raise DamagedFolder(f"the phases are {', '.join(manifest['splits'])}")
-        for phase, entry in manifest["splits"].items():
+        if set(manifest["splits"]) != set(SPLITS):
+            raise DamagedFolder(f"the splits are {', '.join(manifest['splits'])}")
+        for split, entry in manifest["splits"].items():
             rows = map_array(folder, Stored.from_entry(entry))
-            check_range(f"rows of {phase}", rows, 0, manifest["rows"])
+            check_range(f"rows of {split}", rows, 0, manifest["rows"])
         return manifest
     except DamagedFolder:
         raise

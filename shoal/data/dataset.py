@@ -13,10 +13,10 @@ import numpy as np
 
 from shoal.config.data_section import CellOptions
 from shoal.config.schema import SplitSection
-from shoal.data.pairs import PHASES, Pairs, count_pairs
+from shoal.data.pairs import SPLITS, Pairs, count_pairs
 
 FieldType = Literal["token", "token_seq", "float", "float_seq"]
-Phase = Literal["train", "valid", "test"]
+SplitName = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Dataset:
     extra       further files by suffix (kg, link, net and additional ones), as columns
     types       field -> type as the header of its file states it
     vocab       token field -> its words, array of str or mapped; vocab[f][0] is "[PAD]"
-    splits      phase -> int64 row numbers of `inter`; every kept row is in exactly one phase
+    splits      split -> int64 row numbers of `inter`; every kept row is in exactly one split
     missing     file suffix -> column -> empty cells that it had
     left_out    config key -> rows of the files that it left out
     cells       column -> how its cells were read, where that is not as they stand
@@ -67,7 +67,7 @@ class Dataset:
     cells: dict[str, CellOptions] = field(default_factory=dict)
     pairs: Pairs | None = None  # see counted
     split: SplitSection | None = None  # how data.split made `splits`, without auto
-    # of a prepared folder: ids by phase, histories and pairs of its view (prepared/views.py)
+    # of a prepared folder: ids by split, histories and pairs of its view (prepared/views.py)
     kept: dict[str, np.ndarray] = field(default_factory=dict)
     # SHA-256 of `interactions` and `splits`, where they are known without reading them all
     digests: dict[str, str] = field(default_factory=dict)
@@ -87,13 +87,13 @@ class Dataset:
         return len(self.inter[self.user_field])
 
     def counted(self) -> Pairs:
-        """What is there twice, and in several phases; counted once."""
+        """What is there twice, and in several splits; counted once."""
         if self.pairs is None:
-            phases = np.zeros(self.num_inter, np.int8)
-            for number, phase in enumerate(PHASES):
-                phases[self.splits[phase]] = number
+            split_of_row = np.zeros(self.num_inter, np.int8)
+            for number, split in enumerate(SPLITS):
+                split_of_row[self.splits[split]] = number
             users, items = (np.asarray(self.inter[f]) for f in (self.user_field, self.item_field))
-            self.pairs = count_pairs(users, items, phases, self.num_items)
+            self.pairs = count_pairs(users, items, split_of_row, self.num_items)
         return self.pairs
 
     def flat(self, name: str) -> np.ndarray:
@@ -102,27 +102,27 @@ class Dataset:
         assert isinstance(column, np.ndarray)
         return column
 
-    def history(self, phases: tuple[Phase, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Items of these phases by user, in order, and offsets [users + 1]; None: not kept so."""
-        if not self.kept or phases != PHASES[: len(phases)]:
+    def history(self, splits: tuple[SplitName, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Items of these splits by user, in order, and offsets [users + 1]; None: not kept so."""
+        if not self.kept or splits != SPLITS[: len(splits)]:
             return None
-        return self.kept[f"history-{len(phases)}"], self.kept[f"offsets-{len(phases)}"]
+        return self.kept[f"history-{len(splits)}"], self.kept[f"offsets-{len(splits)}"]
 
     def seen(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Keys and starts of the training pairs as `Seen.sorted` takes them; None: not kept so."""
         return (self.kept["seen"], self.kept["seen-starts"]) if self.kept else None
 
-    def user_ids(self, phase: Phase) -> np.ndarray:
-        """User ids of one phase's interactions, in the order of the split."""
-        return self._ids("user", self.user_field, phase)
+    def user_ids(self, split: SplitName) -> np.ndarray:
+        """User ids of one split's interactions, in the order of the split."""
+        return self._ids("user", self.user_field, split)
 
-    def item_ids(self, phase: Phase) -> np.ndarray:
-        """Item ids of one phase's interactions, in the order of the split."""
-        return self._ids("item", self.item_field, phase)
+    def item_ids(self, split: SplitName) -> np.ndarray:
+        """Item ids of one split's interactions, in the order of the split."""
+        return self._ids("item", self.item_field, split)
 
-    def _ids(self, side: str, field: str, phase: Phase) -> np.ndarray:
+    def _ids(self, side: str, field: str, split: SplitName) -> np.ndarray:
         """Kept ones of training as they lie on disk, int32: they are the many."""
         if not self.kept:
-            return self.flat(field)[self.splits[phase]]
-        ids = self.kept[f"{side}-{phase}"]
-        return ids if phase == "train" else ids.astype(np.int64)
+            return self.flat(field)[self.splits[split]]
+        ids = self.kept[f"{side}-{split}"]
+        return ids if split == "train" else ids.astype(np.int64)

@@ -10,31 +10,31 @@ from typing import Any
 
 import numpy as np
 
-PHASES = ("train", "valid", "test")
-BY_PHASE = ("users", "pairs", "earlier")
+SPLITS = ("train", "valid", "test")
+BY_SPLIT = ("users", "pairs", "earlier")
 
 
 @dataclass
 class Pairs:
-    """Numbers of rows, and by phase of users, of different pairs, and of those met before."""
+    """Numbers of rows, and by split of users, of different pairs, and of those met before."""
 
     rows: int = 0
     repeated: int = 0  # rows whose pair another row has already
     users: list[int] = field(default_factory=lambda: [0, 0, 0])
     pairs: list[int] = field(default_factory=lambda: [0, 0, 0])
-    earlier: list[int] = field(default_factory=lambda: [0, 0, 0])  # pairs that a phase before has
+    earlier: list[int] = field(default_factory=lambda: [0, 0, 0])  # pairs that a split before has
 
     @classmethod
     def from_entry(cls, entry: dict[str, Any]) -> Pairs:
         """The counts in a manifest; TypeError where it holds something else."""
-        lists = {name: [*counts_of(dict(zip(PHASES, entry[name]))).values()] for name in BY_PHASE}
+        lists = {name: [*counts_of(dict(zip(SPLITS, entry[name]))).values()] for name in BY_SPLIT}
         return cls(**counts_of({n: entry[n] for n in ("rows", "repeated")}), **lists)  # type: ignore[arg-type]
 
     def __add__(self, other: Pairs) -> Pairs:
         """The counts of both, which have no user in common."""
         sums = {
             name: [a + b for a, b in zip(getattr(self, name), getattr(other, name))]
-            for name in BY_PHASE
+            for name in BY_SPLIT
         }
         return Pairs(self.rows + other.rows, self.repeated + other.repeated, **sums)
 
@@ -46,8 +46,10 @@ def counts_of(counts: dict[str, Any]) -> dict[str, int]:
     return {str(key): count for key, count in counts.items()}
 
 
-def count_pairs(users: np.ndarray, items: np.ndarray, phases: np.ndarray, num_items: int) -> Pairs:
-    """Counts of rows: users and items int [n], phases [n] of 0, 1 and 2.
+def count_pairs(
+    users: np.ndarray, items: np.ndarray, split_of_row: np.ndarray, num_items: int
+) -> Pairs:
+    """Counts of rows: users and items int [n], split_of_row [n] of 0, 1 and 2.
 
     >>> import numpy as np
     >>> users, items = np.array([1, 1, 1, 2]), np.array([7, 7, 8, 7])
@@ -55,17 +57,17 @@ def count_pairs(users: np.ndarray, items: np.ndarray, phases: np.ndarray, num_it
     >>> pairs.repeated, pairs.pairs, pairs.earlier
     (1, [2, 1, 1], [0, 0, 1])
     """
-    # Rows of one pair come together, those of earlier phases first: one sort is enough.
-    keys = np.sort((users.astype(np.int64) * num_items + items) << 2 | phases)
+    # Rows of one pair come together, those of earlier splits first: one sort is enough.
+    keys = np.sort((users.astype(np.int64) * num_items + items) << 2 | split_of_row)
     keys = keys[_first(keys)]
-    pairs, phase = keys >> 2, keys & 3
+    pairs, split = keys >> 2, keys & 3
     before, owner = ~_first(pairs), pairs // num_items
     return Pairs(
         len(users),
         len(users) - int((~before).sum()),
-        [int(_first(owner[phase == n]).sum()) for n in range(len(PHASES))],
-        np.bincount(phase, minlength=len(PHASES)).tolist(),
-        np.bincount(phase[before], minlength=len(PHASES)).tolist(),
+        [int(_first(owner[split == n]).sum()) for n in range(len(SPLITS))],
+        np.bincount(split, minlength=len(SPLITS)).tolist(),
+        np.bincount(split[before], minlength=len(SPLITS)).tolist(),
     )
 
 

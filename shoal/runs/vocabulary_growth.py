@@ -19,7 +19,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save
 from torch import Tensor
 
-from shoal.data.dataset import Columns, Dataset, Phase, Ragged
+from shoal.data.dataset import Columns, Dataset, Ragged, SplitName
 from shoal.data.features import Feature
 from shoal.data.ids import pack_words, unpack_words
 from shoal.data.raw_columns import gather
@@ -31,7 +31,7 @@ log = logging.getLogger("shoal")
 FILE = "vocabulary.safetensors"
 TAKEN = "taken.safetensors"
 MOST_TAKEN = 1 << 27  # interactions: a file of 1 GiB
-ALL: tuple[Phase, ...] = ("train", "valid", "test")
+ALL: tuple[SplitName, ...] = ("train", "valid", "test")
 
 
 def save_vocabularies(folder: Path, dataset: Dataset) -> None:
@@ -48,8 +48,8 @@ def save_taken(folder: Path, dataset: Dataset, before: str | None) -> None:
     """
     if sum(map(len, dataset.splits.values())) > MOST_TAKEN:
         return
-    users = np.concatenate([dataset.user_ids(phase) for phase in ALL])
-    items = np.concatenate([dataset.item_ids(phase) for phase in ALL])
+    users = np.concatenate([dataset.user_ids(split) for split in ALL])
+    items = np.concatenate([dataset.item_ids(split) for split in ALL])
     if before is not None:
         earlier = read_taken(Path(before), dataset)
         if earlier is None:

@@ -23,7 +23,7 @@ from shoal.data.prepared import dataset as prepared
 from shoal.data.raw_columns import Raw
 from shoal.data.sources import SOURCES
 from shoal.data.sources.files import local_data
-from shoal.data.split import phase_of_rows, rows_by_phase
+from shoal.data.split import rows_by_split, split_of_rows
 
 logger = logging.getLogger(__name__)
 
@@ -104,34 +104,34 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> Manifest
         map_array(place, Stored.from_entry(columns[name]["values"]))
         for name in (fields.user, fields.item)
     )
-    # The phase of each row that was kept: by the files, or by data.split.
+    # The split of each row that was kept: by the files, or by data.split.
     if raw.parts is not None:
         if config.split.at is not None:
             raise ValueError(
                 "data.split.at: the files are train, valid and test parts already; leave it out, "
                 "or give them as one (data.files.inter)"
             )
-        phases = raw.parts if keep is None else raw.parts[keep]
+        split_of_row = raw.parts if keep is None else raw.parts[keep]
     else:
         entry = columns.get(fields.time)
         times = None if entry is None else map_array(place, Stored.from_entry(entry["values"]))
-        phases = phase_of_rows(config.split, seed, users, times)
+        split_of_row = split_of_rows(config.split, seed, users, times)
     num_users, num_items = (
         len(Stored.from_entry(manifest["words"][name]["ends"]))
         for name in (fields.user, fields.item)
     )
-    splits = rows_by_phase(phases)
+    splits = rows_by_split(split_of_row)
     logger.info("densified ids: %d users, %d items", num_users - 1, num_items - 1)
-    sizes = ", ".join(f"{phase} {len(rows)}" for phase, rows in splits.items())
+    sizes = ", ".join(f"{split} {len(rows)}" for split, rows in splits.items())
     logger.info("split interactions: %s", sizes)
     return {
         **manifest,
         "left_out": {**raw.left_out, **manifest["left_out"]},
         "splits": {
-            phase: write_array(place, f"rows-{phase}.bin", row_numbers, "<i8").entry()
-            for phase, row_numbers in splits.items()
+            split: write_array(place, f"rows-{split}.bin", row_numbers, "<i8").entry()
+            for split, row_numbers in splits.items()
         },
-        "pairs": asdict(count_pairs(users, items, phases, num_items)),
+        "pairs": asdict(count_pairs(users, items, split_of_row, num_items)),
     }
 
 
@@ -143,8 +143,8 @@ def _open(place: Place, manifest: Manifest, config: DataSection) -> Dataset:
         name=config.title,
         vocab={name: arrays[id(one)] for name, one in words.items()},
         splits={
-            phase: map_array(place, Stored.from_entry(entry))
-            for phase, entry in manifest["splits"].items()
+            split: map_array(place, Stored.from_entry(entry))
+            for split, entry in manifest["splits"].items()
         },
         pairs=Pairs.from_entry(manifest["pairs"]),
         **parts_of(place, manifest, config),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.recommender.recommender import History, asked_at
 from shoal.serving.artifact import files
-from shoal.training.evaluation.phases import UserLists
+from shoal.training.evaluation.splits import UserLists
 
 HISTORIES = "histories.safetensors"
 WRONG = "they are not of their shape"
