@@ -255,7 +255,7 @@ def test_ranks_of_the_best_positive(mode: str, tmp_path: Path) -> None:
         ({"model": "DeepFM", "data.threshold": {"timestamp": 5}}, "rank items for a user"),
     ],
 )
-def test_groups_that_are_not_there(more: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_missing_groups_are_errors(more: dict[str, Any], told: str, tmp_path: Path) -> None:
     write_films(tmp_path)
     with pytest.raises((ValueError, ConfigError), match=told):
         build(resolve(values=of_films(str(tmp_path), **more)).config, World())

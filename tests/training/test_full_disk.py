@@ -72,7 +72,7 @@ def test_writers_of_a_run_name_their_file(disk: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_curves_do_not_end_a_run(disk: Path) -> None:
+def test_a_full_disk_for_curves_does_not_end_a_run(disk: Path) -> None:
     with listening() as said, Trackers(["tensorboard"]) as trackers:
         trackers.begin({}, disk)
         for epoch in range(3):
