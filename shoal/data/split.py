@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from shoal.config.schema import SplitSection
-from shoal.data.pairs import SPLITS
+from shoal.data.dataset import SPLITS
 
 VERBS = ("train", "validate", "test")  # what the rows of a split are for
 
