@@ -32,16 +32,18 @@ from shoal.serving.http.listening import BoundedServer, listen
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 SMALL = (
-    *(
-        "--model=BPR",
-        "--dataset=synthetic",
-        "--data.synthetic.users=90",
-        "--data.synthetic.items=60",
-    ),
-    *("--data.synthetic.interactions=2000", "--run.trackers=[]", "--run.threads=1"),
+    "--model=BPR",
+    "--dataset=synthetic",
+    "--data.synthetic.users=90",
+    "--data.synthetic.items=60",
+    "--data.synthetic.interactions=2000",
+    "--run.trackers=[]",
+    "--run.threads=1",
 )
 ENDLESS = (
-    *("--train.epochs=100000", "--train.patience=100000", "--checkpoint.every_epochs=100000"),
+    "--train.epochs=100000",
+    "--train.patience=100000",
+    "--checkpoint.every_epochs=100000",
     "--run.log_level=warning",
 )
 

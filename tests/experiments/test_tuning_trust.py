@@ -48,7 +48,12 @@ class Foreign:
         (self.folder / "config.yaml").write_text(self.config)
         (self.folder / "space.yaml").write_text(SPACE)
         study = Study(
-            *(self.folder, "mrr@10", 2020, None, None), read_space(self.folder / "space.yaml"), 1
+            folder=self.folder,
+            metric="mrr@10",
+            seed=2020,
+            sampler=None,
+            prune=None,
+            space=read_space(self.folder / "space.yaml"),
         )
         study.propose({"model.embedding_size": 8})
         study.decide_num_trials(1)

@@ -176,10 +176,17 @@ def clicks(folder: Path, valid: str, test: str | None, **more: Any) -> dict[str,
     (folder / "train.txt").write_text("".join(f"click:{k % 2} 1:{k + 1}\n" for k in range(4)))
     (folder / "valid.txt").write_text(valid)
     values = {
-        **{"model": "TinyClicks", "data.format": "slots", "data.path": str(folder)},
-        **{"data.clicks.train": "train.txt", "data.clicks.valid": "valid.txt"},
-        **{"data.clicks.slots": 1, "data.clicks.dense": 0, "train.batch_size": 2, **QUIET},
-        **{"run.output": str(folder / "run"), **more},
+        "model": "TinyClicks",
+        "data.format": "slots",
+        "data.path": str(folder),
+        "data.clicks.train": "train.txt",
+        "data.clicks.valid": "valid.txt",
+        "data.clicks.slots": 1,
+        "data.clicks.dense": 0,
+        "train.batch_size": 2,
+        **QUIET,
+        "run.output": str(folder / "run"),
+        **more,
     }
     if test is not None:
         (folder / "test.txt").write_text(test)

@@ -23,7 +23,9 @@ from shoal.training.run_folder import RunFolder
 from shoal.training.trackers.tracker import Trackers
 
 SMALL = (
-    *("--data.name=synthetic", "--data.synthetic.users=90", "--data.synthetic.items=60"),
+    "--data.name=synthetic",
+    "--data.synthetic.users=90",
+    "--data.synthetic.items=60",
     "--data.synthetic.interactions=2000",
 )
 QUICK = ("--train.epochs=1", "--run.progress=false", "--run.trackers=[]")

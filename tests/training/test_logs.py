@@ -23,9 +23,15 @@ from shoal.training.progress import bar, is_watched
 from shoal.training.run_folder import json_line
 
 WORDS = (
-    *("train", "--model=BPR", "--dataset=synthetic", "--data.synthetic.users=90"),
-    *("--data.synthetic.items=60", "--data.synthetic.interactions=2000", "--train.epochs=2"),
-    *("--run.trackers=[]", "--output=run"),
+    "train",
+    "--model=BPR",
+    "--dataset=synthetic",
+    "--data.synthetic.users=90",
+    "--data.synthetic.items=60",
+    "--data.synthetic.interactions=2000",
+    "--train.epochs=2",
+    "--run.trackers=[]",
+    "--output=run",
 )
 
 

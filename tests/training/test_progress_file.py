@@ -24,14 +24,17 @@ SMALL = {
     "train.batch_size": 128,
 }
 WORDS = (
-    *(
-        "--dataset=synthetic",
-        "--data.synthetic.users=90",
-        "--data.synthetic.items=60",
-        "--model=BPR",
-    ),
-    *("--data.synthetic.interactions=2000", "--run.trackers=[]", "--train.batch_size=128"),
-    *("--train.epochs=100000", "--train.patience=100000", "--run.threads=1", "--output=run"),
+    "--dataset=synthetic",
+    "--data.synthetic.users=90",
+    "--data.synthetic.items=60",
+    "--model=BPR",
+    "--data.synthetic.interactions=2000",
+    "--run.trackers=[]",
+    "--train.batch_size=128",
+    "--train.epochs=100000",
+    "--train.patience=100000",
+    "--run.threads=1",
+    "--output=run",
 )
 
 

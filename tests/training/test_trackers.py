@@ -25,9 +25,15 @@ SMALL = {
     "train.eval_every": 2,
 }
 WORDS = (
-    *("train", "--model=BPR", "--dataset=synthetic", "--data.synthetic.users=90"),
-    *("--data.synthetic.items=60", "--data.synthetic.interactions=2000", "--train.epochs=100000"),
-    *("--run.progress=false", "--output=run"),
+    "train",
+    "--model=BPR",
+    "--dataset=synthetic",
+    "--data.synthetic.users=90",
+    "--data.synthetic.items=60",
+    "--data.synthetic.interactions=2000",
+    "--train.epochs=100000",
+    "--run.progress=false",
+    "--output=run",
 )
 OWN = """
 import json

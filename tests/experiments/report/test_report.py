@@ -141,7 +141,10 @@ def test_seconds_of_a_run_add_up(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", epochs=4)
     found = seconds_by_part(record_of(folder))
     assert found == {
-        **{"start": 2.0, "training": 6.0, "validation": 2.0, "test": 0.5},
+        "start": 2.0,
+        "training": 6.0,
+        "validation": 2.0,
+        "test": 0.5,
         "checkpoints and the rest": 9.5,
     }
 
