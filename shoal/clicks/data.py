@@ -14,12 +14,12 @@ from shoal.clicks.custom import Custom
 from shoal.clicks.formats import FORMATS, LineFormat
 from shoal.clicks.log import ClickLog, pick_format, read_layout
 from shoal.clicks.memory_mapped import open_log
-from shoal.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
+from shoal.clicks.readers import ClickReader, InMemory, SplitFiles, Stream, load, share
 from shoal.clicks.samples import Layout, Samples
 from shoal.config.errors import did_you_mean
 from shoal.config.output import flat
 from shoal.config.schema import ClicksSection, Config
-from shoal.data.dataset import SplitName
+from shoal.data.dataset import Split
 from shoal.data.loading.location import named_data
 from shoal.data.prepared.dataset import find_log
 from shoal.data.reading import shown_readings
@@ -27,7 +27,7 @@ from shoal.data.sources.files import find_files
 from shoal.data.statistics import DOES, FEW, few
 from shoal.distributed.world import World
 
-SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 OF_FILES = ("pipe_command", "custom", "split_files")
 
 
@@ -57,7 +57,7 @@ class ClickData:
             f"Ids are: {f'below {self.layout.rows}' if self.layout.rows else 'any of 64 bits'}",
         ]
         for split, reader in {"train": self.reader, **self.readers}.items():
-            inner = reader.inner if isinstance(reader, Split) else reader
+            inner = reader.inner if isinstance(reader, SplitFiles) else reader
             files = f"{len(self.files[split])} files, " if split in self.files else ""
             num_samples = inner.known_samples
             count = (
@@ -65,7 +65,7 @@ class ClickData:
                 if num_samples is None
                 else f"{num_samples} samples"
             )
-            scope = " of this process" if isinstance(reader, Split) else ""
+            scope = " of this process" if isinstance(reader, SplitFiles) else ""
             rate = ""
             if isinstance(inner, InMemory) and isinstance(inner.samples, Samples) and num_samples:
                 rate = f", click rate {inner.samples.labels.mean(dtype='float64'):.4f}"
@@ -330,7 +330,7 @@ class _Maker:
         most = inner.num_batches  # of all workers: as many steps for each
         if most is not None:
             most = int(self.world.stack(torch.tensor([most], device=self.world.device)).max())
-        return Split(inner, rank, size, most)
+        return SplitFiles(inner, rank, size, most)
 
     def _make(
         self, files: ClickLog, batch_size: int, counts: list[int] | None, tile: int | None = None

@@ -15,7 +15,7 @@ from shoal.config.data_section import CellOptions
 from shoal.config.schema import SplitSection
 
 FieldType = Literal["token", "token_seq", "float", "float_seq"]
-SplitName = Literal["train", "valid", "test"]
+Split = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,8 @@ def counts_of(counts: dict[str, Any]) -> dict[str, int]:
     return {str(key): count for key, count in counts.items()}
 
 
-def count_pairs(
-    users: np.ndarray, items: np.ndarray, split_of_row: np.ndarray, num_items: int
-) -> Pairs:
-    """Counts of rows: users and items int [n], split_of_row [n] of 0, 1 and 2.
+def count_pairs(users: np.ndarray, items: np.ndarray, splits: np.ndarray, num_items: int) -> Pairs:
+    """Counts of rows: users and items int [n], splits [n] of 0, 1 and 2.
 
     >>> import numpy as np
     >>> users, items = np.array([1, 1, 1, 2]), np.array([7, 7, 8, 7])
@@ -81,7 +79,7 @@ def count_pairs(
     (1, [2, 1, 1], [0, 0, 1])
     """
     # Rows of one pair come together, those of earlier splits first: one sort is enough.
-    keys = np.sort((users.astype(np.int64) * num_items + items) << 2 | split_of_row)
+    keys = np.sort((users.astype(np.int64) * num_items + items) << 2 | splits)
     keys = keys[_first(keys)]
     pairs, split = keys >> 2, keys & 3
     before, owner = ~_first(pairs), pairs // num_items
@@ -154,13 +152,13 @@ class Dataset:
         return len(self.inter[self.user_field])
 
     def counted(self) -> Pairs:
-        """What is there twice, and in several splits; counted once."""
+        """Counts of pairs that are there twice, or in several splits; they are counted once."""
         if self.pairs is None:
-            split_of_row = np.zeros(self.num_inter, np.int8)
+            numbers = np.zeros(self.num_inter, np.int8)
             for number, split in enumerate(SPLITS):
-                split_of_row[self.splits[split]] = number
+                numbers[self.splits[split]] = number
             users, items = (np.asarray(self.inter[f]) for f in (self.user_field, self.item_field))
-            self.pairs = count_pairs(users, items, split_of_row, self.num_items)
+            self.pairs = count_pairs(users, items, numbers, self.num_items)
         return self.pairs
 
     def flat(self, name: str) -> np.ndarray:
@@ -169,7 +167,7 @@ class Dataset:
         assert isinstance(column, np.ndarray)
         return column
 
-    def history(self, splits: tuple[SplitName, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+    def history(self, splits: tuple[Split, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """Items of these splits by user, in order, and offsets [users + 1]; None: not kept so."""
         if not self.kept or splits != SPLITS[: len(splits)]:
             return None
@@ -179,15 +177,15 @@ class Dataset:
         """Keys and starts of the training pairs as `Seen.sorted` takes them; None: not kept so."""
         return (self.kept["seen"], self.kept["seen-starts"]) if self.kept else None
 
-    def user_ids(self, split: SplitName) -> np.ndarray:
-        """User ids of one split's interactions, in the order of the split."""
+    def user_ids(self, split: Split) -> np.ndarray:
+        """User ids of one split's interactions, in the order of its rows."""
         return self._ids("user", self.user_field, split)
 
-    def item_ids(self, split: SplitName) -> np.ndarray:
-        """Item ids of one split's interactions, in the order of the split."""
+    def item_ids(self, split: Split) -> np.ndarray:
+        """Item ids of one split's interactions, in the order of its rows."""
         return self._ids("item", self.item_field, split)
 
-    def _ids(self, side: str, field: str, split: SplitName) -> np.ndarray:
+    def _ids(self, side: str, field: str, split: Split) -> np.ndarray:
         """Kept ones of training as they lie on disk, int32: they are the many."""
         if not self.kept:
             return self.flat(field)[self.splits[split]]

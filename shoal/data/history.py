@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.data.dataset import Dataset, SplitName
+from shoal.data.dataset import Dataset, Split
 
 
 class Histories:
@@ -17,10 +17,10 @@ class Histories:
     def __init__(
         self,
         dataset: Dataset,
-        splits: tuple[SplitName, ...],
+        splits: tuple[Split, ...],
         max_len: int,
         timed: bool = False,
-        request_split: SplitName | None = None,
+        request_split: Split | None = None,
     ):
         """timed: keep the times of items.
 
@@ -161,7 +161,7 @@ class Earlier:
         return self.events[places], offsets
 
 
-def _first_times(dataset: Dataset, split: SplitName | None) -> np.ndarray:
+def _first_times(dataset: Dataset, split: Split | None) -> np.ndarray:
     """The time of each user's first interaction of a split: int64 [num_users], 0 without one."""
     first_times = np.zeros(dataset.num_users, dtype=np.int64)
     if split is not None:

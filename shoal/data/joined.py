@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
-from shoal.data.dataset import Dataset, SplitName
+from shoal.data.dataset import Dataset, Split
 from shoal.data.feature_table import FeatureTable, fold
 from shoal.data.features import Feature, Label
 from shoal.data.random import hash64
@@ -36,7 +36,7 @@ class JoinedSamples:
     def __init__(
         self,
         dataset: Dataset,
-        split: SplitName,
+        split: Split,
         table: FeatureTable,
         labels: tuple[Label, ...],
         weight: str | None = None,

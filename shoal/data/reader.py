@@ -199,7 +199,7 @@ def make_sampler(
 
 
 def seen_in_training(dataset: Dataset) -> SeenPairs:
-    """The pairs of the training split, each once."""
+    """The pairs of the training part, each once."""
     stored, sizes = dataset.seen(), (dataset.num_users, dataset.num_items)
     if stored is not None:
         return SeenPairs.sorted(*stored, *sizes)

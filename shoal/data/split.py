@@ -73,9 +73,9 @@ def split_of_rows(
     if config.group_by == "user":
         order = order[np.argsort(users[order], kind="stable")]
         sizes = np.bincount(users)
-    split_of_row = np.empty(rows, dtype=np.uint8)
-    split_of_row[order] = splits_in_order(config, sizes)
-    return split_of_row
+    splits = np.empty(rows, dtype=np.uint8)
+    splits[order] = splits_in_order(config, sizes)
+    return splits
 
 
 def splits_by_time(moments: list[float], times: np.ndarray) -> np.ndarray:
@@ -87,9 +87,9 @@ def splits_by_time(moments: list[float], times: np.ndarray) -> np.ndarray:
     array([0, 2, 1, 1], dtype=uint8)
     """
     kinds = np.array([0, 2] if len(moments) == 1 else [0, 1, 2], dtype=np.uint8)
-    split_of_row = kinds[np.searchsorted(moments, times, side="right")]
+    splits = kinds[np.searchsorted(moments, times, side="right")]
     for kind in kinds:
-        if not (split_of_row == kind).any():
+        if not (splits == kind).any():
             dates = ", ".join(map(shown_time, moments))
             span = "there are no rows"
             if len(times):
@@ -98,7 +98,7 @@ def splits_by_time(moments: list[float], times: np.ndarray) -> np.ndarray:
                 f"data.split.at: {dates}: no interaction is left to {VERBS[kind]} on; {span}: name "
                 "dates within (times count as seconds since 1970)"
             )
-    return split_of_row
+    return splits
 
 
 def shown_time(seconds: float) -> str:

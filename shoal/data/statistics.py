@@ -195,8 +195,8 @@ def share_of_ones(column: Column) -> float | None:
 
 
 def few(split: str, count: int, unit: str) -> str:
-    """The warning about a split with fewer than FEW users or samples; unit: which of the two."""
+    """The warning about a part with fewer than FEW users or samples; unit: which of the two."""
     return (
-        f"metrics of the {split} split are over {count} {unit}{'s' * (count > 1)}, fewer than "
-        f"{FEW}: chance moves them far; give that split more data (data.split)"
+        f"metrics of the {split} part are over {count} {unit}{'s' * (count > 1)}, fewer than "
+        f"{FEW}: chance moves them far; give that part more data (data.split)"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.data.dataset import Dataset, SplitName
+from shoal.data.dataset import Dataset, Split
 from shoal.data.features import Feature
 from shoal.data.statistics import (
     Leakage,
@@ -99,7 +99,7 @@ def _spreads(users: np.ndarray, items: np.ndarray) -> Html:
 
 def _parts(dataset: Dataset, leaks: Leakage) -> Html:
     rows = []
-    splits: tuple[SplitName, ...] = ("train", "valid", "test")
+    splits: tuple[Split, ...] = ("train", "valid", "test")
     for split in splits:
         users, items = dataset.user_ids(split), dataset.item_ids(split)
         rows.append((split, len(users), len(np.unique(users)), len(np.unique(items))))

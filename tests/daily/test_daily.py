@@ -108,7 +108,7 @@ def test_known_ids_keep_rows_and_state(model: str, root: Path, tmp_path: Path) -
     assert parts.strategy.rows.steps == old.parts.strategy.rows.steps
 
 
-def test_a_second_day_is_trained_from_the_command_line(root: Path, tmp_path: Path) -> None:
+def test_a_second_day_from_the_command_line(root: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     values = values_of("BPR", root, "day-1", run__output=str(first), train__epochs=3)
     shoal.run(config_dict=values)
@@ -158,7 +158,7 @@ def test_what_was_taken_on_earlier_days_is_not_recommended(
             assert {item for item, _ in ask(user, topk=40)} == every - taken[user]
 
 
-def test_a_run_without_histories_is_a_warning(root: Path, tmp_path: Path) -> None:
+def test_a_run_that_does_not_say_who_took_what_is_a_warning(root: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     shoal.run(config_dict=values_of("BPR", root, "day-1", run__output=str(first)))
     (first / TAKEN).unlink()
@@ -167,7 +167,7 @@ def test_a_run_without_histories_is_a_warning(root: Path, tmp_path: Path) -> Non
     assert "does not say who took what" in (second / "train.log").read_text()
 
 
-def test_a_run_starts_from_pretrained_vectors(root: Path, tmp_path: Path) -> None:
+def test_vectors_to_begin_with(root: Path, tmp_path: Path) -> None:
     vectors = np.arange(3 * 16, dtype=np.float32).reshape(3, 16)
     np.save(tmp_path / "items.npy", vectors)
     (tmp_path / "items.txt").write_text("i3\nunknown\ni7\n")
@@ -184,7 +184,7 @@ def test_a_run_starts_from_pretrained_vectors(root: Path, tmp_path: Path) -> Non
         begin(config, parts.strategy, parts.dataset, World())
 
 
-def test_known_tokens_keep_their_ids(root: Path) -> None:
+def test_known_words_keep_their_numbers(root: Path) -> None:
     dataset = parts_of(values_of("BPR", root, "day-1"))[1].dataset
     assert not isinstance(dataset, dict)
     known = {"item_id": ["[PAD]", "i99", "i3"]}
@@ -195,7 +195,7 @@ def test_known_tokens_keep_their_ids(root: Path) -> None:
     assert grown.vocab["user_id"].tolist() == dataset.vocab["user_id"].tolist()  # type: ignore[union-attr]
 
 
-def test_features_of_known_items_keep_their_rows(root: Path, tmp_path: Path) -> None:
+def test_features_of_known_items_go_on(root: Path, tmp_path: Path) -> None:
     for day, seed in (("first", 1), ("again", 2), ("more", 3)):
         write_day(tmp_path, day, range(30), range(25 + (day == "more")), seed)
         order = np.random.default_rng(seed).permutation(25 + (day == "more"))
@@ -218,16 +218,16 @@ def test_features_of_known_items_keep_their_rows(root: Path, tmp_path: Path) -> 
         parts_of({**values, "data.name": "again", "model": "TIGER"})
 
 
-def test_prepared_data_takes_the_ids_of_known_tokens(root: Path, tmp_path: Path) -> None:
+def test_prepared_data_is_numbered_by_known_words(root: Path, tmp_path: Path) -> None:
     config = resolve(values=values_of("BPR", root, "day-1")).config
     prepare(PrepareJob([str(root / "day-1" / "day-1.inter")], tmp_path / "prepared", config.data))
     values = {**values_of("BPR", root, "day-1"), "data.path": str(tmp_path / "prepared")}
     dataset = load_dataset(resolve(values=values).config.data, 0)
     grown = grow(dataset, {"item_id": ["[PAD]", "i99", "i3"]})
     assert dataset.kept
-    for split in SPLITS:
-        before = dataset.vocab["item_id"][dataset.item_ids(split)]
-        assert (grown.vocab["item_id"][grown.item_ids(split)] == before).all()
+    for phase in SPLITS:
+        before = dataset.vocab["item_id"][dataset.item_ids(phase)]
+        assert (grown.vocab["item_id"][grown.item_ids(phase)] == before).all()
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
@@ -265,7 +265,7 @@ def test_vectors_do_not_undo_what_was_learned(root: Path, tmp_path: Path) -> Non
     np.testing.assert_array_equal(now["i30"][0], np.ones(16))
 
 
-def test_values_of_unused_rows_decay(root: Path, tmp_path: Path) -> None:
+def test_rows_that_nobody_names_shrink(root: Path, tmp_path: Path) -> None:
     decay = {"start__value_decay__after": 2, "start__value_decay__factor": 0.25}
     folders = [tmp_path / f"run-{day}" for day in range(3)]
     for number, (folder, day) in enumerate(zip(folders, ["day-1", "day-2", "day-2"])):
@@ -367,7 +367,7 @@ def test_interactions_are_followed(root: Path, tmp_path: Path) -> None:
     assert len(Trained(tmp_path / "out" / entry.run).recommend("u39", 5)) == 5
 
 
-def test_a_custom_model_is_trained_on(
+def test_a_model_of_ones_own_goes_on(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the text of its file, wherever that is: the run's copy, or one of another name."""
@@ -446,9 +446,7 @@ def command_that_is_hit(words: list[str], what: str | None, time: int, when: str
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_with_the_same_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     clicks_run(tmp_path)
     (tmp_path / "in").mkdir()

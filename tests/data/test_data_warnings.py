@@ -32,8 +32,8 @@ QUIET = {"run.progress": False, "run.trackers": [], "run.log_level": "warning"}
 SHORT = {**QUIET, "train.epochs": 1, "model.embedding_size": 4, "data.cache": False}
 
 
-def brute(users: np.ndarray, items: np.ndarray, splits: np.ndarray) -> Pairs:
-    by = [{(u, i) for u, i, p in zip(users, items, splits) if p == n} for n in range(3)]
+def brute(users: np.ndarray, items: np.ndarray, phases: np.ndarray) -> Pairs:
+    by = [{(u, i) for u, i, p in zip(users, items, phases) if p == n} for n in range(3)]
     every = Counter(zip(users.tolist(), items.tolist()))
     return Pairs(
         len(users),
@@ -48,11 +48,11 @@ def brute(users: np.ndarray, items: np.ndarray, splits: np.ndarray) -> Pairs:
 def test_counts_are_exact_and_add_up(size: int) -> None:
     random = np.random.default_rng(size)
     users, items = random.integers(1, 20, size), random.integers(1, 12, size)
-    splits = random.integers(0, 3, size)
-    found = count_pairs(users, items, splits, 12)
-    assert found == brute(users, items, splits)
+    phases = random.integers(0, 3, size)
+    found = count_pairs(users, items, phases, 12)
+    assert found == brute(users, items, phases)
     low = users < 8
-    parts = [count_pairs(users[m], items[m], splits[m], 12) for m in (low, ~low)]
+    parts = [count_pairs(users[m], items[m], phases[m], 12) for m in (low, ~low)]
     assert parts[0] + parts[1] == found
 
 
@@ -119,8 +119,7 @@ CASES: dict[str, tuple[dict[str, list[str]], str]] = {
     ),
     "one user": (
         {"inter": [f"one,{row.split(',', 1)[1]}" for row in ROWS[:31]]},
-        r"metrics of the valid split are over 1 user, fewer than 30.*\n"
-        r".*test split are over 1 user",
+        r"metrics of the valid part are over 1 user, fewer than 30.*\n.*test part are over 1 user",
     ),
 }
 

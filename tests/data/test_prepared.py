@@ -107,12 +107,12 @@ def test_a_prepared_folder_holds_what_the_files_give(raw, settings, small, monke
     assert set(here.inter) == set(there.inter)
     for name, column in there.inter.items():
         np.testing.assert_array_equal(here.inter[name], column)
-    for split in ("train", "valid", "test"):
-        np.testing.assert_array_equal(here.splits[split], there.splits[split])
-        np.testing.assert_array_equal(here.user_ids(split), there.user_ids(split))
-        np.testing.assert_array_equal(here.item_ids(split), there.item_ids(split))
-    for splits in (("train",), ("train", "valid"), ("train", "valid", "test")):
-        ours, theirs = Histories(here, splits, 9), Histories(there, splits, 9)
+    for phase in ("train", "valid", "test"):
+        np.testing.assert_array_equal(here.splits[phase], there.splits[phase])
+        np.testing.assert_array_equal(here.user_ids(phase), there.user_ids(phase))
+        np.testing.assert_array_equal(here.item_ids(phase), there.item_ids(phase))
+    for phases in (("train",), ("train", "valid"), ("train", "valid", "test")):
+        ours, theirs = Histories(here, phases, 9), Histories(there, phases, 9)
         np.testing.assert_array_equal(ours.items, theirs.items)
         np.testing.assert_array_equal(ours.offsets, theirs.offsets)
     assert fingerprint(config, here) == fingerprint(config, there)

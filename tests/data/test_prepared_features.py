@@ -70,8 +70,8 @@ def assert_same(here: Dataset, there: Dataset) -> None:
     for side in ("user", "item"):
         told = {n: c for n, c in there.missing[side].items() if n != f"{side}_id"}
         assert here.missing[side] == told
-    for split, rows in there.splits.items():
-        np.testing.assert_array_equal(here.splits[split], rows)
+    for phase, rows in there.splits.items():
+        np.testing.assert_array_equal(here.splits[phase], rows)
 
 
 FILTERS = [

@@ -64,7 +64,7 @@ def test_ratio_counts(total, ratio, counts, group_by):
     st.sampled_from(["random", "time"]),
     st.integers(-5, 2**63),
 )
-def test_every_row_is_in_one_split_and_every_user_is_cut_by_the_rule(users, ratio, order, seed):
+def test_every_row_is_in_one_phase_and_every_user_is_cut_by_the_rule(users, ratio, order, seed):
     times = [7 * u % 5 for u in users]
     parts = split(users, times, seed, by="ratio", ratio=list(map(float, ratio)), order=order)
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(users)))
@@ -216,10 +216,10 @@ def test_dates_split_a_prepared_folder_alike(order, tmp_path):
     preparing.prepare(PrepareJob([str(tmp_path / "a.csv")], tmp_path / "made", one, 1, 100 * 160))
     made = load_dataset(one.model_copy(update={"path": str(tmp_path / "made")}), 1)
     expected = load_dataset(raw, 1)
-    for split, low, high in (("train", 0, 700), ("valid", 700, 850), ("test", 850, 1000)):
-        rows = expected.splits[split]
-        assert made.splits[split].tolist() == rows.tolist()
-        assert made.item_ids(split).tolist() == expected.item_ids(split).tolist()
+    for phase, low, high in (("train", 0, 700), ("valid", 700, 850), ("test", 850, 1000)):
+        rows = expected.splits[phase]
+        assert made.splits[phase].tolist() == rows.tolist()
+        assert made.item_ids(phase).tolist() == expected.item_ids(phase).tolist()
         times = expected.inter["timestamp"][rows]
         assert len(times) > 50 and times.min() >= low and times.max() < high
     assert made.counted() == expected.counted()

@@ -34,9 +34,9 @@ def fingerprint(data):
 
 def recall_at_10(data, scores):
     """Mean share of a user's test items among the ten best unseen, by the definition."""
-    seen = {split: {} for split in ("train", "valid", "test")}
-    for split, by_user in seen.items():
-        for user, item in zip(data.user_ids(split).tolist(), data.item_ids(split).tolist()):
+    seen = {phase: {} for phase in ("train", "valid", "test")}
+    for phase, by_user in seen.items():
+        for user, item in zip(data.user_ids(phase).tolist(), data.item_ids(phase).tolist()):
             by_user.setdefault(user, []).append(item)
     recalls = []
     for user, wanted in seen["test"].items():

@@ -121,8 +121,8 @@ def prepared(folder: Path, lines: bytes) -> dict[str, Target]:
             dataset = load_dataset(config, 1)
             for words in dataset.vocab.values():
                 list(words)
-            for split in SPLITS:
-                dataset.user_ids(split), dataset.item_ids(split)
+            for phase in SPLITS:
+                dataset.user_ids(phase), dataset.item_ids(phase)
         finally:
             view.mkdir(exist_ok=True)
             for other in {*(home / "views").iterdir()} - {view}:

@@ -140,13 +140,13 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> dict[str
                 "data.split.at: the files are train, valid and test parts already; leave it out, "
                 "or give them as one (data.files.inter)"
             )
-        split_of_row = raw.parts if keep is None else raw.parts[keep]
+        split_numbers = raw.parts if keep is None else raw.parts[keep]
     else:
         time = manifest.columns.get(fields.time)
         times = None if time is None else map_array(place, time.values)
-        split_of_row = split_of_rows(config.split, seed, users, times)
+        split_numbers = split_of_rows(config.split, seed, users, times)
     num_users, num_items = (len(manifest.words[name]) for name in (fields.user, fields.item))
-    splits = rows_by_split(split_of_row)
+    splits = rows_by_split(split_numbers)
     logger.info("densified ids: %d users, %d items", num_users - 1, num_items - 1)
     sizes = ", ".join(f"{split} {len(rows)}" for split, rows in splits.items())
     logger.info("split interactions: %s", sizes)
@@ -157,7 +157,7 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> dict[str
             split: write_array(place, f"rows-{split}.bin", row_numbers, "<i8").entry()
             for split, row_numbers in splits.items()
         },
-        "pairs": asdict(count_pairs(users, items, split_of_row, num_items)),
+        "pairs": asdict(count_pairs(users, items, split_numbers, num_items)),
     }
 
 

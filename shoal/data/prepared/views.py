@@ -149,29 +149,25 @@ def _write(
     num_users, num_items = sizes
     users = columns["user"]
     counts = count_ids(users, num_users)
-    split_of_row = _reserve(work / "split_of_row", len(users))
+    splits = _reserve(work / "splits", len(users))
     # Whether the rows of each user are split by themselves, so that ranges of users are enough.
     by_user_alone = section.group_by == "user" and section.order != "random" and section.at is None
     if (section.order == "time" and "time" not in columns) or not by_user_alone:
         # At random, or over all users at once: the order of all rows is in memory.
-        split_of_row[:] = split_of_rows(section, seed, users, columns.get("time"))
+        splits[:] = split_of_rows(section, seed, users, columns.get("time"))
     # One pass over ranges of users: the split of each row, histories, and training pairs.
     histories = [Appender(work, Stored(f"history-{n}", "<i4")) for n in (1, 2, 3)]
     lengths = [np.zeros(num_users, dtype=np.int64) for _ in histories]
     seen = Appender(work, Stored("seen", "<i8"))
     seen_counts = np.zeros(num_users, dtype=np.int64)
     ranges = (
-        (
-            span,
-            part if by_user_alone else {**part, "split": split_of_row[part["row"]]},
-            counts[span],
-        )
+        (span, part if by_user_alone else {**part, "split": splits[part["row"]]}, counts[span])
         for span, part in by_user(columns, "user", counts, memory // engine.width, work)
     )
     pairs = Pairs()
     sort = partial(_in_order, section=section)
     for (span, _, _), (row, split, owner, item) in engine.map(sort, ranges):
-        split_of_row[row] = split
+        splits[row] = split
         for n, (history, length) in enumerate(zip(histories, lengths)):
             history.write(item[split <= n])
             local_users = owner[split <= n] - span.start
@@ -191,9 +187,9 @@ def _write(
         arrays[f"history-{n}"] = history.stored
         offsets = np.concatenate([[0], np.cumsum(length)])
         arrays[f"offsets-{n}"] = write_array(work, f"offsets-{n}", offsets, "<i8")
-    arrays |= _write_splits(work, columns, split_of_row)
-    del split_of_row
-    (work / "split_of_row").unlink()
+    arrays |= _write_splits(work, columns, splits)
+    del splits
+    (work / "splits").unlink()
     return {
         "arrays": {name: stored.entry() for name, stored in arrays.items()},
         "splits": _digest_of_splits(work, arrays),
@@ -218,8 +214,7 @@ def _in_order(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Rows of some users in order of user and time: their numbers, splits, users and items.
 
-    task: which users, their rows, and how many each has. Their splits are
-    among the columns, or follow from the section.
+    task: which users, their rows, and how many each has. Phases are those of the rows, or split.
     """
     _, part, counts = task
     order = np.lexsort([part["time"], part["user"]] if "time" in part else [part["user"]])
@@ -236,17 +231,17 @@ def _reserve(path: Path, size: int) -> np.ndarray:
 
 
 def _write_splits(
-    work: Path, columns: dict[str, np.ndarray], split_of_row: np.ndarray
+    work: Path, columns: dict[str, np.ndarray], splits: np.ndarray
 ) -> dict[str, Stored]:
     writers = {
         (name, split): Appender(work, Stored(f"{name}-{split}", dtype))
         for split in SPLITS
         for name, dtype in OF_SPLIT.items()
     }
-    for part in chunks(len(split_of_row)):
+    for part in chunks(len(splits)):
         users, items = columns["user"][part], columns["item"][part]
         for number, split in enumerate(SPLITS):
-            rows = np.flatnonzero(split_of_row[part] == number)
+            rows = np.flatnonzero(splits[part] == number)
             writers["rows", split].write(rows + part.start)
             writers["user", split].write(users[rows])
             writers["item", split].write(items[rows])

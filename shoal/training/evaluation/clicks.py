@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.clicks import ClickReader
 from shoal.config.schema import DataSection, EvalSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.dataset import SplitName
+from shoal.data.dataset import Split
 from shoal.data.features import Label
 from shoal.distributed.world import World
 from shoal.models.base import ClickModel, Model
@@ -146,11 +146,11 @@ class ClickEvaluator:
                 log.warning("%s", line)
         return self.extra_results()
 
-    def has(self, split: SplitName) -> bool:
+    def has(self, split: Split) -> bool:
         """Whether a split has samples, as far as that is known before they are read."""
         return split in self.readers and self.readers[split].known_samples != 0
 
-    def check(self, splits: Iterable[SplitName]) -> None:
+    def check(self, splits: Iterable[Split]) -> None:
         """Refuse splits without samples, as far as that is known before they are read."""
         for split in splits:
             if split not in self.readers:
@@ -164,7 +164,7 @@ class ClickEvaluator:
     def evaluate(
         self,
         model: Model,
-        split: SplitName,
+        split: Split,
         progress: Callable[[Iterator[Any], Any], Iterator[Any]] = lambda steps, total: steps,
         keep: bool = False,
     ) -> dict[str, float]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.config.schema import DataSection, EvalSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.dataset import Dataset, SplitName
+from shoal.data.dataset import Dataset, Split
 from shoal.data.history import Histories
 from shoal.distributed.world import World
 from shoal.kernels.parallel import ThreadTeam
@@ -82,7 +82,7 @@ class Evaluator:
     def evaluate(
         self,
         model: Model,
-        split: SplitName,
+        split: Split,
         progress: Progress = lambda steps, total: steps,
         keep: bool = False,
     ) -> dict[str, float]:
@@ -117,7 +117,7 @@ class Evaluator:
         self.values = metrics.compute(f"the {split} split of {self.dataset.name!r}")
         return self.values
 
-    def measure(self, model: Model, split: SplitName) -> float:
+    def measure(self, model: Model, split: Split) -> float:
         """Seconds that evaluating a split takes, from a few tiles of its users; 0: too few.
 
         Every rank calls it, and has the same number of tiles.
@@ -223,11 +223,11 @@ class Evaluator:
         result = {"base": self._popular(), "cold": self.cold}
         return {name: value for name, value in result.items() if value}
 
-    def has(self, split: SplitName) -> bool:
+    def has(self, split: Split) -> bool:
         """Whether a split has anything to evaluate on."""
         return len(self.dataset.splits[split]) > 0
 
-    def check(self, splits: Iterable[SplitName]) -> None:
+    def check(self, splits: Iterable[Split]) -> None:
         """Refuse splits that have nothing to evaluate: before an epoch is trained, not after."""
         for split in splits:
             if not self.has(split):
@@ -238,7 +238,7 @@ class Evaluator:
                     "train.eval_every=0"
                 )
 
-    def _prepared(self, split: SplitName) -> tuple[SplitData, Histories | None]:
+    def _prepared(self, split: Split) -> tuple[SplitData, Histories | None]:
         if split not in self._splits:
             self.check([split])
             histories = self.histories(EARLIER[split], split)
@@ -263,7 +263,7 @@ class Evaluator:
             yield bounds
 
     def histories(
-        self, splits: tuple[SplitName, ...], request_split: SplitName | None = None
+        self, splits: tuple[Split, ...], request_split: Split | None = None
     ) -> Histories | None:
         """Histories for sequential models: items of these splits; None for other models.
 

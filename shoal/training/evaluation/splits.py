@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.config.schema import EvalSection
-from shoal.data.dataset import Dataset, SplitName
+from shoal.data.dataset import Dataset, Split
 from shoal.data.random import hash64
 from shoal.data.sampler import NegativeSampler, SeenPairs, distinct
 
-EARLIER: dict[str, tuple[SplitName, ...]] = {"valid": ("train",), "test": ("train", "valid")}
+EARLIER: dict[str, tuple[Split, ...]] = {"valid": ("train",), "test": ("train", "valid")}
 
 
 @dataclass
@@ -74,7 +74,7 @@ def sampled_users(users: np.ndarray, max_users: int, seed: int) -> np.ndarray:
 class SplitData:
     """Data for evaluating one split, prepared once."""
 
-    def __init__(self, dataset: Dataset, split: SplitName, section: EvalSection, seed: int):
+    def __init__(self, dataset: Dataset, split: Split, section: EvalSection, seed: int):
         self.mode, self.num_negatives = parse_mode(section.mode, split)
         users, items = dataset.user_ids(split), dataset.item_ids(split)
         self.users = np.unique(users)  # ascending: the tiles are a pure function of the split
@@ -106,7 +106,7 @@ class SplitData:
         return self.candidates.chosen(places).items[labels > 0]
 
     def _draw_negatives(
-        self, dataset: Dataset, split: SplitName, seen: tuple[np.ndarray, np.ndarray], seed: int
+        self, dataset: Dataset, split: Split, seen: tuple[np.ndarray, np.ndarray], seed: int
     ) -> None:
         """N different negatives for each positive; their union is a user's candidates."""
         users, items = dataset.user_ids(split), dataset.item_ids(split)
@@ -132,7 +132,7 @@ class SplitData:
             dataset.num_users,
         )
 
-    def _take_labels(self, dataset: Dataset, split: SplitName) -> None:
+    def _take_labels(self, dataset: Dataset, split: Split) -> None:
         """Rows of the split with their labels; a user's candidates are the rows of that user."""
         if dataset.label_field not in dataset.inter:
             raise ValueError(
