@@ -128,7 +128,7 @@ VALUES = ("F32", [3, 2], [24, 48])
         save({"ids": torch.tensor(3), "values": torch.ones(2, 2)}),
     ],
 )
-def test_files_without_rows_are_reported_and_an_older_checkpoint_is_used(
+def test_files_that_hold_no_rows_are_reported_and_an_older_checkpoint_is_used(
     tmp_path: Path, data: bytes
 ) -> None:
     commit(tmp_path, 1, **{"rows-item-00000.safetensors": tensors()})
