@@ -51,21 +51,22 @@ def shoals(data: str, folder: Path) -> tuple[dict[str, float], dict[str, Any]]:
     assert results is not None and groups.items is not None and groups.users is not None
     released = years.parts.evaluator.groups.items
     assert released is not None
-    phase, _ = evaluator._prepared("test")
+    split_data, _ = evaluator._prepared("test")
     scores, candidates = [], []
-    for place, user in enumerate(phase.users):
+    for place, user in enumerate(split_data.users):
         batch = evaluator.query(np.array([user]), None)
         with torch.inference_mode():
             row = trained.model.score(batch, torch.arange(dataset.num_items))[0]  # type: ignore[operator]
-        seen = phase.masked.chosen(np.array([place])).items
+        seen = split_data.masked.chosen(np.array([place])).items
         left = np.setdiff1d(np.arange(1, dataset.num_items), seen)
         candidates.append(left.tolist())
         scores.append(row[left].double().tolist())
     facts = {
-        **{"k": K, "num_items": dataset.num_items - 1, "users": phase.users.tolist()},
+        **{"k": K, "num_items": dataset.num_items - 1, "users": split_data.users.tolist()},
         "lists": results.kept.items.tolist(),
         "positives": [
-            phase.positives.chosen(np.array([n])).items.tolist() for n in range(len(phase.users))
+            split_data.positives.chosen(np.array([n])).items.tolist()
+            for n in range(len(split_data.users))
         ],
         "train": [dataset.user_ids("train").tolist(), dataset.item_ids("train").tolist()],
         "user_groups": groups.users.tolist(),

@@ -49,6 +49,8 @@ DIALECTS = {
     "torchrec": "shoal.compat.dialects.torchrec:TorchRec",
     "recbole": "shoal.compat.dialects.recbole:RecBole",
 }
+# The package whose classes are the metrics that a config can name (shoal.config.metric_classes).
+METRICS = "shoal.training.metrics"
 __all__ = sorted([*_ROOMS, "Interrupted", "__version__", "ray"])
 
 

@@ -5,6 +5,8 @@ a plugin, are chosen by a config and used in real runs of the command, on one pr
 from __future__ import annotations
 
 import json
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,19 +16,36 @@ import pytest
 
 import shoal
 from shoal.config import ConfigError
+from shoal.experiments.report import run_page
+from shoal.experiments.report.figures import curve
+from shoal.pages.html import Html, section
 from shoal.runs.run import resolve
+from shoal.runs.run_record import RunRecord
 from shoal.training import metrics
+from tests.helpers.commands import finish
 
 PLUGIN = '''
 from pathlib import Path
 
+import numpy as np
+
 from shoal.config import dialect
+from shoal.data import sources
+from shoal.data.raw_columns import Raw, RawColumn, RawTable
+from shoal.models.general.neumf import NeuMF
+from shoal.optimizers.dense import dense_optimizer
 from shoal.optimizers.registry import row_optimizer
 from shoal.training import metrics
 from shoal.training import strategies as strategy
 from shoal.training.strategies.single import Single
 
+HERE = Path(__file__).parent
 ROWS = {"n_epochs": dialect.same("n_epochs", "train.epochs")}
+
+
+def note(thing):
+    with open(HERE / "used.txt", "a") as file:
+        print(thing, file=file)
 
 
 class Ours(dialect.Dialect):
@@ -39,6 +58,12 @@ class Ours(dialect.Dialect):
         return ROWS[name]
 
 
+class Mine(NeuMF):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        note("model")
+
+
 class Recall(metrics.PerUser):
     """The name of a class may be one of the package's: states are not mixed up."""
 
@@ -48,32 +73,63 @@ class Recall(metrics.PerUser):
 
 class Counting(Single):
     name = "counting"
-    updates = 0
 
     def update(self, sums, lr):
-        Counting.updates += 1
-        Path(__file__).with_name("updates.txt").write_text(str(Counting.updates))
+        note("strategy")
         return super().update(sums, lr)
 
 
-@row_optimizer("sign_sgd", {})
-def sign_sgd(o, now, values, state, grads):
+class Letters(sources.Source):
+    name = "letters"
+
+    def matches(self, config):
+        return (config.folder / "letters.txt").exists()
+
+    def read(self, config):
+        pairs = np.array([line.split() for line in open(config.folder / "letters.txt")], object)
+        rows = np.arange(len(pairs))
+        columns = {"user_id": RawColumn(rows, pairs[:, 0]), "item_id": RawColumn(rows, pairs[:, 1])}
+        return Raw(RawTable("letters", dict.fromkeys(columns, "token"), columns))
+
+
+class Followed:
+    def begin(self, config, folder): pass
+
+    def epoch(self, line): note("tracker")
+
+    def end(self, result): pass
+
+
+@row_optimizer("sign_rows", {})
+def sign_rows(o, now, values, state, grads):
+    note("row optimizer")
     values.sub_(now.size * grads.sign())
+
+
+@dense_optimizer("sign_dense", kept=("average",))
+def sign_dense(parameters, grads, state, lr, weight_decay):
+    note("dense optimizer")
+    for parameter, grad, average in zip(parameters, grads, state["average"]):
+        average.lerp_(grad, 0.1)
+        parameter.sub_(lr * average.sign())
 
 
 dialect.register("ours", Ours)
 metrics.register("HalfRecall", Recall)
+sources.register(Letters())
 strategy.register_strategy("counting", lambda section, world, timeout: Counting(world))
 '''
 SMALL = [
-    *(
-        "--model=BPR",
-        "--data.name=synthetic",
-        "--data.synthetic.users=60",
-        "--data.synthetic.items=40",
-    ),
-    *("--data.synthetic.interactions=1000", "--train.batch_size=64", "--model.embedding_size=8"),
-    *("--eval.topk=[5]", "--run.progress=false", "--run.trackers=[]"),
+    "--model=BPR",
+    "--data.name=synthetic",
+    "--data.synthetic.users=60",
+    "--data.synthetic.items=40",
+    "--data.synthetic.interactions=1000",
+    "--model.embedding_size=8",
+    "--train.batch_size=64",
+    "--eval.topk=[5]",
+    "--run.progress=false",
+    "--run.trackers=[]",
 ]
 
 
@@ -93,24 +149,98 @@ def train(folder: Path, name: str, *words: str) -> dict[str, Any]:
     return json.loads((folder / name / "result.json").read_text())
 
 
-def test_a_plugin_adds_a_metric_a_dialect_a_strategy_and_a_row_optimizer(plugin: Path) -> None:
-    found = train(
-        plugin.parent,
-        "run",
+def test_a_plugin_adds_eight_things_to_one_run(plugin: Path) -> None:
+    folder = plugin.parent
+    draw = random.Random(1)
+    pairs = sorted({(user, int(40 * draw.random() ** 2)) for user in range(60) for _ in range(15)})
+    (folder / "letters.txt").write_text("".join(f"u{user} i{item}\n" for user, item in pairs))
+    command = [
+        "train",
         "--run.plugins=ours.py",
+        "--model=ours.py:Mine",
+        "--data.path=.",
+        "--data.format=letters",
         "--n_epochs=2",
+        "--train.batch_size=64",
+        "--train.optimizer.lr=0.01",
+        "--train.optimizer.name=sign_dense",
+        "--train.optimizer.rows.name=sign_rows",
+        "--strategy.name=counting",
+        "--eval.topk=[5]",
         "--eval.metrics=[Recall, halfrecall]",
         "--eval.valid_metric=HalfRecall@5",
-        "--strategy.name=counting",
-        "--train.optimizer.rows.name=sign_sgd",
+        "--run.trackers=[ours.py:Followed]",
+        "--run.progress=false",
+        "--run.output=run",
+    ]
+    finish(*command, cwd=folder)
+    test = json.loads((folder / "run" / "result.json").read_text())["test"]
+    assert set(test) == {"recall@5", "halfrecall@5"}
+    assert test["recall@5"] > 0.0
+    assert test["halfrecall@5"] == pytest.approx(test["recall@5"] / 2)
+    used = (folder / "used.txt").read_text().splitlines()
+    assert set(used) == {"model", "strategy", "tracker", "row optimizer", "dense optimizer"}
+    assert used.count("tracker") == 2  # an epoch each
+    assert used.count("strategy") == used.count("dense optimizer") > 2
+    config = (folder / "run" / "config.yaml").read_text()
+    assert "epochs: 2" in config and "format: letters" in config and str(plugin) in config
+
+
+def test_a_command_is_added_by_its_line(tmp_path: Path) -> None:
+    """The line of main.py, for a function of a file of its own."""
+    program = (
+        "import typer\n"
+        "from shoal.cli import main\n"
+        "def count(words: list[str]) -> None:\n"
+        "    typer.echo(f'{len(words)} words')\n"
+        "main.app.command('count')(count)\n"
+        "main.app(['count', 'a', 'b'])\n"
     )
-    assert set(found["test"]) == {"recall@5", "halfrecall@5"}
-    recall = found["test"]["recall@5"]
-    assert recall > 0.0 and found["test"]["halfrecall@5"] == pytest.approx(recall / 2)
-    config = (plugin.parent / "run" / "config.yaml").read_text()
-    assert "epochs: 2" in config and str(plugin) in config
-    updates = int((plugin.parent / "updates.txt").read_text())
-    assert updates > 2 and updates % 2 == 0  # of two epochs, each through our strategy
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "2 words\n"), done.stderr
+
+
+def test_a_plot_is_added_by_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds_by_epoch(record: RunRecord) -> Html:
+        points = [(line.epoch, line.seconds[0] or 0.0) for line in record.epochs]
+        return section("Pace", "", curve(points, "seconds", None))
+
+    shoal.run("BPR", config_dict={**KEYS, "run.output": str(tmp_path / "run")})
+    before = shoal.report(tmp_path / "run").read_text()
+    monkeypatch.setattr(run_page, "SECTIONS", [*run_page.SECTIONS, seconds_by_epoch])
+    page = shoal.report(tmp_path / "run").read_text()
+    assert "Pace" in page and page.count("<svg") == before.count("<svg") + 1
+
+
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
+THINGS = ["model", "metric", "row optimizer", "dense optimizer", "strategy", "source", "dialect"]
+THINGS += ["command", "tracker", "plot"]
+
+
+def rows_of_contributing() -> dict[str, list[str]]:
+    """Thing -> its cells in the table "To add a thing"."""
+    text = CONTRIBUTING.read_text().partition("## To add a thing")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return {row[0].strip(): row[1:] for row in rows[2:]}
+
+
+def test_contributing_says_how_each_thing_is_added() -> None:
+    assert list(rows_of_contributing()) == THINGS
+
+
+@pytest.mark.parametrize("thing", THINGS)
+def test_files_and_names_of_contributing_are_there(thing: str) -> None:
+    """`PATH` is there, and `NAME` behind it, as in `shoal/__init__.py`: `DIALECTS`, is in it."""
+    for cell in rows_of_contributing()[thing]:
+        file = None
+        for word in re.findall(r"`([^`]+)`", cell):
+            if "/" in word:
+                path = CONTRIBUTING.parent / word
+                assert path.exists(), word
+                file = path if path.is_file() else None
+            elif file is not None:
+                assert re.search(rf"\b{re.escape(word.strip('@'))}\b", file.read_text()), word
 
 
 @pytest.mark.slow
@@ -185,11 +315,12 @@ def own_metrics(tmp_path: Path) -> Path:
 
 
 KEYS = {
-    **{
-        "data.name": "synthetic",
-        "data.synthetic": {"users": 60, "items": 40, "interactions": 1000},
-    },
-    **{"train.epochs": 1, "eval.topk": [5], "run.progress": False, "run.trackers": []},
+    "data.name": "synthetic",
+    "data.synthetic": {"users": 60, "items": 40, "interactions": 1000},
+    "train.epochs": 1,
+    "eval.topk": [5],
+    "run.progress": False,
+    "run.trackers": [],
 }
 
 

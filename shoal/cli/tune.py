@@ -154,7 +154,9 @@ def sweep(
     shoal sweep CONFIG.yaml --models BPR,LightGCN --data ml-100k --seeds 3
     """
     with importing():
-        from shoal.experiments.tuning.sweep import Sweep, cells, make_grid, read_grid
+        from shoal.experiments.tuning.study_folder import StudyLimits
+        from shoal.experiments.tuning.sweep import sweep as run_sweep
+        from shoal.experiments.tuning.sweep_grid import make_grid, plan_cells, read_grid
         from shoal.training.run_folder import RunFolder
 
     grid_values: dict[str, Any] = {"models": models, "data": data, "seeds": seeds}
@@ -171,11 +173,17 @@ def sweep(
                 "leave one out"
             )
         grid_values["data"] = [data_file]
-    runs = cells(make_grid(**grid_values), files, overrides, trust)
+    cells = plan_cells(make_grid(**grid_values), files, overrides, trust)
     report = (lambda line: typer.echo(line, err=True)) if as_json else typer.echo
     report = _print_nothing if quiet else report
     folder = output or RunFolder.new_name("sweeps", "sweep")
-    comparison = Sweep(Path(folder), runs, report, trust).run(jobs, minutes, launch)
+    comparison = run_sweep(
+        Path(folder),
+        cells,
+        StudyLimits(jobs=jobs, minutes=minutes, launch=launch),
+        report=report,
+        trust=trust,
+    )
     if as_json:
         return typer.echo(json.dumps(comparison, indent=2))
     _print_sweep(comparison)

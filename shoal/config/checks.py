@@ -4,18 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shoal.config.errors import did_you_mean, nearest
+from shoal.config.metric_classes import metric_classes
 from shoal.config.schema import Config
-
-# Names of metrics; `add_metric` adds those that are registered.
-TOPK_METRICS = ["Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "RBP", "ItemCoverage"]
-TOPK_METRICS += ["AveragePopularity", "GiniIndex", "ShannonEntropy", "TailPercentage"]
-TOPK_METRICS += ["Novelty", "Serendipity", "Personalisation", "IntraListDiversity"]
-TOPK_METRICS += ["Miscalibration", "UserGap", "ItemGap"]
-RANKING_METRICS = [*TOPK_METRICS, "MedRank"]  # of lists, so not of clicks
-LABEL_METRICS = ["AUC", "LogLoss", "Calibration", "MAE", "RMSE"]  # of values against labels
-METRICS = [*RANKING_METRICS, "GAUC", "UAUC", *LABEL_METRICS]
-GROUP_METRICS = {"UserGap": "user", "IntraListDiversity": "item", "Miscalibration": "item"}
-GROUP_METRICS["ItemGap"] = "item"
 
 USUAL_TOPK = 10  # the cut-off of eval.valid_metric where it names none and eval.topk has this one
 EXAMPLES = {"user": "gender", "item": "genre"}  # columns, for errors
@@ -23,26 +13,14 @@ EXAMPLES = {"user": "gender", "item": "genre"}  # columns, for errors
 Problem = tuple[str, str]  # the dotted key to blame, what is wrong
 
 
-def add_metric(name: str, topk: bool, needs: str, groups: str | None) -> None:
-    """Let configs choose a metric; needs: ranked, valued or either; groups: which it reads."""
-    lists = ((METRICS, True), (TOPK_METRICS, topk), (RANKING_METRICS, needs == "ranked"))
-    for names, belongs in (*lists, (LABEL_METRICS, needs == "valued")):
-        if name in names:  # another one of that name
-            names.remove(name)
-        if belongs:
-            names.append(name)
-    GROUP_METRICS.pop(name, None)
-    if groups is not None:
-        GROUP_METRICS[name] = groups
-
-
 def canonical(values: dict[str, Any]) -> None:
     """Writes names of metrics, which may come in any case, in one form, with their cut-off."""
-    spelled = {name.lower(): name for name in METRICS}
+    classes = metric_classes()
+    spelled = {name.lower(): name for name in classes}
     values["eval.metrics"] = [spelled.get(m.lower(), m) for m in values["eval.metrics"]]
     name, at, k = values["eval.valid_metric"].partition("@")
     name, topk = spelled.get(name.lower(), name), values["eval.topk"]
-    if name in TOPK_METRICS and not at and topk:
+    if name in classes and classes[name].has_topk and not at and topk:
         at, k = "@", str(USUAL_TOPK if USUAL_TOPK in topk else topk[0])
     values["eval.valid_metric"] = name + at + k
 
@@ -64,18 +42,20 @@ def _modes(config: Config) -> set[str]:
 
 
 def metrics(config: Config) -> Iterator[Problem]:
-    chosen = config.eval
-    for name in chosen.metric_names:
-        if name not in METRICS:
-            hint = did_you_mean(name, METRICS) or f"; metrics are: {', '.join(METRICS)}"
+    section, classes = config.eval, metric_classes()
+    for name in section.metric_names:
+        if name not in classes:
+            hint = did_you_mean(name, classes) or f"; metrics are: {', '.join(classes)}"
             yield "eval.metrics", f"there is no metric {name}{hint}"
-    for name, side in GROUP_METRICS.items():
-        if name in chosen.metric_names and getattr(chosen.groups, side) is None:
+    chosen = {name: classes[name] for name in section.metric_names if name in classes}
+    for name, metric in chosen.items():
+        side = metric.reads_groups
+        if side is not None and getattr(section.groups, side) is None:
             text = f"{name} compares groups of {side}s: name their column, as in "
             yield f"eval.groups.{side}", f"{text}--eval.groups.{side}={EXAMPLES[side]}"
-    if not chosen.topk and any(name in TOPK_METRICS for name in chosen.metric_names):
+    if not section.topk and any(metric.has_topk for metric in chosen.values()):
         yield "eval.topk", "is empty, but the metrics need it; name at least one cut-off"
-    values = ", ".join(name for name in chosen.metric_names if name in LABEL_METRICS)
+    values = ", ".join(name for name, metric in chosen.items() if metric.needs == "valued")
     if values and "full" in _modes(config):
         text = f"{values} compare scores with labels: choose eval.mode labeled, uniN or popN"
         yield "eval.metrics", text
@@ -83,12 +63,12 @@ def metrics(config: Config) -> Iterator[Problem]:
 
 def valid_metric(config: Config) -> Iterator[Problem]:
     key, chosen = "eval.valid_metric", config.eval
-    names = [name for name in chosen.metric_names if name in METRICS]
-    computed = [
-        name
-        for metric in names
-        for name in ([f"{metric}@{k}" for k in chosen.topk] if metric in TOPK_METRICS else [metric])
-    ]
+    classes = metric_classes()
+    computed: list[str] = []
+    for name in chosen.metric_names:
+        if name in classes:
+            has_topk = classes[name].has_topk
+            computed += [f"{name}@{k}" for k in chosen.topk] if has_topk else [name]
     chosen_metric = chosen.valid_metric
     if computed and chosen_metric not in computed:
         alike = [
@@ -102,8 +82,10 @@ def valid_metric(config: Config) -> Iterator[Problem]:
             f"{chosen_metric} is not computed{hint}; eval.metrics and eval.topk give: "
             f"{all_computed}",
         )
-    if chosen_metric == "Calibration":
-        yield key, "Calibration is best at 1, so it cannot choose a checkpoint; use AUC or LogLoss"
+    name = chosen_metric.partition("@")[0]
+    if name in classes and (best := classes[name].best_at) is not None:
+        text = f"{name} is best at {best:g}, so it cannot choose a checkpoint"
+        yield key, f"{text}; use a metric whose best value is the highest or the lowest"
 
 
 def processes(config: Config) -> Iterator[Problem]:
@@ -212,10 +194,11 @@ def row_rules(config: Config) -> Iterator[Problem]:
 
 def click_model(config: Config) -> Iterator[Problem]:
     model = config.model.title
-    ranking = [name for name in config.eval.metric_names if name in RANKING_METRICS]
+    ranked = [name for name, metric in metric_classes().items() if metric.needs == "ranked"]
+    ranking = [name for name in config.eval.metric_names if name in ranked]
     if ranking:
         text = f"{', '.join(ranking)} rank items for a user, and {model} predicts clicks of single"
-        alternatives = ", ".join(name for name in METRICS if name not in RANKING_METRICS)
+        alternatives = ", ".join(name for name in metric_classes() if name not in ranked)
         yield "eval.metrics", f"{text} samples; choose among {alternatives}"
     for side in EXAMPLES:
         if getattr(config.eval.groups, side) is not None:

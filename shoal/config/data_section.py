@@ -189,7 +189,7 @@ class SyntheticClicksSection(Section):
         50_000,
         ge=10,
         le=MOST_ROWS,
-        description="samples to train on; the valid and the test part have a tenth as many each",
+        description="samples to train on; the valid and the test split have a tenth as many each",
     )
     slots: int = Field(
         8, ge=1, le=MOST_COLUMNS, description="number of slots of a sample, each with ids"

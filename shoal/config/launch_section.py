@@ -10,7 +10,13 @@ from shoal.config.errors import did_you_mean
 from shoal.config.section import RUN, STRICT, WRITTEN, ReadBy, Section
 
 EVERY_GPU = -1  # as launch.nproc
-TRACKERS = ("tensorboard", "mlflow", "wandb")
+# Trackers that come along, as module:class. A name is also that of the package that the tracker
+# needs, and of the extra that brings it.
+TRACKERS = {
+    "tensorboard": "shoal.training.trackers.tensorboard:TensorBoard",
+    "mlflow": "shoal.training.trackers.mlflow:MLflow",
+    "wandb": "shoal.training.trackers.wandb:WeightsAndBiases",
+}
 
 
 class LaunchSection(Section):

@@ -4,6 +4,7 @@ Choices are names that a key may have, to which others are added by registration
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -50,15 +51,26 @@ RUN, WRITTEN = NeedsTrust("which would be run"), NeedsTrust("which would be writ
 
 
 class Choices:
-    """In an Annotated text: one of these names, as many as there are when it is read."""
+    """In an Annotated text: one of these names, as many as there are when it is read.
 
-    def __init__(self, *names: str):
-        self.names = list(names)
+    module: the module whose import adds the names of the package, where they are defined there.
+    """
+
+    def __init__(self, *names: str, module: str | None = None):
+        self._names = list(names)
+        self._module = module
 
     def add(self, name: str) -> None:
         """Let configs have a further name."""
-        if name not in self.names:
-            self.names.append(name)
+        if name not in self._names:
+            self._names.append(name)
+
+    @property
+    def names(self) -> list[str]:
+        """The names that a config may have."""
+        if self._module is not None:
+            import_module(self._module)
+        return self._names
 
     def check(self, value: str) -> str:
         """The name; ValueError where there is no such."""

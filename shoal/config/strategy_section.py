@@ -76,7 +76,7 @@ class ServersSection(Section):
     )
 
 
-STRATEGIES = Choices("auto", "single", "ddp", "sharded", "ps")
+STRATEGIES = Choices("auto", module="shoal.training.strategies")
 
 
 class StrategySection(Section):

@@ -38,18 +38,8 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 AUTO: Final = "auto"  # decided from the size of the data: shoal/runs/data_size.py
 Auto = Literal["auto"]
 
-
-ROW_OPTIMIZERS = Choices(
-    "adam",
-    "adamw",
-    "sgd",
-    "momentum",
-    "adagrad",
-    "rowwise_adagrad",
-    "rmsprop",
-    "ftrl",
-    "sparse_adam",
-)
+DENSE_OPTIMIZERS = Choices(module="shoal.optimizers.dense")
+ROW_OPTIMIZERS = Choices(module="shoal.optimizers.row_optimizer")
 
 
 @with_config(STRICT)
@@ -73,7 +63,7 @@ class RowOptimizerOptions(TypedDict, total=False):
 
 
 class OptimizerSection(Section):
-    name: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "sparse_adam"] = Field(
+    name: Annotated[str, DENSE_OPTIMIZERS] = Field(
         "adam", description="what updates dense parameters, and rows unless `rows` differs"
     )
     lr: float = Field(
@@ -221,7 +211,7 @@ class GroupsSection(Section):
 class EvalSection(Section):
     mode: Annotated[Mode | dict[Literal["valid", "test"], Mode], AfterValidator(_both)] = Field(
         "full",
-        description="items that are ranked: full, uniN, popN or labeled; one for both phases or "
+        description="items that are ranked: full, uniN, popN or labeled; one for both splits or "
         "one each",
     )
     metrics: list[str] = Field(
@@ -241,7 +231,7 @@ class EvalSection(Section):
     batch_size: int = Field(4096, ge=1, description="users (or rows) handled at a time")
     valid_users: Annotated[int, Field(ge=1)] | Literal["auto", "all"] = Field(
         AUTO,
-        description="users of the valid part that are evaluated, drawn once; auto: all, or a "
+        description="users of the valid split that are evaluated, drawn once; auto: all, or a "
         "sample where all would take longer than an epoch, see docs/reference/metrics.md",
     )
     decimals: int = Field(4, ge=0, description="decimals of metrics in the log")
@@ -255,7 +245,7 @@ class EvalSection(Section):
     per_user: bool = Field(
         True,
         description="write evaluation/users.parquet and items.parquet: recommended lists, hits "
-        "and values of each user of the test part",
+        "and values of each user of the test split",
     )
 
     @property

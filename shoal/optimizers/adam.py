@@ -10,11 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.optimizers.registry import ALIASES, Kind, State, StepNumbers, row_optimizer
+from shoal.optimizers.registry import Kind, State, StepNumbers, add_alias, row_optimizer
 
 MOMENTS: dict[str, Kind] = {"exp_avg": "dim", "exp_avg_sq": "dim"}
 DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
-ALIASES["sparse_adam"] = "adam"
 
 
 @row_optimizer("adam", MOMENTS, core="adam", triton="adam", **DEFAULTS)
@@ -26,3 +25,6 @@ def adam(o: Any, now: StepNumbers, values: Tensor, state: State, grads: Tensor) 
     if now.keep != 1.0:
         values.mul_(now.keep)
     values.sub_(now.size * first / (second.sqrt() + now.eps))
+
+
+add_alias("sparse_adam", "adam")

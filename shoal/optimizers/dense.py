@@ -1,4 +1,9 @@
-"""Optimizers of dense parameters, by the names that configs use.
+"""Optimizers of dense parameters, by the names that configs use. One registers here from anywhere:
+
+    @dense_optimizer("sign_sgd", kept=())
+    def sign_sgd_step(parameters, grads, state, lr, weight_decay):
+        for parameter, grad in zip(parameters, grads):
+            parameter.sub_(lr * grad.sign())
 
 The formulas are torch's own functions (torch.optim.adam.adam and its like), one call for all
 parameters. Its classes are not used: the first one that a process makes imports torch's compiler,
@@ -8,8 +13,7 @@ which takes as long as torch itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +22,34 @@ from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
+from shoal.config import train_section
 from shoal.config.schema import OptimizerSection
 
 Rate = float | Tensor  # a tensor where steps are recorded as CUDA graphs, which read it anew
 State = dict[str, list[Tensor]]  # name -> of each parameter
+
+
+class DenseDefinition(NamedTuple):
+    """The definition of a dense optimizer."""
+
+    kept: tuple[str, ...]  # the state of each parameter: zeros like it, and the scalar "step"
+    # (parameters, gradients, state, learning rate, weight decay): updates parameters and state
+    update: Callable[[list[Tensor], list[Tensor], State, Any, float], None]
+
+
+DENSE_OPTIMIZERS: dict[str, DenseDefinition] = {}
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def dense_optimizer(name: str, kept: tuple[str, ...]) -> Callable[[Callable], Callable]:
+    """Decorates the step of a dense optimizer, which configs may name from then on."""
+
+    def define(update: Callable[..., None]) -> Callable[..., None]:
+        DENSE_OPTIMIZERS[name] = DenseDefinition(kept, update)
+        train_section.DENSE_OPTIMIZERS.add(name)
+        return update
+
+    return define
 
 
 class DenseOptimizer:
@@ -70,6 +98,7 @@ def _fitting_gradient(parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter).copy_(grad)
 
 
+@dense_optimizer("adam", kept=MOMENTS)
 def adam_step(
     parameters: list[Tensor],
     grads: list[Tensor],
@@ -101,7 +130,15 @@ def adam_step(
     )
 
 
-def _sgd_step(
+@dense_optimizer("adamw", kept=MOMENTS)
+def adamw_step(
+    parameters: list[Tensor], grads: list[Tensor], state: State, lr: Rate, weight_decay: float
+) -> None:
+    adam_step(parameters, grads, state, lr, weight_decay, decoupled=True)
+
+
+@dense_optimizer("sgd", kept=())
+def sgd_step(
     parameters: list[Tensor], grads: list[Tensor], state: State, lr: Any, weight_decay: float
 ) -> None:
     sgd(
@@ -118,7 +155,8 @@ def _sgd_step(
     )
 
 
-def _adagrad_step(
+@dense_optimizer("adagrad", kept=("step", "sum"))
+def adagrad_step(
     parameters: list[Tensor], grads: list[Tensor], state: State, lr: Rate, weight_decay: float
 ) -> None:
     eps, sums, steps = 1e-10, state["sum"], state["step"]
@@ -147,7 +185,8 @@ def _adagrad_step(
     torch._foreach_addcdiv_(parameters, torch._foreach_mul(grads, -lr), roots)
 
 
-def _rmsprop_step(
+@dense_optimizer("rmsprop", kept=("step", "square_avg"))
+def rmsprop_step(
     parameters: list[Tensor], grads: list[Tensor], state: State, lr: Any, weight_decay: float
 ) -> None:
     rmsprop(
@@ -167,16 +206,7 @@ def _rmsprop_step(
     )
 
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-# Name -> what is kept of a parameter, and a step.
-DENSE_OPTIMIZERS: dict[str, tuple[tuple[str, ...], Callable[..., None]]] = {
-    "adam": (MOMENTS, adam_step),
-    "adamw": (MOMENTS, partial(adam_step, decoupled=True)),
-    "sparse_adam": (MOMENTS, adam_step),
-    "sgd": ((), _sgd_step),
-    "adagrad": (("step", "sum"), _adagrad_step),
-    "rmsprop": (("step", "square_avg"), _rmsprop_step),
-}
+dense_optimizer("sparse_adam", kept=MOMENTS)(adam_step)  # of dense parameters it is adam
 
 
 def make_optimizer(

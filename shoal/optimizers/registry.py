@@ -64,6 +64,12 @@ def row_optimizer(
     return define
 
 
+def add_alias(name: str, optimizer: str) -> None:
+    """Let configs call a row optimizer by another name."""
+    ALIASES[name] = optimizer
+    ROW_OPTIMIZERS.add(name)
+
+
 def row_optimizer_names() -> list[str]:
     """Every name that a row optimizer may be called by."""
     return [*DEFINITIONS, *ALIASES]

@@ -25,7 +25,7 @@ from shoal.recommender.explanation import Breakdown, of_features, of_terms, of_v
 from shoal.recommender.history_shares import of_history
 from shoal.recommender.recommender import NO_IDS, History, asked_at, padded
 from shoal.training.evaluation import Evaluator
-from shoal.training.evaluation.phases import UserLists
+from shoal.training.evaluation.splits import UserLists
 
 ALL: tuple[Split, ...] = ("train", "valid", "test")
 BLOCK = 1024  # vectors made at a time
@@ -125,8 +125,8 @@ class RunCatalogue:
     @cached_property
     def _taken(self) -> UserLists:
         dataset = self.dataset
-        users = np.concatenate([self.earlier[0], *(dataset.user_ids(phase) for phase in ALL)])
-        items = np.concatenate([self.earlier[1], *(dataset.item_ids(phase) for phase in ALL)])
+        users = np.concatenate([self.earlier[0], *(dataset.user_ids(split) for split in ALL)])
+        items = np.concatenate([self.earlier[1], *(dataset.item_ids(split) for split in ALL)])
         return UserLists.of(users, items, np.arange(dataset.num_users), dataset.num_users)
 
     def need_histories(self, timed: bool) -> None:

@@ -72,7 +72,7 @@ class Parts:
 
     @property
     def protocol(self) -> str:
-        """One line: the tested part, the validation part and the ranked items."""
+        """One line: the tested rows, the validation split and the ranked items."""
         if isinstance(self.dataset, ClickData):
             return click_log_protocol(self.dataset.sources)
         return str(protocol_of(self.config.data, self.config.eval))
@@ -318,8 +318,8 @@ def _build_joined(
     if packed:
         check_packable(config.model.title, features)
     samples = {
-        phase: JoinedSamples(dataset, phase, table, labels, config.data.sample_weight, packed)
-        for phase in ("train", "valid", "test")
+        split: JoinedSamples(dataset, split, table, labels, config.data.sample_weight, packed)
+        for split in ("train", "valid", "test")
     }
     layout = Layout((), (), labels[0].name)
     batch_size = decide_without_size(config).samples_per_step(world.size)
@@ -330,10 +330,10 @@ def _build_joined(
     decided = _decide_by_size(config, world, dataset, reader, model)
     config = decided.config
     readers = {
-        phase: InMemory(samples[phase], layout, TILE_ROWS, tile=TILE_ROWS)
-        for phase in ("valid", "test")
+        split: InMemory(samples[split], layout, TILE_ROWS, tile=TILE_ROWS)
+        for split in ("valid", "test")
     }
-    sources = {phase: f"the {phase} split of {dataset.name!r} (data.split)" for phase in readers}
+    sources = {split: f"the {split} split of {dataset.name!r} (data.split)" for split in readers}
     leakage = LeakageCheck(readers["valid"], features, (dataset.user_field, dataset.item_field))
     evaluator = ClickEvaluator(
         readers, config.eval, world, dataset.user_field, sources, labels, leakage
@@ -493,8 +493,8 @@ def _shapes(features: tuple[Feature, ...]) -> list[list[Any]]:
 def _digests(dataset: Dataset) -> dict[str, str]:
     """Digests of the interactions and of their splits; a prepared folder has them already."""
     digest = hashlib.sha256()
-    for phase in ("train", "valid", "test"):
-        rows = np.ascontiguousarray(dataset.splits[phase])
+    for split in ("train", "valid", "test"):
+        rows = np.ascontiguousarray(dataset.splits[split])
         digest.update(np.int64(len(rows)).tobytes() + rows.tobytes())
     contents = hashlib.sha256()
     for field in (dataset.user_field, dataset.item_field):

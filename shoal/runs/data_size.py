@@ -30,7 +30,7 @@ class DataSize:
 
     samples: int  # of an epoch, as the model reads the data: interactions, windows or users
     rows: int  # training interactions
-    users: int  # that the valid part has
+    users: int  # that the valid split has
     items: int  # that are ranked for each of them
 
 

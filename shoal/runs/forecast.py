@@ -2,7 +2,7 @@
 
 protocol  what is tested and among which items it is ranked, in a line
 plan      what `shoal plan` computes of memory
-hits      how often the id of each row stands in the training part, by table
+hits      how often the id of each row stands in the training split, by table
 """
 
 from typing import Any

@@ -67,7 +67,7 @@ class LeasedTrainer(Trainer):
     def fit(self, started: float) -> dict[str, Any]:
         """Take part until the run is over, or until this worker gets a signal to leave."""
         epochs = self.config.train.epochs if self.model.trainable else 1
-        self._check_parts(epochs)
+        self._check_splits(epochs)
         self.model.train()
         if not self.model.trainable:
             solve(self.model, self.config.run.seed, self.world.device)

@@ -48,7 +48,7 @@ class ProgressFile:
         self._last = time.monotonic()
 
     def trained(self, epoch: int, epochs: int, step: int, steps: int | None) -> None:
-        """A step was made, the `step`th of its epoch."""
+        """Count a step of training, the `step`th of its epoch."""
         if not self.writes:
             return
         now = time.monotonic()
@@ -61,11 +61,11 @@ class ProgressFile:
         self._state = {"epoch": epoch, "epochs": epochs, "samples_per_second": speed}
         self._write("train", step, steps)
 
-    def evaluated(self, phase: str, steps: Iterable[T], total: int | None) -> Iterator[T]:
+    def evaluated(self, split: str, steps: Iterable[T], total: int | None) -> Iterator[T]:
         """Yield the steps of an evaluation, and report them as progress."""
         for number, step in enumerate(steps):
             if self.writes and time.monotonic() >= self._due:
-                self._write(phase, number, total)
+                self._write(split, number, total)
             yield step
 
     def close(self) -> None:
@@ -74,9 +74,9 @@ class ProgressFile:
             with suppress(OSError):
                 self._path.unlink()
 
-    def _write(self, phase: str, step: int, steps: int | None) -> None:
+    def _write(self, split: str, step: int, steps: int | None) -> None:
         self._due = time.monotonic() + EVERY
-        state = {"time": time.time(), "phase": phase, **self._state, "step": step, "steps": steps}
+        state = {"time": time.time(), "phase": split, **self._state, "step": step, "steps": steps}
         state |= {"memory": self._memory(), "ranks": self._seen(), "servers": self._servers()}
         hidden = self._path.with_name(".progress.json.new")
         with suppress(OSError):

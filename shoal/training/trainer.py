@@ -107,7 +107,7 @@ class Trainer:
     def fit(self, started: float) -> dict[str, Any]:
         """Train, evaluate, and test the best checkpoint."""
         epochs = self.config.train.epochs if self.model.trainable else 1
-        self._check_parts(epochs)
+        self._check_splits(epochs)
         self.trackers.begin(self.config.model_dump(mode="json"), self.folder.path)
         self.model.train()
         self.checkpoints.claim()
@@ -127,8 +127,8 @@ class Trainer:
             self.progress.close()
             end_steps()
 
-    def _check_parts(self, epochs: int) -> None:
-        """Refuse parts without anything to evaluate on; the valid part, if epochs need it."""
+    def _check_splits(self, epochs: int) -> None:
+        """Refuse splits without anything to evaluate on; the valid split, if epochs need it."""
         if eval_every := self.config.train.eval_every:
             self.evaluator.check(["valid", "test"] if eval_every <= epochs else ["test"])
 
@@ -256,7 +256,7 @@ class Trainer:
         return [self.strategy.receive(part) for part in parts]
 
     def _step(self, parts: list[Batch], following: list[Batch] | None, epochs: int) -> None:
-        """The step that the cursor is at, and the cursor is one further."""
+        """Train one step, and move the cursor behind it."""
         cursor, config, reader = self.cursor, self.config, self.reader
         self.begun = self.begun or time.perf_counter()
         seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
@@ -339,14 +339,14 @@ class Trainer:
             cursor.finished = True
         return False
 
-    def _evaluate(self, phase: Split, keep: bool = False) -> tuple[dict[str, float], float]:
+    def _evaluate(self, split: Split, keep: bool = False) -> tuple[dict[str, float], float]:
         started = time.perf_counter()
 
         def shown(steps: Iterable[T], total: int | None) -> Iterator[T]:
-            steps = self.progress.evaluated(phase, steps, total)
+            steps = self.progress.evaluated(split, steps, total)
             return self._bar(SLOW.steps(steps), total, "Evaluate   ")
 
-        values = self.evaluator.evaluate(self.model, phase, shown, keep)
+        values = self.evaluator.evaluate(self.model, split, shown, keep)
         return values, time.perf_counter() - started
 
     def _test(self, epochs: int) -> dict[str, Any]:

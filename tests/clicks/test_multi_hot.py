@@ -37,8 +37,8 @@ ROWS = [40, 7, 3, 200]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("days") / "made"
     best = make_days(SECTION, place, days=3)
-    for phase in ("valid", "test"):
-        assert best[phase] == synthetic_clicks(SECTION, phase).best_auc()  # type: ignore[arg-type]
+    for split in ("valid", "test"):
+        assert best[split] == synthetic_clicks(SECTION, split).best_auc()  # type: ignore[arg-type]
     return place
 
 

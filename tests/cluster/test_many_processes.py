@@ -92,9 +92,9 @@ def test_evaluation_is_exact_on_any_number_of_processes(place: Path, alone: Path
     assert one["world_size"] == 1 and two["world_size"] == 2
     of_training = {"memory", "tables", "plan", "hits", "data", "higher_is_better"}
     assert set(one) == set(two) == set(result(alone)) - of_training
-    for phase in ("test", "best_valid", "base"):
-        assert one[phase] == pytest.approx(result(alone)[phase], rel=0, abs=1e-8)
-        assert two[phase] == pytest.approx(one[phase], rel=0, abs=1e-8)
+    for split in ("test", "best_valid", "base"):
+        assert one[split] == pytest.approx(result(alone)[split], rel=0, abs=1e-8)
+        assert two[split] == pytest.approx(one[split], rel=0, abs=1e-8)
     assert output.count("precision@10") == 3  # two lines of the log, one of the table
 
 

@@ -76,8 +76,8 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 @cache
 def one_label() -> Task:
     batches = []
-    for phase in ("train", "test"):
-        samples = synthetic_clicks(SECTION, phase).samples  # type: ignore[arg-type]
+    for split in ("train", "test"):
+        samples = synthetic_clicks(SECTION, split).samples  # type: ignore[arg-type]
         ids, dense = torch.from_numpy(samples.ids), torch.from_numpy(samples.dense)
         batches.append(
             Batch(len(ids), {"slots": ids}, {"dense": dense}, torch.from_numpy(samples.labels))
@@ -91,8 +91,8 @@ def two_labels() -> Task:
     """Purchases: only after a click, by ids of two slots, a dense value and the odds of a click."""
     random = np.random.default_rng(4)
     weights, task, batches = random.normal(0, 1, 61), one_label(), []
-    for phase, batch in (("train", task.train), ("test", task.test)):
-        clicks = synthetic_clicks(SECTION, phase).probabilities  # type: ignore[arg-type]
+    for split, batch in (("train", task.train), ("test", task.test)):
+        clicks = synthetic_clicks(SECTION, split).probabilities  # type: ignore[arg-type]
         ids, dense = batch.tensor("slots").numpy(), batch.dense["dense"].numpy()
         odds = 0.5 * np.log(clicks / (1 - clicks)) + weights[ids[:, :2]].sum(1) - dense[:, 0]
         bought = random.random(len(odds)) < 1 / (1 + np.exp(-odds))

@@ -29,8 +29,8 @@ SECTION = SyntheticClicksSection(samples=3100, slots=5, ids_per_slot=40)
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Synthetic clicks as lines of slots: three uneven files to train on, one to evaluate on."""
     folder = tmp_path_factory.mktemp("clicks")
-    for phase, cuts in [("train", [0, 1700, 1710, 3100]), ("valid", [0, 310])]:
-        samples = synthetic_clicks(SECTION, phase).samples  # type: ignore[arg-type]
+    for split, cuts in [("train", [0, 1700, 1710, 3100]), ("valid", [0, 310])]:
+        samples = synthetic_clicks(SECTION, split).samples  # type: ignore[arg-type]
         lines: list[str] = []
         for label, dense, ids in zip(samples.labels, samples.dense, samples.ids):
             tokens = [f"click:{label:.0f}", *[f"dense_feature:{float(x)!r}" for x in dense]]
@@ -38,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             # Now and then a slot has two ids, so that some batches hold lists.
             lines.append(" ".join(tokens + ([f"2:{ids[0]}"] if len(lines) % 270 == 0 else [])))
         for k, (start, stop) in enumerate(pairwise(cuts)):
-            (folder / f"{phase}-{k}.txt").write_text("\n".join(lines[start:stop]) + "\n")
+            (folder / f"{split}-{k}.txt").write_text("\n".join(lines[start:stop]) + "\n")
     return folder
 
 

@@ -114,7 +114,7 @@ def test_the_command_prints_a_table(done: Path, tmp_path: Path) -> None:
         ({"data__filter__values": {"timestamp": "[5,inf)"}}, 2, [], "leave it out"),
     ],
 )
-def test_what_cannot_be_cut(
+def test_cuts_without_enough_interactions_are_errors(
     more: dict[str, Any], cuts: int | None, at: list[str], told: str, tmp_path: Path
 ) -> None:
     values = {**DATA, **{key.replace("__", "."): value for key, value in more.items()}}

@@ -32,16 +32,18 @@ from shoal.serving.http.listening import BoundedServer, listen
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 SMALL = (
-    *(
-        "--model=BPR",
-        "--dataset=synthetic",
-        "--data.synthetic.users=90",
-        "--data.synthetic.items=60",
-    ),
-    *("--data.synthetic.interactions=2000", "--run.trackers=[]", "--run.threads=1"),
+    "--model=BPR",
+    "--dataset=synthetic",
+    "--data.synthetic.users=90",
+    "--data.synthetic.items=60",
+    "--data.synthetic.interactions=2000",
+    "--run.trackers=[]",
+    "--run.threads=1",
 )
 ENDLESS = (
-    *("--train.epochs=100000", "--train.patience=100000", "--checkpoint.every_epochs=100000"),
+    "--train.epochs=100000",
+    "--train.patience=100000",
+    "--checkpoint.every_epochs=100000",
     "--run.log_level=warning",
 )
 
@@ -138,7 +140,7 @@ def test_runs_at_any_depth_and_what_is_said_of_each(tmp_path: Path) -> None:
         assert told["config"]["model.embedding_size"] == "64"
 
 
-def test_damaged_and_hostile_files_leave_their_figures_out(tmp_path: Path) -> None:
+def test_figures_of_damaged_files_are_left_out(tmp_path: Path) -> None:
     deep = "[" * 100_000
     for name, (file, text) in {
         "yaml": ("config.yaml", "model: [unclosed"),
@@ -267,7 +269,7 @@ def test_a_report_reads_the_folder_that_was_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["1" + "0" * 400, '"x"', "null", "[]", "{}", "-1", "1e400"])
-def test_numbers_that_no_run_writes(tmp_path: Path, wrong: str) -> None:
+def test_impossible_numbers_are_left_out(tmp_path: Path, wrong: str) -> None:
     pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
     run = make_run(tmp_path / "one")
     line = f'{{"epoch": {wrong}, "loss": {wrong}, "valid": {{"ndcg@10": {wrong}}}}}\n'
@@ -295,7 +297,7 @@ def test_numbers_that_no_run_writes(tmp_path: Path, wrong: str) -> None:
 # ---- who may ask -------------------------------------------------------------------------------
 
 
-def test_who_may_ask(tmp_path: Path) -> None:
+def test_requests_without_the_token_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "one")
     token = "a-long-random-token"
     with running(tmp_path, token=token) as board:
@@ -414,7 +416,7 @@ def row(name: str) -> str:
 
 @pytest.mark.slow
 @needs_browser
-def test_a_run_is_watched_while_it_trains_and_stopped(tmp_path: Path) -> None:
+def test_the_board_shows_a_run_in_training_and_stops_it(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     make_run(root / "old")
     hostile = make_run(root / HOSTILE, epochs=5, train={"epochs": 5}, constructor=HOSTILE)

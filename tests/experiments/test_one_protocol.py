@@ -8,7 +8,7 @@ import pytest
 
 from shoal.config.yaml_io import read_file
 from shoal.experiments.report.comparison import why_not
-from shoal.experiments.tuning.sweep import Cell, cells, decide_protocol, make_grid
+from shoal.experiments.tuning.sweep_grid import Cell, decide_protocol, make_grid, plan_cells
 from shoal.runs.listing import list_runs
 from shoal.runs.run import resolve, train
 from shoal.runs.run_files import read_object
@@ -75,22 +75,22 @@ def protocols(found: list[Cell]) -> dict[str, tuple[Any, ...]]:
 
 def test_a_sweep_has_one_protocol_for_all_models(table: Path, tmp_path: Path) -> None:
     by_time = ("leave_one_out", "time", False)
-    found = cells(make_grid("EASE,SASRec", str(table), 1), (), ())
+    found = plan_cells(make_grid("EASE,SASRec", str(table), 1), (), ())
     assert protocols(found) == {"EASE": by_time, "SASRec": by_time}
     # Defaults of a tool that differ by model give way; those that agree, and what is named, stand.
     words = ["--dataset=shop", f"--data.files.inter={table}"]
-    assert protocols(cells(make_grid("EASE,SASRec", seeds=1), (), words)) == {
+    assert protocols(plan_cells(make_grid("EASE,SASRec", seeds=1), (), words)) == {
         "EASE": by_time,
         "SASRec": by_time,
     }
     at_random = ("ratio", "random", False)
-    assert protocols(cells(make_grid("EASE,BPR", seeds=1), (), words)) == {
+    assert protocols(plan_cells(make_grid("EASE,BPR", seeds=1), (), words)) == {
         "EASE": at_random,
         "BPR": at_random,
     }
     own = tmp_path / "own.yaml"
     own.write_text("model: BPR\ndata: {split: {by: ratio}}\n")
-    assert protocols(cells(make_grid(["EASE", str(own)], str(table), 1), (), ())) == {
+    assert protocols(plan_cells(make_grid(["EASE", str(own)], str(table), 1), (), ())) == {
         "EASE": by_time,
         "own": ("ratio", "time", False),
     }

@@ -53,7 +53,7 @@ def test_yaml_nested_or_dotted(tmp_path: Path) -> None:
     assert read_space(file(tmp_path, space_text(space), "again.yaml")) == space
 
 
-def test_recboles_file(tmp_path: Path) -> None:
+def test_a_space_in_the_form_of_recbole(tmp_path: Path) -> None:
     space = read_space(file(tmp_path, RECBOLE, "hyper.test"))
     assert space == [
         Parameter("learning_rate", (), math.exp(-8), 1.0, None, True),  # powers of e
@@ -65,7 +65,7 @@ def test_recboles_file(tmp_path: Path) -> None:
     assert space[2].is_whole and not space[3].is_whole
 
 
-def test_other_tools_names_become_the_configs(tmp_path: Path) -> None:
+def test_keys_of_other_tools_become_config_keys(tmp_path: Path) -> None:
     space = [Parameter("learning_rate", (), 1e-4, 0.1), Parameter("embedding_size", (8, 16))]
     named = checked(space, lambda values: resolve((), (), {"model": "BPR", **values}))
     assert [one.key for one in named] == ["train.optimizer.lr", "model.embedding_size"]
@@ -92,12 +92,12 @@ def test_other_tools_names_become_the_configs(tmp_path: Path) -> None:
         ("- 1", "is a mapping"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, why: str) -> None:
+def test_errors_of_a_space_name_the_mistake(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         read_space(file(tmp_path, text))
 
 
-def test_recboles_lines_are_not_evaluated(tmp_path: Path) -> None:
+def test_lines_in_the_form_of_recbole_are_not_evaluated(tmp_path: Path) -> None:
     for line in ("lr choice __import__('os').getcwd()", "lr uniform 1", "lr normal 1,2"):
         path = file(tmp_path, f"embedding_size choice [1]\n{line}\n", "hyper.test")
         with pytest.raises(ConfigError, match=r"hyper\.test:2: lr"):

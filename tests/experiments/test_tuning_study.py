@@ -38,7 +38,7 @@ def curve_of(values: dict[str, Any]) -> list[float]:
         (0.001, 6),  # at this pace it would not
     ],
 )
-def test_a_trial_goes_on_while_its_pace_would_bring_it_to_the_best(
+def test_a_trial_continues_while_its_pace_would_reach_the_best(
     tmp_path: Path, pace: float, stops_after: int | None
 ) -> None:
     """A small rate learns slowly, and often best."""
@@ -92,7 +92,7 @@ def facts(study: Study) -> list[Any]:
 
 
 @pytest.mark.parametrize("sampler, prune", [("tpe", "pace"), ("random", "halving")])
-def test_opened_again_it_continues_as_it_would_have(
+def test_a_reopened_study_proposes_what_it_would_have_proposed(
     tmp_path: Path, sampler: str, prune: str
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -178,7 +178,7 @@ def test_a_grid_goes_through_its_points_in_order(tmp_path: Path) -> None:
     assert study.best.number == 0  # type: ignore[union-attr]  # less is better
 
 
-def test_it_continues_as_it_began(tmp_path: Path) -> None:
+def test_a_reopened_study_keeps_its_sampler_and_its_number_of_trials(tmp_path: Path) -> None:
     opened(tmp_path, "random", "none")
     study = Study(tmp_path, "mrr@10", 7, None, None, SPACE)
     assert study.sampler == "random"
@@ -188,7 +188,7 @@ def test_it_continues_as_it_began(tmp_path: Path) -> None:
     assert opened(tmp_path, "random", "none").decide_num_trials(None) == 6
 
 
-def test_nothing_is_tried_twice(tmp_path: Path) -> None:
+def test_no_combination_is_tried_twice(tmp_path: Path) -> None:
     space = [Parameter("model.layers", ([8], [8, 8])), Parameter("model.n", (), 1, 6)]
     study = Study(tmp_path, "mrr@10", 7, "tpe", None, space)
     assert study.count == 12

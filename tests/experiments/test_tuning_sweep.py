@@ -9,7 +9,9 @@ import pytest
 
 from shoal import config as config_room
 from shoal.config import ConfigError
-from shoal.experiments.tuning.sweep import Grid, Result, Sweep, cells, compare, make_grid, read_grid
+from shoal.experiments.tuning.sweep import check_names, plan_run
+from shoal.experiments.tuning.sweep_comparison import Result, compare
+from shoal.experiments.tuning.sweep_grid import Grid, make_grid, plan_cells, read_grid
 from shoal.runs.run import resolve
 from shoal.runs.run_record import RunRecord
 
@@ -37,7 +39,7 @@ def test_grids_of_flags_and_of_files(tmp_path: Path) -> None:
 def test_cells_have_one_split_and_models_may_be_files(tmp_path: Path) -> None:
     tuned = tmp_path / "tuned.yaml"
     tuned.write_text("model: {name: BPR, embedding_size: 8}\n")
-    found = cells(make_grid(["BPR", str(tuned)], "synthetic", 2), (), SYNTHETIC)
+    found = plan_cells(make_grid(["BPR", str(tuned)], "synthetic", 2), (), SYNTHETIC)
     assert [(one.model, one.seed) for one in found] == [
         ("BPR", 2020),
         ("BPR", 2021),
@@ -47,11 +49,11 @@ def test_cells_have_one_split_and_models_may_be_files(tmp_path: Path) -> None:
     assert {one.resolved.config.data.split.seed for one in found} == {2020}
     assert found[2].resolved.config.model.options["embedding_size"] == 8
     with pytest.raises(ValueError, match=r"no model is named 'BRP'.*did you mean BPR"):
-        cells(make_grid("BRP"), (), SYNTHETIC)
+        plan_cells(make_grid("BRP"), (), SYNTHETIC)
     same = tmp_path / "tuned.yml"
     same.write_text(tuned.read_text())
     with pytest.raises(ValueError, match="have the same name"):
-        Sweep(tmp_path, cells(make_grid([str(tuned), str(same)], seeds=1), (), SYNTHETIC), print)
+        check_names(plan_cells(make_grid([str(tuned), str(same)], seeds=1), (), SYNTHETIC))
 
 
 def studies(folder: Path, **data: str) -> list[str]:
@@ -74,28 +76,28 @@ def studies(folder: Path, **data: str) -> list[str]:
 
 def test_files_of_one_name_are_called_by_their_folders(tmp_path: Path) -> None:
     files = studies(tmp_path, BPR="synthetic", LightGCN="synthetic")
-    found = cells(make_grid(files, seeds=1), (), ())
+    found = plan_cells(make_grid(files, seeds=1), (), ())
     assert [one.model for one in found] == ["bpr/best", "lightgcn/best"]
-    runs = [path.name for path in Sweep(tmp_path, found, print)._paths]
+    runs = [plan_run(tmp_path, cell).folder.name for cell in found]
     assert runs == ["bpr_best-synthetic-2020", "lightgcn_best-synthetic-2020"]
-    found = cells(make_grid([files[0]], seeds=1), (), ())
+    found = plan_cells(make_grid([files[0]], seeds=1), (), ())
     assert [one.model for one in found] == ["best"]
 
 
-def test_a_name_beside_files_has_their_data(tmp_path: Path) -> None:
+def test_a_model_given_by_name_takes_the_data_of_the_config_files(tmp_path: Path) -> None:
     files = studies(tmp_path, BPR="synthetic", LightGCN="synthetic")
-    *_, last = cells(make_grid([*files, "Pop"], seeds=1), (), ())
+    *_, last = plan_cells(make_grid([*files, "Pop"], seeds=1), (), ())
     config = last.resolved.config
     assert (last.model, last.data, config.data.synthetic.users) == ("Pop", "synthetic", 60)
     assert list(config.eval.topk) == [5] and config.data.split.seed == 7  # that of the files
     # What is named is not replaced.
-    *_, last = cells(make_grid([*files, "Pop"], seeds=1), (), ["--data.name=ml-100k"])
+    *_, last = plan_cells(make_grid([*files, "Pop"], seeds=1), (), ["--data.name=ml-100k"])
     assert last.data == "ml-100k"
-    *_, last = cells(make_grid([*files, "Pop"], "ml-100k", 1), (), ())
+    *_, last = plan_cells(make_grid([*files, "Pop"], "ml-100k", 1), (), ())
     assert last.data == "ml-100k"
     other = studies(tmp_path, LightGCN="ml-100k")
     with pytest.raises(ValueError, match=r"Pop names no data, .*: synthetic.*add --data"):
-        cells(make_grid(["Pop", files[0], *other], seeds=1), (), ())
+        plan_cells(make_grid(["Pop", files[0], *other], seeds=1), (), ())
 
 
 def runs(users: bool, **config: dict[str, Any]) -> dict[str, list[Result]]:

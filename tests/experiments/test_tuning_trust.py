@@ -15,9 +15,12 @@ from typer.testing import CliRunner
 from shoal import config as config_room
 from shoal.cli import main as cli
 from shoal.cli.machine import explain
-from shoal.experiments.tuning import search as search_room
+from shoal.experiments.tuning import study_folder
 from shoal.experiments.tuning.space import read_space
 from shoal.experiments.tuning.study import Study, reporting_database
+from shoal.experiments.tuning.study_folder import StudyFolder, StudyLimits
+from shoal.experiments.tuning.sweep import plan_run
+from shoal.experiments.tuning.sweep_grid import make_grid, plan_cells
 from shoal.runs.run import resolve
 from tests.helpers.commands import finish
 
@@ -45,7 +48,12 @@ class Foreign:
         (self.folder / "config.yaml").write_text(self.config)
         (self.folder / "space.yaml").write_text(SPACE)
         study = Study(
-            *(self.folder, "mrr@10", 2020, None, None), read_space(self.folder / "space.yaml"), 1
+            folder=self.folder,
+            metric="mrr@10",
+            seed=2020,
+            sampler=None,
+            prune=None,
+            space=read_space(self.folder / "space.yaml"),
         )
         study.propose({"model.embedding_size": 8})
         study.decide_num_trials(1)
@@ -92,7 +100,7 @@ def idle_crew(monkeypatch: pytest.MonkeyPatch) -> None:
         def train(self, *_: Any) -> bool:
             return False
 
-    monkeypatch.setattr(search_room, "WorkerPool", Idle)
+    monkeypatch.setattr(study_folder, "WorkerPool", Idle)
 
 
 @pytest.fixture
@@ -214,7 +222,9 @@ def test_a_space_without_end_takes_no_memory(foreign: Foreign, call: Call) -> No
     assert "Memory" not in said and ("batch_size" in said or not status), said
 
 
-def test_the_best_config_of_a_search_is_somebodys(foreign: Foreign, call: Call) -> None:
+def test_code_named_by_the_best_config_of_a_search_needs_trust(
+    foreign: Foreign, call: Call
+) -> None:
     text = foreign.config.replace("name: BPR", f"name: {foreign.code(MODEL)}:Planted")
     (foreign.folder / "best.yaml").write_text(text)
     for words in (
@@ -235,17 +245,12 @@ def test_a_sweep_runs_no_copy_that_its_folder_keeps(foreign: Foreign, call: Call
         foreign.config.replace("name: BPR", f"name: {foreign.root}/own.py:Planted")
     )
     words = ("sweep", "own.yaml", "--seeds", "1", "--output", "table")
-    from shoal.experiments.tuning.sweep import Sweep, cells, make_grid
-
-    one = Sweep(Path("table"), cells(make_grid(seeds="1"), ["own.yaml"], []), print)
-    ((run, cell),) = one._paths.items()
-    kept = foreign.root / run / "model" / "own.py"
+    (cell,) = plan_cells(make_grid(seeds="1"), ["own.yaml"], [])
+    run = plan_run(Path("table"), cell)
+    StudyFolder(Path("table"), StudyLimits(), print).write_config(run.folder, cell.resolved, True)
+    kept = foreign.root / run.folder / "model" / "own.py"
     kept.parent.mkdir(parents=True)
     kept.write_text(Path(foreign.code(MODEL)).read_text())
-    from shoal.experiments.tuning.trial_files import in_folder
-
-    text = config_room.dump(in_folder(cell.resolved, run, True).config)
-    (run / "config.yaml").write_text(text)
     status, said = call(*words)
     assert status and "model.name" in said and "--trust" in said, said
     assert not foreign.witness.exists()
@@ -312,7 +317,7 @@ def test_a_full_disk_is_one_error(foreign: Foreign, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_with_trust_a_trial_of_somebody_goes_on(foreign: Foreign) -> None:
+def test_with_trust_a_foreign_trial_is_resumed(foreign: Foreign) -> None:
     before, after = IN_TRIAL["run.trackers"]
     text = foreign.trial_config.replace(before, after.replace("CODE", foreign.code(TRACKER)))
     (foreign.trial / "config.yaml").write_text(text)

@@ -56,7 +56,7 @@ def test_rows_come_with_the_optimizer() -> None:
         items(torch.tensor([1]))
 
 
-def test_what_is_built_outside_stays_as_it_is() -> None:
+def test_modules_built_outside_the_scope_are_unchanged() -> None:
     strategy = alone()
     with strategy.scope():
         outside = nn.Embedding(5, 2)
@@ -70,7 +70,7 @@ def test_what_is_built_outside_stays_as_it_is() -> None:
     assert type(nn.Embedding(5, 2)) is nn.Embedding  # nothing is left behind
 
 
-def test_a_class_of_ones_own_keeps_its_forward() -> None:
+def test_a_custom_class_keeps_its_forward() -> None:
     class Scaled(nn.Embedding):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return super().forward(input) * 10.0
@@ -97,7 +97,7 @@ def test_what_cannot_be_spread_is_refused(option: str) -> None:
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), "nesterov"),
     ],
 )
-def test_an_optimizer_that_rows_do_not_have_is_told(dense: Any, told: str) -> None:
+def test_an_optimizer_without_a_row_form_is_an_error(dense: Any, told: str) -> None:
     strategy = alone()
     with strategy.embedding_scope():
         shoal.Embedding("item", dim=4)

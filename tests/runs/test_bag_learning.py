@@ -22,7 +22,7 @@ def test_the_best_possible_auc_is_reached(tmp_path: Path) -> None:
         "data.format": "multi_hot",
         "data.path": str(tmp_path / "days"),
         "data.clicks": {"slots": 6, "dense": 4, "rows": IDS}
-        | {phase: f"{phase}/*.npz" for phase in ("train", "valid", "test")},
+        | {split: f"{split}/*.npz" for split in ("train", "valid", "test")},
         "model": {"dim": 8, "bottom_layers": [16, 8], "low_rank": 24, "layers": [64, 32]},
         "train": {"epochs": 5, "batch_size": 1024},
         "train.optimizer": {"name": "adam", "lr": 0.003, "schedule": "cosine"},

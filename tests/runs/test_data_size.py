@@ -16,7 +16,7 @@ from shoal.runs.data_size import DataSize, settings_for
 from shoal.runs.run import resolve
 from shoal.training import estimate
 from shoal.training.evaluation import Evaluator, evaluator
-from shoal.training.evaluation.phases import sampled_users
+from shoal.training.evaluation.splits import sampled_users
 
 SYNTHETIC = {"data.name": "synthetic", "run.progress": False, "run.trackers": []}
 SMALL = {

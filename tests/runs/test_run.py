@@ -110,8 +110,8 @@ def test_recommend_is_the_best_of_the_unseen(result: dict[str, Any], trained: Tr
     row = 7
     seen = {
         str(items[item])
-        for phase in ("train", "valid", "test")
-        for user, item in zip(dataset.user_ids(phase), dataset.item_ids(phase))
+        for split in ("train", "valid", "test")
+        for user, item in zip(dataset.user_ids(split), dataset.item_ids(split))
         if user == row
     }
     vectors = {name: next(store.export()) for name, store in trained.parts.strategy.stores.items()}

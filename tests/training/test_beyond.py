@@ -37,8 +37,12 @@ def example() -> dict[str, Any]:
     genres[0] = set()
     history = [set(rng.choice(np.arange(1, ITEMS + 1), u % 6, replace=False)) for u in range(USERS)]
     return {
-        **{"lists": lists, "positives": positives, "counts": counts, "genres": genres},
-        **{"history": history, "group": rng.integers(0, 4, USERS)},  # 0: in none
+        "lists": lists,
+        "positives": positives,
+        "counts": counts,
+        "genres": genres,
+        "history": history,
+        "group": rng.integers(0, 4, USERS),  # 0: in none
     }
 
 
@@ -110,9 +114,13 @@ def by_formula(k: int) -> dict[str, float]:
         chances.append(sum(i in members for own in lists for i in own) / free)
     assert len(calibration) < USERS  # some have no history
     return {
-        **{"rbp": np.mean(rbp), "novelty": np.mean(novelty), "serendipity": np.mean(serendipity)},
-        **{"personalisation": 1 - np.mean(alike), "intralistdiversity": np.mean(diversity)},
-        **{"miscalibration": np.mean(calibration), "itemgap": np.std(chances) / np.mean(chances)},
+        "rbp": np.mean(rbp),
+        "novelty": np.mean(novelty),
+        "serendipity": np.mean(serendipity),
+        "personalisation": 1 - np.mean(alike),
+        "intralistdiversity": np.mean(diversity),
+        "miscalibration": np.mean(calibration),
+        "itemgap": np.std(chances) / np.mean(chances),
         "usergap": np.mean([abs(a - b) for a, b in combinations(by_group, 2)]),
     }
 
@@ -255,7 +263,7 @@ def test_ranks_of_the_best_positive(mode: str, tmp_path: Path) -> None:
         ({"model": "DeepFM", "data.threshold": {"timestamp": 5}}, "rank items for a user"),
     ],
 )
-def test_groups_that_are_not_there(more: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_missing_groups_are_errors(more: dict[str, Any], told: str, tmp_path: Path) -> None:
     write_films(tmp_path)
     with pytest.raises((ValueError, ConfigError), match=told):
         build(resolve(values=of_films(str(tmp_path), **more)).config, World())

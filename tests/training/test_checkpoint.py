@@ -126,7 +126,9 @@ def test_a_damaged_newest_one_is_reported_and_the_one_before_used(
     assert newest.exists()  # reading changes nothing
 
 
-def test_a_run_goes_on_behind_the_damage_and_ends_the_same(run: Path, trained: Path) -> None:
+def test_a_run_resumed_before_the_damage_ends_with_the_same_result(
+    run: Path, trained: Path
+) -> None:
     expected = json.loads((trained / "result.json").read_text())
     flip(checkpoints(run)[0])
     result = train(run, resume=True)
@@ -137,7 +139,7 @@ def test_a_run_goes_on_behind_the_damage_and_ends_the_same(run: Path, trained: P
         read(path)
 
 
-def test_all_damaged(run: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_is_an_error(run: Path) -> None:
     for path in checkpoints(run):
         truncate(path)
     with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
@@ -171,7 +173,7 @@ def test_the_last_k_and_the_best_are_kept(tmp_path: Path) -> None:
     assert [int(p.name[5:]) for p in folder.committed()] == [60, 50]
 
 
-def test_a_damaged_newer_one_does_not_push_out_the_good_ones(tmp_path: Path) -> None:
+def test_a_damaged_newer_checkpoint_does_not_count_as_kept(tmp_path: Path) -> None:
     parts = build(small_config("BPR"), World())
     folder = Checkpoints(tmp_path / "c", World(), keep=1)
     folder.save(parts.strategy, {"step": 100, "best_step": None})
@@ -182,7 +184,7 @@ def test_a_damaged_newer_one_does_not_push_out_the_good_ones(tmp_path: Path) -> 
     assert [p.name for p in folder.committed()] == ["step-000000090"]
 
 
-def test_a_lost_best_is_said_and_a_new_one_sought(run: Path, said: list[str]) -> None:
+def test_a_lost_best_checkpoint_is_reported_and_replaced(run: Path, said: list[str]) -> None:
     newest = checkpoints(run)[0]
     snapshot = read(newest)
     snapshot.state["best_step"] = 1  # which is not there
@@ -218,7 +220,7 @@ def test_another_learning_rate_or_more_epochs_are_fine(run: Path) -> None:
     assert result["epochs"] == 5
 
 
-def test_a_snapshot_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_snapshot_is_restored_exactly(tmp_path: Path) -> None:
     config = small_config("SASRec")
     first, second = build(config, World()), build(config, World())
     for batch in first.reader.batches(0):
@@ -242,7 +244,7 @@ def test_unwritable_places(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_failed_write_surfaces_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_is_reported_and_keeps_older_checkpoints(tmp_path: Path) -> None:
     parts = build(small_config("BPR"), World())
     folder = Checkpoints(tmp_path / "c", World())
     folder.save(parts.strategy, {"step": 1, "best_step": None})
@@ -263,14 +265,14 @@ def test_an_existing_run_is_not_overwritten(run: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
 
 
-def test_a_finished_run_resumed_says_the_same(run: Path, trained: Path) -> None:
+def test_a_finished_run_that_is_resumed_has_the_same_result(run: Path, trained: Path) -> None:
     expected = json.loads((trained / "result.json").read_text())
     result = train(run, resume=True)
     for key in ("test", "best_valid", "epochs", "best_epoch"):
         assert result[key] == expected[key]
 
 
-def test_metrics_without_a_checkpoint_are_forgotten(run: Path, trained: Path) -> None:
+def test_metrics_after_the_last_checkpoint_are_removed_on_resume(run: Path, trained: Path) -> None:
     """Killed after the first line of metrics and before the first checkpoint."""
     shutil.rmtree(run / "checkpoints")
     with open(run / "metrics.jsonl", "a") as file:
@@ -295,7 +297,7 @@ def test_a_run_without_checkpoints_cannot_be_used(run: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["begin", "start"])
-def test_a_signal_before_the_writing_leaves_nothing(
+def test_a_signal_before_a_checkpoint_is_written_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def stop(*_: Any) -> None:

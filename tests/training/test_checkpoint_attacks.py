@@ -128,7 +128,9 @@ VALUES = ("F32", [3, 2], [24, 48])
         save({"ids": torch.tensor(3), "values": torch.ones(2, 2)}),
     ],
 )
-def test_files_that_hold_no_rows_are_told_and_gone_behind(tmp_path: Path, data: bytes) -> None:
+def test_files_that_hold_no_rows_are_reported_and_an_older_checkpoint_is_used(
+    tmp_path: Path, data: bytes
+) -> None:
     commit(tmp_path, 1, **{"rows-item-00000.safetensors": tensors()})
     bad = commit(tmp_path, 2, **{"rows-item-00000.safetensors": data})
     with pytest.raises(CheckpointError, match="rows-item-00000"):
@@ -165,7 +167,7 @@ def test_a_copy_brings_nothing_from_elsewhere(tmp_path: Path, name: str) -> None
     assert not (tmp_path / "copy" / name).exists()
 
 
-def test_a_run_that_goes_on_writes_through_no_link(tmp_path: Path) -> None:
+def test_a_resumed_run_writes_through_no_link(tmp_path: Path) -> None:
     """`train --resume` in somebody's folder emptied, or wrote into, what its links led to."""
     precious = tmp_path / "precious"
     precious.write_text("precious")

@@ -58,7 +58,7 @@ def test_copies_are_not_in_the_folder_of_a_run(tmp_path: Path) -> None:
     Copies(f"file://{tmp_path}/copies", tmp_path / "own" / "checkpoints")
 
 
-def test_a_run_goes_on_elsewhere(tmp_path: Path, url: str) -> None:
+def test_a_run_resumes_from_its_copy(tmp_path: Path, url: str) -> None:
     strategy = strategy_of("fixed", World())
     checkpoints = checkpoints_of(tmp_path / "run", url)
     checkpoints.claim()
@@ -83,7 +83,7 @@ def test_a_run_goes_on_elsewhere(tmp_path: Path, url: str) -> None:
         checkpoints_of(tmp_path / "run", url).claim()  # the first one does not take it back
 
 
-def test_a_run_changes_nothing_that_it_did_not_send(tmp_path: Path, url: str) -> None:
+def test_a_run_leaves_other_files_of_the_store_alone(tmp_path: Path, url: str) -> None:
     """Two runs name the same place, and the second one has checkpoints already."""
     strategy = strategy_of("fixed", World())
 
@@ -104,7 +104,7 @@ def test_a_run_changes_nothing_that_it_did_not_send(tmp_path: Path, url: str) ->
         checkpoints_of(tmp_path / "second", url).claim()
 
 
-def test_a_step_that_is_done_again_replaces_its_copy(tmp_path: Path, url: str) -> None:
+def test_a_repeated_step_replaces_its_copy(tmp_path: Path, url: str) -> None:
     strategy = strategy_of("fixed", World())
     for note in ("first", "again"):
         checkpoints = checkpoints_of(tmp_path / "run", url)
@@ -114,7 +114,7 @@ def test_a_step_that_is_done_again_replaces_its_copy(tmp_path: Path, url: str) -
     assert other is not None and other.state["note"] == "again"
 
 
-def test_what_was_sent_in_part_is_not_there(tmp_path: Path, url: str) -> None:
+def test_a_partial_copy_is_not_listed(tmp_path: Path, url: str) -> None:
     strategy = strategy_of("fixed", World())
     checkpoints = checkpoints_of(tmp_path / "run", url)
     for step in (1, 2):

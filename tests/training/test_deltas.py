@@ -94,7 +94,7 @@ def test_every_checkpoint_of_a_chain_is_whole_when_read(tmp_path: Path, kind: st
             assert again[table] == rows[table], (path.name, table)
 
 
-def test_old_deltas_go_with_what_they_build_upon(tmp_path: Path) -> None:
+def test_old_deltas_are_removed_with_their_base(tmp_path: Path) -> None:
     strategy = strategy_of("fixed", World())
     checkpoints = Checkpoints(tmp_path, World(), keep=1, whole_every=EVERY)
     for step in range(1, 5):
@@ -104,7 +104,7 @@ def test_old_deltas_go_with_what_they_build_upon(tmp_path: Path) -> None:
         assert len(checkpoints.committed()) == (1 if step == 4 else step)
 
 
-def test_verify_tells_of_all_that_builds_upon_damage(tmp_path: Path) -> None:
+def test_verify_lists_every_checkpoint_that_builds_upon_damage(tmp_path: Path) -> None:
     strategy = strategy_of("fixed", World())
     checkpoints = Checkpoints(tmp_path / "checkpoints", World(), keep=9, whole_every=EVERY)
     for step in range(1, 5):
@@ -156,7 +156,7 @@ def test_columns_are_written_as_they_are(tmp_path: Path, rows: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_journal_goes_with_its_servers(tmp_path: Path, kept: bool) -> None:
+def test_a_journal_is_removed_with_its_servers(tmp_path: Path, kept: bool) -> None:
     (tmp_path / "journal").mkdir()
     (tmp_path / "journal" / "000-000001").touch()
     checkpoints = Checkpoints(tmp_path, World(), journal=kept)

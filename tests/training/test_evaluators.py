@@ -20,8 +20,8 @@ from shoal.runs.build import build
 from shoal.runs.run import resolve
 from shoal.training.evaluation import Evaluator
 from shoal.training.evaluation.clicks import base_line, base_of
-from shoal.training.evaluation.phases import UserLists
 from shoal.training.evaluation.popular import PopularLists, remedy
+from shoal.training.evaluation.splits import UserLists
 from shoal.training.losses import LogInterval, Losses
 from shoal.training.steps import solve
 from shoal.training.trainer import Trainer
@@ -53,7 +53,7 @@ def test_recommend_never_counts_the_padding(repeatable: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", ["full", "uni20"])
-def test_popular_items_stand_beside_a_model(mode: str, tmp_path: Path) -> None:
+def test_metrics_of_popular_items_are_reported_with_a_model(mode: str, tmp_path: Path) -> None:
     """What a run of Pop finds; and the log says where the model is worse."""
     values = {**QUIET, "eval.mode": mode, "eval.metrics": ["Recall", "NDCG", "GAUC"]}
     values |= {"eval.valid_metric": "NDCG@10", "train.optimizer.lr": 1e-9}
@@ -101,7 +101,7 @@ def test_the_remedy_suits_the_model() -> None:
     assert "EASE" not in remedy(trainable=True, num_items=300_000, num_users=9000)
 
 
-def test_a_closed_form_that_is_worse_is_not_told_to_train_longer(
+def test_a_closed_form_gets_no_advice_to_train_longer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts = build(resolve(values={"model": "EASE", **DATA}).config, World())
@@ -125,7 +125,7 @@ def test_a_closed_form_that_is_worse_is_not_told_to_train_longer(
         (0.7000, 0.5500, 4000, None),
     ],
 )
-def test_chance_is_named_beside_a_click_model(
+def test_the_auc_of_chance_is_reported_with_a_click_model(
     auc: float, logloss: float, samples: int, words: str | None
 ) -> None:
     base = base_of(0.3115, ["auc", "logloss"])
@@ -156,17 +156,17 @@ def write_interactions(folder: Path, each: int) -> None:
     (folder / "few" / "few.inter").write_text("\n".join([head, *rows]) + "\n")
 
 
-@pytest.mark.parametrize("each, phase", [(1, "valid"), (2, "valid")])
-def test_an_empty_split_is_told_before_training(
-    each: int, phase: str, tmp_path: Path, untrained: None
+@pytest.mark.parametrize("each, split", [(1, "valid"), (2, "valid")])
+def test_an_empty_split_is_an_error_before_training(
+    each: int, split: str, tmp_path: Path, untrained: None
 ) -> None:
     write_interactions(tmp_path, each)
     values = {**QUIET, "data.path": str(tmp_path), "run.output": str(tmp_path / "run")}
-    with pytest.raises(ValueError, match=f"the {phase} split of 'few' is empty.*eval_every=0"):
+    with pytest.raises(ValueError, match=f"the {split} split of 'few' is empty.*eval_every=0"):
         shoal.run("BPR", "few", None, values)
 
 
-def test_only_phases_that_are_evaluated_must_be_there(tmp_path: Path) -> None:
+def test_only_splits_that_are_evaluated_must_be_there(tmp_path: Path) -> None:
     """Users with two interactions have a test and no validation; those with one have neither."""
     write_interactions(tmp_path, 2)
     values = {**QUIET, "data.path": str(tmp_path), "train.eval_every": 2}
@@ -184,10 +184,17 @@ def clicks(folder: Path, valid: str, test: str | None, **more: Any) -> dict[str,
     (folder / "train.txt").write_text("".join(f"click:{k % 2} 1:{k + 1}\n" for k in range(4)))
     (folder / "valid.txt").write_text(valid)
     values = {
-        **{"model": "TinyClicks", "data.format": "slots", "data.path": str(folder)},
-        **{"data.clicks.train": "train.txt", "data.clicks.valid": "valid.txt"},
-        **{"data.clicks.slots": 1, "data.clicks.dense": 0, "train.batch_size": 2, **QUIET},
-        **{"run.output": str(folder / "run"), **more},
+        "model": "TinyClicks",
+        "data.format": "slots",
+        "data.path": str(folder),
+        "data.clicks.train": "train.txt",
+        "data.clicks.valid": "valid.txt",
+        "data.clicks.slots": 1,
+        "data.clicks.dense": 0,
+        "train.batch_size": 2,
+        **QUIET,
+        "run.output": str(folder / "run"),
+        **more,
     }
     if test is not None:
         (folder / "test.txt").write_text(test)
@@ -202,12 +209,12 @@ SAMPLES = "click:1 1:1\nclick:0 1:2\n"
 @pytest.mark.parametrize(
     "valid, test, told",
     [
-        (SAMPLES, "", r"in phase test: data.clicks.test \(.*test.txt\) gives none"),
-        ("\n\n", SAMPLES, r"in phase valid: data.clicks.valid \(.*valid.txt\) gives none"),
-        ("", None, r"in phase valid: data.clicks.valid \(.*valid.txt\) gives none"),
+        (SAMPLES, "", r"in split test: data.clicks.test \(.*test.txt\) gives none"),
+        ("\n\n", SAMPLES, r"in split valid: data.clicks.valid \(.*valid.txt\) gives none"),
+        ("", None, r"in split valid: data.clicks.valid \(.*valid.txt\) gives none"),
     ],
 )
-def test_an_empty_log_is_told_before_training(
+def test_an_empty_log_is_an_error_before_training(
     reader: str, valid: str, test: str | None, told: str, tmp_path: Path, untrained: None
 ) -> None:
     values = clicks(tmp_path, valid, test, **{"data.clicks.reader": reader})
@@ -215,8 +222,8 @@ def test_an_empty_log_is_told_before_training(
         shoal.run(config_dict=values)
 
 
-def test_a_missing_log_is_told_by_the_key_that_named_it(tmp_path: Path) -> None:
-    """Also where the phase that is looked at first has none of its own."""
+def test_the_error_of_a_missing_log_names_its_key(tmp_path: Path) -> None:
+    """Also where the split that is looked at first has none of its own."""
     values = clicks(tmp_path, SAMPLES, None)
     del values["data.clicks.valid"]
     values["data.clicks.test"] = "nowhere"
@@ -229,7 +236,7 @@ def test_an_empty_log_trains_where_it_is_not_evaluated(tmp_path: Path) -> None:
     assert shoal.run(config_dict=values)["epochs"] == 1
 
 
-def test_a_program_that_gives_nothing_is_told_with_its_files(tmp_path: Path) -> None:
+def test_the_error_of_a_program_without_output_names_its_files(tmp_path: Path) -> None:
     """What a program writes is known only when it has run."""
     (tmp_path / "only.py").write_text(
         "import sys\nsys.stdout.writelines(l for l in sys.stdin if 'test' not in l)\n"
@@ -239,7 +246,7 @@ def test_a_program_that_gives_nothing_is_told_with_its_files(tmp_path: Path) -> 
         "data.clicks.pipe_command": f"python3 {tmp_path}/only.py",
     }
     values = clicks(tmp_path, SAMPLES, "test\n", **program)
-    with pytest.raises(ValueError, match=r"in phase test: data.clicks.test \(.*test.txt\) gives"):
+    with pytest.raises(ValueError, match=r"in split test: data.clicks.test \(.*test.txt\) gives"):
         shoal.run(config_dict=values)
 
 

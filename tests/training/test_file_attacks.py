@@ -67,7 +67,7 @@ def test_an_alias_bomb_is_refused_before_it_grows() -> None:
     assert read_yaml("a: &x [1, 2]\nb: *x\n", "")[0] == {"a": [1, 2], "b": [1, 2]}
 
 
-def test_a_config_has_an_end() -> None:
+def test_a_config_of_unbounded_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="characters"):
         read_yaml("# " + "x" * (2 * MIB), "config.yaml")
 
@@ -89,7 +89,7 @@ def test_more_columns_than_can_be_are_refused(key: str) -> None:
 WORDS = Layout(("C1",), ("I1",), "label", None, True)
 
 
-def test_a_line_has_an_end(tmp_path: Path) -> None:
+def test_a_line_of_unbounded_length_is_refused(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "log.csv.gz", "wb") as file:
         file.write(b"label,C1,I1\n")
         for _ in range(40):
@@ -118,7 +118,7 @@ def test_a_long_cell_does_not_make_all_others_wide(tmp_path: Path) -> None:
     refused(lambda: within(300 * MIB, lambda: load(log)), "log.csv, line 50002", "finite number")
 
 
-def test_a_long_token_is_told(tmp_path: Path) -> None:
+def test_a_token_that_is_too_long_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(b"label,C1,I1\n0,a,1\n0," + b"x" * 100_000 + b",1\n")
     log = ClickLog([path], "csv", WORDS, separator=",")
@@ -136,7 +136,7 @@ def test_tokens_of_any_length_hash_as_before() -> None:
     assert together[:2].tolist() == [10747546769492920424, 12187203751649931864]
 
 
-def test_many_columns_of_one_name_do_not_take_for_ever(tmp_path: Path) -> None:
+def test_many_columns_of_one_name_are_read_in_bounded_time(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_bytes(b"," * 200_000 + b"\n1\n")
     log = ClickLog([tmp_path / "log.csv"], "csv", WORDS, separator=",")
     refused(lambda: load(log), "200001 columns")
@@ -212,7 +212,7 @@ def test_damaged_parquet_is_one_error(tmp_path: Path, place: float) -> None:
         assert "log.parquet" in str(error)
 
 
-def test_a_parquet_page_of_fewer_than_no_values_is_refused(tmp_path: Path) -> None:
+def test_a_parquet_page_with_a_negative_count_is_refused(tmp_path: Path) -> None:
     """Memory for 2^61 bytes is not to be had, and the reader would end this process."""
     path = tmp_path / "log.parquet"
     frame = pl.DataFrame({"label": [0, 1] * 20, "C1": list(range(40)), "I1": [0.5] * 40})

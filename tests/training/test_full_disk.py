@@ -24,7 +24,9 @@ from shoal.training.run_folder import RunFolder
 from shoal.training.trackers.tracker import Trackers
 
 SMALL = (
-    *("--data.name=synthetic", "--data.synthetic.users=90", "--data.synthetic.items=60"),
+    "--data.name=synthetic",
+    "--data.synthetic.users=90",
+    "--data.synthetic.items=60",
     "--data.synthetic.interactions=2000",
 )
 QUICK = ("--train.epochs=1", "--run.progress=false", "--run.trackers=[]")
@@ -73,7 +75,7 @@ def test_writers_of_a_run_name_their_file(disk: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_curves_do_not_end_a_run(disk: Path) -> None:
+def test_a_full_disk_for_curves_does_not_end_a_run(disk: Path) -> None:
     with listening() as said, Trackers(["tensorboard"]) as trackers:
         trackers.begin({}, disk)
         for epoch in range(3):

@@ -65,9 +65,8 @@ CASES = [  # model, ids, rows, optimizer, steps
 
 @pytest.mark.parametrize(("model", "kind", "rows", "optimizer", "steps"), CASES)
 def test_training_steps_are_those_of_rows_in_host_memory(model, kind, rows, optimizer, steps):
-    how = model, kind, rows, optimizer, steps
-    got, mine = curve(OnGpu(World(DEVICE)), *how)
-    want, theirs = curve(Single(World()), *how)
+    got, mine = curve(OnGpu(World(DEVICE)), model, kind, rows, optimizer, steps)
+    want, theirs = curve(Single(World()), model, kind, rows, optimizer, steps)
     assert got == pytest.approx(want, rel=1e-5, abs=1e-6)
     for name, store in theirs.items():
         assert mine[name].step == store.step == steps

@@ -211,7 +211,7 @@ def test_on_a_cpu_steps_are_not_recorded():
 
 
 @pytest.mark.parametrize(("clip", "reason"), [(None, "'item' is not such a one"), (1.0, "clip")])
-def test_what_cannot_be_recorded_is_refused_or_left(clip, reason):
+def test_steps_that_cannot_be_recorded_are_refused_or_run_unrecorded(clip, reason):
     with pytest.raises(ValueError, match=rf"{reason}.*strategy\.graph=false"):
         Graphed(World()).setup(make_model(), OptimizerSection(), 1, clip)
     strategy = Graphed(World(), auto=True)
@@ -227,7 +227,7 @@ def test_what_cannot_be_recorded_is_refused_or_left(clip, reason):
         (HSTU, {"linear_dropout_prob": 0.0, "cosine": True}),
     ],
 )
-def test_a_model_is_asked_for_all_its_targets(kind, options):
+def test_a_padded_batch_computes_all_targets(kind, options):
     """A recorded step knows the places on the host, and pads them."""
     target = torch.tensor([[3, 4, 0], [2, 0, 0]])
     batch = Batch(2, {"history": torch.tensor([[1, 3, 0], [5, 0, 0]]), "target": target})

@@ -36,7 +36,7 @@ def shoal(*words: str | Path) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_verify(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_verify_lists_damage(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(status: int) -> None:
         raise SystemExit(status)
 
@@ -50,7 +50,7 @@ def test_verify(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fails its checksum" in output.splitlines()[1]
 
 
-def test_prune_keeps_what_is_whole_and_the_best(run: Path) -> None:
+def test_prune_keeps_undamaged_checkpoints_and_the_best(run: Path) -> None:
     newest, before, best, oldest = checkpoints(run)
     flip(before)
     (run / "checkpoints" / ".step-000000999.new").mkdir()
@@ -60,7 +60,7 @@ def test_prune_keeps_what_is_whole_and_the_best(run: Path) -> None:
     assert not list((run / "checkpoints").glob(".*"))
 
 
-def test_prune_leaves_the_last_where_none_is_whole(run: Path) -> None:
+def test_prune_keeps_the_last_where_all_are_damaged(run: Path) -> None:
     for path in checkpoints(run):
         flip(path)
     with pytest.raises(ValueError, match="no checkpoint that is whole"):

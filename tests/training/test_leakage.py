@@ -53,7 +53,9 @@ def warnings_of(log: str) -> list[str]:
     return [line.partition("WARNING")[2].strip() for line in log.splitlines() if "WARNING" in line]
 
 
-def test_an_outcome_is_named_before_training_and_on_the_page(tmp_path: Path) -> None:
+def test_a_feature_known_after_the_click_is_reported_in_the_log_and_the_page(
+    tmp_path: Path,
+) -> None:
     write_table(tmp_path, noise())
     result, log = trained(tmp_path)
     (line,) = warnings_of(log)
@@ -75,7 +77,7 @@ def test_noise_without_an_outcome_gives_no_warning(tmp_path: Path) -> None:
     assert warnings_of(log) == [] and list(result["single_features"]) == ["price"]
 
 
-def test_a_feature_that_is_as_good_as_the_model_is_named_after_it(tmp_path: Path) -> None:
+def test_a_feature_as_good_as_the_model_is_reported_after_training(tmp_path: Path) -> None:
     """A weaker outcome: not suspicious by itself, but the model has nothing else."""
     columns, random = noise(), np.random.default_rng(1)
     columns["x"] = np.where(random.random(ROWS) < 0.6, random.integers(0, 2, ROWS), columns["x"])
@@ -87,7 +89,7 @@ def test_a_feature_that_is_as_good_as_the_model_is_named_after_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("reader", ["memory", "stream"])
-def test_a_slot_of_a_click_log_is_named(reader: str, tmp_path: Path) -> None:
+def test_a_leaking_slot_of_a_click_log_is_reported(reader: str, tmp_path: Path) -> None:
     columns = noise()
     lines = [
         f"click:{c} dense_feature:{p} 1:{u} 2:{i} 3:{x}\n"
@@ -106,7 +108,7 @@ def test_a_slot_of_a_click_log_is_named(reader: str, tmp_path: Path) -> None:
     assert not any(line.startswith("the feature 1 ") for line in told)
 
 
-def test_lists_numbers_and_ids_are_tried_alike() -> None:
+def test_lists_numbers_and_ids_are_tested_for_leakage() -> None:
     random = np.random.default_rng(0)
     labels = torch.from_numpy((random.random(ROWS) < 0.5).astype(np.float32))
     hits = labels.bool()

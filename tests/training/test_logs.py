@@ -23,9 +23,15 @@ from shoal.training.progress import bar, is_watched
 from shoal.training.run_folder import json_line
 
 WORDS = (
-    *("train", "--model=BPR", "--dataset=synthetic", "--data.synthetic.users=90"),
-    *("--data.synthetic.items=60", "--data.synthetic.interactions=2000", "--train.epochs=2"),
-    *("--run.trackers=[]", "--output=run"),
+    "train",
+    "--model=BPR",
+    "--dataset=synthetic",
+    "--data.synthetic.users=90",
+    "--data.synthetic.items=60",
+    "--data.synthetic.interactions=2000",
+    "--train.epochs=2",
+    "--run.trackers=[]",
+    "--output=run",
 )
 
 
@@ -54,7 +60,7 @@ def test_a_log_for_machines_is_one_object_per_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_figure_that_is_no_number_is_null() -> None:
+def test_nan_is_null_in_a_json_log() -> None:
     line = json.loads(json_line("INFO", "x\ny", {"valid": {"auc": float("nan")}, "loss": 0.5}))
     assert line["valid"] == {"auc": None} and line["loss"] == 0.5 and line["message"] == "x\ny"
 
@@ -96,7 +102,7 @@ class Terminal:
     "environment, watched",
     [({}, True), ({"CI": "true"}, False), ({"CI": "false"}, True), ({"TERM": "dumb"}, False)],
 )
-def test_bars_are_for_terminals_that_somebody_looks_at(
+def test_progress_bars_are_shown_on_terminals_alone(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], watched: bool
 ) -> None:
     terminal = Terminal(monkeypatch, 80, **environment)
@@ -112,7 +118,7 @@ def test_bars_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) ->
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
+def test_no_color_switches_colours_off(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
     terminal = Terminal(monkeypatch, 80, NO_COLOR=no_color)
     monkeypatch.setattr(exit, "leave", lambda status: None)
     exit.fail(ValueError("what to do"))

@@ -24,14 +24,17 @@ SMALL = {
     "train.batch_size": 128,
 }
 WORDS = (
-    *(
-        "--dataset=synthetic",
-        "--data.synthetic.users=90",
-        "--data.synthetic.items=60",
-        "--model=BPR",
-    ),
-    *("--data.synthetic.interactions=2000", "--run.trackers=[]", "--train.batch_size=128"),
-    *("--train.epochs=100000", "--train.patience=100000", "--run.threads=1", "--output=run"),
+    "--dataset=synthetic",
+    "--data.synthetic.users=90",
+    "--data.synthetic.items=60",
+    "--model=BPR",
+    "--data.synthetic.interactions=2000",
+    "--run.trackers=[]",
+    "--train.batch_size=128",
+    "--train.epochs=100000",
+    "--train.patience=100000",
+    "--run.threads=1",
+    "--output=run",
 )
 
 
@@ -40,7 +43,7 @@ def writer(folder: Path) -> ProgressFile:
     return ProgressFile(folder, Single(world), Agreement(world), 128)
 
 
-def test_what_is_written_and_removed_in_the_end(
+def test_the_progress_file_is_written_and_removed_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
@@ -69,7 +72,7 @@ def test_what_is_written_and_removed_in_the_end(
         assert abs(rank["seen"] - one["time"]) < 5.0
 
 
-def test_it_is_not_written_more_often_than_every_two_seconds(tmp_path: Path) -> None:
+def test_the_progress_file_is_written_every_two_seconds_at_most(tmp_path: Path) -> None:
     progress = writer(tmp_path)
     progress.trained(0, 9, 1, 5)
     first = (tmp_path / "progress.json").stat().st_mtime_ns

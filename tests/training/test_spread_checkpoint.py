@@ -98,7 +98,7 @@ def found(folder: Path) -> list[dict[str, Any]]:
     return run_ranks(on_ranks, 2, folder, str(folder / "checkpoints"))
 
 
-def test_rows_come_back_to_their_ranks(found: list[dict[str, Any]]) -> None:
+def test_rows_are_restored_to_their_ranks(found: list[dict[str, Any]]) -> None:
     assert [one["same"] for one in found] == [[True, True], [True, True]]
 
 

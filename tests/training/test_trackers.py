@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import shoal as package
 from shoal.config.launch_section import TRACKERS
 from shoal.runs.run import resolve_run
 from shoal.runs.trained_run import open_config
-from shoal.training.trackers.tracker import INCLUDED
 
+ROOT = Path(__file__).parents[2]
 SMALL = {
     "data.synthetic": {"users": 90, "items": 60, "interactions": 2000},
     "run.log_level": "warning",
@@ -23,9 +25,15 @@ SMALL = {
     "train.eval_every": 2,
 }
 WORDS = (
-    *("train", "--model=BPR", "--dataset=synthetic", "--data.synthetic.users=90"),
-    *("--data.synthetic.items=60", "--data.synthetic.interactions=2000", "--train.epochs=100000"),
-    *("--run.progress=false", "--output=run"),
+    "train",
+    "--model=BPR",
+    "--dataset=synthetic",
+    "--data.synthetic.users=90",
+    "--data.synthetic.items=60",
+    "--data.synthetic.interactions=2000",
+    "--train.epochs=100000",
+    "--run.progress=false",
+    "--output=run",
 )
 OWN = """
 import json
@@ -70,8 +78,13 @@ def curves_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in tags}
 
 
-def test_every_name_of_the_config_is_a_tracker() -> None:
-    assert set(INCLUDED) == set(TRACKERS)
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_has_its_methods_and_its_extra(name: str) -> None:
+    place, _, class_name = TRACKERS[name].partition(":")
+    tracker = getattr(import_module(place), class_name)
+    assert all(callable(getattr(tracker, method)) for method in ("begin", "epoch", "end"))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert extras["optional-dependencies"][name][0].startswith(name)
 
 
 def test_tensorboard_shows_every_epoch_once_also_of_a_resumed_run(tmp_path: Path) -> None:
@@ -84,7 +97,7 @@ def test_tensorboard_shows_every_epoch_once_also_of_a_resumed_run(tmp_path: Path
     assert [step for step, _ in found["valid/ndcg@10"]] == [1, 3]
 
 
-def test_a_class_of_ones_own_follows_a_run(tmp_path: Path) -> None:
+def test_a_custom_tracker_follows_a_run(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     result = train(tmp_path / "run", **{"run.trackers": [f"{tmp_path}/own.py:Written"]})
     said = read_lines(tmp_path / "run" / "followed.jsonl")
@@ -96,7 +109,7 @@ def test_a_class_of_ones_own_follows_a_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
-def test_one_that_fails_is_reported_once_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_failing_tracker_is_reported_once_and_the_run_continues(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     names = [f"{tmp_path}/own.py:Broken", "tensorboard"]
     train(tmp_path / "run", **{"run.trackers": names})
@@ -155,7 +168,7 @@ def test_without_tensorboard_a_run_logs_one_line(
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
-def test_a_run_folder_of_somebody_else_runs_no_tracker_without_trust(tmp_path: Path) -> None:
+def test_a_tracker_named_by_a_run_folder_needs_trust(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     train(tmp_path / "run", **{"run.trackers": [f"{tmp_path}/own.py:Written"]})
     own = [f"--run.output={tmp_path}/run"]

@@ -26,7 +26,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return shoal.run("BPR", config_dict=values)
 
 
-def test_a_run_leaves_what_its_users_got(result: dict[str, Any]) -> None:
+def test_a_run_writes_lists_and_values_of_its_users(result: dict[str, Any]) -> None:
     folder = Path(result["folder"]) / "evaluation"
     users, items = (pl.read_parquet(folder / f"{one}.parquet") for one in ("users", "items"))
     values = ["recall@5", "recall@20", "ndcg@5", "ndcg@20", "gauc"]
@@ -51,7 +51,7 @@ def test_a_run_leaves_what_its_users_got(result: dict[str, Any]) -> None:
     assert items["train"].sum() == users["train"].sum() > 2000  # each user is tested
 
 
-def test_a_run_leaves_nothing_where_nobody_asks(tmp_path: Path) -> None:
+def test_no_user_results_are_written_where_they_are_switched_off(tmp_path: Path) -> None:
     shoal.run("BPR", config_dict={**SHORT, "eval.per_user": False, "run.output": str(tmp_path)})
     assert not (tmp_path / "evaluation").exists()
 

@@ -210,7 +210,7 @@ function charts(found) {
   }
   const metric = select.value;
   $("charts").replaceChildren(
-    chart(found, "loss", "training loss by epoch"), ...(metric ? [chart(found, metric, `${metric} on the validation part by epoch`)] : []));
+    chart(found, "loss", "training loss by epoch"), ...(metric ? [chart(found, metric, `${metric} on the valid split by epoch`)] : []));
 }
 
 function drawn(tag, attributes, text) {

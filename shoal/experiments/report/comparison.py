@@ -78,7 +78,7 @@ def _value(record: RunRecord, key: str) -> object:
 
 
 def same_data(first: RunRecord, other: RunRecord) -> bool:
-    """Whether both were validated and tested on the same parts of the same data."""
+    """Whether both were validated and tested on the same splits of the same data."""
     first_digests, other_digests = _digests(first), _digests(other)
     return all(
         first_digests.get(key) == other_digests.get(key) for key in ("interactions", "splits")
@@ -95,7 +95,7 @@ def _other_users(first: RunRecord, other: RunRecord) -> str | None:
     ):
         return f"it was tested on other users than {first.name}"
     if (shared_users["positives"] != shared_users["positives_other"]).any():
-        return f"its users have other items in the test part than those of {first.name}"
+        return f"its users have other items in the test split than those of {first.name}"
     return None
 
 

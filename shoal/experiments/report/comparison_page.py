@@ -19,7 +19,7 @@ from shoal.experiments.report.quality import ActivityGroup, by_activity, catalog
 from shoal.experiments.report.run_page import (
     memory_peak,
     notes,
-    phase_seconds,
+    seconds_by_part,
     test_intervals,
     time_text,
 )
@@ -35,7 +35,7 @@ SILENT = ("run.output", "run.root", "run.log", "run.log_level", "run.progress")
 
 
 def compare_page(records: list[RunRecord]) -> str:
-    """One self-contained page."""
+    """The page that compares several runs, as one file that needs nothing else."""
     intervals = [test_intervals(record) for record in records]
     metric = deciding(records)
     first, others = records[0], records[1:]
@@ -89,8 +89,8 @@ def _outcome(
     best = max(rivals, key=lambda record: sign * record.best_valid[metric])
     name, num_others = short(best.name, 60), len(records) - len(rivals)
     text = (
-        f"{name} is best by {metric} on the valid part, {best.best_valid[metric]:.4f}; on the test "
-        f"part it reaches {best.test[metric]:.4f}. "
+        f"{name} is best by {metric} on the valid split, {best.best_valid[metric]:.4f}; on the "
+        f"test split it reaches {best.test[metric]:.4f}. "
     )
     if num_others:
         text += (
@@ -123,10 +123,10 @@ def _summarize_verdicts(verdicts: list[str]) -> str:
             "better": "is better",
             "equal": "is neither better nor worse",
         }
-        return f"{text} {verdict_texts[verdicts[0]]} on the test part, beyond chance."
+        return f"{text} {verdict_texts[verdicts[0]]} on the test split, beyond chance."
     counts = [(verdicts.count(kind), kind) for kind in ("worse", "better")]
     phrases = [f"{n} {'is' if n == 1 else 'are'} {kind}" for n, kind in counts if n]
-    return f"{text}, {' and '.join(phrases) or 'none is better or worse'} on the test part, " + (
+    return f"{text}, {' and '.join(phrases) or 'none is better or worse'} on the test split, " + (
         "beyond chance."
     )
 
@@ -232,7 +232,7 @@ def _curves(records: list[RunRecord], metric: str) -> Html:
     if not small:
         return Html("")
     text = (
-        f"{metric} on the valid part by epoch, the best epoch marked, before the other runs in "
+        f"{metric} on the valid split by epoch, the best epoch marked, before the other runs in "
         "grey. Dashed: the training loss, on a scale of each plot."
     )
     return section("Curves", text, Html(f'<div class="small-grid">{join(small)}</div>'))
@@ -304,18 +304,18 @@ def _labels(groups: list[ActivityGroup]) -> list[str]:
 
 
 def _costs(records: list[RunRecord]) -> Html:
-    names = {name: None for record in records for name in phase_seconds(record)}
+    names = {name: None for record in records for name in seconds_by_part(record)}
     rows = []
     for record in records:
-        seconds = phase_seconds(record)
+        seconds = seconds_by_part(record)
         total = number(mapping(record.result, "seconds").get("total"))
         peak = memory_peak(record)
-        phases = [Numeral(time_text(seconds[n])) if n in seconds else None for n in names]
+        parts = [Numeral(time_text(seconds[n])) if n in seconds else None for n in names]
         rows.append(
             [
                 short(record.name, 60),
                 len(record.epochs),
-                *phases,
+                *parts,
                 None if total is None else Numeral(time_text(total)),
                 Numeral(show_size(peak)) if peak else None,
             ]

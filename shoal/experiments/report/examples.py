@@ -23,13 +23,13 @@ def lists_of_users(record: RunRecord) -> Html:
     places = {int(k * (len(ranked) - 1) / 2 / (EXAMPLES - 1)) for k in range(EXAMPLES)}
     reverse = ranked.reverse()
     others = [reverse.row(k, named=True) for k in sorted(places)]
-    text = f"By {metric} on the test part; of equal ones those with the most training first."
+    text = f"By {metric} on the test split; of equal ones those with the most training first."
     return join(
         [
             section("Users served worst", text, _cards(worst, metric, titles)),
             section(
                 "Users from the best to the middle",
-                "A tick marks an item that the user took in the test part.",
+                "A tick marks an item that the user took in the test split.",
                 _cards(others, metric, titles),
             ),
         ]

@@ -163,8 +163,8 @@ def concentrations(records: Sequence[RunRecord]) -> Html:
     return figure(draw, "share of recommendations over items, the most popular first")
 
 
-def phases(seconds: dict[str, float]) -> Html:
-    """One bar, cut into the phases of a run."""
+def seconds_bar(seconds: dict[str, float]) -> Html:
+    """One bar of the seconds of a run, cut by what they were spent on."""
 
     def draw(axes: "Axes") -> None:
         start = 0.0
@@ -178,7 +178,7 @@ def phases(seconds: dict[str, float]) -> Html:
         axes.set_ylim(-0.4, 1.1)
         axes.legend(ncols=2, fontsize=8, loc="upper left", borderaxespad=0)
 
-    return figure(draw, "seconds by phase", 5.6, 1.7)
+    return figure(draw, "seconds by part", 5.6, 1.7)
 
 
 def differences(rows: Sequence[tuple[str, float, float, float, str]], metric: str) -> Html:

@@ -1,5 +1,6 @@
 """The page of one run."""
 
+from collections.abc import Callable
 from typing import Any
 
 from shoal.config.keys import KEYS
@@ -20,23 +21,24 @@ OTHER_CURVES = 8  # small plots, after the loss and the deciding metric
 
 
 def run_page(record: RunRecord) -> str:
-    """One self-contained page."""
-    intervals = test_intervals(record)
-    return page(
-        short(record.name),
-        Html(f"<p>{escape(outcome(record, intervals))}</p>"),
-        _facts(record),
-        notes([record]),
-        _curves(record),
-        grid(_test_table(record, intervals), _seconds(record)),
-        _by_user_and_item(record),
-        _single_features(record),
-        _recommended(record),
-        lists_of_users(record),
-        _tables(record),
-        grid(planned_and_measured(record), _loss_by_rank(record)),
-        _config(record),
-    )
+    """The page of a run, as one file that needs nothing else."""
+    return page(short(record.name), *(section_of(record) for section_of in SECTIONS))
+
+
+def _outcome(record: RunRecord) -> Html:
+    return Html(f"<p>{escape(outcome(record, test_intervals(record)))}</p>")
+
+
+def _notes(record: RunRecord) -> Html:
+    return notes([record])
+
+
+def _test_and_seconds(record: RunRecord) -> Html:
+    return grid(_test_table(record, test_intervals(record)), _seconds(record))
+
+
+def _plan_and_ranks(record: RunRecord) -> Html:
+    return grid(planned_and_measured(record), _loss_by_rank(record))
 
 
 def outcome(record: RunRecord, intervals: dict[str, MeanInterval]) -> str:
@@ -47,9 +49,9 @@ def outcome(record: RunRecord, intervals: dict[str, MeanInterval]) -> str:
     if value is None:
         reason = f": {short(summary['reason'], 300)}" if summary["reason"] else ""
         return f"{subject} {_state(summary['state'])} after {len(record.epochs)} epochs{reason}."
-    text = f"{subject} reaches {metric} {value:.4f} on the test part"
+    text = f"{subject} reaches {metric} {value:.4f} on the test split"
     if metric in intervals and intervals[metric].low == intervals[metric].low:
-        text += f" (95 % of resampled users: {interval_text(intervals[metric])})"
+        text += f" (95 % interval over users: {interval_text(intervals[metric])})"
     if record.best_epoch is not None:
         text += f", with epoch {record.best_epoch} as the best of {len(record.epochs)}"
     return text + "."
@@ -65,8 +67,8 @@ def test_intervals(record: RunRecord) -> dict[str, MeanInterval]:
     names = [name for name in record.user_metrics if name in record.test]
     if record.users is None or not names:
         return {}
-    resampled = mean_interval(record.users.select(names).to_numpy())
-    kept = {name: MeanInterval(*(part[k] for part in resampled)) for k, name in enumerate(names)}
+    interval = mean_interval(record.users.select(names).to_numpy())
+    kept = {name: MeanInterval(*(part[k] for part in interval)) for k, name in enumerate(names)}
     foreign = [name for name, one in kept.items() if not _belongs(record, name, float(one.mean))]
     if foreign:
         record.missing.append(
@@ -155,8 +157,8 @@ def _test_table(record: RunRecord, intervals: dict[str, MeanInterval]) -> Html:
     if intervals:
         assert record.users is not None
         text = (
-            f"The interval holds 95 % of the means when the {len(record.users):,} users are drawn "
-            "anew (bootstrap): how far another set of such users would move the figure."
+            f"The interval is that of Student's t over {len(record.users):,} users, at 95 %: how "
+            "far another set of such users would move the figure."
         )
     heads = ["metric", "test", "95 % interval", "best valid", *([base_name(base)] if base else [])]
     return section("Test", text, table(heads, rows))
@@ -189,27 +191,27 @@ def _single_features(record: RunRecord) -> Html:
 
 
 def _seconds(record: RunRecord) -> Html:
-    seconds_by_phase = phase_seconds(record)
+    seconds = seconds_by_part(record)
     memory = _memory(record)
-    if not seconds_by_phase and not memory:
+    if not seconds and not memory:
         return Html("")
-    named = {f"{name}, {time_text(seconds)}": seconds for name, seconds in seconds_by_phase.items()}
-    picture = figures.phases(named) if named else ""
+    named = {f"{name}, {time_text(value)}": value for name, value in seconds.items()}
+    picture = figures.seconds_bar(named) if named else ""
     return section("Seconds and memory", "", picture, memory)
 
 
-def phase_seconds(record: RunRecord) -> dict[str, float]:
+def seconds_by_part(record: RunRecord) -> dict[str, float]:
     """Seconds of the run by what they were spent on; what is left is the rest."""
     recorded = mapping(record.result, "seconds")
-    seconds_by_phase = {
+    seconds = {
         "start": number(recorded.get("startup")) or 0.0,
         "training": sum(line.seconds[0] or 0.0 for line in record.epochs),
         "validation": sum(line.seconds[1] or 0.0 for line in record.epochs),
         "test": number(recorded.get("test")) or 0.0,
     }
     total = number(recorded.get("total")) or 0.0
-    seconds_by_phase["checkpoints and the rest"] = total - sum(seconds_by_phase.values())
-    return {name: seconds for name, seconds in seconds_by_phase.items() if seconds > 0}
+    seconds["checkpoints and the rest"] = total - sum(seconds.values())
+    return {name: value for name, value in seconds.items() if value > 0}
 
 
 def _memory(record: RunRecord) -> Html | str:
@@ -322,7 +324,7 @@ def _tables(record: RunRecord) -> Html:
     text = "Norms are lengths of rows. Trained: rows that are not as they began."
     text += " Of large tables a sample of rows was measured." if sampled else ""
     text += (
-        " Hits: how often the row's user or item stands in the training part (negatives and "
+        " Hits: how often the row's user or item stands in the training split (negatives and "
         "repeats in histories come on top)."
         if hits
         else ""
@@ -372,3 +374,20 @@ def time_text(seconds: float) -> str:
     return (
         f"{minutes} min {rest} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
     )
+
+
+# The parts of the page in their order. A part is empty where the run has no such thing.
+SECTIONS: list[Callable[[RunRecord], Html]] = [
+    _outcome,
+    _facts,
+    _notes,
+    _curves,
+    _test_and_seconds,
+    _by_user_and_item,
+    _single_features,
+    _recommended,
+    lists_of_users,
+    _tables,
+    _plan_and_ranks,
+    _config,
+]

@@ -20,6 +20,10 @@ class PacePruner(BasePruner):
     Curves flatten, so a line through the last evaluations promises too much rather than too
     little. A small learning rate, which learns slowly and often best, keeps its pace and continues;
     a trial that has levelled off below the best one does not.
+
+    Optuna has no such pruner, and its own do worse: on 80 recorded trials in 300 orders, 400 s
+    each, the best trial had .2427 with this one, .2411 with the median, .2415 with the median and
+    patience, and .2410 without any (benchmarks/RESULTS.md).
     """
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:

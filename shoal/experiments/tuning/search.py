@@ -1,6 +1,5 @@
 """A search from its beginning to its end: trials, finalists, the best config."""
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from shoal import config as config_room
 from shoal.config import ConfigError, Resolved
 from shoal.config.errors import did_you_mean
 from shoal.config.output import flat
-from shoal.config.trust import own_values
+from shoal.config.schema import Config
+from shoal.config.trust import OwnValues, own_values
 from shoal.config.yaml_io import inline, read, read_file
 from shoal.data.loading.location import named_data
 from shoal.experiments.tuning.default_space import default_space
@@ -27,17 +27,10 @@ from shoal.experiments.tuning.space import (
     value_in,
 )
 from shoal.experiments.tuning.study import PRUNERS, SAMPLERS, Study, reporting_database
+from shoal.experiments.tuning.study_folder import PlannedRun, StudyFolder, StudyLimits
 from shoal.experiments.tuning.study_page import study_page
-from shoal.experiments.tuning.trial_files import (
-    check_begun,
-    drop_model,
-    in_folder,
-    locked,
-    run_folders,
-    why_failed,
-)
+from shoal.experiments.tuning.trial_files import drop_model, run_folders, why_failed
 from shoal.experiments.tuning.worker import OUTPUT
-from shoal.experiments.tuning.worker_pool import WorkerPool
 from shoal.files.durable import replace_durably
 from shoal.files.folders import inner_folder
 from shoal.models import find
@@ -52,15 +45,12 @@ TOO_MANY = 3  # trials that fail before one ends well: the config is to blame
 
 
 @dataclass(frozen=True)
-class SearchLimits:
-    """Limits of one call of a search: trials, time, processes, finalists, seeds."""
+class SearchLimits(StudyLimits):
+    """What one call of a search may use, and how many runs it trains."""
 
     trials: int | None = None  # None: as many as before; of a new search 30
-    minutes: float | None = None
-    jobs: int = 1
     finalists: int = 3
     seeds: int = 1
-    launch: str | None = None  # the words before `shoal train`, of a cluster's command
 
 
 def search(
@@ -80,8 +70,45 @@ def search(
     those that the search began with. report: gets the lines that people read. trust: run code that
     a search which is continued names in its space or in its trials.
     """
-    # Refuse options and configs that no search can use.
+    _check_options(resolved.config, sampler, prune)
     config = resolved.config
+    folder = Path(output or RunFolder.new_name("studies", label(config)))
+    is_begun = (folder / "space.yaml").is_file()
+    if space is None and is_begun:
+        space = folder / "space.yaml"
+    text = config_room.dump(resolved.with_values({"run.output": None}, "shoal tune").config)
+    parameters = _read_parameters(config.model.name, space, text, trust)
+    if sampler == "grid":
+        grid(parameters)  # refuse what has no end before anything is made
+    if is_begun and not resume:
+        raise ValueError(
+            f"{folder} already holds a search; continue it with --resume, or name another folder "
+            "with --output"
+        )
+    for name in RUNS_OF:
+        inner_folder(folder, name)
+    limits = limits or SearchLimits()
+    with StudyFolder(folder, limits, report, trust) as study_folder:
+        _keep_inputs(folder, text, parameters, is_begun)
+        agreed_values = _agreed_values(config, parameters)
+        for run in (run for name in RUNS_OF for run in run_folders(folder, name)):
+            study_folder.check_code(run, agreed_values)
+        study_folder.start_processes()
+        with reporting_database(folder):
+            study = Study(
+                folder=folder,
+                metric=config.eval.valid_metric.lower(),
+                seed=config.run.seed,
+                sampler=sampler,
+                prune=prune,
+                space=parameters,
+                eval_every=config.train.eval_every,
+            )
+            return Search(study, study_folder, resolved, limits).run()
+
+
+def _check_options(config: Config, sampler: str | None, prune: str | None) -> None:
+    """Refuse options and configs that no search can use."""
     for name, choice, choices in (("sampler", sampler, SAMPLERS), ("prune", prune, PRUNERS)):
         if choice is not None and choice not in choices:
             allowed = f"{', '.join(choices)}{did_you_mean(choice, choices)}"
@@ -92,79 +119,60 @@ def search(
         raise ValueError("run.output is the folder of a run; name that of a search with --output")
     check_launchable(config.model.name)
     named_data(config.data, find(config.model.name).kind == "clicks")
-    # The folder of the search, and the space: of the caller, of the search that continues, or the
-    # model's default.
-    text = config_room.dump(resolved.with_values({"run.output": None}, "shoal tune").config)
-    folder = Path(output or RunFolder.new_name("studies", label(config)))
-    is_begun = (folder / "space.yaml").is_file()
-    if space is None and is_begun:
-        space = folder / "space.yaml"
-    parameters = default_space(config.model.name) if space is None else read_space(space)
+
+
+def _read_parameters(
+    model: str, space: str | Path | dict[str, Any] | None, config_text: str, trust: bool
+) -> list[Parameter]:
+    """What is searched, checked against the config; without a space the default of the model."""
+    parameters = default_space(model) if space is None else read_space(space)
     source = "the space" if isinstance(space, dict) else str(space)
-    parameters = _check(parameters, text, source, trust)
-    if sampler == "grid":
-        grid(parameters)  # refuse what has no end before anything is made
-    if is_begun and not resume:
-        raise ValueError(
-            f"{folder} already holds a search; continue it with --resume, or name another folder "
-            "with --output"
-        )
-    for name in RUNS_OF:
-        inner_folder(folder, name)
-    with locked(folder):
-        if is_begun:
-            _check_same(folder / "config.yaml", text)
-            _check_same(folder / "space.yaml", space_text(parameters))
-        # Also of a search that is continued: trials take their keys from exactly these texts.
-        replace_durably(folder / "config.yaml", text.encode())
-        replace_durably(folder / "space.yaml", space_text(parameters).encode())
-        # Runs that were begun may name no code other than what the config and the space name.
-        agreed_values = own_values(config)
-        for parameter in parameters:
-            agreed_values[parameter.key] = [
-                *agreed_values.get(parameter.key, ()),
-                *parameter.choices,
-            ]
-        for run in (run for name in RUNS_OF for run in run_folders(folder, name)):
-            check_begun(run, agreed_values, trust)
-        # Train trials and finalists.
-        limits = limits or SearchLimits()
-        pool = WorkerPool(limits.jobs, limits.launch, limits.minutes)
-        with pool, reporting_database(folder):  # processes of the pool import torch meanwhile
-            study = Study(
-                folder=folder,
-                metric=config.eval.valid_metric.lower(),
-                seed=config.run.seed,
-                sampler=sampler,
-                prune=prune,
-                space=parameters,
-                eval_every=config.train.eval_every,
-            )
-            return Search(study, resolved, limits, report).run(pool)
+    return _check(parameters, config_text, source, trust)
+
+
+def _keep_inputs(
+    folder: Path, config_text: str, parameters: list[Parameter], is_begun: bool
+) -> None:
+    """Write the config and the space of the search; those of a search that continues are equal.
+
+    They are written again where it continues: trials take their keys from exactly these texts.
+    """
+    if is_begun:
+        _check_same(folder / "config.yaml", config_text)
+        _check_same(folder / "space.yaml", space_text(parameters))
+    replace_durably(folder / "config.yaml", config_text.encode())
+    replace_durably(folder / "space.yaml", space_text(parameters).encode())
+
+
+def _agreed_values(config: Config, parameters: list[Parameter]) -> OwnValues:
+    """Values that name code in the config or in the space: runs may name no other code."""
+    values = dict(own_values(config))
+    for parameter in parameters:
+        values[parameter.key] = [*values.get(parameter.key, ()), *parameter.choices]
+    return values
 
 
 class Search:
     """One call of a search, in the folder of its study."""
 
-    def __init__(
-        self, study: Study, resolved: Resolved, limits: SearchLimits, report: Callable[[str], None]
-    ):
+    def __init__(self, study: Study, folder: StudyFolder, resolved: Resolved, limits: SearchLimits):
         self.study = study
+        self.folder = folder
         self.resolved = resolved
         self.limits = limits
-        self.report = report
+        self.report = folder.report
         self.file = study.folder / "config.yaml"
         self.metric = study.metric
 
-    def run(self, pool: WorkerPool) -> dict[str, Any]:
-        """Train trials and finalists, and write down what came of them."""
+    def run(self) -> dict[str, Any]:
+        """Train trials and finalists, and write what came of them."""
         limits, study = self.limits, self.study
         number = int(min(study.decide_num_trials(limits.trials), study.count))
         if (remaining := number - len(study.trials) + len(study.unfinished)) > 0:
             self.report(f"{study.folder}: {remaining} of {number} trials to train")
-        is_done = pool.train(self._trials(number), self._trial_ended, self._is_hopeless)
+        is_done = self.folder.train(self._trials(number), self._trial_ended, self._is_hopeless)
         if is_done:
-            is_done = pool.train(self._finalists(), self._finalist_ended)
+            is_done = self.folder.train_planned(self._finalists(), self._finalist_ended)
         return self._conclude(is_done)
 
     # ---- trials ---------------------------------------------------------------------------------
@@ -183,20 +191,18 @@ class Search:
         run = RunFolder(folder)
         values = self.study.values(self.study.trials[number])
         try:
-            self._write(folder, values, f"trial {number}")
+            if not run.is_run:
+                resolved = self._resolve(values, f"trial {number}")
+                self.folder.write_config(folder, resolved)
         except ConfigError as error:
             return self._record(number, error.errors[0])
         if run.is_finished or self.study.is_hopeless(number):
             return self._record(number)
         yield folder
 
-    def _write(self, folder: Path, values: dict[str, Any], source: str) -> None:
-        """The config of a run, unless it was begun before."""
-        if not RunFolder(folder).is_run:
-            resolved = resolve([self.file], (), values, source, trust=True)  # it was checked
-            resolved = in_folder(resolved, folder, False)
-            inner_folder(self.study.folder, folder.parent.name, folder.name)
-            RunFolder(folder).write_config(config_room.dump(resolved.config))
+    def _resolve(self, values: dict[str, Any], source: str) -> Resolved:
+        """The config of the search with the values of a trial."""
+        return resolve([self.file], (), values, source, trust=True)  # it was checked
 
     def _is_hopeless(self, folder: Path) -> bool:
         return self.study.is_hopeless(int(folder.name))
@@ -246,25 +252,23 @@ class Search:
         seeds = range(first + 1, first + self.limits.seeds)
         return [self.study.folder / "finalists" / f"{trial.number:04d}-{seed}" for seed in seeds]
 
-    def _finalists(self) -> Iterator[Path]:
-        """Folders to train in: the best trials, each with further seeds and the same split."""
+    def _finalists(self) -> Iterator[PlannedRun]:
+        """The best trials, each with further seeds and the same split."""
         split = {"data.split.seed": self.resolved.config.data.split.seed}
         if split["data.split.seed"] is None:
             split = {"data.split.seed": self.study.seed}
         for trial in self.study.ranking[: self.limits.finalists]:
             for folder in self._seeded(trial):
-                seed = {"run.seed": int(folder.name.split("-")[1])}
-                values = {**self.study.values(trial), **split, **seed}
-                self._write(folder, values, f"finalist {folder.name}")
-                if not RunFolder(folder).is_finished:
-                    yield folder
+                seed = int(folder.name.split("-")[1])
+                values = {**self.study.values(trial), **split, "run.seed": seed}
+                yield PlannedRun(
+                    folder=folder,
+                    title=f"trial {trial.number:>3}  with seed {seed}",
+                    resolved=self._resolve(values, f"finalist {folder.name}"),
+                )
 
-    def _finalist_ended(self, folder: Path, status: int) -> None:
-        score = metrics_of(read_object(folder / "result.json"), "best_valid").get(self.metric)
-        trial, seed = folder.name.split("-")
-        outcome = why_failed(folder, status) if score is None else f"{self.metric} {score:.4f}"
-        self.report(f"trial {int(trial):>3}  with seed {seed}: {outcome}")
-        drop_model(self.study.folder, "finalists", folder.name)
+    def _finalist_ended(self, run: PlannedRun) -> None:
+        drop_model(self.study.folder, "finalists", run.folder.name)
 
     def _chosen(self) -> tuple[FrozenTrial, list[dict[str, Any]]] | None:
         """The best trial and its results: by the mean over seeds, where finalists have them all."""
@@ -313,10 +317,8 @@ class Search:
             report["best"] = {**best, "seeds": len(results), "valid": valid, "test": test}
             seeds = f", the mean of {len(results)} seeds" * (len(results) > 1)
             self._write_best(trial, f"{self.metric} {valid[self.metric]:.6f} on validation{seeds}")
-        text = json.dumps(report, indent=2) + "\n"
-        replace_durably(study.folder / "study.json", text.encode())
         replace_durably(study.folder / "report.html", study_page(report).encode())
-        return {**report, "folder": str(study.folder)}
+        return self.folder.write_report("study.json", report)
 
     def _row(self, trial: FrozenTrial) -> dict[str, Any]:
         done = (
@@ -337,8 +339,7 @@ class Search:
 
     def _write_best(self, trial: FrozenTrial, reason: str) -> None:
         values = self.study.values(trial)
-        source = f"trial {trial.number}"
-        resolved = resolve([self.file], (), values, source, trust=True)  # it was checked
+        resolved = self._resolve(values, f"trial {trial.number}")
         head = f"# Trial {trial.number} of {self.study.folder.name}: {reason}.\n"
         head += "".join(f"#   {key}: {inline(value)}\n" for key, value in values.items())
         text = head + config_room.dump(resolved.config)

@@ -31,7 +31,7 @@ def study_page(study: dict[str, Any]) -> str:
         parts.append(
             section(
                 f"Trial {best['trial']} is the best",
-                f"Chosen by {metric} on the validation part alone{seeds}; best.yaml is its config.",
+                f"Chosen by {metric} on the valid split alone{seeds}; best.yaml is its config.",
                 grid(table(("key", "value"), rows), _metrics(best)),
             )
         )

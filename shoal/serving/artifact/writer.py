@@ -42,7 +42,7 @@ from shoal.serving.artifact.encoding import write_encoder
 from shoal.serving.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.serving.artifact.trace import Traced, item_features, trace
 from shoal.training.evaluation import ClickEvaluator, Evaluator
-from shoal.training.evaluation.phases import UserLists
+from shoal.training.evaluation.splits import UserLists
 
 
 class Writer:

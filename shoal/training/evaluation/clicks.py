@@ -95,10 +95,10 @@ def chance_of_auc(share: float, samples: int) -> float:
 
 
 class ClickEvaluator:
-    """Evaluates a click model on the valid and test phases.
+    """Evaluates a click model on the valid and test splits.
 
-    readers: phase -> reader made with tile=TILE_ROWS. group: what GAUC groups by: the slot whose
-    first id counts, or a field of the batch with one id each; or None. sources: phase -> where its
+    readers: split -> reader made with tile=TILE_ROWS. group: what GAUC groups by: the slot whose
+    first id counts, or a field of the batch with one id each; or None. sources: split -> where its
     samples come from, for errors. labels: their names, where there are several. leakage: what
     checks features alone; None: nothing does.
     """
@@ -118,13 +118,13 @@ class ClickEvaluator:
         self.world = world
         self.group = group
         self.sources, self.labels, self.leakage = sources or {}, labels, leakage
-        # Of the phase that was evaluated last.
+        # Of the split that was evaluated last.
         self.auc: float | None = None
         self.values: dict[str, float] = {}
         self.num_samples = 0
         # As of Evaluator: clicks are predicted, and no user has a list.
         self.results = None
-        self.base: dict[str, float] = {}  # of the phase that was evaluated last
+        self.base: dict[str, float] = {}  # of the split that was evaluated last
 
     def check_features(self) -> list[str]:
         """A warning for each feature that predicts the label too well by itself."""
@@ -146,32 +146,32 @@ class ClickEvaluator:
                 log.warning("%s", line)
         return self.extra_results()
 
-    def has(self, phase: Split) -> bool:
-        """Whether a phase has samples, as far as that is known before they are read."""
-        return phase in self.readers and self.readers[phase].known_samples != 0
+    def has(self, split: Split) -> bool:
+        """Whether a split has samples, as far as that is known before they are read."""
+        return split in self.readers and self.readers[split].known_samples != 0
 
-    def check(self, phases: Iterable[Split]) -> None:
-        """Refuse phases without samples, as far as that is known before they are read."""
-        for phase in phases:
-            if phase not in self.readers:
+    def check(self, splits: Iterable[Split]) -> None:
+        """Refuse splits without samples, as far as that is known before they are read."""
+        for split in splits:
+            if split not in self.readers:
                 raise ValueError(
-                    f"there are no {phase} files to evaluate on; name them with data.clicks.valid "
+                    f"there are no {split} files to evaluate on; name them with data.clicks.valid "
                     "or data.clicks.test, or set train.eval_every=0"
                 )
-            if not self.has(phase):
-                raise self._empty(phase)
+            if not self.has(split):
+                raise self._empty(split)
 
     def evaluate(
         self,
         model: Model,
-        phase: Split,
+        split: Split,
         progress: Callable[[Iterator[Any], Any], Iterator[Any]] = lambda steps, total: steps,
         keep: bool = False,
     ) -> dict[str, float]:
         """Metric name -> value, equal on every rank."""
         assert isinstance(model, ClickModel), "build gives click logs to click models alone"
-        self.check([phase])
-        reader = self.readers[phase]
+        self.check([split])
+        reader = self.readers[split]
         metrics = [self._metrics(k) for k in range(max(1, len(self.labels)))]
         clicked = torch.zeros(2, dtype=torch.float64)  # clicks, and samples
         was_training = model.training
@@ -188,9 +188,9 @@ class ClickEvaluator:
         for metric_set in metrics:
             metric_set.reduce(self.world)
         if metrics[0].num_rows == 0:  # what a program or a reader of the user's gives: known now
-            raise self._empty(phase)
+            raise self._empty(split)
         clicks, rows = self.world.all_reduce(clicked.to(self.world.device)).tolist()
-        source = self.sources.get(phase, f"the {phase} log")
+        source = self.sources.get(split, f"the {split} log")
         result = metrics[0].compute(source)
         self.base = base_of(clicks / rows, result)
         self.auc, self.values, self.num_samples = result.get("auc"), result, int(rows)
@@ -220,10 +220,10 @@ class ClickEvaluator:
             metric_set.update(Valued(groups, label_values, labels))
         return by_label[1][0]
 
-    def _empty(self, phase: str) -> ValueError:
+    def _empty(self, split: str) -> ValueError:
         return ValueError(
-            f"there are no samples to evaluate on in phase {phase}: "
-            f"{self.sources.get(phase, f'the {phase} log')} gives none; name files that have some, "
+            f"there are no samples to evaluate on in split {split}: "
+            f"{self.sources.get(split, f'the {split} log')} gives none; name files that have some, "
             "or set train.eval_every=0"
         )
 

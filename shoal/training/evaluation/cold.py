@@ -12,14 +12,14 @@ import torch
 
 from shoal.data.dataset import Dataset
 from shoal.distributed.world import World
-from shoal.training.evaluation.phases import PhaseData
+from shoal.training.evaluation.splits import SplitData
 from shoal.training.metrics import MetricSet, Ranked
 
 
 class Cold:
-    """Collects the blocks of one evaluation of the test part; `make` makes metrics for it."""
+    """Collects the blocks of one evaluation of the test split; `make` makes metrics for it."""
 
-    def __init__(self, dataset: Dataset, data: PhaseData, make: Callable[[], MetricSet]):
+    def __init__(self, dataset: Dataset, data: SplitData, make: Callable[[], MetricSet]):
         users = np.bincount(dataset.user_ids("train"), minlength=dataset.num_users) == 0
         items = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items) == 0
         items[0] = False

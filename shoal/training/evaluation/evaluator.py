@@ -28,13 +28,13 @@ from shoal.models.base import Model, Retrieval
 from shoal.training.evaluation.cold import Cold, cold_line
 from shoal.training.evaluation.groups import groups_of
 from shoal.training.evaluation.pair_counts import PairCounts
-from shoal.training.evaluation.phases import EARLIER, PhaseData, UserLists
 from shoal.training.evaluation.popular import (
     PopularLists,
     PopularVectors,
     popular_line,
     remedy,
 )
+from shoal.training.evaluation.splits import EARLIER, SplitData, UserLists
 from shoal.training.evaluation.user_results import UserResults, chosen_users
 from shoal.training.metrics import MetricSet, Ranked, Valued, pair_counts
 
@@ -48,7 +48,7 @@ MEASURED_PAIRS = 1 << 29
 
 
 class Evaluator:
-    """Evaluates a model on the valid and test phases of one data set."""
+    """Evaluates a model on the valid and test splits of one data set."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Evaluator:
         popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
         self.popularity = torch.from_numpy(popularity)
         self.groups = groups_of(dataset, section.groups)
-        self._phases: dict[str, tuple[PhaseData, Histories | None]] = {}
+        self._splits: dict[str, tuple[SplitData, Histories | None]] = {}
         self._encoded: Tensor | None = None  # vectors of all items, where they are one block
         # Of the last evaluation: whether the model takes steps, metrics, what users got, and
         # figures of those without training.
@@ -82,18 +82,18 @@ class Evaluator:
     def evaluate(
         self,
         model: Model,
-        phase: Split,
+        split: Split,
         progress: Progress = lambda steps, total: steps,
         keep: bool = False,
     ) -> dict[str, float]:
         """Metric name -> value, equal on every rank.
 
-        keep: `results` has what users got, of the test part.
+        keep: `results` has what users got, of the test split.
         """
-        data, histories = self._prepared(phase)
+        data, histories = self._prepared(split)
         metrics = self._metrics(chosen_users(data.users, self.seed) if keep else None)
         cold = None
-        if phase == "test" and metrics.wants_ranked and not metrics.wants_valued:
+        if split == "test" and metrics.wants_ranked and not metrics.wants_valued:
             cold_part = Cold(self.dataset, data, self._metrics)
             cold = cold_part if cold_part.is_there else None
         self._listeners = [metrics.update, *([] if cold is None else [cold.add])]
@@ -114,17 +114,17 @@ class Evaluator:
             self.results = UserResults(
                 self.dataset, kept_users, metrics.num_users, positives, group
             )
-        self.values = metrics.compute(f"the {phase} split of {self.dataset.name!r}")
+        self.values = metrics.compute(f"the {split} split of {self.dataset.name!r}")
         return self.values
 
-    def measure(self, model: Model, phase: Split) -> float:
-        """Seconds that evaluating a phase takes, from a few tiles of its users; 0: too few.
+    def measure(self, model: Model, split: Split) -> float:
+        """Seconds that evaluating a split takes, from a few tiles of its users; 0: too few.
 
         Every rank calls it, and has the same number of tiles.
         """
-        if not self.has(phase):
+        if not self.has(split):
             return 0.0
-        data, histories = self._prepared(phase)
+        data, histories = self._prepared(split)
         tiles = -(-len(data.users) // (TILE_USERS * self.world.size))
         is_long = len(data.users) * self.dataset.num_items >= MEASURED_PAIRS
         if data.mode != "full" or tiles < 4 * MEASURED_TILES or not is_long:
@@ -148,12 +148,12 @@ class Evaluator:
     def _rank(
         self,
         model: Model,
-        data: PhaseData,
+        data: SplitData,
         histories: Histories | None,
         metrics: MetricSet,
         progress: Progress = lambda steps, total: steps,
     ) -> None:
-        """Rank for all users of a phase, this rank's here; the metrics are those of all ranks."""
+        """Rank for all users of a split, this rank's here; the metrics are those of all ranks."""
         self._encoded = None  # rows may have changed
         with torch.inference_mode():
             # Tiles together share vectors of items; without such they would only take memory.
@@ -223,28 +223,28 @@ class Evaluator:
         result = {"base": self._popular(), "cold": self.cold}
         return {name: value for name, value in result.items() if value}
 
-    def has(self, phase: Split) -> bool:
-        """Whether a phase has anything to evaluate on."""
-        return len(self.dataset.splits[phase]) > 0
+    def has(self, split: Split) -> bool:
+        """Whether a split has anything to evaluate on."""
+        return len(self.dataset.splits[split]) > 0
 
-    def check(self, phases: Iterable[Split]) -> None:
-        """Refuse phases that have nothing to evaluate: before an epoch is trained, not after."""
-        for phase in phases:
-            if not self.has(phase):
+    def check(self, splits: Iterable[Split]) -> None:
+        """Refuse splits that have nothing to evaluate: before an epoch is trained, not after."""
+        for split in splits:
+            if not self.has(split):
                 later = "train.eval_every above train.epochs (the last epoch is tested), or "
                 raise ValueError(
-                    f"the {phase} split of {self.dataset.name!r} is empty, so there is nothing to "
-                    f"evaluate; change data.split or set {later * (phase == 'valid')}"
+                    f"the {split} split of {self.dataset.name!r} is empty, so there is nothing to "
+                    f"evaluate; change data.split or set {later * (split == 'valid')}"
                     "train.eval_every=0"
                 )
 
-    def _prepared(self, phase: Split) -> tuple[PhaseData, Histories | None]:
-        if phase not in self._phases:
-            self.check([phase])
-            histories = self.histories(EARLIER[phase], phase)
-            data = PhaseData(self.dataset, phase, self.section, self.seed)
-            self._phases[phase] = data, histories
-        return self._phases[phase]
+    def _prepared(self, split: Split) -> tuple[SplitData, Histories | None]:
+        if split not in self._splits:
+            self.check([split])
+            histories = self.histories(EARLIER[split], split)
+            data = SplitData(self.dataset, split, self.section, self.seed)
+            self._splits[split] = data, histories
+        return self._splits[split]
 
     def _rounds(
         self, num_users: int, progress: Progress, users: int
@@ -263,15 +263,15 @@ class Evaluator:
             yield bounds
 
     def histories(
-        self, phases: tuple[Split, ...], request_split: Split | None = None
+        self, splits: tuple[Split, ...], request_split: Split | None = None
     ) -> Histories | None:
-        """Histories for sequential models: items of these phases; None for other models.
+        """Histories for sequential models: items of these splits; None for other models.
 
-        request_split: the phase whose first item is the request.
+        request_split: the split whose first item is the request.
         """
         if not self.sequential:
             return None
-        return Histories(self.dataset, phases, self.max_len, self.timed, request_split)
+        return Histories(self.dataset, splits, self.max_len, self.timed, request_split)
 
     def query(self, users: np.ndarray, histories: Histories | None) -> Batch:
         """A batch that asks for scores."""
@@ -287,7 +287,7 @@ class Evaluator:
     def _rank_all(
         self,
         model: Model,
-        data: PhaseData,
+        data: SplitData,
         metrics: MetricSet,
         bounds: list[tuple[int, int]],
         queries: list[Batch],
@@ -309,7 +309,7 @@ class Evaluator:
 
     def _add_tile(
         self,
-        data: PhaseData,
+        data: SplitData,
         tile: tuple[int, int],
         items: Tensor,
         won: Tensor | None = None,
@@ -329,7 +329,7 @@ class Evaluator:
     def _best_products(
         self,
         model: Retrieval,
-        data: PhaseData,
+        data: SplitData,
         bounds: list[tuple[int, int]],
         queries: list[Batch],
         keep: int,
@@ -351,7 +351,7 @@ class Evaluator:
     def _best_scores(
         self,
         model: Model,
-        data: PhaseData,
+        data: SplitData,
         bounds: list[tuple[int, int]],
         queries: list[Batch],
         keep: int,
@@ -404,7 +404,7 @@ class Evaluator:
     def _rank_candidates(
         self,
         model: Model,
-        data: PhaseData,
+        data: SplitData,
         metrics: MetricSet,
         bounds: list[tuple[int, int]],
         queries: list[Batch],

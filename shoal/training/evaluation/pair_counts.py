@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shoal.training.evaluation.phases import PhaseData
+from shoal.training.evaluation.splits import SplitData
 
 
 class PairCounts:
@@ -12,7 +12,7 @@ class PairCounts:
     The first pass finds the scores of the positives, the second counts against every block.
     """
 
-    def __init__(self, data: PhaseData, a: int, b: int, device: torch.device):
+    def __init__(self, data: SplitData, a: int, b: int, device: torch.device):
         rows, items = data.positives.block(a, b)
         self.rows, self.items = (
             torch.from_numpy(rows).to(device),

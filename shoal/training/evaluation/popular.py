@@ -6,7 +6,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch
 from shoal.models.base import Facts, Retrieval
-from shoal.training.evaluation.phases import UserLists
+from shoal.training.evaluation.splits import UserLists
 from shoal.training.metrics import higher_is_better
 
 LARGEST_EASE = 10_000  # items: EASE inverts a matrix of items x items, 0.8 GB here

@@ -23,7 +23,7 @@ from shoal.data.dataset import Columns, Dataset, Ragged
 from shoal.data.loading.captions import captions_of
 from shoal.files.durable import replace_durably
 from shoal.files.folders import inner_folder
-from shoal.training.evaluation.phases import sampled_users
+from shoal.training.evaluation.splits import sampled_users
 from shoal.training.metrics import UserValues
 
 log = logging.getLogger("shoal")

@@ -200,10 +200,12 @@ class Metric:
     ['secondhit@10']
     """
 
-    needs: ClassVar[Literal["ranked", "valued", "either"]]
+    # What a config, its checks, tables and the choice of a checkpoint know of the metric.
+    needs: ClassVar[Literal["ranked", "valued", "either"]]  # lists, values against labels
     higher_is_better: ClassVar[bool] = True
-    has_topk: ClassVar[bool] = False
-    wants_pairs: ClassVar[bool] = False  # True: of a ranking's `auc_numerator` and beside it
+    best_at: ClassVar[float | None] = None  # the best value, where it is neither of the two ends
+    has_topk: ClassVar[bool] = False  # it is reported for each cut-off of eval.topk
+    wants_pairs: ClassVar[bool] = False  # it reads `auc_numerator` and what comes with it
     reads_groups: ClassVar[Literal["user", "item"] | None] = None  # of eval.groups
 
     def __init__(self, setting: Setting) -> None:

@@ -28,20 +28,6 @@ class Recall(PerUser):
         return ranking.hits_at / ranking.num_positives
 
 
-class Precision(PerUser):
-    """Hits among the first k / k."""
-
-    def value(self, ranking: Ranking) -> Tensor:
-        return ranking.hits_at / ranking.topk
-
-
-class Hit(PerUser):
-    """1 if there is a hit among the first k."""
-
-    def value(self, ranking: Ranking) -> Tensor:
-        return (ranking.hits_at > 0).double()
-
-
 class MRR(PerUser):
     """1 / rank of the first hit, 0 if it is beyond k."""
 
@@ -59,12 +45,26 @@ class NDCG(PerUser):
         return ranking.hits @ discount / best
 
 
+class Hit(PerUser):
+    """1 if there is a hit among the first k."""
+
+    def value(self, ranking: Ranking) -> Tensor:
+        return (ranking.hits_at > 0).double()
+
+
 class MAP(PerUser):
     """Sum of the precision at each hit among the first k / min(positives, k)."""
 
     def value(self, ranking: Ranking) -> Tensor:
         at_hits = ranking.hits.cumsum(dim=1) / ranking.ranks * ranking.hits
         return at_hits @ ranking.within / torch.minimum(ranking.num_positives, ranking.topk)
+
+
+class Precision(PerUser):
+    """Hits among the first k / k."""
+
+    def value(self, ranking: Ranking) -> Tensor:
+        return ranking.hits_at / ranking.topk
 
 
 class RBP(PerUser):
@@ -77,6 +77,13 @@ class RBP(PerUser):
         return ranking.hits * worth @ ranking.within
 
 
+class ItemCoverage(OverItems):
+    """Share of the items that are recommended to anyone."""
+
+    def value(self, counts: Tensor) -> Tensor:
+        return (counts > 0).double().mean(dim=1)
+
+
 class AveragePopularity(PerUser):
     """Mean number of training interactions of the recommended items."""
 
@@ -84,20 +91,6 @@ class AveragePopularity(PerUser):
 
     def value(self, ranking: Ranking) -> Tensor:
         return self.setting.popularity[ranking.items] @ ranking.within / ranking.length_at
-
-
-class TailPercentage(PerUser):
-    """Share of the recommended items that belong to the tail."""
-
-    def value(self, ranking: Ranking) -> Tensor:
-        return self.setting.tail[ranking.items].double() @ ranking.within / ranking.length_at
-
-
-class ItemCoverage(OverItems):
-    """Share of the items that are recommended to anyone."""
-
-    def value(self, counts: Tensor) -> Tensor:
-        return (counts > 0).double().mean(dim=1)
 
 
 class GiniIndex(OverItems):
@@ -119,64 +112,29 @@ class ShannonEntropy(OverItems):
         return -torch.xlogy(share, share).sum(dim=1)
 
 
-class MAE(PerRow):
-    """Mean absolute error."""
+class TailPercentage(PerUser):
+    """Share of the recommended items that belong to the tail."""
 
-    def value(self, rows: Valued) -> Tensor:
-        return (rows.scores - rows.labels).abs()
-
-
-class RMSE(PerRow):
-    """Root of the mean squared error."""
-
-    def value(self, rows: Valued) -> Tensor:
-        return (rows.scores - rows.labels).square()
-
-    def compute(self, state: State) -> Tensor:
-        return super().compute(state).sqrt()
+    def value(self, ranking: Ranking) -> Tensor:
+        return self.setting.tail[ranking.items].double() @ ranking.within / ranking.length_at
 
 
-class LogLoss(PerRow):
-    """Mean cross-entropy of 0/1 labels under predicted probabilities."""
+class MedRank(Metric):
+    """Median over users of the rank of their best positive among all candidates."""
 
-    def value(self, rows: Valued) -> Tensor:
-        _check_binary(rows.labels, "LogLoss")
-        if ((rows.scores < 0) | (rows.scores > 1)).any():
-            low, high = rows.scores.min().item(), rows.scores.max().item()
-            raise ValueError(
-                f"LogLoss needs probabilities between 0 and 1, got scores from {low:g} to "
-                f"{high:g}; use AUC or GAUC for scores that are not probabilities"
-            )
-        of_label = torch.where(rows.labels == 1, rows.scores, 1 - rows.scores)
-        return -of_label.clamp(min=1e-15).log()
+    needs = "ranked"
+    higher_is_better = False
+    wants_pairs = True
 
-
-class Calibration(Metric):
-    """Mean predicted probability / mean label: 1 where clicks come as often as predicted."""
-
-    needs = "valued"
-
-    def measure(self, block: Valued) -> State:
-        return {"predicted": block.scores.sum(), "observed": block.labels.sum()}
+    def measure(self, block: Ranking) -> State:
+        return {"first_ranks": self.of_each(block).squeeze(1)}
 
     def compute(self, state: State) -> Tensor:
-        return state["predicted"] / state["observed"]  # inf or nan without clicks
+        return torch.tensor(np.median(state["first_ranks"].numpy()))
 
-
-class AUC(Metric):
-    """Share of all (positive, negative) pairs of rows in the right order, ties counting half."""
-
-    needs = "valued"
-
-    def measure(self, block: Valued) -> State:
-        _check_binary(block.labels, "AUC")
-        return {"row_scores": block.scores, "row_labels": block.labels}
-
-    def compute(self, state: State) -> Tensor:
-        scores, labels = state["row_scores"], state["row_labels"]
-        everyone = torch.zeros(len(scores), dtype=torch.int64)
-        pairs, positives, negatives = pair_counts(everyone, scores, labels)
-        return (pairs / (positives.double() * negatives)).squeeze(0)  # nan where a class is absent
+    def of_each(self, block: Ranking) -> Tensor:
+        assert block.block.first_rank is not None, "wants_auc_pairs was True"
+        return block.block.first_rank[:, None]
 
 
 class GAUC(Metric):
@@ -223,22 +181,65 @@ class UAUC(GAUC):
         return torch.ones_like(positives)
 
 
-class MedRank(Metric):
-    """Median over users of the rank of their best positive among all candidates."""
+class AUC(Metric):
+    """Share of all (positive, negative) pairs of rows in the right order, ties counting half."""
 
-    needs = "ranked"
-    higher_is_better = False
-    wants_pairs = True
+    needs = "valued"
 
-    def measure(self, block: Ranking) -> State:
-        return {"first_ranks": self.of_each(block).squeeze(1)}
+    def measure(self, block: Valued) -> State:
+        _check_binary(block.labels, "AUC")
+        return {"row_scores": block.scores, "row_labels": block.labels}
 
     def compute(self, state: State) -> Tensor:
-        return torch.tensor(np.median(state["first_ranks"].numpy()))
+        scores, labels = state["row_scores"], state["row_labels"]
+        everyone = torch.zeros(len(scores), dtype=torch.int64)
+        pairs, positives, negatives = pair_counts(everyone, scores, labels)
+        return (pairs / (positives.double() * negatives)).squeeze(0)  # nan where a class is absent
 
-    def of_each(self, block: Ranking) -> Tensor:
-        assert block.block.first_rank is not None, "wants_auc_pairs was True"
-        return block.block.first_rank[:, None]
+
+class LogLoss(PerRow):
+    """Mean cross-entropy of 0/1 labels under predicted probabilities."""
+
+    def value(self, rows: Valued) -> Tensor:
+        _check_binary(rows.labels, "LogLoss")
+        if ((rows.scores < 0) | (rows.scores > 1)).any():
+            low, high = rows.scores.min().item(), rows.scores.max().item()
+            raise ValueError(
+                f"LogLoss needs probabilities between 0 and 1, got scores from {low:g} to "
+                f"{high:g}; use AUC or GAUC for scores that are not probabilities"
+            )
+        of_label = torch.where(rows.labels == 1, rows.scores, 1 - rows.scores)
+        return -of_label.clamp(min=1e-15).log()
+
+
+class Calibration(Metric):
+    """Mean predicted probability / mean label: 1 where clicks come as often as predicted."""
+
+    needs = "valued"
+    best_at = 1.0
+
+    def measure(self, block: Valued) -> State:
+        return {"predicted": block.scores.sum(), "observed": block.labels.sum()}
+
+    def compute(self, state: State) -> Tensor:
+        return state["predicted"] / state["observed"]  # inf or nan without clicks
+
+
+class MAE(PerRow):
+    """Mean absolute error."""
+
+    def value(self, rows: Valued) -> Tensor:
+        return (rows.scores - rows.labels).abs()
+
+
+class RMSE(PerRow):
+    """Root of the mean squared error."""
+
+    def value(self, rows: Valued) -> Tensor:
+        return (rows.scores - rows.labels).square()
+
+    def compute(self, state: State) -> Tensor:
+        return super().compute(state).sqrt()
 
 
 def _pairs(ranking: Ranking) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,44 +1,12 @@
-"""Metrics by name, and how others are added."""
+"""Metrics by name: every class of definitions.py and beyond.py, and those that others register."""
 
-from shoal.config import checks
 from shoal.config.errors import did_you_mean
+from shoal.config.metric_classes import add_metric_class
 from shoal.config.train_section import metric_title
-from shoal.training.metrics import beyond as b
-from shoal.training.metrics import definitions as m
+from shoal.training.metrics import beyond, definitions
 from shoal.training.metrics.base import Metric
 
-METRICS: dict[str, type[Metric]] = {
-    metric.__name__: metric
-    for metric in (
-        m.Recall,
-        m.MRR,
-        m.NDCG,
-        m.Hit,
-        m.MAP,
-        m.Precision,
-        m.RBP,
-        m.GAUC,
-        m.UAUC,
-        m.MedRank,
-        m.ItemCoverage,
-        m.AveragePopularity,
-        m.GiniIndex,
-        m.ShannonEntropy,
-        m.TailPercentage,
-        b.Novelty,
-        b.Serendipity,
-        b.Personalisation,
-        b.IntraListDiversity,
-        b.Miscalibration,
-        b.UserGap,
-        b.ItemGap,
-        m.AUC,
-        m.LogLoss,
-        m.Calibration,
-        m.MAE,
-        m.RMSE,
-    )
-}
+METRICS: dict[str, type[Metric]] = {}
 
 
 def register(name: str, metric: type[Metric]) -> None:
@@ -50,7 +18,14 @@ def register(name: str, metric: type[Metric]) -> None:
     >>> register("SecondHit", SecondHit)
     """
     METRICS[name] = metric
-    checks.add_metric(name, metric.has_topk, metric.needs, metric.reads_groups)
+    add_metric_class(name, metric)
+
+
+for module in (definitions, beyond):
+    for name, member in vars(module).items():
+        # A name without underscore that the file itself defines, not one that it imports.
+        if isinstance(member, type) and member.__module__ == module.__name__:
+            register(name, member)
 
 
 def canonical(name: str) -> str:

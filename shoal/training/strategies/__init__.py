@@ -47,14 +47,20 @@ def _ps(section: StrategySection, world: World, join_timeout: float) -> Strategy
     return kind(world, section, join_timeout)
 
 
-# Each imports its file when it is chosen: a run pays for one of them.
-_MAKERS: dict[str, Make] = {"single": _single, "ddp": _ddp, "sharded": _sharded, "ps": _ps}
+_MAKERS: dict[str, Make] = {}
 
 
 def register_strategy(name: str, make: Make) -> None:
     """Let configs choose a strategy: `strategy.name: NAME`; make(section, world, join_timeout)."""
     _MAKERS[name] = make
     STRATEGIES.add(name)
+
+
+# Each imports its file when it is chosen: a run pays for one of them.
+register_strategy("single", _single)
+register_strategy("ddp", _ddp)
+register_strategy("sharded", _sharded)
+register_strategy("ps", _ps)
 
 
 def make_strategy(section: StrategySection, world: World, join_timeout: float = 60.0) -> Strategy:

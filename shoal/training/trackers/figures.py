@@ -14,7 +14,7 @@ def figures_of(line: dict[str, Any]) -> dict[str, float]:
 
 
 def outcome_of(result: dict[str, Any]) -> dict[str, float]:
-    """The same of a result: best_valid/ndcg@10, test/ndcg@10."""
+    """The metrics of a result by the names that tools show: best_valid/ndcg@10, test/ndcg@10."""
     return {
         f"{part}/{name}": value
         for part in ("best_valid", "test")

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
 from shoal import how_to_install
+from shoal.config.launch_section import TRACKERS
 from shoal.config.plugins import load_code
 from shoal.distributed.liveness import BEAT
 
 log = logging.getLogger("shoal")
-# Name, which is that of the package and of the extra that brings it: class of the tracker.
-INCLUDED = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WeightsAndBiases"}
 
 
 class Tracker(Protocol):
@@ -112,18 +111,19 @@ def find_tracker(name: str) -> type[Tracker] | None:
 
     None for TensorBoard where it is not installed, since it is on by default.
     """
-    if name in INCLUDED:
+    if name in TRACKERS:
         if find_spec(name) is None:
             if name == "tensorboard":
                 return None
             raise ValueError(
                 f"run.trackers: {name} is not installed: {how_to_install(name)}; or leave it out"
             )
-        module, class_name = import_module(f"shoal.training.trackers.{name}"), INCLUDED[name]
+        place, class_name = TRACKERS[name].split(":")
+        module = import_module(place)
     else:
-        place, class_name = name.rpartition(":")[0], name
+        place, _, class_name = name.rpartition(":")
         module = load_code(place, f"run.trackers {name}", "FILE.py:Class or package.module:Class")
-    tracker_class = getattr(module, class_name.rpartition(":")[2], None)
+    tracker_class = getattr(module, class_name, None)
     methods = (getattr(tracker_class, method, None) for method in ("begin", "epoch", "end"))
     if not isinstance(tracker_class, type) or not all(map(callable, methods)):
         raise ValueError(

@@ -19,7 +19,7 @@ from shoal.cli.main import app
 from shoal.experiments.report.comparison import why_not
 from shoal.experiments.report.comparison_page import _summarize_verdicts, compare_page
 from shoal.experiments.report.quality import by_activity, by_popularity, catalogue
-from shoal.experiments.report.run_page import phase_seconds, run_page
+from shoal.experiments.report.run_page import run_page, seconds_by_part
 from shoal.runs.run_record import RunRecord, read_runs
 
 PAPER = "getComputedStyle(document.body).backgroundColor"
@@ -50,7 +50,7 @@ def test_a_real_run_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = json.loads((tmp_path / "runs/first/result.json").read_text())
     said = text_of(page)
     assert (
-        f"BPR on synthetic reaches mrr@10 {result['test']['mrr@10']:.4f} on the test part" in said
+        f"BPR on synthetic reaches mrr@10 {result['test']['mrr@10']:.4f} on the test split" in said
     )
     assert "host memory at its peak" in said and "without hits user 91 64 90" in said
     assert "metric test 95 % interval best valid popular items recall@10" in said
@@ -60,8 +60,8 @@ def test_a_real_run_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # The same data, seed and model: no user differs, and nothing is found.
     assert shoal.report("runs/first", "runs/second") == Path("report.html")
     said = text_of((tmp_path / "report.html").read_text())
-    assert re.search(r"first is best by mrr@10 on the valid part, 0\.\d+; on the test part", said)
-    assert "user by user is neither better nor worse on the test part, beyond chance" in said
+    assert re.search(r"first is best by mrr@10 on the valid split, 0\.\d+; on the test split", said)
+    assert "user by user is neither better nor worse on the test split, beyond chance" in said
     assert "0 / 0" in said and "p = 1.000" in said
 
 
@@ -137,11 +137,14 @@ def test_figures_of_lists_are_exact(tmp_path: Path) -> None:
         assert all(one.value is None for one in by_popularity(record, other))
 
 
-def test_phases_add_up(tmp_path: Path) -> None:
+def test_seconds_of_a_run_add_up(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", epochs=4)
-    found = phase_seconds(record_of(folder))
+    found = seconds_by_part(record_of(folder))
     assert found == {
-        **{"start": 2.0, "training": 6.0, "validation": 2.0, "test": 0.5},
+        "start": 2.0,
+        "training": 6.0,
+        "validation": 2.0,
+        "test": 0.5,
         "checkpoints and the rest": 9.5,
     }
 
@@ -153,10 +156,10 @@ def test_values_of_another_evaluation_give_no_interval(tmp_path: Path) -> None:
     (folder / "result.json").write_text(json.dumps(result))
     said = text_of(run_page(record_of(folder)))
     assert "is of another evaluation than result.json: the means of ndcg@10 differ" in said
-    assert "95 % of resampled users" not in said
+    assert "95 % interval over users" not in said
 
 
-def test_the_plan_stands_beside_what_was_measured(tmp_path: Path) -> None:
+def test_the_page_compares_the_plan_with_what_was_measured(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     said = text_of(run_page(record_of(folder)))
     assert "part planned measured rows of item 1.3 KB 1.4 KB rows of all tables 1.3 KB 1.4" in said
@@ -172,7 +175,7 @@ def test_the_plan_stands_beside_what_was_measured(tmp_path: Path) -> None:
     assert "Planned and measured" not in said and "most hits" not in said
 
 
-def test_one_validation_alone_is_no_curve(tmp_path: Path) -> None:
+def test_a_single_validation_draws_no_curve(tmp_path: Path) -> None:
     pages = {}
     for epochs in (1, 3):
         folder = write_run(tmp_path / str(epochs), epochs=epochs)
@@ -192,7 +195,7 @@ def test_loss_by_rank_is_drawn(tmp_path: Path) -> None:
 # ---- several runs --------------------------------------------------------------------------------
 
 
-def test_a_better_run_is_found_and_an_equal_one_is_not(tmp_path: Path) -> None:
+def test_a_better_run_is_significant_and_an_equal_one_is_not(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / "base", seed=1),
         write_run(tmp_path / "better", seed=2, skill=0.45, train={"epochs": 8, "batch_size": 7}),
@@ -206,7 +209,7 @@ def test_a_better_run_is_found_and_an_equal_one_is_not(tmp_path: Path) -> None:
     assert "train.batch_size – 7 –" in said and "train.epochs" not in said
 
 
-def test_validation_chooses_and_the_test_stands_beside_it(tmp_path: Path) -> None:
+def test_the_best_run_is_chosen_by_validation_and_its_test_is_shown(tmp_path: Path) -> None:
     """A run that is best by the test alone is not named."""
     runs = [write_run(tmp_path / name, seed=k) for k, name in enumerate(("one", "two", "three"))]
     other = write_run(tmp_path / "elsewhere", data="other")
@@ -216,7 +219,8 @@ def test_validation_chooses_and_the_test_stands_beside_it(tmp_path: Path) -> Non
         (folder / "result.json").write_text(json.dumps(result))
     said = text_of(compare_page(read_runs(runs)))
     assert (
-        "one is best by ndcg@10 on the valid part, 0.3000; on the test part it reaches 0.2" in said
+        "one is best by ndcg@10 on the valid split, 0.3000; on the test split it reaches 0.2"
+        in said
     )
     assert "Of the 2 runs that can be compared with it user by user, " in said
     assert "ndcg@10, best valid ndcg@10 recall@10 one BPR – 0.3000 0.2000" in said
@@ -238,13 +242,13 @@ def test_runs_that_another_metric_decides_are_not_called_equal(tmp_path: Path) -
     assert "corrected for the one comparison of this page" in said and "Curves" not in said
 
 
-def test_the_other_runs_are_counted_in_plain_words() -> None:
+def test_the_comparison_counts_better_and_worse_runs() -> None:
     counted = {
-        ("worse",): "The run that can be compared with it user by user is worse on the test part",
+        ("worse",): "The run that can be compared with it user by user is worse on the test split",
         ("worse", "equal", "better"): "Of the 3 runs that can be compared with it user by user, "
-        "1 is worse and 1 is better on the test part",
-        ("worse", "worse"): "user by user, 2 are worse on the test part, beyond chance.",
-        ("equal", "equal"): "none is better or worse on the test part, beyond chance.",
+        "1 is worse and 1 is better on the test split",
+        ("worse", "worse"): "user by user, 2 are worse on the test split, beyond chance.",
+        ("equal", "equal"): "none is better or worse on the test split, beyond chance.",
         (): "No other run can be compared",
     }
     for verdicts, text in counted.items():
@@ -325,7 +329,9 @@ def without(column: str) -> Any:
         ("evaluation/items.parquet", Path.unlink, "items.parquet is not there"),
     ],
 )
-def test_what_cannot_be_read_is_said(tmp_path: Path, file: str, damage: Any, said: str) -> None:
+def test_unreadable_files_are_named_on_the_page(
+    tmp_path: Path, file: str, damage: Any, said: str
+) -> None:
     folder = write_run(tmp_path / "run")
     damage(folder / file)
     assert any(said in text for text in record_of(folder).missing)
@@ -411,7 +417,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 
 
 @needs_browser
-def test_hostile_names_are_text(tmp_path: Path) -> None:
+def test_names_with_markup_are_shown_as_text(tmp_path: Path) -> None:
     name = HOSTILE.replace("/", "")
     how: dict[str, Any] = {"metric": HOSTILE, "prefix": HOSTILE, "model": {"name": HOSTILE}}
     how |= {HOSTILE: HOSTILE}

@@ -1,4 +1,4 @@
-"""Intervals and tests over users: exact cases, agreement with the formula, calibration."""
+"""Intervals and tests over users: exact cases, agreement with the formula, error rates."""
 
 import doctest
 
@@ -9,7 +9,7 @@ from shoal.experiments.report import statistics
 from shoal.experiments.report.statistics import holm, mean_interval, paired
 
 
-def test_the_examples() -> None:
+def test_the_examples_of_the_docstrings() -> None:
     tried = doctest.testmod(statistics)
     assert tried.attempted >= 3 and tried.failed == 0
 
@@ -34,7 +34,7 @@ def test_intervals_hold_the_mean_as_often_as_they_say() -> None:
 
 
 @pytest.mark.parametrize("kind", ["recall", "hit"])
-def test_equal_models_differ_in_five_of_a_hundred_tests(kind: str) -> None:
+def test_equal_models_differ_significantly_in_five_of_a_hundred_tests(kind: str) -> None:
     """Two models that are equally good for each user, whose users differ much."""
     draw = np.random.default_rng(3)
     chance = draw.beta(0.5, 2.0, (200, 1))
@@ -59,7 +59,7 @@ def test_users_without_a_value_do_not_count() -> None:
     assert mean == 1.0 and np.isnan(low) and np.isnan(high)
 
 
-def test_few_users_prove_nothing() -> None:
+def test_few_users_give_no_small_p_value() -> None:
     assert paired([], []).p == 1.0 and paired([0.1], [0.9]).p == 1.0
     assert paired([0.1, 0.1], [0.9, 0.9]).p == 0.5
     with pytest.raises(ValueError, match="pair them by user"):
@@ -67,7 +67,7 @@ def test_few_users_prove_nothing() -> None:
 
 
 def test_holm() -> None:
-    """The example of Holm's method by hand: p times what is left, never below the one before."""
+    """The example of Wikipedia's article on the method: p times what is left, never falling."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
     kept = holm([0.02, float("nan"), 0.9])

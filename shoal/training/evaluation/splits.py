@@ -16,7 +16,7 @@ EARLIER: dict[str, tuple[Split, ...]] = {"valid": ("train",), "test": ("train", 
 
 @dataclass
 class UserLists:
-    """For each user of a phase a list of items, flattened (see data.history for the drawing)."""
+    """For each user of a split a list of items, flattened (see data.history for the drawing)."""
 
     items: np.ndarray
     offsets: np.ndarray
@@ -55,9 +55,9 @@ class UserLists:
         return rows, self.items[offsets[0] : offsets[-1]]
 
 
-def parse_mode(mode: str | dict, phase: str) -> tuple[str, int]:
+def parse_mode(mode: str | dict, split: str) -> tuple[str, int]:
     """`full`, `labeled`, `uni100`, `pop100` -> kind and number of negatives."""
-    text = mode if isinstance(mode, str) else mode[phase]
+    text = mode if isinstance(mode, str) else mode[split]
     if text in ("full", "labeled"):
         return text, 0
     return text[:3], int(text[3:])
@@ -71,22 +71,22 @@ def sampled_users(users: np.ndarray, max_users: int, seed: int) -> np.ndarray:
     return np.sort(users[first])
 
 
-class PhaseData:
-    """Data for evaluating one phase, prepared once."""
+class SplitData:
+    """Data for evaluating one split, prepared once."""
 
-    def __init__(self, dataset: Dataset, phase: Split, section: EvalSection, seed: int):
-        self.mode, self.num_negatives = parse_mode(section.mode, phase)
-        users, items = dataset.user_ids(phase), dataset.item_ids(phase)
+    def __init__(self, dataset: Dataset, split: Split, section: EvalSection, seed: int):
+        self.mode, self.num_negatives = parse_mode(section.mode, split)
+        users, items = dataset.user_ids(split), dataset.item_ids(split)
         self.users = np.unique(users)  # ascending: the tiles are a pure function of the split
-        if phase == "valid" and isinstance(section.valid_users, int):
+        if split == "valid" and isinstance(section.valid_users, int):
             self.users = sampled_users(self.users, section.valid_users, seed)
         self.labels: UserLists | None = None
         if self.mode == "labeled":
-            self._take_labels(dataset, phase)
+            self._take_labels(dataset, split)
             return
         self.positives = UserLists.of(users, items, self.users, dataset.num_users)
         self.is_positive = SeenPairs(users, items, dataset.num_users, dataset.num_items)
-        earlier = EARLIER[phase]
+        earlier = EARLIER[split]
         seen_users = np.concatenate([dataset.user_ids(p) for p in earlier])
         seen_items = np.concatenate([dataset.item_ids(p) for p in earlier])
         assert section.repeatable != "auto", "the data decides before an evaluator is built"
@@ -95,10 +95,10 @@ class PhaseData:
         else:
             self.masked = UserLists.of(seen_users, seen_items, self.users, dataset.num_users)
         if self.num_negatives:
-            self._draw_negatives(dataset, phase, (seen_users, seen_items), seed)
+            self._draw_negatives(dataset, split, (seen_users, seen_items), seed)
 
     def to_find(self, users: np.ndarray) -> np.ndarray:
-        """The positives of some users of the phase, one after the other: items [n]."""
+        """The positives of some users of the split, one after the other: items [n]."""
         places = np.searchsorted(self.users, users)
         if self.mode != "labeled":
             return self.positives.chosen(places).items
@@ -106,10 +106,10 @@ class PhaseData:
         return self.candidates.chosen(places).items[labels > 0]
 
     def _draw_negatives(
-        self, dataset: Dataset, phase: Split, seen: tuple[np.ndarray, np.ndarray], seed: int
+        self, dataset: Dataset, split: Split, seen: tuple[np.ndarray, np.ndarray], seed: int
     ) -> None:
         """N different negatives for each positive; their union is a user's candidates."""
-        users, items = dataset.user_ids(phase), dataset.item_ids(phase)
+        users, items = dataset.user_ids(split), dataset.item_ids(split)
         seen_users = np.concatenate([seen[0], users])
         seen_items = np.concatenate([seen[1], items])
         sampler = NegativeSampler(
@@ -122,7 +122,7 @@ class PhaseData:
         )
         # Training epochs count from 0, so -1 and -2 give separate draws.
         drawn = sampler.draw_distinct(
-            users, dataset.splits[phase], -1 if phase == "valid" else -2, self.num_negatives
+            users, dataset.splits[split], -1 if split == "valid" else -2, self.num_negatives
         ).reshape(-1)
         owners = np.repeat(users, self.num_negatives)[drawn > 0]
         self.candidates = UserLists.of(
@@ -132,14 +132,14 @@ class PhaseData:
             dataset.num_users,
         )
 
-    def _take_labels(self, dataset: Dataset, phase: Split) -> None:
-        """Rows of the phase with their labels; a user's candidates are the rows of that user."""
+    def _take_labels(self, dataset: Dataset, split: Split) -> None:
+        """Rows of the split with their labels; a user's candidates are the rows of that user."""
         if dataset.label_field not in dataset.inter:
             raise ValueError(
                 f"eval.mode labeled needs the column {dataset.label_field!r}, which data set "
                 f"{dataset.name!r} does not have; load it, or make one with data.threshold"
             )
-        rows = dataset.splits[phase]
+        rows = dataset.splits[split]
         users = np.asarray(dataset.inter[dataset.user_field])[rows]
         is_taken = np.isin(users, self.users)
         rows, users = rows[is_taken], users[is_taken]
