@@ -262,7 +262,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], float | None, int | None, st
 
 @needs_torchrec
 @pytest.mark.parametrize("section, optimizer, clip, rows, message", REFUSED)
-def test_what_it_cannot_do_is_refused(
+def test_unsupported_configs_are_refused(
     section: dict[str, Any],
     optimizer: dict[str, Any],
     clip: float | None,

@@ -51,7 +51,7 @@ def test_items_that_share_codes_get_a_last_one_and_it_is_logged(
         ('{"a": [70000]}', "from 0 to 65535"),
     ],
 )
-def test_what_cannot_be_codes_is_refused(text: str, why: str, tmp_path: Path) -> None:
+def test_invalid_codes_are_refused(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "codes.json").write_text(text)
     with pytest.raises(ValueError, match=why.replace("[", r"\[")):
         read_codes(tmp_path / "codes.json")
@@ -66,7 +66,7 @@ def test_missing_files_and_items_are_named(tmp_path: Path) -> None:
         fitted("codes.json", {"a": [1, 2]}, ITEMS)
 
 
-def test_quality_counts_who_shares_codes_and_which_are_used() -> None:
+def test_quality_counts_shared_and_used_codes() -> None:
     codes = torch.tensor([[0, 3], [0, 3], [0, 3], [2, 1]])
     found = quality(codes)
     assert (found["unique"], found["shared"], found["largest_group"]) == (0.25, 3, 3)

@@ -62,7 +62,7 @@ def test_intervals(text, inside):
 
 
 @pytest.mark.parametrize("text", ["", "3", "[3,4", "[3]", "[a,4]", "[1,2],[3,4]", "[nan,3]", "1,2"])
-def test_what_is_no_interval(text):
+def test_invalid_intervals_are_refused(text):
     with pytest.raises(ValueError, match=r"data\.filter\.x: .* is not an interval; write"):
         parse_intervals(text, "data.filter.x")
 
@@ -142,7 +142,7 @@ def test_upper_bound_of_interactions(toy):
 USERS = "user_id:token\tage:float\tjob:token\nb\t20\tcook\nq\t40\tpilot\nb\t99\tnobody\n"
 
 
-def test_interactions_of_absent_users_go_unless_told_otherwise(toy):
+def test_interactions_of_absent_users_are_dropped_by_default(toy):
     assert pairs(toy(ROWS, user=USERS)) == [("b", "x"), ("b", "z")]
     assert len(pairs(toy(ROWS, user=USERS, filter={"by_user_or_item": False}))) == 6
 
@@ -160,7 +160,7 @@ def test_side_features_stand_at_their_ids(toy, caplog):
     assert (data.users["age"].dtype, data.users["job"].dtype) == (np.float32, np.int64)
 
 
-def test_users_without_interactions_go_when_a_number_is_asked_for(toy):
+def test_users_without_interactions_are_dropped_by_a_minimum(toy):
     options = {"by_user_or_item": False, "user_inter_num": "[1,inf)"}
     data = toy(ROWS, user=USERS, filter=options)
     assert data.vocab["user_id"].tolist() == ["[PAD]", "a", "b"]
@@ -184,12 +184,12 @@ def test_filtered_side_rows_take_their_interactions_along(toy):
         ({"values": {"rating": "1-2"}}, "'1-2' is not an interval"),
     ],
 )
-def test_filters_that_cannot_be(toy, options, named):
+def test_impossible_filters_are_refused(toy, options, named):
     with pytest.raises(ValueError, match=named):
         toy(ROWS, filter=options)
 
 
-def test_users_file_that_knows_nobody(toy):
+def test_a_users_file_with_no_user_of_the_data_is_refused(toy):
     with pytest.raises(ValueError, match=r"data\.filter\.by_user_or_item leaves no interactions"):
         toy(ROWS, user="user_id:token\tage:float\nnobody\t1\n")
 
@@ -258,7 +258,7 @@ def test_auto_picks_the_source(tmp_path):
         picked("tow")
 
 
-def test_the_log_tells_of_filters_ids_and_splits(toy, caplog, monkeypatch):
+def test_the_log_reports_filters_ids_and_splits(toy, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)
     caplog.set_level(logging.INFO, "shoal")
     rows = [(u, i, 3, 10 * u + i) for u in range(6) for i in range(5)]

@@ -218,7 +218,7 @@ def test_formats_give_the_same(tmp_path) -> None:
     assert len({one["interactions"] for one in made}) == 1
 
 
-def test_bad_input_is_told_once_and_leaves_nothing(tmp_path) -> None:
+def test_bad_input_is_one_error_and_leaves_no_folder(tmp_path) -> None:
     config, to = config_of(tmp_path, data__split__order="file").data, tmp_path / "to"
     csv = write_csv(tmp_path / "a.csv", rows())
     cut = tmp_path / "cut.csv.gz"
@@ -320,7 +320,7 @@ def test_a_damaged_view_is_made_again(tmp_path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
-def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path) -> None:
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     csv = write_csv(tmp_path / "a.csv", rows(count=100_000))
@@ -343,7 +343,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path) -> None:
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
-def test_an_order_that_is_not_kept_is_one(monkeypatch) -> None:
+def test_an_order_that_is_not_stored_is_a_permutation(monkeypatch) -> None:
     """Every number once, the same by any slices, another in every epoch."""
     monkeypatch.setattr(random_room, "IN_MEMORY", 0)
     for n in (1, 2, 3, 10, 97, 5000):

@@ -174,7 +174,7 @@ def test_losses_and_figures_equal_those_of_the_files(tmp_path) -> None:
     assert len(found[0][0]) == 2 and found[0] == found[1]
 
 
-def test_what_does_not_fit_is_told(tmp_path) -> None:
+def test_logs_that_do_not_fit_are_refused(tmp_path) -> None:
     write(tmp_path)
     prepare_log(job(tmp_path, "train", "day-1.txt"))
     prepare_log(job(tmp_path, "few", "test.txt", config=config_of(tmp_path, data__clicks__rows=9)))
@@ -211,7 +211,7 @@ def test_a_folder_that_was_changed_is_refused(tmp_path, what) -> None:
         open_log(tmp_path / "train")
 
 
-def test_interactions_and_logs_are_not_mixed_up(tmp_path) -> None:
+def test_interactions_and_click_logs_are_kept_apart(tmp_path) -> None:
     pytest.importorskip("polars")
     from shoal.data.loading.load import load_dataset
     from shoal.data.prepared.preparation import prepare

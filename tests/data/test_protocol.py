@@ -45,7 +45,7 @@ def test_every_ranking_model_has_the_same_protocol(tmp_path: Path, model: str) -
     assert decided(untimed, f"--model.name={model}") == AT_RANDOM
 
 
-def test_no_model_of_shoal_brings_a_protocol_of_its_own() -> None:
+def test_no_model_sets_its_own_protocol() -> None:
     for name in MODELS:
         own = getattr(find(name).Options, "DEFAULTS", {})
         assert not [key for key in own if key.startswith(("data.split", "eval."))], name
@@ -142,7 +142,9 @@ def test_items_are_taken_again_where_the_data_shows_it(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_protocol_in_words(split: dict[str, Any], section: dict[str, Any], words: str) -> None:
+def test_a_protocol_is_described_in_words(
+    split: dict[str, Any], section: dict[str, Any], words: str
+) -> None:
     data = DataSection(split=decide_split(SplitSection(**split), timed=True))
     assert str(protocol_of(data, EvalSection(**{"repeatable": False, **section}))) == words
 

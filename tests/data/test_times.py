@@ -116,7 +116,9 @@ def test_a_part_of_a_time_stands_first(folder: Path) -> None:
         ("date", [np.nan], False),
     ],
 )
-def test_names_and_values_tell_times(name: str, values: list[float], expected: bool) -> None:
+def test_times_are_recognised_by_names_and_values(
+    name: str, values: list[float], expected: bool
+) -> None:
     assert holds_times(name, np.array(values)) is expected
 
 

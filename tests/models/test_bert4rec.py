@@ -82,7 +82,7 @@ def test_softmax_over_the_catalogue_equals_torch(block: int | None) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_softmax_over_the_catalogue_stands_large_logits_and_no_positions() -> None:
+def test_softmax_over_the_catalogue_with_large_logits_or_no_positions() -> None:
     hidden = torch.tensor([[300.0], [-300.0]], requires_grad=True)
     items = torch.tensor([[0.0], [1.0], [2.0], [-1.0]])
     loss = full_softmax_loss(hidden, items, torch.tensor([1, 3]))
@@ -116,7 +116,7 @@ def test_the_loss_is_that_of_masked_positions_over_all_items(tied: bool) -> None
     assert output.count == int((target > 0).sum())
 
 
-def test_places_may_be_left_to_the_model() -> None:
+def test_the_model_finds_masked_places_itself() -> None:
     parts = parts_of()
     batch = next(parts.reader.batches(0))
     loss = parts.model(batch).loss
@@ -124,7 +124,7 @@ def test_places_may_be_left_to_the_model() -> None:
     torch.testing.assert_close(parts.model(batch).loss, loss)
 
 
-def test_asking_sets_a_mask_behind_the_history() -> None:
+def test_append_mask_puts_a_mask_behind_the_history() -> None:
     history = torch.tensor([[1, 2, 3], [4, 0, 0], [0, 0, 0]])
     asked, places = ask(history, 9, max_len=3)
     assert asked.tolist() == [[2, 3, 9], [4, 9, 0], [9, 0, 0]]
@@ -173,7 +173,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_it_learns_taste_beyond_popularity(loss: str) -> None:
+def test_bert4rec_learns_taste_beyond_popularity(loss: str) -> None:
     values = {
         "train__batch_size": 64,
         "eval__repeatable": False,
@@ -205,7 +205,7 @@ def test_debias_takes_popularity_off_the_scores() -> None:
     torch.testing.assert_close(taken, torch.tensor(want).expand(2, -1), atol=1e-5, rtol=1e-5)
 
 
-def test_a_trained_model_may_be_ranked_otherwise(tmp_path: Path) -> None:
+def test_a_trained_model_ranks_with_another_debias(tmp_path: Path) -> None:
     values = {**DATA, **NO_DROPOUT["BERT4Rec"], "train.epochs": 1}
     result = run(model="BERT4Rec", config_dict={**values, "run.output": str(tmp_path / "run")})
 

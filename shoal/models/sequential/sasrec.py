@@ -38,24 +38,33 @@ class SASRec(Extending):
         self.transformer = Transformer.of(options, width, std, causal=True)
         self.state_width = self.transformer.state_width
 
-    def encode(self, vectors: Tensor, pads: Tensor | None = None, *some: Tensor | None) -> Tensor:
+    def encode(
+        self,
+        vectors: Tensor,
+        pads: Tensor | None = None,
+        wanted: Tensor | None = None,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
         """States of every position: item vectors [b, l, d] -> [b, l, d]; pads bool [b, l].
 
-        some: places whose states are wanted, and places of items, as in Transformer.forward.
+        wanted: places [n] whose states alone are wanted; tokens: places that have an item, as in
+        `Transformer.forward`.
         """
         places = num_places(vectors, self.facts)
-        return self.transformer(self.dropout(vectors + self.positions[:places]), pads, *some)
+        return self.transformer(
+            self.dropout(vectors + self.positions[:places]), pads, wanted, tokens
+        )
 
     def states(self, batch: Batch) -> Tensor:
         return self.encode(self.embed.field("history", batch), batch.tensor("history") == 0)
 
-    def states_at(self, batch: Batch, asked: Tensor) -> Tensor:
+    def states_at(self, batch: Batch, places: Tensor) -> Tensor:
         vectors, pads = self.embed.field("history", batch), batch.tensor("history") == 0
-        return self.encode(vectors, pads, asked, tokens_of(batch))
+        return self.encode(vectors, pads, places, tokens_of(batch))
 
     def extended(self, batch: Batch) -> Tensor:
         kept, new = batch.dense["kept"], batch.tensor("new")
         place = torch.arange(kept.shape[0], kept.shape[0] + new.shape[0], device=kept.device)
         x = self.embed.rows("history", new) + self.positions[place]
         rows, states = self.transformer.extended(x, kept)
-        return torch.cat([rows, self.asked(states)], 1)
+        return torch.cat([rows, self.project_states(states)], 1)
