@@ -19,7 +19,6 @@ from shoal.clicks.encoder import FeatureEncoder, LogEncoder, encoder_of
 from shoal.clicks.per_feature import log_features
 from shoal.config.key_applicability import refuse_unread
 from shoal.config.schema import Config, StrategySection
-from shoal.data.data_warnings import find_data_warnings
 from shoal.data.dataset import Dataset
 from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
@@ -30,13 +29,13 @@ from shoal.data.item_codes import fitted, read_codes
 from shoal.data.joined import JoinedSamples, check_packable, packed_rows, weights_of
 from shoal.data.knowledge import knowledge_of
 from shoal.data.loading.load import load_dataset, with_side_files
-from shoal.data.loading.location import named_data
+from shoal.data.loading.location import NamedData, interactions_of, named_data
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.protocol import click_log_protocol, decide, decide_log, protocol_of
 from shoal.data.reader import Interactions, Reader
 from shoal.data.sampler import log_weights
 from shoal.data.samples import ByUser, Prefixes, Users
-from shoal.data.statistics import describe
+from shoal.data.statistics import describe, find_data_warnings
 from shoal.data.windows import LengthReader, Windows
 from shoal.distributed.world import World
 from shoal.models import find
@@ -106,8 +105,16 @@ def _packed(strategy: Strategy) -> bool:
     return any("slots" in embed.fields for embed in strategy.embeddings)
 
 
-def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> Parts:
-    """Load the data, construct the model and set it up with its strategy, as `make` makes it."""
+def build(
+    config: Config,
+    world: World,
+    make: MakeStrategy = make_strategy,
+    data: NamedData | None = None,
+) -> Parts:
+    """Load the data, construct the model and set it up with its strategy, as `make` makes it.
+
+    data: what `named_data` says of the config, where it was asked before.
+    """
     refuse_unread(config, world.size, world.device.type)
     torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
     model_class = find(config.model.name)
@@ -118,13 +125,14 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
             f"train.positives={config.train.positives} draws pairs of a user and an item, which "
             f"{config.model.title} does not learn from; set train.positives=each"
         )
-    if named_data(config.data, clicks).kind == "clicks":
-        return _build_clicks(config, world, model_class, make)
+    data = data or named_data(config.data, clicks)
+    if data.kind == "clicks":
+        return _build_clicks(config, world, data.source, model_class, make)
     if clicks:
-        return _build_joined(config, world, model_class, make)
+        return _build_joined(config, world, data.source, model_class, make)
     # The data, and what a model may know about it.
     refuse_labels(config, model_class.reads_weights)
-    dataset, table = _load(config, world, model_class.reads_features)
+    dataset, table = _load(config, world, data.source, model_class.reads_features)
     config = decide(config, dataset)
     features = () if table is None else table.features
     unread = [feature.name for feature in features if feature.side == "context"]
@@ -169,7 +177,8 @@ def describe_items(config: Config, features: bool) -> tuple[Dataset, Facts]:
 
     features: whether they are read where the config's model has no use for them.
     """
-    dataset, table = _load(config, World(), features or find(config.model.name).reads_features)
+    reads_features = features or find(config.model.name).reads_features
+    dataset, table = _load(config, World(), interactions_of(config.data), reads_features)
     return dataset, _facts(config, dataset, table)
 
 
@@ -207,7 +216,7 @@ def _facts(
         features=() if table is None else table.features,
         per_feature=table is not None,
         table=table,
-        knowledge=knowledge_of(dataset),
+        knowledge=knowledge_of(dataset) if "kg" in dataset.extra else None,
         **extra_facts,
     )
 
@@ -281,12 +290,13 @@ def _refuse_valid_users(config: Config) -> None:
 
 
 def _build_joined(
-    config: Config, world: World, model_class: type[Model], make: MakeStrategy
+    config: Config, world: World, source: str, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
     """The parts for a click model and labelled interactions, with the features of both sides."""
     dataset, table = _load(
         config,
         world,
+        source,
         reads_features=True,
         reads_history=model_class.reads_history,
         reads_actions=model_class.reads_actions,
@@ -346,13 +356,13 @@ def refuse_labels(config: Config, weighted: bool = False) -> None:
 
 
 def _build_clicks(
-    config: Config, world: World, model_class: type[Model], make: MakeStrategy
+    config: Config, world: World, source: str, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
     """The parts for a click model and a click log."""
     refuse_labels(config)
     _refuse_valid_users(config)
     config = decide_without_size(config)
-    data = open_clicks(config, world, TILE_ROWS)
+    data = open_clicks(config, world, TILE_ROWS, source)
     layout = data.layout
     facts = Facts(
         num_slots=len(layout.slots),
@@ -425,6 +435,7 @@ def set_up(
 def _load(
     config: Config,
     world: World,
+    source: str,
     reads_features: bool = False,
     reads_history: bool = False,
     reads_actions: bool = False,
@@ -433,13 +444,13 @@ def _load(
 
     Rank 0 prepares first, so that the others find the prepared columns.
     """
-    data = with_side_files(config.data) if reads_features else config.data
+    data = with_side_files(config.data, source) if reads_features else config.data
     if world.is_main:
-        dataset = load_dataset(data, config.run.seed)
+        dataset = load_dataset(data, config.run.seed, source)
         world.barrier()
     else:
         world.barrier()
-        dataset = load_dataset(data, config.run.seed)
+        dataset = load_dataset(data, config.run.seed, source)
     features = features_of(dataset, data, reads_history) if reads_features else ()
     if config.start.vocabulary is not None:
         words = known_words(Path(config.start.vocabulary))

@@ -29,7 +29,7 @@ from shoal.config.schema import Config
 from shoal.config.sources import Origin
 from shoal.config.trust import OwnValues, check_code_trusted, check_trusted
 from shoal.data.dataset import Dataset
-from shoal.data.loading.location import named_data
+from shoal.data.loading.location import NamedData, named_data
 from shoal.distributed.gpus import check_gpus, choose_gpus, pick_device
 from shoal.distributed.hosts import WorldError, is_loopback
 from shoal.distributed.rank_variables import is_worker, set_rank
@@ -238,8 +238,7 @@ def _train(resolved: Resolved, resume: bool) -> dict[str, Any]:
     config, section = resolved.config, resolved.config.launch
     if config.strategy.name == "ps":
         check_installed()
-    if section.nproc:  # refuse what cannot be read before anything is made
-        named_data(config.data, find(config.model.name).kind == "clicks")
+    if section.nproc:  # refuse what cannot be written before anything is made
         for tracker in config.run.trackers:
             find_tracker(tracker)
     if not is_worker():
@@ -250,8 +249,9 @@ def _train(resolved: Resolved, resume: bool) -> dict[str, Any]:
         return train_here(resolved, resume)
     for name in own_names(resolved.config):
         check_launchable(name)
-    if section.nproc:
-        secret_of(section)  # refuse what cannot be launched before anything is made
+    if section.nproc:  # refuse what cannot be read or launched before anything is made
+        data_of(config)
+        secret_of(section)
     if not section.nproc or section.group_offset:  # rank 0 is on another host
         train_launched(resolved, resume)
         return {}
@@ -322,9 +322,15 @@ def connect_as(config: Config) -> World:
     return SharedGpu(world, pick_device(run.device, world.rank)) if shares_gpu else world
 
 
+def data_of(config: Config) -> NamedData:
+    """The data that a config names for its model; ValueError where it is not there."""
+    return named_data(config.data, find(config.model.name).kind == "clicks")
+
+
 def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """Train as one process: alone, or as the rank that the environment says."""
     config = resolved.config
+    data = data_of(config)  # what cannot be read is refused before anything is made
     world = connect_as(config)
     code = own_code(config)
     with ExitStack() as stack:
@@ -357,7 +363,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             host_log.info("host %s joined %s", world.host, world.place)
         # Data and model; what the data decided is in the config from here on.
         with early_heartbeat(config, world.rank):
-            parts = build(config, world)
+            parts = build(config, world, data=data)
         config = parts.config
         agree(world, "data", parts.fingerprint)
         parts.strategy.on_peer_lost(_leave)

@@ -22,7 +22,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert fitted("codes.json", given, ITEMS).tolist() == [[0, 0], *codes.tolist()]
 
 
-def test_items_that_share_codes_get_a_last_one_and_it_is_logged(
+def test_items_with_the_same_codes_get_another_one_which_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     given = {"7": [2, 2], "a": [2, 2], 'b "<i>"': [1, 0], "gone": [2, 2]}
