@@ -66,10 +66,6 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
 def _sharded_refusals(config: Config) -> Iterator[tuple[str, str]]:
     """What strategy sharded cannot do together."""
     section = config.strategy
-    if section.backend == "torchrec":
-        for key in ("strategy.groups", "strategy.groups_every", "strategy.wire_dtype"):
-            if value_of(config, key) != KEYS[key].default:
-                yield key, "strategy.backend=torchrec has none: set strategy.backend=native"
     if section.groups == 1 and section.groups_every > 1:
         yield "strategy.groups_every", "there is one group: set strategy.groups to 2 or more"
     if section.groups > 1 and config.launch.encrypt:

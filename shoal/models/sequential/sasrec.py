@@ -55,12 +55,16 @@ class SASRec(Extending):
             self.dropout(vectors + self.positions[:places]), pads, wanted, tokens
         )
 
+    def inputs(self, batch: Batch) -> Tensor:
+        """What the transformer reads at every place of the history, before positions: [b, l, d]."""
+        return self.embed.field("history", batch)
+
     def states(self, batch: Batch) -> Tensor:
-        return self.encode(self.embed.field("history", batch), batch.tensor("history") == 0)
+        return self.encode(self.inputs(batch), batch.tensor("history") == 0)
 
     def states_at(self, batch: Batch, places: Tensor) -> Tensor:
-        vectors, pads = self.embed.field("history", batch), batch.tensor("history") == 0
-        return self.encode(vectors, pads, places, tokens_of(batch))
+        pads = batch.tensor("history") == 0
+        return self.encode(self.inputs(batch), pads, places, tokens_of(batch))
 
     def extended(self, batch: Batch) -> Tensor:
         kept, new = batch.dense["kept"], batch.tensor("new")
