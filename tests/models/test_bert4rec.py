@@ -16,7 +16,7 @@ from shoal.distributed.world import World
 from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.models.nn.losses import against_negatives
 from shoal.models.nn.transformer import Attention, Transformer
-from shoal.models.sequential.bert4rec import ask
+from shoal.models.sequential.bert4rec import append_mask
 from shoal.runs.build import Parts, build
 from shoal.runs.run import run
 from shoal.runs.trained_run import Trained, open_config
@@ -126,10 +126,10 @@ def test_the_model_finds_masked_places_itself() -> None:
 
 def test_append_mask_puts_a_mask_behind_the_history() -> None:
     history = torch.tensor([[1, 2, 3], [4, 0, 0], [0, 0, 0]])
-    asked, places = ask(history, 9, max_len=3)
+    asked, places = append_mask(history, 9, max_len=3)
     assert asked.tolist() == [[2, 3, 9], [4, 9, 0], [9, 0, 0]]
     assert asked.flatten()[places].tolist() == [9, 9, 9]
-    asked, places = ask(history, 9, max_len=8)
+    asked, places = append_mask(history, 9, max_len=8)
     assert asked.tolist() == [[1, 2, 3, 9], [4, 9, 0, 0], [9, 0, 0, 0]]
     assert places.tolist() == [3, 5, 8]
 
@@ -146,7 +146,7 @@ def test_a_score_is_the_logit_at_the_mask() -> None:
     query = evaluator.query(users, evaluator._prepared("test")[1])
     with torch.no_grad():
         scores = model.score(query, torch.arange(1, 20))
-        asked, places = ask(query.tensor("history"), model.mask_token, 12)
+        asked, places = append_mask(query.tensor("history"), model.mask_token, 12)
         state = model.encode(asked, places)
         want = state @ rows["output"][1:20].T + rows["output_bias"][1:20, 0]
         pairs = torch.stack([torch.arange(1, 20)] * len(users))

@@ -57,7 +57,7 @@ def test_a_query_is_the_state_at_the_last_item(name: str) -> None:
     batch = Batch(3, {"user_id": users, "history": history, "history_time": times})
     with torch.inference_mode():
         states = model.eval().states(batch)
-        expected = model.asked(torch.stack([states[0, 2], states[1, 0], states[2, 7]]))
+        expected = model.project_states(torch.stack([states[0, 2], states[1, 0], states[2, 7]]))
         torch.testing.assert_close(model.encode_query(batch), expected)
 
 
