@@ -91,15 +91,16 @@ class AlternatingLeastSquares(FactorModel):
 
     @property
     def _options(self) -> IALS.Options:
-        return IALS.Options(
-            embedding_size=self.factors,
-            epochs=self.iterations,
-            alpha=1.0,
-            alpha_of="others",
-            reg_weight=self.regularization,
-            nu=0.0,
-            solver="cg" if self.use_cg else "cholesky",
-        )
+        options: dict[str, Any] = {
+            "embedding_size": self.factors,
+            "epochs": self.iterations,
+            "alpha": 1.0,
+            "alpha_of": "others",
+            "reg_weight": self.regularization,
+            "nu": 0.0,
+            "solver": "cg" if self.use_cg else "cholesky",
+        }
+        return IALS.Options(**options)
 
     def recalculate_user(self, userid: Any, user_items: Any) -> np.ndarray:
         """Vectors of users by other items than those of the matrix: [dim] of one, or [b, dim]."""

@@ -60,7 +60,8 @@ class MLP(nn.Sequential):
 def activated(x: Tensor, layer: Linear) -> Tensor:
     """relu(layer(x)) in few passes over what it makes, where `takes_triton`."""
     x, weight = layer.aligned(x)
-    rows, bias = x.reshape(-1, x.shape[-1]), layer.bias
+    rows = x.reshape(-1, x.shape[-1])
+    bias: Tensor = layer.bias
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         rows, weight, bias = rows.to(dtype), weight.to(dtype), bias.to(dtype)

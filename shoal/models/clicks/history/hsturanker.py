@@ -153,8 +153,9 @@ class HSTURanker(ClickModel):
             # After the last layer nobody looks at the sequence.
             return sequence if last else layer.attended(sequence, parts, own, sequences), x
 
-        for number, layer in enumerate(self.layers, 1):
-            is_last = number == len(self.layers)
+        layers: list[Any] = list(self.layers)
+        for number, layer in enumerate(layers, 1):
+            is_last = number == len(layers)
             if self.recompute and self.training:
                 sequence, x = recomputed(onward, layer, sequence, x, is_last)
             else:
