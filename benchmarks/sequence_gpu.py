@@ -354,7 +354,9 @@ def step() -> None:
             times = (gaps.cumsum(1) + 1_700_000_000).to(DEVICE) if bias else None
             x = torch.randn(size, longest, 1024, device=DEVICE).bfloat16()
             sequences = (
-                None if plain else hstu.sequences_of(history, *common.asked_and_taken(times))
+                None
+                if plain
+                else hstu.sequences_of(history, *common.request_and_event_times(times))
             )
             x = without_pads(x, sequences)
             buckets = common.time_buckets(times) if plain else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from shoal.compat.command_words import files_and_overrides
+from shoal.compat.command_arguments import files_and_overrides
 
 if TYPE_CHECKING:  # `shoal --help` is quick: torch comes in with the command that needs it
     from shoal.config import Resolved

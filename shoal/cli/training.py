@@ -27,7 +27,7 @@ from shoal.cli.arguments import (
 )
 from shoal.cli.exit import leave, print_result
 from shoal.cli.startup import importing, prepare_config
-from shoal.compat.command_words import as_paddle_launches
+from shoal.compat.command_arguments import as_paddle_launches
 
 
 def train(

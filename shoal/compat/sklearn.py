@@ -73,9 +73,11 @@ class FrameEstimator:
 
     def __repr__(self) -> str:
         plain = type(self)().get_params()
-        given = {k: v for k, v in self.get_params().items() if k not in plain or plain[k] is not v}
+        changed = {
+            k: v for k, v in self.get_params().items() if k not in plain or plain[k] is not v
+        }
         title = self.model.__name__ if isinstance(self.model, type) else self.model
-        rest = (f"{k}={v!r}" for k, v in given.items() if k not in ("model", "users", "items"))
+        rest = (f"{k}={v!r}" for k, v in changed.items() if k not in ("model", "users", "items"))
         return f"FrameEstimator({', '.join([repr(title), *rest])})"
 
     def __sklearn_tags__(self) -> Any:
@@ -101,14 +103,14 @@ class FrameEstimator:
 
     def score(self, X: Any, y: Any = None) -> float:
         """`metric` on other interactions, or on labelled rows of a click model; more is better."""
-        found = self._fitted().evaluate(X)
-        if self.metric not in found:
+        metrics = self._fitted().evaluate(X)
+        if self.metric not in metrics:
             raise ValueError(
-                f"metric={self.metric!r} is not among {', '.join(found)}"
-                f"{did_you_mean(self.metric, found)}; see eval.metrics and eval.topk"
+                f"metric={self.metric!r} is not among {', '.join(metrics)}"
+                f"{did_you_mean(self.metric, metrics)}; see eval.metrics and eval.topk"
             )
         sign = 1.0 if higher_is_better(self.metric) else -1.0
-        return sign * found[self.metric]
+        return sign * metrics[self.metric]
 
     def predict(self, X: Any) -> Any:
         """Probabilities of clicks of rows, of click models: [n]."""

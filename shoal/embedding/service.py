@@ -32,7 +32,7 @@ from shoal.embedding.output_table import InPlaceRows, OutputTable
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import EVERY, Every, Ids, Store
 from shoal.embedding.rows.table import Table
-from shoal.kernels.codes import add_rows, distinct
+from shoal.kernels.distinct_ids import add_rows, distinct
 
 
 @dataclass(frozen=True)

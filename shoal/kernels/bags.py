@@ -22,25 +22,37 @@ def sum_bags(
     x = x.detach()
     if not (len(x) if ids is None else len(ids)):
         return x.new_zeros(len(starts) - 1, x.shape[1])
-    given = [x] if weights is None else [x, weights]
-    if not on_arm(*given) or x.dim() != 2:
+    inputs = [x] if weights is None else [x, weights]
+    if not on_arm(*inputs) or x.dim() != 2:
         every = torch.arange(len(x), device=x.device) if ids is None else ids
         return F.embedding_bag(
             every, x, starts, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
     places = len(x) if ids is None else len(ids)
-    for one in [starts] if ids is None else [starts, ids]:
-        if one.dtype != torch.int64 or one.dim() != 1:
-            raise ValueError(f"bags of {one.dtype} {list(one.shape)}: starts and ids are int64 [n]")
+    for places_of in [starts] if ids is None else [starts, ids]:
+        if places_of.dtype != torch.int64 or places_of.dim() != 1:
+            raise ValueError(
+                f"bags of {places_of.dtype} {list(places_of.shape)}: starts and ids are int64 [n]"
+            )
     starts, ids, weights = starts.contiguous(), _whole(ids), _whole(weights)
     if not len(starts) or (weights is not None and weights.shape != (places,)):
         raise ValueError(f"bags of {places} places have a start, an end and as many weights")
     out = x.new_empty(len(starts) - 1, x.shape[1])
-    more = [0 if one is None else one.data_ptr() for one in (ids, weights)]
-    bags = starts.data_ptr(), len(out), *more, places
-    _core.sum_bags(x.data_ptr(), *x.shape, *bags, out.data_ptr(), torch.get_num_threads())
+    num_rows, dim = x.shape
+    _core.sum_bags(
+        x.data_ptr(),
+        num_rows,
+        dim,
+        starts.data_ptr(),
+        len(out),
+        0 if ids is None else ids.data_ptr(),
+        0 if weights is None else weights.data_ptr(),
+        places,
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
     return out
 
 
-def _whole(given: Tensor | None) -> Tensor | None:
-    return None if given is None else given.contiguous()
+def _whole(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()

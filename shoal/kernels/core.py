@@ -21,15 +21,15 @@ def load_core() -> Any:
         from shoal import _core
     except ImportError:  # built without a compiler
         return None
-    found = getattr(_core, "INTERFACE", 0)
-    if found == INTERFACE:
+    core_interface = getattr(_core, "INTERFACE", 0)
+    if core_interface == INTERFACE:
         return _core
-    age = "older" if found < INTERFACE else "newer"
+    age = "older" if core_interface < INTERFACE else "newer"
     raise CoreError(
         f"the native core {_core.__file__} is {age} than the Python code that calls it (its "
-        f"interface is {found or 'without a number'}, that of the code {INTERFACE}): build it "
-        "again with `make setup`, or `cmake -S . -B build && cmake --build build` where it was "
-        "built in place; without the sources reinstall shoal"
+        f"interface is {core_interface or 'without a number'}, that of the code {INTERFACE}): "
+        "build it again with `make setup`, or `cmake -S . -B build && cmake --build build` where "
+        "it was built in place; without the sources reinstall shoal"
     )
 
 

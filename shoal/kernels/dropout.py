@@ -63,6 +63,15 @@ def _mask_by_core(
     else:
         rows, count, width = rows.contiguous(), shape[0], mask.numel() // shape[0]
         assert rows.shape == (count,) and rows.dtype == torch.int64 and rows.is_cpu
-        given = (rows.data_ptr(), count, width, stride or width, mask.data_ptr(), threads)
-        _core.dropout_rows(key, p, first, *given)
+        _core.dropout_rows(
+            key,
+            p,
+            first,
+            rows.data_ptr(),
+            count,
+            width,
+            stride or width,
+            mask.data_ptr(),
+            threads,
+        )
     return mask

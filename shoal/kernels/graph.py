@@ -30,8 +30,8 @@ def cut(starts: Tensor, x: Tensor) -> Any:
 def spread(x: Tensor, starts: Tensor, neighbours: Tensor, weights: Tensor, pieces: Any) -> Tensor:
     """Every node's weighted sum of its neighbours, one layer: [nodes, d] -> [nodes, d].
 
-    Node n's neighbours are neighbours[starts[n] : starts[n + 1]], weights likewise; the matrix must
-    be symmetric. pieces: see `cut`.
+    Node n's neighbours are neighbours[starts[n] : starts[n + 1]], their weights stand at the
+    same places; the matrix must be symmetric. pieces: see `cut`.
     """
     return _Spread.apply(x, starts, neighbours, weights, pieces)
 

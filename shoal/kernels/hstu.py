@@ -17,8 +17,10 @@ WIDEST = 256  # of a head; wider tiles do not fit
 LARGE = 2**27  # pairs of places in a batch from which on waiting for its lengths pays off
 
 
-def sequences_of(history: Tensor, asked: Tensor | None, taken: Tensor | None) -> Sequences:
-    """Of sequences side by side: history [b, l], 0 where a pad is; times asked and taken [b, l].
+def sequences_of(
+    history: Tensor, request_times: Tensor | None, event_times: Tensor | None
+) -> Sequences:
+    """Sequences of a batch: history [b, l], 0 where a pad is; request and event times [b, l].
 
     For a LARGE batch the host waits once, unless its step is being recorded: it reads lengths, and
     whether int32 holds the times. Then pads are left out: tokens are those of `Sequences.tokens`.
@@ -27,7 +29,11 @@ def sequences_of(history: Tensor, asked: Tensor | None, taken: Tensor | None) ->
     place = torch.arange(length, device=history.device)
     # A state is asked of an empty history as well: its first pad is a token.
     lengths = ((history > 0) * (place + 1)).amax(1).clamp(min=1)
-    times = None if asked is None or taken is None else torch.stack([asked, taken])  # [2, b, l]
+    times = (
+        None
+        if request_times is None or event_times is None
+        else torch.stack([request_times, event_times])
+    )  # [2, b, l]
     sizes = None
     recorded = history.is_cuda and torch.cuda.is_current_stream_capturing()
     if size * length**2 > LARGE and not recorded:
@@ -37,21 +43,25 @@ def sequences_of(history: Tensor, asked: Tensor | None, taken: Tensor | None) ->
             first = times.masked_fill(~within, 2**62).amin((0, 2), keepdim=True)
             since = (times - first).masked_fill(~within, 0)
             read.append(since.amax().view(1))
-        found = torch.cat(read).tolist()
-        sizes = tuple(found[:size])
-        if times is not None and found[-1] < 2**31:
+        numbers = torch.cat(read).tolist()
+        sizes = tuple(numbers[:size])
+        if times is not None and numbers[-1] < 2**31:
             times = since.int()
-    asked, taken = (None, None) if times is None else times.flatten(1).unbind()
+    request_times, event_times = (None, None) if times is None else times.flatten(1).unbind()
     starts = torch.arange(size, device=history.device) * length
     tokens = None
     if sizes is not None and sum(sizes) < size * length:
         total = sum(sizes)
         packed = lengths.cumsum(0) - lengths
-        of = torch.repeat_interleave(lengths, output_size=total)  # the sequence of a token
-        tokens = starts[of] + torch.arange(total, device=history.device) - packed[of]
+        sequence_of = torch.repeat_interleave(lengths, output_size=total)  # the sequence of a token
+        tokens = (
+            starts[sequence_of] + torch.arange(total, device=history.device) - packed[sequence_of]
+        )
         starts = packed
-        asked, taken = (None if x is None else x[tokens] for x in (asked, taken))
-    return Sequences(starts.int(), lengths.int(), length, asked, taken, sizes, tokens)
+        request_times, event_times = (
+            None if x is None else x[tokens] for x in (request_times, event_times)
+        )
+    return Sequences(starts.int(), lengths.int(), length, request_times, event_times, sizes, tokens)
 
 
 def takes_hstu(x: Tensor, widest: int) -> bool:

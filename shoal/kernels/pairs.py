@@ -36,13 +36,13 @@ class _PairLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         queries, positives, negatives, slopes = ctx.saved_tensors
-        made = pair_gradients(queries, positives, negatives, slopes, grads[0].item())
-        of_queries, of_positives, of_negatives = made.unbind()
+        gradients = pair_gradients(queries, positives, negatives, slopes, grads[0].item())
+        of_queries, of_positives, of_negatives = gradients.unbind()
         return of_queries, of_positives, of_negatives.unsqueeze(1)
 
 
 def loss_of_places(rows: Tensor, places: Tensor) -> Tensor:
-    """Likewise of rows [n, d]; places [3, b]: those of queries, positives and negatives."""
+    """`loss_of_pairs` of rows [n, d]; places [3, b]: of queries, positives and negatives."""
     if takes_placed(rows, places):
         return _PlacedPairLoss.apply(rows, places)
     queries, positives, negatives = F.embedding(places, rows).unbind()
@@ -129,7 +129,7 @@ def takes_placed(rows: Tensor, places: Tensor) -> bool:
 
 
 def placed_pair_loss(rows: Tensor, places: Tensor) -> tuple[float, Tensor]:
-    """As `pair_loss` of the rows that three lists of places name: [n, d], [3, b]."""
+    """`pair_loss` of the rows [n, d] that three lists of places name [3, b]."""
     slopes = torch.empty(places.shape[1])
     loss = _core.placed_pair_loss(*_placed(rows, places), slopes.data_ptr(), _threads(places))
     return loss, slopes
@@ -140,8 +140,9 @@ def placed_pair_gradients(rows: Tensor, places: Tensor, slopes: Tensor, scale: f
     if slopes.shape != places.shape[1:] or not is_plain(slopes):
         raise ValueError(f"{places.shape[1]} pairs have as many slopes")
     out = torch.empty_like(rows)
-    made = slopes.data_ptr(), scale, out.data_ptr(), _threads(places)
-    _core.placed_pair_gradients(*_placed(rows, places), *made)
+    _core.placed_pair_gradients(
+        *_placed(rows, places), slopes.data_ptr(), scale, out.data_ptr(), _threads(places)
+    )
     return out
 
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ThreadTeam:
-    """As many threads as torch has; meanwhile torch itself uses one in each of them.
+    """Threads, as many as torch has; meanwhile torch itself uses one in each of them.
 
     >>> from shoal.kernels.parallel import ThreadTeam
     >>> squares = [0] * 5

@@ -22,7 +22,7 @@ class KnownPairs(NamedTuple):
 
 
 def draw_negatives(
-    known: KnownPairs,
+    known_pairs: KnownPairs,
     key: int,
     alias_table: tuple[np.ndarray, np.ndarray] | None,
     column_bits: int,
@@ -39,16 +39,23 @@ def draw_negatives(
     if _core is None:
         return None
     drawn = np.empty((len(users), num), dtype=np.int64)
-    pairs = [known.num_users, known.num_items, 0 if known.bitmap is None else _at(known.bitmap)]
+    pairs = [
+        known_pairs.num_users,
+        known_pairs.num_items,
+        0 if known_pairs.bitmap is None else _at(known_pairs.bitmap),
+        _at(known_pairs.keys),
+        _at(known_pairs.starts),
+    ]
     left = _core.draw_negatives(
-        [*pairs, _at(known.keys), _at(known.starts)],
+        pairs,
         key,
         [0, 0] if alias_table is None else [_at(part) for part in alias_table],
         column_bits,
         max_attempts,
         _at(users),
         _at(index),
-        *drawn.shape,
+        len(users),
+        num,
         _at(drawn),
     )
     return drawn, left

@@ -39,6 +39,6 @@ def parse_slots(
     came several times, and how many ids there are. Other threads run meanwhile.
     """
     text, *lines = (array.ctypes.data for array in (data, starts, stops))
-    made = (array.ctypes.data for array in (labels, dense, ids))
+    outputs = (array.ctypes.data for array in (labels, dense, ids))
     more = 0 if lengths is None else lengths.ctypes.data
-    return _core.parse_slots(keys, text, data.nbytes, *lines, len(starts), *made, ids.size, more)
+    return _core.parse_slots(keys, text, data.nbytes, *lines, len(starts), *outputs, ids.size, more)

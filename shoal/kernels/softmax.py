@@ -75,7 +75,7 @@ def catalogue_exponentials(
     (n, dim), k = states.shape, len(rows)
     width, blocks = _core.catalogue_sizes(n, k)
     highest, totals = torch.empty(2, n).unbind()
-    made = Exponentials(
+    exponentials = Exponentials(
         memory.view(k, width), torch.empty(blocks, width), highest, totals, torch.empty(n, dim)
     )
     _core.catalogue_exponentials(
@@ -87,16 +87,16 @@ def catalogue_exponentials(
         0 if bias is None else bias.data_ptr(),
         others.data_ptr(),
         len(others),
-        [made.values.data_ptr(), made.tops.data_ptr()],
-        [highest.data_ptr(), totals.data_ptr(), made.pooled.data_ptr()],
+        [exponentials.values.data_ptr(), exponentials.tops.data_ptr()],
+        [highest.data_ptr(), totals.data_ptr(), exponentials.pooled.data_ptr()],
         torch.get_num_threads(),
     )
-    return made
+    return exponentials
 
 
 def step_catalogue(
     states: Tensor,
-    made: Exponentials,
+    exponentials: Exponentials,
     shares: Tensor,
     places: Tensor,
     truth: float,
@@ -114,8 +114,8 @@ def step_catalogue(
         states.data_ptr(),
         *states.shape,
         len(rows[0]),
-        [made.values.data_ptr(), made.tops.data_ptr()],
-        made.highest.data_ptr(),
+        [exponentials.values.data_ptr(), exponentials.tops.data_ptr()],
+        exponentials.highest.data_ptr(),
         shares.data_ptr(),
         places.data_ptr(),
         truth,
@@ -128,7 +128,7 @@ def step_catalogue(
 
 
 def _addresses(pieces: Sequence[Tensor]) -> list[int]:
-    """Of values and up to two pieces of state."""
+    """Addresses of values and up to two pieces of state; 0: there is none."""
     return [piece.data_ptr() for piece in pieces] + [0] * (3 - len(pieces))
 
 

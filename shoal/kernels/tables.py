@@ -68,7 +68,7 @@ class CoreTable:
 
     @property
     def bytes(self) -> int:
-        """That rows, their state and the index take."""
+        """Bytes that rows, their state and the index take."""
         return self.core.bytes
 
     def sorted_ids(self) -> Tensor:
@@ -87,15 +87,17 @@ class CoreTable:
         self, ids: Tensor, values: Tensor, state: Sequence[Tensor], counters: Counters
     ) -> None:
         """Write rows of ids [n] into values [n, dim], state and counters."""
-        given = ids.data_ptr(), len(ids), values.data_ptr()
-        self.core.read(*given, addresses(state), addresses(counters))
+        self.core.read(
+            ids.data_ptr(), len(ids), values.data_ptr(), addresses(state), addresses(counters)
+        )
 
     def write(
         self, ids: Tensor, values: Tensor, state: Sequence[Tensor | None], counters: Counters
     ) -> None:
         """Take over rows of ids [n]; state None: it stays as it is."""
-        given = ids.data_ptr(), len(ids), values.data_ptr()
-        self.core.write(*given, addresses(state), addresses(counters))
+        self.core.write(
+            ids.data_ptr(), len(ids), values.data_ptr(), addresses(state), addresses(counters)
+        )
 
     def read_pending(self, ids: Tensor, counters: Counters) -> None:
         """Write the counters of ids [n] without a row."""
@@ -215,15 +217,15 @@ def core_optimizers() -> list[str]:
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> list[int]:
-    """Of the memory of tensors; 0: none."""
+    """Where the memory of tensors begins; 0: no tensor."""
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _numbers(steps: Sequence[tuple[Any, int]]) -> tuple[list[Any], list[int]]:
-    made = [
+    numbers = [
         _core.StepNumbers(size=now.size, eps=now.eps, lr=now.lr, keep=now.keep) for now, _ in steps
     ]
-    return made, [step for _, step in steps]
+    return numbers, [step for _, step in steps]
 
 
 def _ids(raw: bytes) -> Tensor:
@@ -235,18 +237,18 @@ def _hyper(rule: RowRule) -> Any:
     """Hyper-parameters as the core has them: a struct, of which it reads what the optimizer has."""
     if rule.core_form not in _core.OPTIMIZERS:
         raise ValueError(f"the native core has no form of the row optimizer {rule.name}")
-    made = _core.Hyper(_core.OPTIMIZERS[rule.core_form])
-    made.weight_decay, made.clip = rule.weight_decay, rule.clip or 0.0
+    hyper = _core.Hyper(_core.OPTIMIZERS[rule.core_form])
+    hyper.weight_decay, hyper.clip = rule.weight_decay, rule.clip or 0.0
     if rule.betas is not None:
-        made.rest1, made.rest2 = (1.0 - beta for beta in rule.betas)
+        hyper.rest1, hyper.rest2 = (1.0 - beta for beta in rule.betas)
     if rule.alpha is not None:
-        made.rest_alpha = 1.0 - rule.alpha
+        hyper.rest_alpha = 1.0 - rule.alpha
     for key in ("momentum", "l1", "l2", "beta"):
-        setattr(made, key, getattr(rule, key) or 0.0)
-    return made
+        setattr(hyper, key, getattr(rule, key) or 0.0)
+    return hyper
 
 
 def _state(rule: RowRule) -> list[tuple[bool, float]]:
-    """Of each piece of state: whether it has a float for every value, and what it begins with."""
+    """For each piece of state, whether it has a float for every value, and what it begins with."""
     begin = rule.initial_state()
     return [(kind == "dim", begin[key]) for key, kind in rule.state_names().items()]

@@ -93,10 +93,13 @@ def rank(
 def _kept(size: int, topk: int) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     """What the core keeps of so many queries: its arguments, and the tensors that they point at."""
     room = 2 * topk + 64  # before the k best are selected
-    kept = torch.empty(size, room), torch.empty(size, room, dtype=torch.int32)
-    more = torch.zeros(size, dtype=torch.int32), torch.full((size,), -torch.inf)
-    tensors = (*kept, *more)
-    return (size, topk, room, *(one.data_ptr() for one in tensors)), tensors
+    tensors = (
+        torch.empty(size, room),  # values
+        torch.empty(size, room, dtype=torch.int32),  # their places
+        torch.zeros(size, dtype=torch.int32),  # how many there are
+        torch.full((size,), -torch.inf),  # the least that still counts
+    )
+    return (size, topk, room, *(tensor.data_ptr() for tensor in tensors)), tensors
 
 
 def _finish(state: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -122,8 +125,16 @@ def _multiply(
         masked = pairs[1][order].int()
         torch.cumsum(torch.bincount(pairs[0], minlength=size), 0, out=offsets[1:])
     state, _alive = _kept(size, topk)
-    asked = (queries.data_ptr(), dim, blocks.data_ptr(), num_items)
-    _core.topk_products(*state, *asked, offsets.data_ptr(), masked.data_ptr(), len(masked))
+    _core.topk_products(
+        *state,
+        queries.data_ptr(),
+        dim,
+        blocks.data_ptr(),
+        num_items,
+        offsets.data_ptr(),
+        masked.data_ptr(),
+        len(masked),
+    )
     return _finish(state)
 
 
@@ -155,7 +166,7 @@ def _keep_best(
 def _plain(
     fill: Fill, a: int, b: int, num_items: int, topk: int, pairs: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """The same in torch."""
+    """The best of each row of scores, as by the native core: in torch."""
     best = TopK(topk)
     for first in range(0, num_items, BLOCK):
         last = min(first + BLOCK, num_items)
@@ -252,9 +263,9 @@ def takes_scores(scores: Tensor) -> bool:
 
 
 def plain(
-    found: Tensor, scores: Tensor, allowed: np.ndarray | None
+    best_places: Tensor, scores: Tensor, allowed: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Places -> numbers of items, 0 where none was left."""
-    places, values = found.numpy(), scores.numpy()
+    places, values = best_places.numpy(), scores.numpy()
     items = places if allowed is None else allowed[places]
     return np.where(np.isneginf(values), 0, items), values

@@ -28,10 +28,10 @@ def attend(
     """
     from shoal.kernels.gpu.attention import Attended
 
-    shape = packed.shape[:2]
+    size, length = packed.shape[:2]
     rows = packed.flatten(0, 1)
-    made = Attended.apply(rows, *shape, pads, None, ends, p, key, first, causal, hidden)
-    return made.unflatten(0, shape)
+    attended = Attended.apply(rows, size, length, pads, None, ends, p, key, first, causal, hidden)
+    return attended.unflatten(0, (size, length))
 
 
 def attend_ragged(
@@ -45,15 +45,15 @@ def attend_ragged(
     causal: bool,
     hidden: float,
 ) -> Tensor:
-    """The same of sequences one after the other: [n, 3, heads, d] -> [n, width].
+    """Self-attention of sequences one after the other: [n, 3, heads, d] -> [n, width].
 
     Sequence i, of `length` places at most, has the ends[i] rows from starts[i] on: int32 and int64
     [b]. Masks are those of sequences that all have `length` places.
     """
     from shoal.kernels.gpu.attention import Attended
 
-    shape = starts.shape[0], length
-    return Attended.apply(packed, *shape, None, starts, ends, p, key, first, causal, hidden)
+    size = starts.shape[0]
+    return Attended.apply(packed, size, length, None, starts, ends, p, key, first, causal, hidden)
 
 
 def takes_attention(x: Tensor, width: int, p: float) -> bool:

@@ -37,9 +37,9 @@ def _functions() -> list[int]:
         # The library that pyzmq's sockets are of: linked to libzmq or with it inside, it has both
         # the names and the very functions that made them. Not where it is written in Python.
         library = ctypes.CDLL(sys.modules[Socket.__module__].__file__)
-        found = [
+        functions = [
             getattr(library, f"zmq_msg_{name}") for name in ("init_size", "data", "send", "close")
         ]
     except (KeyError, OSError, AttributeError):
         return []
-    return [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in found]
+    return [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions]

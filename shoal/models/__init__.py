@@ -76,13 +76,13 @@ def find(name: str) -> type[Model]:
     """
     if is_own(name):
         return find_own(full_name(name))
-    known = {one.lower(): one for one in MODELS}
-    if name.lower() not in known:
+    canonical_names = {one.lower(): one for one in MODELS}
+    if name.lower() not in canonical_names:
         raise ValueError(
             f"no model is named {name!r}; `shoal models` lists them, and FILE.py:Class or "
             f"package.module:Class names one of your own{did_you_mean(name, MODELS)}"
         )
-    canonical = known[name.lower()]
+    canonical = canonical_names[name.lower()]
     return getattr(importlib.import_module(MODELS[canonical]), canonical)
 
 
@@ -101,11 +101,11 @@ def describe(name: str) -> Iterator[str]:
             yield ""
             yield from inspect.cleandoc(text).splitlines()
     meaning = meanings(model.Options)
-    for number, (key, one) in enumerate(options_of(model.Options).items()):
+    for number, (key, option) in enumerate(options_of(model.Options).items()):
         if number == 0:
             yield from ("", "options:")
-        shown = "must be given" if one.default is MISSING else f"default {one.default!r}"
-        yield f"  {key}: {allowed(one.kind)}, {shown}"
+        shown = "must be given" if option.default is MISSING else f"default {option.default!r}"
+        yield f"  {key}: {allowed(option.kind)}, {shown}"
         if text := meaning[key.removeprefix("model.")]:
             yield f"      {text}"
     for number, (key, value) in enumerate(getattr(model.Options, "DEFAULTS", {}).items()):

@@ -21,10 +21,24 @@ from shoal.data.joined import candidates
 from shoal.data.knowledge import Knowledge
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Init, Table
+from shoal.models.former_names import adopt_former_methods, former_argument
 
 __all__ = [
-    *("Batch", "ClickModel", "Embeddings", "Facts", "Feature", "Init", "Jagged", "Label", "Model"),
-    *("Output", "Propagated", "Retrieval", "Samples", "Table", "item_blocks"),
+    "Batch",
+    "ClickModel",
+    "Embeddings",
+    "Facts",
+    "Feature",
+    "Init",
+    "Jagged",
+    "Label",
+    "Model",
+    "Output",
+    "Propagated",
+    "Retrieval",
+    "Samples",
+    "Table",
+    "item_blocks",
 ]
 Samples = Literal["interactions", "windows", "prefixes", "users"]  # what one sample is
 
@@ -148,9 +162,10 @@ class Model(nn.Module):
 
         RANKING: ClassVar[tuple[str, ...]] = ()  # those that learning does not depend on
 
-    def __init_subclass__(cls, **given: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         """The Options of every model are a dataclass, also without the decorator."""
-        super().__init_subclass__(**given)
+        super().__init_subclass__(**kwargs)
+        adopt_former_methods(cls)
         if "Options" in vars(cls) and "__dataclass_fields__" not in vars(cls.Options):
             dataclass(cls.Options)
 
@@ -269,12 +284,12 @@ class Propagated(Retrieval):
         """`propagate`; in evaluation rows do not change, so it is computed once."""
         if self._cached is not None:
             return self._cached
-        made = self.propagate()
-        self._cached = None if self.training else made
-        return made
+        vectors = self.propagate()
+        self._cached = None if self.training else vectors
+        return vectors
 
     def train(self, mode: bool = True) -> Propagated:
-        """As in torch; it also drops what was propagated before."""
+        """Set training or evaluation, as torch does, and drop what was propagated before."""
         self._cached = None
         return super().train(mode)
 
@@ -316,17 +331,18 @@ class ClickModel(Model):
                 "one of them, or choose a model for several, such as DNN"
             )
 
-    def embeddings(self, dim: int, init: Init, beside: str = "") -> Embeddings:
+    @former_argument("beside", "suffix")
+    def embeddings(self, dim: int, init: Init, suffix: str = "") -> Embeddings:
         """A table for every feature, or one of all slots; `dim` wide unless a feature has its own.
 
-        beside: of other tables for the same ids, the ending of their names; all are `dim` wide.
+        suffix: ends the names of further tables for the same ids, which are all `dim` wide.
         """
         if not self.facts.per_feature:
-            return Embeddings({"slots": Table("slots" + beside, dim, self.facts.rows, init)})
+            return Embeddings({"slots": Table("slots" + suffix, dim, self.facts.rows, init)})
         tables = {}
         for feature in self.facts.sparse:  # id 0 is a missing value
-            width = dim if beside else feature.dim or dim
-            name = feature.table + beside
+            width = dim if suffix else feature.dim or dim
+            name = feature.table + suffix
             tables[feature.name] = Table(name, width, feature.rows, init, padding=0)
         return Embeddings(tables)
 
@@ -349,7 +365,7 @@ class ClickModel(Model):
         return torch.stack(rows).transpose(0, 1)
 
     def flat(self, embed: Embeddings, batch: Batch) -> Tensor:
-        """The same side by side, of any widths: [b, width]."""
+        """The rows of all features side by side, of any widths and pooled: [b, width]."""
         if "slots" in embed.fields:
             return self.slots(embed, batch).flatten(1)
         return torch.cat(list(self.rows(embed, batch, self.facts.sparse).values()), 1)
@@ -358,8 +374,8 @@ class ClickModel(Model):
         self, embed: Embeddings, batch: Batch, features: tuple[Feature, ...]
     ) -> dict[str, Tensor]:
         """Rows of some separate features, by name: [b, its dim] each."""
-        how: dict[str, Any] = {one.name: one.pooling for one in features}
-        return embed.each_pooled(batch, how)
+        pooling: dict[str, Any] = {feature.name: feature.pooling for feature in features}
+        return embed.each_pooled(batch, pooling)
 
     def dense(self, batch: Batch) -> Tensor:
         """The dense values: [b, num_dense], of no columns where there are none."""
@@ -380,9 +396,9 @@ class ClickModel(Model):
         users = batch.tensor(self.facts.user_field)
         every = items.expand(len(users), -1) if items.dim() == 1 else items
         packed = any("slots" in m.fields for m in self.modules() if isinstance(m, Embeddings))
-        asked = users[:, None].expand_as(every).reshape(-1), every.reshape(-1)
-        made = candidates(self.facts.table, *asked, packed, users.device)
-        logits = self.logits(made)
+        pair_users, pair_items = users[:, None].expand_as(every).reshape(-1), every.reshape(-1)
+        candidate_batch = candidates(self.facts.table, pair_users, pair_items, packed, users.device)
+        logits = self.logits(candidate_batch)
         return (logits if logits.dim() == 1 else logits[:, 0]).view(every.shape)
 
     def logits(self, batch: Batch) -> Tensor:
@@ -399,12 +415,12 @@ class ClickModel(Model):
         labels = self.facts.labels or (Label("label"),)
         shape = batch.size, len(labels)
         each: list[Tensor] = []
-        pairs = logits.view(shape).unbind(1), batch.labels.view(shape).unbind(1)
-        for label, logit, truth in zip(labels, *pairs):
+        columns = logits.view(shape).unbind(1)
+        for label, logit, truth in zip(labels, columns, batch.labels.view(shape).unbind(1)):
             if label.loss == "logistic":
-                one = binary_cross_entropy_with_logits(logit, truth, reduction="none")
+                label_loss = binary_cross_entropy_with_logits(logit, truth, reduction="none")
             else:
-                one = (logit - truth).square()
-            each.append(one if label.weight == 1.0 else label.weight * one)
+                label_loss = (logit - truth).square()
+            each.append(label_loss if label.weight == 1.0 else label.weight * label_loss)
         total = sum(each[1:], each[0])
         return total if batch.weights is None else total * batch.weights

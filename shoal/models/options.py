@@ -60,10 +60,10 @@ COMMON = {
 
 def meanings(options: type[Any]) -> dict[str, str]:
     """Option -> what it means. A class without a comment on an option inherits the base's."""
-    found = {field.name: COMMON.get(field.name, "") for field in dataclasses.fields(options)}
-    for one in reversed(options.__mro__):
-        found |= {name: text for name, text in _comments(one).items() if text and name in found}
-    return found
+    texts = {field.name: COMMON.get(field.name, "") for field in dataclasses.fields(options)}
+    for base in reversed(options.__mro__):
+        texts |= {name: text for name, text in _comments(base).items() if text and name in texts}
+    return texts
 
 
 def _comments(options: type[Any]) -> dict[str, str]:
@@ -72,11 +72,11 @@ def _comments(options: type[Any]) -> dict[str, str]:
         lines = inspect.getsource(options).splitlines() if dataclasses.is_dataclass(options) else []
     except (OSError, TypeError):  # typed in a session, or made by a program
         lines = []
-    found, above = dict.fromkeys(inspect.get_annotations(options), ""), ""
+    comments, above = dict.fromkeys(inspect.get_annotations(options), ""), ""
     for line in lines:
         match = re.match(r"\s+(\w+): [^#]*(?:# (.*))?$", line)
-        if match and match[1] in found:
-            found[match[1]] = (match[2] or above).strip()
+        if match and match[1] in comments:
+            comments[match[1]] = (match[2] or above).strip()
         comment = re.match(r"\s+# (.*)", line)
         above = f"{above} {comment[1]}" if comment else ""
-    return found
+    return comments

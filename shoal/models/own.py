@@ -19,7 +19,7 @@ from shoal.config.plugins import load_code
 from shoal.models.base import Model
 
 T = TypeVar("T")
-_given: dict[str, type] = {}  # classes that were handed over in Python, by name
+_registered: dict[str, type] = {}  # classes that were handed over in Python, by name
 
 
 def is_own(name: str) -> bool:
@@ -27,9 +27,9 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
-def is_given(name: str) -> bool:
+def is_registered(name: str) -> bool:
     """Whether the class was handed over in Python, so that nothing is run to have it."""
-    return name in _given
+    return name in _registered
 
 
 def is_file(name: str) -> bool:
@@ -43,31 +43,31 @@ def full_name(name: str) -> str:
     return f"{os.path.abspath(place)}:{wanted}" if is_file(name) else name
 
 
-def give(model: type[Model]) -> str:
+def register_model(model: type[Model]) -> str:
     """The name of a class that a Python program hands over; `find_own` knows it from now on."""
     if not (isinstance(model, type) and issubclass(model, Model)):
         raise ValueError(
             f"model is {model!r}; give a name, or a class that is made of shoal.models.base.Model"
         )
-    name = give_class(model)
+    name = register_class(model)
     _check(model, name)
     return name
 
 
-def give_class(given: type) -> str:
+def register_class(cls: type) -> str:
     """The name of any class that is handed over; `find_class` knows it from now on."""
-    module = given.__module__
+    module = cls.__module__
     file = getattr(sys.modules.get(module), "__file__", None)
     place = module if "." in module or file is None else os.path.abspath(file)
-    name = f"{place}:{given.__qualname__}"
-    _given[name] = given
+    name = f"{place}:{cls.__qualname__}"
+    _registered[name] = cls
     return name
 
 
 def check_launchable(name: str) -> None:
     """Refuse a class that other processes cannot find."""
     place, _, wanted = name.rpartition(":")
-    if is_given(name) and ("<locals>" in wanted or place == "__main__"):
+    if is_registered(name) and ("<locals>" in wanted or place == "__main__"):
         raise ValueError(
             f"the processes of a launch must find {wanted.rpartition('.')[2]} by themselves, and "
             "it is in no file, or within a function; put it at the top of a .py file"
@@ -76,32 +76,34 @@ def check_launchable(name: str) -> None:
 
 def find_own(name: str) -> type[Model]:
     """The model of a name."""
-    found = find_class(name, Model, "model")
-    _check(found, name)
-    return found
+    model = find_class(name, Model, "model")
+    _check(model, name)
+    return model
 
 
 def find_class(name: str, base: type[T], what: str) -> type[T]:
     """The class of a name, which must be made of `base`; what: the word for it in errors."""
-    if name in _given:
-        return _given[name]
+    if name in _registered:
+        return _registered[name]
     place, _, wanted = name.rpartition(":")
     module = load_code(place, f"{what} {name}", "FILE.py:Class or package.module:Class")
-    found: object = module
+    definition: object = module
     for part in wanted.split("."):
-        found = getattr(found, part, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
+        definition = getattr(definition, part, None)
+    if not (isinstance(definition, type) and issubclass(definition, base)):
         own = [
             key
-            for key, one in vars(module).items()
-            if isinstance(one, type) and issubclass(one, base) and one.__module__ == module.__name__
+            for key, member in vars(module).items()
+            if isinstance(member, type)
+            and issubclass(member, base)
+            and member.__module__ == module.__name__
         ]
         raise ValueError(
             f"{what} {name}: {place} has no {what} {wanted!r} (a class that is made of "
             f"{base.__module__}.{base.__name__}); it has {', '.join(own) or 'none'}"
             f"{did_you_mean(wanted, own)}"
         )
-    return found
+    return definition
 
 
 def code_of(name: str) -> tuple[str, bytes] | None:

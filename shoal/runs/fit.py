@@ -33,7 +33,7 @@ from shoal.files.durable import no_links
 from shoal.files.folders import inner_folder
 from shoal.launch.hosts import LaunchError
 from shoal.models.base import Model
-from shoal.models.own import give
+from shoal.models.own import register_model
 from shoal.pages import html as look
 from shoal.recommender.explanation import Explanation
 from shoal.recommender.ranked_items import RankedItems
@@ -99,7 +99,7 @@ def fit(
                 f"{key}={column!r}: the frame has only {', '.join(frames['inter'].columns)}"
             )
     # The config: keys of this call, and defaults that suit a notebook.
-    name = give(model) if isinstance(model, type) else model
+    name = register_model(model) if isinstance(model, type) else model
     values: dict[str, Any] = {"model": name, "data.name": "frame", **config}
     values |= {f"data.fields.{key}": name for key, name in named.items() if name is not None}
     values |= {"data.files": {suffix: f"{suffix}.parquet" for suffix in frames}}

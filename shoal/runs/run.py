@@ -41,7 +41,7 @@ from shoal.launch.roles import Roles
 from shoal.launch.servers import early_heartbeat
 from shoal.models import find, lookup
 from shoal.models.base import Model
-from shoal.models.own import check_launchable, give, is_given, is_own
+from shoal.models.own import check_launchable, is_own, is_registered, register_model
 from shoal.optimizers.selection import problems as row_optimizer_problems
 from shoal.runs.build import announce, build
 from shoal.runs.decay import ages_after, save_ages
@@ -84,7 +84,7 @@ def resolve(
 
     def allow_code(key: str, name: str, origin: Origin) -> None:
         from_run_folder = origin.source == str(config_file) or is_run_config(origin.source)
-        runs = key == "run.plugins" or (is_own(name) and not is_given(name))
+        runs = key == "run.plugins" or (is_own(name) and not is_registered(name))
         trusted_names = (trusted_values or {}).get(key, ())
         if from_run_folder and not trust and runs and name not in trusted_names:
             check_code_trusted(key, name, origin)
@@ -156,7 +156,7 @@ def run(
     """
     refuse_while_running("shoal.run")
     if isinstance(model, type):
-        model = give(model)
+        model = register_model(model)
     keys = {**(config_dict or {}), **values}
     keys |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
     resolved = resolve(config_file_list or (), (), keys)

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from shoal.cli.arguments import split_arguments
-from shoal.compat.command_words import as_paddle_launches
+from shoal.compat.command_arguments import as_paddle_launches
 from shoal.runs.run import resolve
 
 

@@ -69,7 +69,7 @@ def answers(folder: str | Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_loop(tmp_path: Path) -> None:
+def test_exporting_a_model_of_a_loop(tmp_path: Path) -> None:
     path, expected = exported(World(), str(tmp_path / "model"))
     assert answers(path) == pytest.approx(expected, abs=1e-6)
     loaded = shoal.load(path)
@@ -82,7 +82,7 @@ def test_a_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_and_a_check_in_a_third(tmp_path: Path) -> None:
+def test_exporting_from_two_processes_equals_a_fresh_process(tmp_path: Path) -> None:
     _, alone = exported(World(), str(tmp_path / "alone"))
     ranks = run_ranks(exported, 2, tmp_path / "ranks", str(tmp_path / "two"), True)
     for path, found in ranks:
@@ -90,7 +90,7 @@ def test_two_processes_and_a_check_in_a_third(tmp_path: Path) -> None:
     assert answers(path) == pytest.approx(alone, abs=1e-6)
 
 
-def test_an_estimator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exporting_an_estimator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "check_apart", check_here)
     make(tmp_path / "run").train(batches)
     opened, new = make(tmp_path / "run"), {"item": np.arange(7)}
@@ -102,7 +102,7 @@ def test_an_estimator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert shoal.load(path).answer(new).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
+def test_models_that_cannot_be_exported_are_refused(tmp_path: Path) -> None:
     strategy = shoal.CollectiveStrategy(world=World())
     with strategy.scope(), strategy.embedding_scope():
         model: Any = nn.Sequential(nn.EmbeddingBag(9, 3, mode="max"))

@@ -62,7 +62,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tables")
-def test_registering_is_enough() -> None:
+def test_a_registered_dialect_is_used() -> None:
     given = {"trainer": {"n_epochs": 7, "lr_exponent": -2}}
     resolved = load([], ["--seq_separator=|"], given, models=models)
     assert resolved.config.train.epochs == 7 and resolved.config.train.optimizer.lr == 0.01
@@ -73,7 +73,7 @@ def test_registering_is_enough() -> None:
 
 
 @pytest.mark.usefixtures("tables")
-def test_its_errors_and_hints() -> None:
+def test_errors_and_hints_of_a_registered_dialect() -> None:
     assert errors(trainer={"magic": 1, "n_epochs": 2, "colour": 3}) == [
         "python: Tables key trainer.magic: is refused: there is none",
         "python: Tables has no key trainer.colour",
@@ -84,7 +84,7 @@ def test_its_errors_and_hints() -> None:
     assert "did you mean trainer.n_epochs (Tables's spelling of train.epochs)?" in error
 
 
-def test_the_first_that_knows_a_key_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_dialect_that_knows_a_key_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialect, "registered", {**dialect.registered})
 
     class Hurried(Dialect):

@@ -58,7 +58,7 @@ class Watching(shoal.Hook):
         self.calls.append("end")
 
 
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_training_continues_from_a_checkpoint(tmp_path: Path) -> None:
     straight = Watching()
     one = make(tmp_path / "one").train(batches, hooks=[straight])
     assert one.step == 12 and straight.calls[0] == "begin" and straight.calls[-1] == "end"
@@ -79,7 +79,7 @@ def test_curves(tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").iterdir())
 
 
-def test_a_run_that_went_far_enough_is_only_evaluated(tmp_path: Path) -> None:
+def test_a_run_at_max_steps_is_only_evaluated(tmp_path: Path) -> None:
     specs = shoal.TrainSpec(batches, max_steps=10), shoal.EvalSpec(batches, steps=None)
     found = make(tmp_path).train_and_evaluate(*specs)
     again = make(tmp_path)
@@ -100,7 +100,7 @@ def test_a_trained_model_is_opened_for_use(tmp_path: Path) -> None:
         opened.train(batches, steps=1)
 
 
-def test_what_is_wrong_is_told(tmp_path: Path) -> None:
+def test_wrong_calls_are_refused_with_a_message(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no checkpoint"):
         make(tmp_path / "none").evaluate(batches)
     with pytest.raises(ValueError, match="did you mean save_checkpoints_steps"):

@@ -65,7 +65,7 @@ def test_users_get_the_items_of_their_group(fitted: Any, groups: Any) -> None:
     assert (scores[:, 0] >= scores[:, 1]).all()
 
 
-def test_one_user_is_answered_as_among_others(fitted: Any, groups: Any) -> None:
+def test_a_single_user_gets_the_list_it_gets_in_a_batch(fitted: Any, groups: Any) -> None:
     ids, _ = fitted.recommend(5, groups[5], N=3)
     both, _ = fitted.recommend([4, 5], groups[[4, 5]], N=3)
     assert ids.shape == (3,) and ids.tolist() == both[1].tolist()
@@ -76,7 +76,7 @@ def test_one_user_is_answered_as_among_others(fitted: Any, groups: Any) -> None:
     assert only.tolist() == ids[1:].tolist()
 
 
-def test_places_that_no_item_is_left_for(fitted: Any, groups: Any) -> None:
+def test_lists_with_too_few_items_are_filled_up(fitted: Any, groups: Any) -> None:
     ids, scores = fitted.recommend([5], groups[[5]], N=40)
     assert ids.shape == (1, 40) and (ids[0, -5:] == -1).all() and (scores[0, -5:] == LOWEST).all()
     assert len(fitted.recommend(5, groups[5], N=40)[0]) == (ids >= 0).sum()
@@ -138,7 +138,7 @@ def head_of_array(shape: str) -> bytes:
     return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode()
 
 
-def test_a_saved_model_of_a_stranger(fitted: Any, tmp_path: Path) -> None:
+def test_untrusted_model_files_are_refused(fitted: Any, tmp_path: Path) -> None:
     """It gives one error that names the file; little is unpacked of one that becomes too large."""
     fitted.save(tmp_path / "model.npz")
     with np.load(tmp_path / "model.npz") as data:

@@ -66,7 +66,7 @@ def test_representations(fitted: Any) -> None:
     assert fitted.predict(5, [8])[0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_features_describe_who_has_no_interaction() -> None:
+def test_features_describe_users_and_items_without_interactions() -> None:
     """Two thirds of the items train; the group of the others is known by a feature alone."""
     kinds = sparse.csr_matrix(np.eye(3)[np.arange(ITEMS) % 3])
     features = sparse.hstack([sparse.identity(ITEMS), kinds]).tocsr()
@@ -174,7 +174,7 @@ def test_careless_calls_are_one_clear_line(fitted: Any, groups: Any) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_epochs_one_by_one(groups: Any) -> None:
+def test_fit_partial_continues_epoch_by_epoch(groups: Any) -> None:
     """The optimizer continues where it was: twelve epochs are as good in three calls as in one."""
     model, aucs = LightFM(no_components=6, loss="bpr", learning_rate=0.1, random_state=2), []
     for _ in range(3):

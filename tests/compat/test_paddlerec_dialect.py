@@ -217,7 +217,7 @@ def test_all_errors_come_at_once_with_their_lines(write: Write) -> None:
     assert "unknown key runer; did you mean runner, a section of PaddleRec's?" in error
 
 
-def test_show_tells_which_key_of_theirs_set_a_value(write: Write) -> None:
+def test_config_show_names_the_paddlerec_key_that_set_a_value(write: Write) -> None:
     path = write(DNN)
     shown = room.show(resolve([path], ["--runner.epochs=3"]))
     lines = {line.partition("#")[0].strip(): line.partition("# ")[2] for line in shown.split("\n")}
@@ -247,7 +247,7 @@ def test_a_setting_spelled_twice_in_one_source_is_an_error(write: Write) -> None
     assert "train.epochs is set twice" in errors_of(path)
 
 
-def test_other_configs_are_as_they_were() -> None:
+def test_configs_without_paddlerec_keys_are_not_changed() -> None:
     resolved = resolve((), ["--model=DNN", "--epochs=3", "--train_batch_size=8", "--nproc=2"])
     assert resolved.config.train.batch_size == 8 and resolved.config.run.seed == 2020
     assert not any("PaddleRec" in note for note in resolved.notes)

@@ -34,7 +34,7 @@ def test_a_batch_per_worker_is_multiplied_once_and_the_log_says_so(
     assert resolve([path]).config.train.batch_size == 1536
 
 
-def test_a_batch_of_a_worker_that_makes_updates_of_its_own_is_not_multiplied(write: Write) -> None:
+def test_a_batch_per_worker_is_not_multiplied_where_workers_update_separately(write: Write) -> None:
     # DNN says sync_mode async; `shoal launch` brings the servers.
     words = ["--strategy=ps", "--nproc=4"]
     assert resolve([write(DNN)], words).config.train.batch_size == 512
@@ -48,7 +48,7 @@ def test_the_number_of_rows_can_be_taken_back(write: Write) -> None:
     assert resolve([write(DNN)], words).config.data.clicks.rows is None
 
 
-def test_which_model(write: Write) -> None:
+def test_the_model_is_named_by_its_folder_or_an_option(write: Write) -> None:
     for folder, model in paddlerec.FOLDERS.items():
         assert resolve([write("runner: {epochs: 1}", folder)]).config.model.name == model
     path = write("runner: {epochs: 1}", "mine")
@@ -65,7 +65,7 @@ def test_which_model(write: Write) -> None:
     assert config.train.epochs == 3 and config.data.path == str(Path.cwd())
 
 
-def test_a_reader_of_ones_own(write: Write, tmp_path: Path) -> None:
+def test_a_custom_reader(write: Write, tmp_path: Path) -> None:
     text = "runner: {train_reader_path: my_reader, infer_reader_path: my_reader}"
     path = write(text)
     for words in ([], ["--runner.reader_type=RecDataset"], ["--runner.reader_type=DataLoader"]):
@@ -97,7 +97,7 @@ def test_programs(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert any("reader_type DataLoader has no program" in note for note in resolved.notes)
 
 
-def test_a_program_that_is_not_there(
+def test_a_missing_program_is_refused(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -120,7 +120,7 @@ def test_a_program_that_is_not_there(
         assert resolved.config.data.clicks.pipe_command == command
 
 
-def test_a_workspace_is_put_in_its_place(write: Write) -> None:
+def test_workspace_is_replaced_in_paths(write: Write) -> None:
     path = write("workspace: folder\nrunner: {train_data_dir: '{workspace}/data'}\n")
     assert resolve([path]).config.data.clicks.train == "folder/data"
 

@@ -27,7 +27,7 @@ def estimator(**more: Any) -> FrameEstimator:
     return FrameEstimator("ItemKNN", **given)
 
 
-def test_it_works_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_estimator_works_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)  # an import of it fails from here on
     room = importlib.reload(importlib.import_module("shoal.compat.sklearn"))
     assert room.FrameEstimator(user="uid", item="iid", **QUIET, epochs=1).fit(FRAME).fitted_
@@ -58,7 +58,7 @@ def test_fit_score_and_recommend() -> None:
         estimator(**{"model.kk": 5}).fit(FRAME)
 
 
-def test_less_is_better_comes_with_a_minus() -> None:
+def test_score_is_negative_for_metrics_where_less_is_better() -> None:
     clicks = FRAME.with_columns(liked=pl.Series(random.integers(0, 2, len(FRAME))))
     one = FrameEstimator("LR", user="uid", item="iid", label="liked", metric="logloss", **QUIET)
     assert one.set_params(epochs=1).fit(clicks).score(clicks) < 0.0

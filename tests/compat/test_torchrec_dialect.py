@@ -134,7 +134,7 @@ def test_the_dialect_may_be_named() -> None:
     assert config.model.name == "BERT4Rec" and config.train.batch_size == 32
 
 
-def test_a_dialect_that_there_is_not() -> None:
+def test_an_unknown_dialect_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         resolve((), ["--dialect", "torchrek", "--dataset_name", "random"])
     assert str(caught.value) == (
@@ -192,7 +192,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("words", ["--dialect=torchrec --mode=dmp", "--model_parallel=true"])
-def test_who_asks_for_sharded_tables_gets_small_ones_sharded(words: str) -> None:
+def test_sharding_flags_shard_small_tables_too(words: str) -> None:
     """The page's own command: 30 items, of which no process holds all."""
     random = ["--data.name=random", "--data.format=auto", "--data.random.items=30"]
     split = ["--data.split.order=time", "--data.filter.user_inter_num=[0,inf)"]

@@ -75,13 +75,13 @@ def test_losses_equal_single(name: str, alone: dict, together: list) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CURVES if "unbalanced" not in name])
-def test_ranks_have_as_much_to_do(name: str, alone: dict, together: list) -> None:
+def test_ranks_get_equal_work(name: str, alone: dict, together: list) -> None:
     """The cost of each batch is that of one process; a rank's is within 6 % of the mean."""
     costs = np.array([rank[name]["costs"] for rank in together])
     assert costs.sum(0).tolist() == alone[name]["costs"]
     assert (costs.max(0) / costs.mean(0)).mean() < 1.06
 
 
-def test_balance_leaves_the_losses_alone(alone: dict) -> None:
+def test_balance_does_not_change_the_losses(alone: dict) -> None:
     for name in ("SASRec", "BERT4Rec"):
         assert curve(World(), name, train__balance=False) == alone[name]

@@ -207,7 +207,7 @@ def summed(same: bool, dim: int) -> float:
     return learned("DeepFM", histories(same), 4, dim=dim)[0]
 
 
-def test_attention_asks_for_what_goes_with_a_candidate() -> None:
+def test_attention_finds_related_items_of_a_history() -> None:
     """A sum of 8 numbers cannot hold which of 80 items were there. Measured: 0.80 and 0.69."""
     task = histories()
     found = learned("DIN", task, 6, dim=8)[0]
@@ -254,7 +254,7 @@ def aucs_of(folder: Path, model: str, **more: Any) -> dict[str, float]:
     return found
 
 
-def test_actions_tell_what_comes_next(acts: tuple[Path, dict[str, float]]) -> None:
+def test_actions_in_the_history_predict_the_labels(acts: tuple[Path, dict[str, float]]) -> None:
     """Measured: 0.815 and 0.808 of 0.815 and 0.814."""
     folder, best = acts
     plain = {"model__hidden_dropout_prob": 0.0, "model__linear_dropout_prob": 0.0}
@@ -263,7 +263,7 @@ def test_actions_tell_what_comes_next(acts: tuple[Path, dict[str, float]]) -> No
         assert most - 0.02 < found[f"auc_{label}"] < most + 0.01
 
 
-def test_nothing_else_tells_it(acts: tuple[Path, dict[str, float]]) -> None:
+def test_features_without_the_history_predict_nothing(acts: tuple[Path, dict[str, float]]) -> None:
     features = {"item_id": {"kind": "id", "side": "item"}}
     found = aucs_of(acts[0], "DNN", data__features=features, model__layers=[32])
     assert all(abs(found[f"auc_{label}"] - 0.5) < 0.04 for label in ACTED)

@@ -178,9 +178,7 @@ def test_split_files_end_together(two: list[dict], case: str) -> None:
     assert second["sizes"][-1] == 0 and first["auc"] == second["auc"]
 
 
-def test_a_reader_of_ones_own_equals_the_stream(
-    two: list[dict], files: Path, tmp_path: Path
-) -> None:
+def test_a_custom_reader_equals_the_stream(two: list[dict], files: Path, tmp_path: Path) -> None:
     given = values(str(files), train__epochs=1, data__clicks__reader="stream")
     stream = fit(World(), given, str(tmp_path / "a"))
     assert fit(World(), own(str(files)), str(tmp_path / "b")) == stream

@@ -70,13 +70,13 @@ def test_every_model_is_here() -> None:
 
 
 @pytest.mark.parametrize("name", each(MODELS))
-def test_what_ranks_items(name: str, tmp_path: Path) -> None:
+def test_ranking_models_answer_the_same_exported(name: str, tmp_path: Path) -> None:
     config = zoo_config(name)
     export_here(trained(config), tmp_path / "artifact")
 
 
 @pytest.mark.parametrize("name", each([*FIRST, *CLICKS]))
-def test_what_predicts_clicks(name: str, shop: Path, tmp_path: Path) -> None:
+def test_click_models_answer_the_same_exported(name: str, shop: Path, tmp_path: Path) -> None:
     config = click_config(name, shop)
     artifact = export_here(trained(config), tmp_path / "artifact")
     assert len(artifact.labels) == (2 if name in LABELS else 1)

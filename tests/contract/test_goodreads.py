@@ -93,7 +93,7 @@ def test_the_pages_toml_gives_the_same_losses_everywhere(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_so_it_does_on_the_real_sample(tmp_path: Path) -> None:
+def test_the_pages_toml_gives_the_same_losses_on_the_real_sample(tmp_path: Path) -> None:
     csv = Path(os.environ.get("SHOAL_TEST_DATA", "")) / "goodreads" / "goodreads_interactions.csv"
     if not csv.is_file():
         pytest.skip("SHOAL_TEST_DATA names no folder with goodreads")
@@ -141,7 +141,7 @@ def test_smoothed_labels_are_those_of_torch(tmp_path: Path) -> None:
     assert abs(float(right - plain)) > 1e-3
 
 
-def test_what_the_toml_may_not_say(tmp_path: Path) -> None:
+def test_settings_that_the_toml_may_not_have(tmp_path: Path) -> None:
     text = (EXAMPLES / "config.toml").read_text()
     for line, wrong, said in [
         ("sliding_step = 10", "sliding_step = 30", "at most max_len"),

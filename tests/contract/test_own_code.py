@@ -221,7 +221,7 @@ def in_short(world: World) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_two_processes_in_short(alone: list[float], tmp_path: Path) -> None:
+def test_two_processes_train_an_own_model_as_one(alone: list[float], tmp_path: Path) -> None:
     for rank in run_ranks(in_short, 2, tmp_path / "ranks"):
         assert rank["losses"] == pytest.approx(alone, rel=1e-5)
         assert rank["loop"] == pytest.approx(loop_alone("adagrad"), rel=1e-4)
@@ -249,7 +249,7 @@ def test_in_batch_negatives_are_those_of_the_global_batch(
 
 
 @pytest.mark.slow
-def test_gradients_go_back_to_where_their_samples_are(together: list[Any]) -> None:
+def test_gradients_return_to_the_process_of_their_samples(together: list[Any]) -> None:
     everyone = torch.arange(6.0).view(3, 2)
     factor = sum(range(1, len(together) + 1))
     for number, rank in enumerate(together):
@@ -266,7 +266,9 @@ def test_one_process_under_a_scope_is_the_loop_alone(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), LOOPS)
-def test_a_loop_of_ones_own_is_the_same_on_many(kind: str, name: str, together: list[Any]) -> None:
+def test_a_custom_loop_learns_the_same_on_many_processes(
+    kind: str, name: str, together: list[Any]
+) -> None:
     expected = loop_alone(name) if kind == "plain" else loop(World(), kind, name, "native")
     assert sum(expected[-3:]) < 0.8 * sum(expected[:3])
     for rank in together:
@@ -274,14 +276,14 @@ def test_a_loop_of_ones_own_is_the_same_on_many(kind: str, name: str, together: 
 
 
 @pytest.mark.slow
-def test_a_loop_goes_on_from_its_checkpoint(together: list[Any]) -> None:
+def test_a_loop_continues_from_its_checkpoint(together: list[Any]) -> None:
     expected = loop(World(), "grown", "adagrad", "native")
     for rank in together:
         assert rank["resumed"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.slow
-def test_examples_say_the_same_on_many(together: list[Any], tmp_path: Path) -> None:
+def test_examples_print_the_same_on_many_processes(together: list[Any], tmp_path: Path) -> None:
     expected = examples(World(), str(tmp_path / "estimator"))
     assert expected["variable"][0] == 36.0
     assert expected["130"]["AUC"] > 0.7 and expected["130"]["global_step"] == 130

@@ -186,7 +186,7 @@ def check(case: Case, found: list[Any], held: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES[1:], ids=" ".join)
-def test_single_counts_what_came(case: Case) -> None:
+def test_single_admits_ids_by_their_counts(case: Case) -> None:
     counted, wanted = alone(case)[2], expected(case)
     assert counted == wanted
     if case[2] != "counts":
@@ -201,7 +201,7 @@ def test_counters_alone_change_nothing() -> None:
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 @pytest.mark.parametrize("strategy", ["ps", "ddp"])
 @pytest.mark.parametrize("workers, servers", [(1, 1), (2, 2)])
-def test_many_equal_single(
+def test_many_workers_equal_single(
     case: Case, strategy: str, workers: int, servers: int, folder: Path
 ) -> None:
     check(case, *run(workers, servers, folder)[case, strategy])

@@ -257,7 +257,7 @@ def test_one_rank_equals_single(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_compared_happens(name: str) -> None:
+def test_rows_are_admitted_and_evicted_in_the_comparison(name: str) -> None:
     """Rows came and went, and ids wait for theirs."""
     model, kind, _, *rest = CASES[name]
     plain = set_up(World(), (model, kind, {}, *rest), {"name": "single"})  # type: ignore[arg-type]
@@ -277,19 +277,23 @@ def test_replicas_stay_the_same(size: int, every: bool, folder: Path) -> None:
 
 @quick
 @pytest.mark.parametrize("name", ["after a save", "from sharded", QUICK[-1]])
-def test_a_checkpoint_goes_on(name: str, size: int, every: bool, folder: Path) -> None:
+def test_a_checkpoint_continues_on_ranks(name: str, size: int, every: bool, folder: Path) -> None:
     check(run(size, every, folder)[0][name], alone(RELAY), SAVED)
 
 
 @ranks
 @pytest.mark.parametrize("name", SECTIONS)
-def test_one_process_handed_on(name: str, size: int, every: bool, folder: Path) -> None:
+def test_a_checkpoint_of_one_process_continues_on_ranks(
+    name: str, size: int, every: bool, folder: Path
+) -> None:
     check(run(size, every, folder)[0][f"to {name}"], alone(RELAY), SAVED)
 
 
 @quick
 @pytest.mark.parametrize("strategy", ["single", "sharded"])
-def test_one_process_goes_on(strategy: str, size: int, every: bool, folder: Path) -> None:
+def test_a_checkpoint_of_ranks_continues_on_one_process(
+    strategy: str, size: int, every: bool, folder: Path
+) -> None:
     """With what several have saved."""
     run(size, every, folder)
     path = folder / f"{size} {every}" / "saved" / f"step-{SAVED:09d}"
@@ -298,7 +302,7 @@ def test_one_process_goes_on(strategy: str, size: int, every: bool, folder: Path
     check(go_on(World(), path, {"name": strategy}), alone(RELAY), SAVED)
 
 
-def test_servers_go_on(folder: Path) -> None:
+def test_a_checkpoint_of_ranks_continues_on_servers(folder: Path) -> None:
     """With what several ranks have saved."""
     run(2, False, folder)
     checkpoints = Checkpoints(folder / "2 False" / "saved", World(), rows_apart=True)

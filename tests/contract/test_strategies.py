@@ -358,7 +358,7 @@ def test_loss_goes_down(model: str, optimizer: str) -> None:
 # ---- a run handed on from one world to the next -------------------------------------------------
 
 
-def test_a_run_goes_on_in_another_world(folder: Path) -> None:
+def test_a_run_continues_with_another_world_size(folder: Path) -> None:
     found = first_legs(folder) + run(2, False, folder)[0]["legs"]
     assert found == pytest.approx(curve(World(), "single", **RELAY), rel=1e-5)
 

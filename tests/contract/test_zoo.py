@@ -202,7 +202,7 @@ def test_what_a_model_cannot_do_is_refused() -> None:
         made("BERT4Rec", World(), train__bucket=True)
 
 
-def test_averages_are_what_is_evaluated_and_come_back_with_a_run(tmp_path: Path) -> None:
+def test_averages_are_evaluated_and_restored_when_a_run_resumes(tmp_path: Path) -> None:
     values = {**DATA, **MODELS["SASRec"], "train.epochs": 2, "eval.repeatable": False}
     del values["data.name"]
     found = {}

@@ -98,7 +98,7 @@ def test_columns_that_are_not_read_do_not_count(bombs: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_real_rows_are_read_however_many(form: str, tmp_path: Path) -> None:
+def test_many_real_rows_are_read(form: str, tmp_path: Path) -> None:
     """What a file holds is bounded by its size, never by a number of rows."""
     draw = np.random.default_rng(1)
     rows = 5_000_000

@@ -239,7 +239,7 @@ def test_workers_with_separate_updates_are_refused(mode: str, key: str, value: o
         small_config("SASRec", **{key.replace(".", "__"): value}, **servers)
 
 
-def test_lent_batches_have_so_many_samples() -> None:
+def test_leased_batches_have_batch_size_samples() -> None:
     servers = {"strategy__name": "ps", "strategy__ps__elastic": True}
     with pytest.raises(ConfigError, match=r"train.batch_tokens: does not go with .*elastic"):
         small_config("SASRec", train__batch_tokens=500, **servers)

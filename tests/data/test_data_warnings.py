@@ -125,7 +125,7 @@ CASES: dict[str, tuple[dict[str, list[str]], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_and_describe_say_so(case: str, tmp_path: Path) -> None:
+def test_a_run_and_describe_print_the_warnings(case: str, tmp_path: Path) -> None:
     parts, said = CASES[case]
     files = {name: HEAD + "\n".join(rows) + "\n" for name, rows in parts.items()}
     result, log = trained(tmp_path, files)

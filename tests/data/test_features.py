@@ -137,7 +137,7 @@ def test_packed_ids_of_tables_that_grow_do_not_meet(folder: Path) -> None:
     assert len(slots[:, 0].unique()) == len(set(users.tolist()))
 
 
-def test_a_batch_holds_what_was_joined(folder: Path) -> None:
+def test_a_batch_holds_joined_features(folder: Path) -> None:
     made = config(folder, data__features=FEATURES, data__sample_weight="weight")
     parts = build(made, World())
     batch = next(parts.reader.batches(0, 1, 2))
@@ -245,7 +245,7 @@ def test_features_that_do_not_fit_are_refused(
     assert re.search(said, str(caught.value))
 
 
-def test_labels_that_are_not_there_or_not_binary(folder: Path) -> None:
+def test_missing_or_non_binary_labels_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"has no label 'rating'.*data.threshold"):
         build(config(folder, data__fields__label="rating"), World())
     with pytest.raises(ValueError, match="the label 'spent' of 'shop' is not 0 or 1"):

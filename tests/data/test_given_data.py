@@ -74,7 +74,7 @@ def test_a_first_run_from_describing_a_file_to_recommending() -> None:
     assert call("runs").count("BX-Book") >= 1
 
 
-def test_letters_of_windows_are_read_as_they_are() -> None:
+def test_other_encodings_are_recognised() -> None:
     lines = [f"{user},Ü{isbn},Größe {stars}" for user, isbn, stars in ROWS]
     text = "\n".join(["user_id,item_id,size", *lines])
     for encoding, name in (("cp1252", "cp1252"), ("utf-16", "utf-16"), ("utf-8", "")):
@@ -146,7 +146,7 @@ def test_click_logs(name: str, text: str) -> None:
         (["x.yaml"], "no such config file"),
     ],
 )
-def test_what_is_refused(words: list[str], said: str) -> None:
+def test_what_cannot_be_trained_on_is_refused(words: list[str], said: str) -> None:
     ran = CliRunner().invoke(app, ["train", *words])
     text = re.sub(r"[\s│]+", " ", ran.output) + str(ran.exception)
     assert ran.exit_code != 0 and said in text, text

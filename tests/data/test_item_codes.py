@@ -51,7 +51,7 @@ def test_items_with_the_same_codes_get_another_one_which_is_logged(
         ('{"a": [70000]}', "from 0 to 65535"),
     ],
 )
-def test_what_cannot_be_codes_is_refused(text: str, why: str, tmp_path: Path) -> None:
+def test_invalid_codes_are_refused(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "codes.json").write_text(text)
     with pytest.raises(ValueError, match=why.replace("[", r"\[")):
         read_codes(tmp_path / "codes.json")

@@ -160,7 +160,7 @@ def test_any_item_but_the_first_may_be_the_last_one(stride: int) -> None:
     assert ((history > 0).sum(1) == stops - starts).all()
 
 
-def test_places_to_ask_for_are_counted_in_each_batch() -> None:
+def test_masked_places_are_listed_in_each_batch() -> None:
     for batch in reader(batch_size=16).batches(0, rank=1, size=3):
         asked = batch.tensor("target").reshape(-1) > 0
         masked = batch.ids["masked"]

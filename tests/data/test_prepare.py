@@ -160,7 +160,7 @@ def test_side_features_stand_at_their_ids(toy, caplog):
     assert (data.users["age"].dtype, data.users["job"].dtype) == (np.float32, np.int64)
 
 
-def test_users_without_interactions_go_when_a_number_is_asked_for(toy):
+def test_users_without_interactions_are_dropped_by_a_minimum(toy):
     options = {"by_user_or_item": False, "user_inter_num": "[1,inf)"}
     data = toy(ROWS, user=USERS, filter=options)
     assert data.vocab["user_id"].tolist() == ["[PAD]", "a", "b"]
@@ -184,7 +184,7 @@ def test_filtered_side_rows_take_their_interactions_along(toy):
         ({"values": {"rating": "1-2"}}, "'1-2' is not an interval"),
     ],
 )
-def test_filters_that_cannot_be(toy, options, named):
+def test_impossible_filters_are_refused(toy, options, named):
     with pytest.raises(ValueError, match=named):
         toy(ROWS, filter=options)
 

@@ -211,7 +211,7 @@ def test_a_folder_that_was_changed_is_refused(tmp_path, what) -> None:
         open_log(tmp_path / "train")
 
 
-def test_interactions_and_logs_are_not_mixed_up(tmp_path) -> None:
+def test_interactions_and_click_logs_are_kept_apart(tmp_path) -> None:
     pytest.importorskip("polars")
     from shoal.data.loading.load import load_dataset
     from shoal.data.prepared.preparation import prepare

@@ -142,7 +142,9 @@ def test_items_are_taken_again_where_the_data_shows_it(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_protocol_in_words(split: dict[str, Any], section: dict[str, Any], words: str) -> None:
+def test_a_protocol_is_described_in_words(
+    split: dict[str, Any], section: dict[str, Any], words: str
+) -> None:
     data = DataSection(split=decide_split(SplitSection(**split), timed=True))
     assert str(protocol_of(data, EvalSection(**{"repeatable": False, **section}))) == words
 

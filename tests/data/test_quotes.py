@@ -127,7 +127,7 @@ def test_bad_rows_are_left_out_and_counted_one_by_one(read: Any, kind: str, tmp_
 
 
 @pytest.mark.parametrize("read", [in_memory, prepared])
-def test_nothing_quotes(read: Any, tmp_path: Path) -> None:
+def test_no_quote_character(read: Any, tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     named = {"user": '"User-ID"', "item": '"ISBN"', "rating": "none"}
     assert '"i3"' in read(path, quote=None, fields=named).vocab['"ISBN"']

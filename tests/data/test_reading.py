@@ -64,7 +64,7 @@ EXAMPLES: dict[str, tuple[str, list[str], str, Any]] = {
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_cells_are_read_by_what_they_look_like(example: str) -> None:
+def test_cells_are_read_by_their_values(example: str) -> None:
     name, values, shown, first = EXAMPLES[example]
     text = pl.Series(name, values)
     found = find_reading(text)
@@ -174,7 +174,7 @@ def test_a_careless_table(read: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "frame"])
-def test_the_same_from_other_formats(form: str, tmp_path: Path) -> None:
+def test_other_formats_are_read_the_same(form: str, tmp_path: Path) -> None:
     frame = pl.read_csv(write(tmp_path), infer_schema=False)
     if form == "frame":
         quiet: dict[str, Any] = {"run.output": str(tmp_path / "run"), "run.progress": False}
@@ -335,7 +335,7 @@ def test_quickstart_asks_what_comes_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert "{order: day}" in Path("asked/shop-recommend.yaml").read_text()
 
 
-def test_addresses_are_no_lists() -> None:
+def test_addresses_are_not_lists() -> None:
     """A picture within a cell holds the signs that separate lists."""
     pictures = pl.Series("poster", [f"data:image/png;base64,iVBOR{n}" for n in range(9)])
     pages = pl.Series("page", [f"https://shop.example/?a={n};b=2|3" for n in range(9)])

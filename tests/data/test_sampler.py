@@ -123,7 +123,7 @@ def make(distribution="uniform", seed=1, alpha=1.0, count=900):
 
 @pytest.mark.parametrize("distribution", ["uniform", "popularity"])
 @pytest.mark.parametrize("count", [900, 12_000])  # the second: most items seen by everyone
-def test_never_the_padding_never_a_positive(storage, distribution, count):
+def test_negatives_are_never_padding_or_positive(storage, distribution, count):
     sampler, users, known = make(distribution, count=count)
     drawn = sampler.draw(users, np.arange(len(users)), epoch=0, num=3)
     assert drawn.shape == (len(users), 3) and drawn.dtype == np.int64
@@ -185,7 +185,7 @@ def test_the_native_core_draws_what_numpy_draws(
     assert np.array_equal(drawn, sampler._draw(who, index, epoch, num))
 
 
-def test_users_who_are_not_there_are_refused(storage):
+def test_unknown_users_are_refused(storage):
     sampler, _, _ = make()
     for user in (-1, NUM_USERS):
         with pytest.raises((ValueError, IndexError)):

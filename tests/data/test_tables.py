@@ -264,7 +264,7 @@ def test_mixed_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "word", ["n/a", "N/A", "NA", "null", "None", "nan", " - ", "–", "?", "\\N"]
 )
-def test_words_for_nothing(word: str, tmp_path: Path) -> None:
+def test_words_for_missing_values(word: str, tmp_path: Path) -> None:
     """Empty in numbers and dates; a name in ids."""
     head = "user_id,item_id,timestamp,seconds,country\n"
     rows = "".join(f"{k % 3},{k},2025-01-{k + 10},{k},de\n" for k in range(5))
@@ -362,7 +362,7 @@ def test_types_are_guessed(tmp_path: Path) -> None:
     assert np.asarray(found.inter["timestamp"])[0] == 1577872800.0
 
 
-def test_dates_that_nothing_decides_are_asked_about(tmp_path: Path) -> None:
+def test_ambiguous_dates_are_an_error_that_names_the_key(tmp_path: Path) -> None:
     head = "user_id,item_id,timestamp\n"
     rows = "".join(f"{k},{k},0{k + 1}/02/2025\n" for k in range(9))
     with pytest.raises(AmbiguousDates) as caught:

@@ -26,7 +26,7 @@ from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
 from shoal.embedding.service import RowService
-from shoal.kernels.codes import add_rows, distinct
+from shoal.kernels.distinct_ids import add_rows, distinct
 from shoal.kernels.machine import is_wide
 from shoal.models.base import Model
 from shoal.optimizers.row_optimizer import RowOptimizer
@@ -67,7 +67,7 @@ def test_codes_without_the_native_core_are_the_same(monkeypatch: pytest.MonkeyPa
         sharding = Sharding(Table("t", 4, 1003, padding=0), Placement(), size)
         native = sharding.codes(ids)
         with monkeypatch.context() as patch:
-            patch.setattr("shoal.kernels.codes._core", None)
+            patch.setattr("shoal.kernels.distinct_ids._core", None)
             assert sharding.codes(ids).tolist() == native.tolist()
         assert native[ids == 0].tolist() == [1003] * int((ids == 0).sum())
 
@@ -75,7 +75,7 @@ def test_codes_without_the_native_core_are_the_same(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("core", [True, False])
 def test_an_id_outside_is_refused(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not core:
-        monkeypatch.setattr("shoal.kernels.codes._core", None)
+        monkeypatch.setattr("shoal.kernels.distinct_ids._core", None)
     sharding = Sharding(Table("t", 4, 10), Placement(), 2)
     for id_ in (-1, 10):
         with pytest.raises(ValueError, match=f"no row {id_}: it has 10 rows, ids 0 to 9"):
@@ -85,7 +85,7 @@ def test_an_id_outside_is_refused(core: bool, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("core", [True, False])
 def test_distinct_and_sums(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not core:
-        monkeypatch.setattr("shoal.kernels.codes._core", None)
+        monkeypatch.setattr("shoal.kernels.distinct_ids._core", None)
     codes = torch.tensor([5, 2, 5, 9, 2, 2])
     for limit in (10, 10_000):  # one slot per code, and sorting
         unique, places = distinct(codes, limit)

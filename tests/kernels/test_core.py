@@ -55,7 +55,7 @@ def test_the_right_interface_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert core.load_core() is fake
 
 
-def test_no_core_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_core_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(shoal, "_core", raising=False)
     monkeypatch.setitem(sys.modules, "shoal._core", None)  # as if there were no such file
     assert core.load_core() is None
@@ -67,7 +67,7 @@ def test_both_sides_state_the_same_number() -> None:
     assert found is not None and int(found[1]) == core.INTERFACE
 
 
-def test_nobody_imports_the_core_past_the_check() -> None:
+def test_only_load_core_imports_the_core() -> None:
     for path in (ROOT / "shoal").rglob("*.py"):
         if path.name != "core.py":
             assert not re.search(r"from shoal import .*_core|import shoal._core", path.read_text())
@@ -98,13 +98,13 @@ for name in {names}:
 
 
 @pytest.mark.slow
-def test_who_needs_the_core_says_so_at_once() -> None:
+def test_a_missing_core_is_an_error_where_it_is_required() -> None:
     ran = run(IMPORT.format(names=USERS))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [f"{name} CoreError" for name in USERS]
 
 
-def test_what_needs_no_core_goes_on() -> None:
+def test_importing_shoal_needs_no_core() -> None:
     ran = run(
         "import shoal, shoal.cli.main, shoal.config, shoal.data.sources.fetch\n"
         "print(shoal.__version__)"
@@ -112,7 +112,7 @@ def test_what_needs_no_core_goes_on() -> None:
     assert (ran.returncode, ran.stdout.strip()) == (0, shoal.__version__), ran.stderr
 
 
-def test_a_command_says_it_in_one_line() -> None:
+def test_a_command_reports_an_unfit_core_in_one_line() -> None:
     """No traceback: nothing is wrong with the program."""
     code = "from shoal.cli.main import main; main()"
     code = f"sys.argv = ['shoal', 'train', 'recipes/synthetic-bpr-single.yaml']; {code}"

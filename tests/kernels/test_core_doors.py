@@ -8,8 +8,8 @@ import torch
 
 from shoal.embedding.engines.native import Native
 from shoal.embedding.rows.table import Init, Table
-from shoal.kernels.codes import add_rows, distinct
 from shoal.kernels.core import load_core
+from shoal.kernels.distinct_ids import add_rows, distinct
 from shoal.kernels.pairs import pair_gradients, pair_loss
 from shoal.kernels.products import products_of
 from shoal.optimizers.row_optimizer import RowOptimizer

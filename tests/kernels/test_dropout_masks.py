@@ -45,7 +45,7 @@ def test_threads_change_nothing() -> None:
 
 @needs_core
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.3, 0.5, 0.9])
-def test_as_many_are_kept_as_were_asked_for(p: float) -> None:
+def test_the_share_of_kept_values_is_1_minus_p(p: float) -> None:
     for key in range(8):
         assert score(drops(key, p)) < 5
 

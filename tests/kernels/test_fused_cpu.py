@@ -173,7 +173,7 @@ def test_gradients_of_two_softmaxes_and_of_rows_add_up() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_softmax_is_followed_back_once(fused: bool) -> None:
+def test_backward_through_a_softmax_runs_once(fused: bool) -> None:
     loss = make(9, 4, "sgd", fused=fused).full_softmax(
         "output", torch.randn(2, 4, requires_grad=True), torch.tensor([1, 2])
     )
@@ -231,7 +231,7 @@ def test_many_small_products(
     torch.testing.assert_close(products.products_of(turned, b), expected)
 
 
-def test_a_loss_that_is_not_followed_back_teaches_nothing() -> None:
+def test_a_loss_without_backward_updates_nothing() -> None:
     embed = make(40, 4, "sgd")
     before = embed.service.stores["output"].values.clone()
     embed.full_softmax("output", torch.randn(3, 4), torch.tensor([1, 2, 3]), "bias")
@@ -256,7 +256,7 @@ def test_what_the_core_cannot_do_is_left_to_torch(why: str, given: dict) -> None
     assert fusable_on_cpu(Device(table, RowOptimizer("adam"), 3, "cpu", True), None)
 
 
-def test_more_positions_than_memory_may_hold_take_the_other_way(
+def test_more_positions_than_memory_holds_are_left_to_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(softmax, "HELD", 4 * 50)
@@ -286,7 +286,7 @@ def test_tied_rows_are_not_fused() -> None:
     assert step(embed) == 20
 
 
-def test_results_do_not_hang_on_the_number_of_threads() -> None:
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
     threads, results = torch.get_num_threads(), []
     try:
         for number in (1, 2, 3):
@@ -371,7 +371,7 @@ def test_large_logits_and_no_candidates_in_double(instructions: str) -> None:
     torch.testing.assert_close(rows[finite].double(), right, rtol=1e-5, atol=1e-5)
 
 
-def test_an_instruction_set_that_is_not_here() -> None:
+def test_a_missing_instruction_set_is_refused() -> None:
     with pytest.raises(ValueError, match=f"for sse9 runs here; there are {', '.join(SETS)}"):
         core.use_instruction_set("sse9")
 

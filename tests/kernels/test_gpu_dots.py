@@ -44,7 +44,7 @@ def test_pairs_and_their_gradients_are_those_of_torch(number, dim):
     torch.testing.assert_close(half[:, :width].float(), want, rtol=0.02, atol=0.02)
 
 
-def test_layers_that_activate_what_they_make():
+def test_linear_layers_with_relu():
     torch.manual_seed(1)
     layers = MLP([13, 7, 4]).to(DEVICE)
     x, results = torch.randn(6, 13, device=DEVICE, requires_grad=True), []
@@ -76,7 +76,7 @@ def test_vectors_spread_over_a_graph_as_by_torch():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("count", "width"), [(70, 200), (1, 3), (40, 64)])
-def test_gradients_that_pass_a_relu_and_their_sums(count, width, dtype, monkeypatch):
+def test_gradients_through_a_relu_and_their_sums(count, width, dtype, monkeypatch):
     monkeypatch.setattr(triton_relu, "PROGRAMS", 2)
     torch.manual_seed(1)
     out, grad = torch.randn(2, count, width, device=DEVICE).to(dtype).unbind()

@@ -31,7 +31,7 @@ def test_threads_do_not_race(tmp_path: Path) -> None:
     assert "all checks passed" in ran.stdout
 
 
-def test_no_function_reaches_beyond_its_arrays(tmp_path: Path) -> None:
+def test_no_function_reads_or_writes_outside_its_arrays(tmp_path: Path) -> None:
     build(
         tmp_path,
         "-DSHOAL_SANITIZE=address,undefined",

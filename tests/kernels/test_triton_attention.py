@@ -58,7 +58,7 @@ def run(
         (True, "none", 40, 1, 128),
     ],
 )
-def test_as_written_out(
+def test_attention_kernels_equal_torch(
     monkeypatch: pytest.MonkeyPatch, causal: bool, where: str, length: int, heads: int, dim: int
 ) -> None:
     torch.manual_seed(1)
@@ -116,7 +116,7 @@ def test_rows_of_items_alone(monkeypatch: pytest.MonkeyPatch, length: int, causa
         torch.testing.assert_close(ours, theirs, rtol=5e-5, atol=5e-5)
 
 
-def test_a_transformer_whose_wanted_places_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transformer_with_wanted_places(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2)
     layers = Transformer(2, 2, 16, 32, 0.2, 0.4, causal=False).to(DEVICE)
     x = torch.randn(4, 9, 16, device=DEVICE)
@@ -127,7 +127,7 @@ def test_a_transformer_whose_wanted_places_go_on(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(ours, theirs, rtol=5e-5, atol=5e-5)
 
 
-def test_a_slice_is_dropped_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_has_the_masks_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     layer = Attention(2, 8, 0.5, causal=True).to(DEVICE)
     monkeypatch.setattr("shoal.kernels.transformer.makes_masks", lambda _: True)
@@ -140,7 +140,7 @@ def test_a_slice_is_dropped_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(torch.cat(parts[1:]), parts[0], rtol=1e-5, atol=1e-5)
 
 
-def test_nothing_to_attend() -> None:
+def test_attention_of_an_empty_batch() -> None:
     packed = torch.zeros(0, 3, 2, 4, device=DEVICE, requires_grad=True)
     key = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     out = kernels.Attended.apply(packed, 0, 5, None, None, None, 0.5, key, 0, True, -1e9)

@@ -15,10 +15,10 @@ from shoal.distributed.world import World
 from shoal.kernels.common.sequences import (
     BUCKETS,
     Sequences,
-    asked_and_taken,
     bucket_of,
     bucket_steps,
     cell_of,
+    request_and_event_times,
     time_buckets,
 )
 from shoal.kernels.hstu import hstu_attention, plain_hstu_attention, sequences_of
@@ -72,14 +72,14 @@ def compared(lengths: list[int], heads: int, dim: int, value_dim: int, times: st
     given = [torch.randn(tokens, heads, d) for d in (dim, dim, value_dim)]
     n = max(lengths) + 2
     tables = [torch.randn(n) * 0.5]
-    asked = taken = None
+    request_times = event_times = None
     if times is not None:
         tables.append(torch.randn(BUCKETS + 1) * 0.5)
-        asked, taken = torch.zeros(2, tokens, dtype=torch.int64)
+        request_times, event_times = torch.zeros(2, tokens, dtype=torch.int64)
         series = [times_of(length, times) for length in lengths]
         for start, length, series_ in zip(starts.tolist(), lengths, series, strict=True):
-            asked[start : start + length] = series_[1:]
-            taken[start : start + length] = series_[:-1]
+            request_times[start : start + length] = series_[1:]
+            event_times[start : start + length] = series_[:-1]
     leaves = [x.to(DEVICE).requires_grad_() for x in (*given, *tables)]
     query, key, value, position_bias, *rest = leaves
     time_bias = rest[0] if rest else None
@@ -88,8 +88,8 @@ def compared(lengths: list[int], heads: int, dim: int, value_dim: int, times: st
         starts.int().to(DEVICE),
         torch.tensor(lengths).int().to(DEVICE),
         max(lengths),
-        None if asked is None else asked.to(DEVICE),
-        None if taken is None else taken.to(DEVICE),
+        None if request_times is None else request_times.to(DEVICE),
+        None if event_times is None else event_times.to(DEVICE),
     )
     fused = hstu_attention(query, key, value, where, position_bias, time_bias, n)
 
@@ -117,7 +117,7 @@ def compared(lengths: list[int], heads: int, dim: int, value_dim: int, times: st
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
 
 
-def test_sequences_cut_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_by_columns_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scratch buffer too small for all sequences, and for all keys of one."""
     torch.manual_seed(1)
     small_tiles(monkeypatch, SCRATCH=2 * 4 * 32 * 32 * 2)
@@ -130,7 +130,7 @@ def test_sequences_cut_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [None, "ties", "years", "mixed"])
-def test_as_written_out(monkeypatch: pytest.MonkeyPatch, times: str | None) -> None:
+def test_hstu_kernels_equal_torch(monkeypatch: pytest.MonkeyPatch, times: str | None) -> None:
     torch.manual_seed(1)
     small_tiles(monkeypatch)
     compared([0, 37, 1, 70, 0, 5], 2, 12, 20, times)
@@ -165,7 +165,7 @@ def test_parts_hold_every_tile_once() -> None:
 
 
 @pytest.mark.parametrize("large", [0, 2**40])
-def test_the_model_by_kernels(monkeypatch: pytest.MonkeyPatch, large: int) -> None:
+def test_hstu_by_kernels_equals_torch(monkeypatch: pytest.MonkeyPatch, large: int) -> None:
     """States of real places and gradients as by torch, with lengths that the host read or not: so
     with pads or packed."""
     small_tiles(monkeypatch)
@@ -196,23 +196,30 @@ def test_times_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     history = (torch.arange(30) < lengths.unsqueeze(1)).long()
     times = torch.exp(torch.rand(4, 31) * 17).long() + 1_700_000_000  # in no order
     times[2, 8:] = 0  # pads
-    found = sequences_of(history.to(DEVICE), *asked_and_taken(times.to(DEVICE)))
+    found = sequences_of(history.to(DEVICE), *request_and_event_times(times.to(DEVICE)))
     assert found.sizes == (30, 1, 7, 1) and found.lengths.tolist() == [30, 1, 7, 1]
-    assert found.asked is not None and found.taken is not None
-    assert found.asked.dtype == torch.int32 and min(found.asked.min(), found.taken.min()) >= 0
+    assert found.request_times is not None and found.event_times is not None
+    assert (
+        found.request_times.dtype == torch.int32
+        and min(found.request_times.min(), found.event_times.min()) >= 0
+    )
     assert found.starts.tolist() == [0, 30, 31, 38]
     assert found.tokens is not None and found.tokens.tolist() == [*range(31), *range(60, 67), 90]
     steps, buckets = bucket_steps(DEVICE, torch.int32)
     theirs = time_buckets(times.to(DEVICE))
     for sample, (start, length) in enumerate(zip(found.starts.tolist(), found.sizes)):
-        asked, taken = (x[start : start + length] for x in (found.asked, found.taken))
-        gaps = (asked.unsqueeze(1) - taken).abs().clamp(min=1)
+        request_times, event_times = (
+            x[start : start + length] for x in (found.request_times, found.event_times)
+        )
+        gaps = (request_times.unsqueeze(1) - event_times).abs().clamp(min=1)
         cells = cell_of(gaps.long())
         ours = buckets[cells + (gaps >= steps[cells])].long()
         assert torch.equal(ours, theirs[sample, :length, :length])
     times[0, 3] = 2**40
     assert (
-        sequences_of(history.to(DEVICE), *asked_and_taken(times.to(DEVICE))).asked.dtype
+        sequences_of(
+            history.to(DEVICE), *request_and_event_times(times.to(DEVICE))
+        ).request_times.dtype
         == torch.int64
     )
 
@@ -234,7 +241,9 @@ def test_cells_find_the_bucket() -> None:
 
 @pytest.mark.parametrize("large", [0, 2**40])
 @pytest.mark.parametrize("name", ["HSTURanker", "HSTURanker interleaved"])
-def test_the_ranker_by_kernels(monkeypatch: pytest.MonkeyPatch, name: str, large: int) -> None:
+def test_hsturanker_by_kernels_equals_torch(
+    monkeypatch: pytest.MonkeyPatch, name: str, large: int
+) -> None:
     """Logits and gradients as by torch: sequences by kernels, packed or not, candidates behind."""
     small_tiles(monkeypatch)
     monkeypatch.setattr("shoal.kernels.hstu.LARGE", large)

@@ -16,7 +16,7 @@ from shoal.distributed.world import World
 from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.models.nn.losses import against_negatives
 from shoal.models.nn.transformer import Attention, Transformer
-from shoal.models.sequential.bert4rec import ask
+from shoal.models.sequential.bert4rec import append_mask
 from shoal.runs.build import Parts, build
 from shoal.runs.run import run
 from shoal.runs.trained_run import Trained, open_config
@@ -82,7 +82,7 @@ def test_softmax_over_the_catalogue_equals_torch(block: int | None) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_softmax_over_the_catalogue_stands_large_logits_and_no_positions() -> None:
+def test_softmax_over_the_catalogue_with_large_logits_or_no_positions() -> None:
     hidden = torch.tensor([[300.0], [-300.0]], requires_grad=True)
     items = torch.tensor([[0.0], [1.0], [2.0], [-1.0]])
     loss = full_softmax_loss(hidden, items, torch.tensor([1, 3]))
@@ -116,7 +116,7 @@ def test_the_loss_is_that_of_masked_positions_over_all_items(tied: bool) -> None
     assert output.count == int((target > 0).sum())
 
 
-def test_places_may_be_left_to_the_model() -> None:
+def test_the_model_finds_masked_places_itself() -> None:
     parts = parts_of()
     batch = next(parts.reader.batches(0))
     loss = parts.model(batch).loss
@@ -124,12 +124,12 @@ def test_places_may_be_left_to_the_model() -> None:
     torch.testing.assert_close(parts.model(batch).loss, loss)
 
 
-def test_asking_sets_a_mask_behind_the_history() -> None:
+def test_append_mask_puts_a_mask_behind_the_history() -> None:
     history = torch.tensor([[1, 2, 3], [4, 0, 0], [0, 0, 0]])
-    asked, places = ask(history, 9, max_len=3)
+    asked, places = append_mask(history, 9, max_len=3)
     assert asked.tolist() == [[2, 3, 9], [4, 9, 0], [9, 0, 0]]
     assert asked.flatten()[places].tolist() == [9, 9, 9]
-    asked, places = ask(history, 9, max_len=8)
+    asked, places = append_mask(history, 9, max_len=8)
     assert asked.tolist() == [[1, 2, 3, 9], [4, 9, 0, 0], [9, 0, 0, 0]]
     assert places.tolist() == [3, 5, 8]
 
@@ -146,7 +146,7 @@ def test_a_score_is_the_logit_at_the_mask() -> None:
     query = evaluator.query(users, evaluator._prepared("test")[1])
     with torch.no_grad():
         scores = model.score(query, torch.arange(1, 20))
-        asked, places = ask(query.tensor("history"), model.mask_token, 12)
+        asked, places = append_mask(query.tensor("history"), model.mask_token, 12)
         state = model.encode(asked, places)
         want = state @ rows["output"][1:20].T + rows["output_bias"][1:20, 0]
         pairs = torch.stack([torch.arange(1, 20)] * len(users))
@@ -173,7 +173,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_it_learns_taste_beyond_popularity(loss: str) -> None:
+def test_bert4rec_learns_taste_beyond_popularity(loss: str) -> None:
     values = {
         "train__batch_size": 64,
         "eval__repeatable": False,
@@ -205,7 +205,7 @@ def test_debias_takes_popularity_off_the_scores() -> None:
     torch.testing.assert_close(taken, torch.tensor(want).expand(2, -1), atol=1e-5, rtol=1e-5)
 
 
-def test_a_trained_model_may_be_ranked_otherwise(tmp_path: Path) -> None:
+def test_a_trained_model_ranks_with_another_debias(tmp_path: Path) -> None:
     values = {**DATA, **NO_DROPOUT["BERT4Rec"], "train.epochs": 1}
     result = run(model="BERT4Rec", config_dict={**values, "run.output": str(tmp_path / "run")})
 

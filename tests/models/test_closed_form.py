@@ -263,7 +263,7 @@ def test_a_few_steps_of_conjugate_gradients_reach_almost_the_same_loss(taken: np
     assert loss("cg") == pytest.approx(loss("cholesky"), rel=0.01)
 
 
-def test_what_does_not_fit_into_memory_is_refused_with_a_figure() -> None:
+def test_a_solution_larger_than_memory_is_refused_with_its_size() -> None:
     nothing = torch.empty(0, dtype=torch.int64)
     facts = Facts(2, 10_000_000, train_users=nothing, train_items=nothing)
     for model in (EASE, SLIM):

@@ -111,7 +111,7 @@ def outside_of_steps() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("shape", [(30, 7), (30, 3, 5), (30,), (30, 2, 6, 6)])
-def test_slices_are_dropped_as_the_whole_is(shape: tuple[int, ...]) -> None:
+def test_a_slice_has_the_masks_of_the_whole_batch(shape: tuple[int, ...]) -> None:
     x = 1 + torch.rand(shape)
     whole = in_step(x, 0.5, layer=2)
     for cuts in ([0, 15, 30], [0, 10, 20, 30], [0, 0, 1, 29, 30]):
@@ -119,7 +119,7 @@ def test_slices_are_dropped_as_the_whole_is(shape: tuple[int, ...]) -> None:
         assert torch.equal(torch.cat(parts), whole)
 
 
-def test_beginnings_of_rows_are_dropped_as_among_whole_rows() -> None:
+def test_row_prefixes_have_the_masks_of_whole_rows() -> None:
     """By the core, where there is one, and by the definition in torch's integers."""
     x, rows = torch.ones(24, 10), torch.tensor([3, 17, 5])
     for key in (draw_key(x.device, 1)[0], torch.tensor([41])):
@@ -128,7 +128,7 @@ def test_beginnings_of_rows_are_dropped_as_among_whole_rows() -> None:
         assert torch.equal(made, whole[rows, :7])
 
 
-def test_rows_are_dropped_as_among_all() -> None:
+def test_some_rows_have_the_masks_they_have_among_all_rows() -> None:
     x = 1 + torch.rand(12, 5, 8)  # 12 samples of 5 places
     whole = in_step(x, 0.3).view(60, 8)
     for first, last in ((0, 12), (4, 9)):
@@ -139,7 +139,7 @@ def test_rows_are_dropped_as_among_all() -> None:
         assert torch.equal(dropout(picked, 0.3, places, 5), whole[first * 5 + places])
 
 
-def test_wanted_places_of_a_transformer_are_dropped_as_among_all() -> None:
+def test_wanted_places_of_a_transformer_have_the_masks_of_all_places() -> None:
     torch.manual_seed(1)
     layers = Transformer(2, 2, 8, 16, 0.4, 0.3, causal=False)
     x, wanted = torch.randn(3, 6, 8), torch.tensor([17, 0, 5, 6])
@@ -152,7 +152,7 @@ def test_wanted_places_of_a_transformer_are_dropped_as_among_all() -> None:
     torch.testing.assert_close(states(wanted), states(None).flatten(0, 1)[wanted])
 
 
-def test_the_step_decides_and_not_torch_s_generator() -> None:
+def test_masks_depend_on_the_step_and_not_on_torchs_generator() -> None:
     x = torch.ones(1000)
     torch.manual_seed(1)
     one = in_step(x, 0.5)
@@ -283,7 +283,7 @@ def test_a_gpu_has_the_same_masks() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("kernel", [True, False])
-def test_a_model_is_dropped_alike_on_a_gpu(monkeypatch: pytest.MonkeyPatch, kernel: bool) -> None:
+def test_a_model_has_the_same_masks_on_a_gpu(monkeypatch: pytest.MonkeyPatch, kernel: bool) -> None:
     if not kernel:
         for module in ("dropout", "transformer"):
             monkeypatch.setattr(f"shoal.kernels.{module}.makes_masks", lambda _: False)

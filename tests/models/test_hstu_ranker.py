@@ -38,7 +38,7 @@ def made(name: str) -> tuple[HSTURanker, Batch]:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_it_is_its_formula(name: str) -> None:
+def test_hsturanker_equals_its_formula(name: str) -> None:
     """Written out sample by sample, place by place."""
     model, batch = made(name)
     rows = {
@@ -157,7 +157,7 @@ def turned(folder: Path, to: Path, row: int) -> Path:
     return to
 
 
-def test_no_label_is_known_before_it_happened(folder: Path, tmp_path: Path) -> None:
+def test_labels_are_read_only_after_they_happened(folder: Path, tmp_path: Path) -> None:
     """Logits of a user's rows: an action changes those of the next four rows, no others."""
     row = 3  # the fourth of the first user, who has 9
     found = []
@@ -187,7 +187,7 @@ def test_ranking_a_catalogue_reads_each_history_once(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rows_that_bring_their_history(folder: Path, tmp_path: Path) -> None:
+def test_rows_with_their_own_history(folder: Path, tmp_path: Path) -> None:
     """Of a run and of its artifact: as the data has it, or as a row says; labels are no matter."""
     given = acts_config(folder, data__max_len=4, model__hidden_size=8, model__layers=[6])
     config = resolve(values=given).config

@@ -64,6 +64,6 @@ def test_item_features_find_new_items() -> None:
     assert told > max(bpr, ids) + 0.1 and told > 2 * max(bpr, ids), (told, bpr, ids)
 
 
-def test_a_loss_that_is_not_known() -> None:
+def test_an_unknown_loss_is_refused() -> None:
     with pytest.raises(ValueError, match="one of BPR, WARP, logistic"):
         resolve(values={"model": "LightFM", "model.loss": "hinge"})

@@ -49,7 +49,7 @@ def test_a_model_is_imported_only_when_asked_for(monkeypatch):
     assert "shoal.models.general.bpr" not in sys.modules
 
 
-def test_defaults_are_those_of_the_configs_people_have():
+def test_default_options_of_well_known_models():
     wanted = {
         "Pop": "Options()",
         "BPR": "Options(embedding_size=64)",
@@ -228,7 +228,7 @@ def test_dense_parameters_are_a_function_of_the_seed(name):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_lightgcn_propagates_once_per_evaluation_and_forgets_when_training_goes_on():
+def test_lightgcn_propagates_once_per_evaluation_and_anew_in_training():
     model = build("LightGCN").eval()
     users, items = Batch(6, {"user_id": torch.arange(1, 7)}), torch.arange(1, 9)
     before = model.score(users, items)

@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
     return write_model("MyModel", tmp_path)[0]
 
 
-def test_the_starting_point_trains_and_recommends(file: Path, tmp_path: Path) -> None:
+def test_the_template_trains_and_recommends(file: Path, tmp_path: Path) -> None:
     name = f"{file}:MyModel"
     result = shoal.run(name, config_dict={**SMALL, "run.output": str(tmp_path / "run")})
     assert result["model"] == "MyModel"
@@ -51,7 +51,7 @@ def test_the_starting_point_trains_and_recommends(file: Path, tmp_path: Path) ->
         shoal.evaluate(tmp_path / "run", trust=True)
 
 
-def test_the_test_that_comes_with_it_passes(tmp_path: Path) -> None:
+def test_the_test_of_the_template_passes(tmp_path: Path) -> None:
     test = runpy.run_path(str(write_model("TwoTower", tmp_path / "new")[1]))
     test["test_it_learns"](tmp_path)
     with pytest.raises(ValueError, match="there already"):
@@ -100,14 +100,14 @@ def test_a_class_is_taken_as_it_is(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told(text: str, told: str, tmp_path: Path) -> None:
+def test_errors_of_own_models_name_what_is_wrong(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.py"
     path.write_text(text)
     with pytest.raises(ValueError, match=told):
         find(f"{path}:MyModel")
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No such file"):
         find(f"{tmp_path}/none.py:MyModel")
     with pytest.raises(ValueError, match="names one of your own"):

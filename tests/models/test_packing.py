@@ -47,7 +47,7 @@ def computed(
 @pytest.mark.parametrize("asks", [False, True], ids=["all", "wanted"])
 @pytest.mark.parametrize("rate", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("causal", [True, False])
-def test_as_with_pads(
+def test_packed_states_equal_padded_ones(
     causal: bool, rate: float, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64 to 1e-12, dropout included; nothing reaches a pad."""
@@ -84,7 +84,7 @@ def test_layers_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_a_slice_is_dropped_as_the_whole_is() -> None:
+def test_a_slice_has_the_masks_of_the_whole_batch() -> None:
     """Whatever groups a slice falls into."""
     torch.manual_seed(1)
     layers = Transformer(2, 2, 8, 16, 0.3, 0.3, init_std=0.4, causal=True).double()
@@ -97,7 +97,7 @@ def test_a_slice_is_dropped_as_the_whole_is() -> None:
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-12, atol=1e-12)
 
 
-def test_where_it_is_done() -> None:
+def test_packing_is_used_only_where_it_is_faster() -> None:
     x = torch.zeros(40, 11, 8)
     packed = transformer.packs(x, pads_of(LENGTHS, 11))
     assert packed is not None and len(packed.tokens) == sum(LENGTHS)
@@ -146,7 +146,7 @@ def test_packing_and_back() -> None:
     ]
 
 
-def test_pads_alone_in_a_sequence() -> None:
+def test_a_sequence_of_pads_alone() -> None:
     packed = Packed.of(pads_of([0, 2, 0], 4))
     assert packed is not None and packed.tokens.tolist() == [4, 5]
     assert rows_of(packed.tokens, torch.tensor([5, 4])).tolist() == [1, 0]

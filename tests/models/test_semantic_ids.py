@@ -13,7 +13,7 @@ from shoal.models.sequential.tiger import TIGER
 from shoal.runs.build import build
 
 
-def test_every_item_has_codes_of_its_own_and_items_alike_begin_alike() -> None:
+def test_every_item_has_its_own_codes_and_similar_items_share_the_first() -> None:
     torch.manual_seed(3)
     centres = torch.randn(4, 8) * 10
     vectors = centres.repeat_interleave(10, 0) + torch.randn(40, 8) * 0.1
@@ -28,7 +28,7 @@ def test_every_item_has_codes_of_its_own_and_items_alike_begin_alike() -> None:
         semantic_ids(torch.ones(40, 8), levels=1, size=16, steps=1)
 
 
-def test_scores_are_the_chances_of_what_is_written() -> None:
+def test_scores_are_the_probabilities_of_written_codes() -> None:
     parts = build(zoo_config("TIGER", model__beam_size=1000), World())
     model = parts.model
     assert isinstance(model, TIGER)

@@ -64,7 +64,7 @@ def recomputed(model: TIGER, history: Tensor, beam: int) -> Tensor:
 
 @pytest.mark.parametrize("beam", [1, 5, 40])
 @pytest.mark.parametrize("sizes", [(8,), (3, 8, 1, 5, 0)])
-def test_lists_are_those_of_whole_texts_computed_anew(beam: int, sizes: tuple[int, ...]) -> None:
+def test_lists_equal_those_computed_without_a_cache(beam: int, sizes: tuple[int, ...]) -> None:
     model, history = made(), histories(*sizes)
     model.options.beam_size = beam
     items = torch.arange(1, len(model.codes))
@@ -80,7 +80,7 @@ def test_lists_are_those_of_whole_texts_computed_anew(beam: int, sizes: tuple[in
     assert torch.equal(blocks, ours)  # candidates one by one are scored as among all
 
 
-def test_users_are_scored_alike_alone_and_together_and_whatever_the_padding() -> None:
+def test_scores_of_a_user_do_not_depend_on_batch_or_padding() -> None:
     model, history = made(), histories(3, 8, 1)
     model.options.beam_size = 5
     items = torch.randint(1, 47, (3, 9))  # other items for each
@@ -98,11 +98,11 @@ def test_users_are_scored_alike_alone_and_together_and_whatever_the_padding() ->
 def test_the_tree_has_the_beginnings_that_items_have() -> None:
     codes = torch.tensor([[0, 0], [5, 1], [5, 7], [6, 1]])
     tree = CodeTree(codes, size=8)
-    assert [one.tolist() for one in tree.words] == [[5, 6], [1, 7, 9]]
+    assert [one.tolist() for one in tree.prefixes] == [[5, 6], [1, 7, 9]]
     assert [one[1:].tolist() for one in tree.nodes] == [[0, 0, 0], [0, 0, 1], [0, 1, 2]]
 
 
-def test_a_function_is_called_as_it_is_without_a_gpu() -> None:
+def test_recorded_calls_the_function_itself_without_a_gpu() -> None:
     twice = Recorded(lambda batch, factor: (batch * factor,))
     assert twice(torch.ones(3, 2), torch.tensor(2.0))[0].tolist() == [[2.0, 2.0]] * 3
     assert [padded_rows(n) for n in (1, 2, 3, 16, 17)] == [1, 2, 4, 16, 32]

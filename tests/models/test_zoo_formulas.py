@@ -57,7 +57,7 @@ def test_a_query_is_the_state_at_the_last_item(name: str) -> None:
     batch = Batch(3, {"user_id": users, "history": history, "history_time": times})
     with torch.inference_mode():
         states = model.eval().states(batch)
-        expected = model.asked(torch.stack([states[0, 2], states[1, 0], states[2, 7]]))
+        expected = model.project_states(torch.stack([states[0, 2], states[1, 0], states[2, 7]]))
         torch.testing.assert_close(model.encode_query(batch), expected)
 
 
@@ -244,7 +244,7 @@ def test_a_graph_without_some_edges_is_normalised_anew() -> None:
 # --- readers
 
 
-def test_prefixes_ask_for_every_item_once_and_show_what_came_before() -> None:
+def test_prefix_samples_have_every_item_as_target_once_after_those_before() -> None:
     parts = parts_of("STAMP", train__batch_size=100)
     reader = parts.reader
     seen = []
@@ -262,7 +262,7 @@ def test_prefixes_ask_for_every_item_once_and_show_what_came_before() -> None:
     assert sorted(seen) == sorted(expected)
 
 
-def test_users_bring_all_their_items_once() -> None:
+def test_user_samples_have_all_items_of_a_user_once() -> None:
     parts = parts_of("ENMF", train__batch_size=7)
     pairs = set(
         zip(parts.dataset.user_ids("train").tolist(), parts.dataset.item_ids("train").tolist())
@@ -275,7 +275,7 @@ def test_users_bring_all_their_items_once() -> None:
     assert sorted(found) == sorted(pairs)
 
 
-def test_histories_bring_times_and_that_of_the_request() -> None:
+def test_histories_have_times_of_items_and_of_the_request() -> None:
     parts = parts_of("HSTU", train__batch_size=100)
     dataset = parts.dataset
     when = {}

@@ -106,7 +106,9 @@ def pair() -> Iterator[tuple[Answers, Client]]:
 
 
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.name.lower())
-def test_an_answer_of_wrong_frames(pair: tuple[Answers, Client], kind: Kind) -> None:
+def test_an_answer_with_wrong_frames_is_a_wire_error(
+    pair: tuple[Answers, Client], kind: Kind
+) -> None:
     answers, client = pair
     for frames in WRONG[kind]:
         answers.kind, answers.frames = Kind.OK, {**RIGHT, kind: frames}
@@ -115,7 +117,9 @@ def test_an_answer_of_wrong_frames(pair: tuple[Answers, Client], kind: Kind) -> 
 
 
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.name.lower())
-def test_an_answer_of_another_kind(pair: tuple[Answers, Client], kind: Kind) -> None:
+def test_an_answer_of_another_kind_is_a_wire_error(
+    pair: tuple[Answers, Client], kind: Kind
+) -> None:
     """An error without a message was an IndexError; an answer of any other kind was taken."""
     answers, client = pair
     for wrong in (Kind.ERROR, Kind.PUSH):
@@ -125,7 +129,7 @@ def test_an_answer_of_another_kind(pair: tuple[Answers, Client], kind: Kind) -> 
 
 
 @pytest.mark.parametrize("frames", [[], [b"life"], [b"life", b"x"], [b"life", b"\xff" * 8]])
-def test_a_welcome_that_is_not_right(frames: list[bytes]) -> None:
+def test_a_wrong_answer_to_hello_is_a_wire_error(frames: list[bytes]) -> None:
     answers = Answers()
     answers.frames[Kind.HELLO] = frames
     client = Client([f"127.0.0.1:{answers.port}"], timeout=5.0)
@@ -140,12 +144,12 @@ def test_a_welcome_that_is_not_right(frames: list[bytes]) -> None:
 @pytest.mark.parametrize(
     "told", [{"lease": 1}, {"lease": "x"}, {"lease": 1, "epoch": 1, "first": 5, "last": 3}]
 )
-def test_a_lease_that_is_not_whole(told: dict[str, Any]) -> None:
+def test_an_incomplete_lease_is_a_wire_error(told: dict[str, Any]) -> None:
     with pytest.raises(WireError, match="a lease without a right"):
         Lease.of({"epoch": 0, "skip": 0, "step": 0, "workers": 1, **told})
 
 
-def test_a_heartbeat_that_cannot_be_read(pair: tuple[Answers, Client]) -> None:
+def test_an_unreadable_heartbeat_answer_is_a_wire_error(pair: tuple[Answers, Client]) -> None:
     from shoal.ps.worker.heartbeat import _failure_in
 
     right = MessageHeader(Kind.OK, 0).pack()

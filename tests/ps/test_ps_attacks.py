@@ -98,11 +98,11 @@ def test_another_user_gets_no_answer(tmp_path: Path) -> None:
         ("*:1", False),
     ],
 )
-def test_what_stays_on_this_host(address: str, here: bool) -> None:
+def test_which_addresses_stay_on_this_host(address: str, here: bool) -> None:
     assert stays_here(address) is here
 
 
-def test_no_keys_between_hosts() -> None:
+def test_servers_beyond_this_host_require_keys() -> None:
     """Neither side speaks in the clear beyond this host, unless told to."""
     with pytest.raises(ValueError, match=r"127\.evil\.example:6180 leaves this host.*ps\.plain"):
         Client(["127.0.0.1:6180", "127.evil.example:6180"])
@@ -163,7 +163,7 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
         assert pull(client, 0, [1]).shape == (1, 4)
 
 
-def test_only_worker_0_gives_orders(tmp_path: Path) -> None:
+def test_only_worker_0_may_save_load_and_set(tmp_path: Path) -> None:
     spec = make_spec(workers=2)
     with (
         serving(folder=tmp_path) as running,
@@ -195,7 +195,9 @@ def bloom(counters: int) -> list[TableSpec]:
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("what", ["sides", "dense", "tables", "filters"])
-def test_a_hello_that_is_too_large(what: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hello_for_too_large_a_model_is_refused(
+    what: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Answered before anything of that size is made, whether or not a model is known."""
     spec = make_spec(servers=1)
     table = spec.model_dump(mode="json")["tables"][0]
@@ -218,7 +220,7 @@ def test_a_hello_that_is_too_large(what: str, known: bool, monkeypatch: pytest.M
         bare.close()
 
 
-def test_many_shows_take_no_memory(tmp_path: Path) -> None:
+def test_large_show_counts_take_no_memory(tmp_path: Path) -> None:
     """A push of a few bytes says that an id was shown 2^28 times."""
     spec = make_spec(tables=bloom(0), dense=[])
     with server_process(tmp_path) as (process, address), joined([address], spec) as client:
@@ -235,7 +237,7 @@ def test_many_shows_take_no_memory(tmp_path: Path) -> None:
 # ---- memory before and after it is known who speaks ---------------------------------------------
 
 
-def test_memory_before_a_key_is_shown(tmp_path: Path) -> None:
+def test_memory_is_bounded_for_peers_without_a_key(tmp_path: Path) -> None:
     """Who never shows a key sends as much as it likes, and a server holds a frame of it."""
     keys = make_keys(tmp_path / "keys")
     options = {"keys": read_keys(keys, "server")}
@@ -278,7 +280,7 @@ def test_300_silent_connections_keep_no_worker_out(tmp_path: Path) -> None:
             line.close()
 
 
-def test_a_frame_that_is_too_large() -> None:
+def test_a_too_large_frame_ends_the_connection() -> None:
     """The connection is cut; a worker's large frames come in pieces."""
     with serving() as running, joined(running.addresses, make_spec()) as client:
         bare = Bare(running.addresses[0])
@@ -288,7 +290,7 @@ def test_a_frame_that_is_too_large() -> None:
         assert pull(client, 0, [1]).shape == (1, 4)
 
 
-def test_pushes_that_were_never_made() -> None:
+def test_claims_of_lost_pushes_are_refused() -> None:
     """Who speaks of them to a server that lost nothing is wrong, and the run goes on."""
     with serving() as running, joined(running.addresses, make_spec()) as client:
         bare = Bare(running.addresses[0])
@@ -324,7 +326,9 @@ def test_pieces_that_do_not_fit() -> None:
             join_pieces(list(map(memoryview, wrong)))
 
 
-def test_answers_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_answers_are_dropped_beyond_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are kept up to a bound, then dropped; all others are served."""
     monkeypatch.setattr(sockets, "MOST_UNREAD", 20)
     spec = make_spec(dense=[[1 << 18]])

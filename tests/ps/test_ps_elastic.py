@@ -42,7 +42,7 @@ def begun(last: int = 100, first: int = 0, **values: Any) -> Ledger:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("grain", [1, 7])
-def test_every_batch_is_done_once_whoever_is_lost(seed: int, grain: int) -> None:
+def test_every_batch_counts_once_when_workers_are_lost(seed: int, grain: int) -> None:
     """Workers come, are lost and leave in any order; two servers apply what reaches them."""
     chance = random.Random(seed)
     ledger, applied = begun(500, 30, grain=grain), [Applied(), Applied()]
@@ -79,7 +79,7 @@ def test_every_batch_is_done_once_whoever_is_lost(seed: int, grain: int) -> None
     assert counted == [Counter(range(30, 500))] * 2
 
 
-def test_asked_again_the_same_is_told() -> None:
+def test_a_repeated_request_gets_the_same_lease() -> None:
     ledger = begun()
     first = ask(ledger, 1, [0, 1])
     assert ask(ledger, 1, [0, 1]) == first
@@ -89,7 +89,7 @@ def test_asked_again_the_same_is_told() -> None:
     assert ask(ledger, 1, [0, 1], lease=first["lease"], done=first["last"]) == second
 
 
-def test_what_is_not_done_is_lent_again() -> None:
+def test_unfinished_batches_are_lent_again() -> None:
     ledger = begun()
     lost = ask(ledger, 1, [0, 1])
     ledger.advance(1, lost["lease"], lost["first"] + 3)
@@ -99,7 +99,7 @@ def test_what_is_not_done_is_lent_again() -> None:
     assert again["step"] == again["first"]
 
 
-def test_the_chief_is_followed_by_another() -> None:
+def test_a_lost_chief_is_replaced() -> None:
     ledger = begun(0, notes={"agreed": {"x": 1}})
     assert ask(ledger, 0, [0, 1, 2])["floor"]
     assert ask(ledger, 2, [0, 1, 2]) == {"wait": True}
@@ -114,7 +114,7 @@ def test_the_chief_is_followed_by_another() -> None:
     assert ask(ledger, 2, [1, 2]) == {"over": True} and ledger.over
 
 
-def test_a_turn_ends_with_what_is_lent_when_all_are_told_to_stop() -> None:
+def test_a_turn_ends_after_lent_batches_when_stopped() -> None:
     ledger = begun()
     lease = ask(ledger, 0, [0])
     done = {"lease": lease["lease"], "done": lease["last"], "loss": 6.0, "losses": 3}
@@ -123,7 +123,7 @@ def test_a_turn_ends_with_what_is_lent_when_all_are_told_to_stop() -> None:
     assert (told["loss"], told["losses"]) == (6.0, 3)
 
 
-def test_batches_that_came_in_part_are_refused() -> None:
+def test_partly_pushed_batches_are_refused() -> None:
     applied = Applied()
     applied.add(1, 10, 20)
     assert not applied.is_new(1, 12, 14) and not applied.is_new(0, 50, 51)
@@ -171,7 +171,7 @@ def test_a_batch_that_two_workers_computed_counts_once(mode: str) -> None:
         assert torch.allclose((pull(two, 0, ids) - before).abs(), 2 * torch.ones(20, 4), atol=1e-6)
 
 
-def test_a_silent_worker_is_given_up_and_others_go_on() -> None:
+def test_other_workers_continue_without_a_silent_worker() -> None:
     spec = elastic()
     with serving(timeout=1.5) as running, joined(running.addresses, spec, ANY_NUMBER) as one:
         assert one.ask_lease({})["floor"]
@@ -193,7 +193,7 @@ def test_a_silent_worker_is_given_up_and_others_go_on() -> None:
         assert "has been silent" in two.lost
 
 
-def test_nobody_is_left() -> None:
+def test_a_server_without_workers_ends_with_an_error() -> None:
     with serving(timeout=1.0) as running:
         with joined(running.addresses, elastic(), ANY_NUMBER) as one:
             one.bye()
@@ -201,7 +201,7 @@ def test_nobody_is_left() -> None:
         assert "all workers have left or were lost" in str(running.servers[0].failure)
 
 
-def test_the_run_is_over_when_the_chief_says_so() -> None:
+def test_the_chief_ends_the_run() -> None:
     with serving(2) as running:
         with joined(running.addresses, elastic(servers=2), ANY_NUMBER) as one:
             one.ask_lease({})
@@ -212,7 +212,7 @@ def test_the_run_is_over_when_the_chief_says_so() -> None:
         assert running.join() == [0, 0]
 
 
-def test_who_joins_as_the_run_ends_is_not_kept_waiting(tmp_path: Path) -> None:
+def test_a_worker_that_joins_at_the_end_does_not_wait(tmp_path: Path) -> None:
     """Before the others have left, while the servers end, and when they are gone."""
     with serving(2) as running:
         with joined(running.addresses, elastic(servers=2), ANY_NUMBER) as one:

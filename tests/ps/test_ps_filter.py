@@ -68,7 +68,7 @@ def warnings() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_as_many_servers_go_on_bit_for_bit(
+def test_the_same_number_of_servers_continues_bit_for_bit(
     tmp_path: Path, servers: int, warnings: list[str]
 ) -> None:
     spec = spec_of(servers, **FADING)
@@ -91,7 +91,7 @@ def test_as_many_servers_go_on_bit_for_bit(
     assert warnings == []
 
 
-def test_a_delta_goes_on_as_well(tmp_path: Path, warnings: list[str]) -> None:
+def test_a_delta_continues_bit_for_bit(tmp_path: Path, warnings: list[str]) -> None:
     """Each has the whole filter of its moment."""
     spec = spec_of(2)
     with at_servers(spec, tmp_path) as client:
@@ -120,7 +120,7 @@ def test_a_delta_goes_on_as_well(tmp_path: Path, warnings: list[str]) -> None:
         (2, 0, f"is 2 × {SIZE // 2} bytes (parts × bytes), here ids are counted exactly"),
     ],
 )
-def test_others_count_from_nothing_and_say_so(
+def test_another_number_of_servers_starts_counting_again_with_a_warning(
     tmp_path: Path, others: int, size: int, why: str, warnings: list[str]
 ) -> None:
     """Once, of several servers, a base and its delta; the rows go on all the same."""

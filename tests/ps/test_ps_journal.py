@@ -136,7 +136,9 @@ def _made(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "mode", ["sync", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("async", "geo"))]
 )
-def test_what_it_was(tmp_path: Path, mode: str) -> None:
+def test_a_server_killed_after_every_act_ends_with_the_same_state(
+    tmp_path: Path, mode: str
+) -> None:
     """Killed after every act of its life: the rows, states and files of one that never was."""
     spec = make_spec("sgd" if mode == "geo" else "adam", servers=2, mode=mode)
     expected, files = live(tmp_path / "whole", spec, ())
@@ -146,7 +148,7 @@ def test_what_it_was(tmp_path: Path, mode: str) -> None:
     assert not (tmp_path / "killed" / "journal").exists()  # the run is over
 
 
-def test_it_is_killed_between_two_workers_pushes(tmp_path: Path) -> None:
+def test_a_server_killed_between_two_pushes_applies_the_step_once(tmp_path: Path) -> None:
     """sync: the push that waits for another one is remembered, and is not applied twice."""
     spec = make_spec("adagrad", workers=2)
     with (
@@ -166,7 +168,7 @@ def test_it_is_killed_between_two_workers_pushes(tmp_path: Path) -> None:
         assert pull(two, 0, [3]).allclose(expected)
 
 
-def test_orders_are_carried_out_once(tmp_path: Path) -> None:
+def test_loads_and_sets_are_replayed_once(tmp_path: Path) -> None:
     """A checkpoint that was loaded, and dense parameters that were set, come back with it."""
     spec = make_spec("adagrad", servers=2)
     with journaled(tmp_path, spec) as (running, client):
@@ -181,7 +183,9 @@ def test_orders_are_carried_out_once(tmp_path: Path) -> None:
         assert_same(everything(client), kept)
 
 
-def test_a_save_whose_process_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_of_a_killed_server_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it had written is written again, of the same moment."""
     real, life = shards.write_shards, [0]
 
@@ -206,7 +210,7 @@ def test_a_save_whose_process_was_killed(tmp_path: Path, monkeypatch: pytest.Mon
         assert (tmp_path / "step-2" / "rows-user-00000000.safetensors").stat().st_size > 6
 
 
-def test_another_run(tmp_path: Path) -> None:
+def test_a_journal_of_another_run_is_not_used(tmp_path: Path) -> None:
     """The journal of a run before is nobody's; and its files are for their user alone."""
     spec = make_spec()
     with journaled(tmp_path, spec) as (running, client):
@@ -258,7 +262,7 @@ def head_of_last(file: Path) -> int:
         (lambda file: (file.rename("x"), file.symlink_to("x")), "does not know worker 0: its jour"),
     ],
 )
-def test_damage(
+def test_a_damaged_journal_is_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], Any], said: str
 ) -> None:
     """One clear error, never other numbers."""
@@ -274,7 +278,7 @@ def test_damage(
         assert applied(server) <= 4  # the last push was never taken
 
 
-def test_a_segment_in_the_middle_is_missed(tmp_path: Path) -> None:
+def test_a_missing_segment_is_an_error(tmp_path: Path) -> None:
     with journaled(tmp_path, make_spec("adagrad")) as (running, client):
         for _ in range(2):  # saves that are never committed: every segment is needed
             teach(client, 1, begin=client.pushes)
@@ -311,7 +315,7 @@ STATES = [
 
 
 @pytest.mark.parametrize("rows", STATES)
-def test_a_journal_of_somebody_else(tmp_path: Path, rows: dict[str, Any]) -> None:
+def test_a_forged_journal_is_refused(tmp_path: Path, rows: dict[str, Any]) -> None:
     """Whoever can write it can at most end the run: its checksums are right, and it is refused."""
     (tmp_path / "elsewhere").mkdir()
     folder = tmp_path / "own"
@@ -341,7 +345,7 @@ def forge(segment: Path, rows: dict[str, Any]) -> None:
     os.close(handle)
 
 
-def test_a_push_that_was_being_written(tmp_path: Path) -> None:
+def test_a_push_cut_while_written_is_sent_again(tmp_path: Path) -> None:
     """A record that is cut was never answered: it goes, and the worker sends it again."""
     spec = make_spec("adagrad")
     with journaled(tmp_path / "whole", spec) as (_, client):
@@ -362,7 +366,7 @@ def test_a_push_that_was_being_written(tmp_path: Path) -> None:
         assert_same(everything(client), expected)
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with journaled(tmp_path, make_spec()) as (_, client):
         teach(client, 1)
 

@@ -55,7 +55,7 @@ def test_keys_are_made(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["server", "worker"])
-def test_a_part_alone_and_a_folder_of_both(folder: Path, tmp_path: Path, role: str) -> None:
+def test_keys_of_one_role_and_of_both(folder: Path, tmp_path: Path, role: str) -> None:
     """What a host of that role was given; and keys that were made before there were parts."""
     keys = read_keys(folder, role)
     assert read_keys(folder / f"for-{role}s", role) == keys
@@ -67,7 +67,7 @@ def test_a_part_alone_and_a_folder_of_both(folder: Path, tmp_path: Path, role: s
 
 @pytest.mark.parametrize("name", ["", "for-servers", "for-servers/worker.public"])
 @pytest.mark.parametrize("mode", [0o777, 0o772, 0o720])
-def test_keys_that_others_can_change(folder: Path, name: str, mode: int) -> None:
+def test_keys_writable_by_others_are_refused(folder: Path, name: str, mode: int) -> None:
     """Whose public key stands there may come in."""
     (folder / name).chmod(mode)
     with pytest.raises(KeysError, match=r"can be changed by others; run `chmod go-w"):
@@ -89,14 +89,14 @@ def test_keys_are_not_replaced(folder: Path, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
-def test_secrets_that_others_can_read(folder: Path, mode: int) -> None:
+def test_secrets_readable_by_others_are_refused(folder: Path, mode: int) -> None:
     (folder / "for-workers/worker.secret").chmod(mode)
     with pytest.raises(KeysError, match=r"worker\.secret can be read by others; run `chmod 600"):
         read_keys(folder, "worker")
     read_keys(folder, "server")  # which does not need that one
 
 
-def test_keys_that_are_absent_or_damaged(folder: Path, tmp_path: Path) -> None:
+def test_missing_or_damaged_keys_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(KeysError, match=r"cannot read the key .* make keys with `shoal keys make"):
         read_keys(tmp_path / "nowhere", "server")
     (folder / "for-workers/server.public").write_bytes(b"short\n")
@@ -151,7 +151,7 @@ def wrong_keys(folder: Path, tmp_path: Path) -> dict[str, CurveKeys | None]:
 @pytest.mark.parametrize(
     "which", ["no keys", "another worker's", "only what is public", "another server's"]
 )
-def test_a_peer_without_the_key_gets_nothing(
+def test_a_peer_without_the_key_gets_no_answer(
     folder: Path, tmp_path: Path, running: Threads, which: str
 ) -> None:
     spec = make_spec()
@@ -173,7 +173,7 @@ def test_a_peer_without_the_key_gets_nothing(
         assert all(torch.equal(a, b) for a, b in zip(get_dense(client), dense))
 
 
-def test_a_worker_with_keys_at_a_server_without(folder: Path) -> None:
+def test_a_worker_with_keys_is_refused_by_a_server_without(folder: Path) -> None:
     with serving() as running:
         client = Client(running.addresses, 0, read_keys(folder, "worker"))
         with pytest.raises(PeerLost, match="check their addresses and keys"):
@@ -182,7 +182,7 @@ def test_a_worker_with_keys_at_a_server_without(folder: Path) -> None:
         assert running.servers[0].messages == 0
 
 
-def test_what_travels_cannot_be_read(folder: Path, running: Threads) -> None:
+def test_traffic_is_encrypted(folder: Path, running: Threads) -> None:
     """A line between them carries neither the names of tables nor the values of rows."""
     seen: list[bytes] = []
 

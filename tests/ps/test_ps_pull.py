@@ -315,7 +315,7 @@ def test_rows_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -
         assert link.wait(header.sequence)
 
 
-def test_rows_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_a_pending_pull_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their memory lives until they came; an error instead of rows is told."""
     with serving(1) as running, joined(running.addresses, make_spec("sgd")) as client:
         client.start_pull([ServerRequest(0, torch.arange(30), [30])])

@@ -62,7 +62,7 @@ def live(folder: Path, spec: Spec, when: int | None, who: int) -> tuple[list[Any
 @pytest.mark.parametrize(
     "mode", ["sync", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("async", "geo"))]
 )
-def test_one_is_killed(tmp_path: Path, mode: str) -> None:
+def test_a_killed_replica_changes_no_rows_or_files(tmp_path: Path, mode: str) -> None:
     """After any act of its life: the rows, states and files of a run that nobody hit."""
     spec = make_spec("sgd" if mode == "geo" else "adam", servers=2, mode=mode)
     expected, files = live(tmp_path / "whole", spec, None, 0)
@@ -72,7 +72,7 @@ def test_one_is_killed(tmp_path: Path, mode: str) -> None:
         assert again == files  # checksums of everything that the servers hold
 
 
-def test_between_two_workers_pushes(tmp_path: Path) -> None:
+def test_a_replica_killed_between_two_pushes_applies_the_step_once(tmp_path: Path) -> None:
     """sync: the step is applied once, where both pushes are; rows that wait for it come, too."""
     spec = make_spec("adagrad", workers=2)
     with (
@@ -92,7 +92,9 @@ def test_between_two_workers_pushes(tmp_path: Path) -> None:
         assert torch.equal(pull(two, 0, [3]), pull(one, 0, [3]))
 
 
-def test_the_one_that_writes_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_killed_while_saving_is_replaced_by_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A save is of its moment, whoever writes it in the end, and however late."""
     real = shards.write_shards
 
@@ -118,7 +120,7 @@ def test_the_one_that_writes_is_killed(tmp_path: Path, monkeypatch: pytest.Monke
         teach(client, 1, begin=5)
 
 
-def test_a_checkpoint_that_is_loaded(tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_reaches_all_replicas(tmp_path: Path) -> None:
     """Every server takes it over, not only the one that is read from."""
     with replicated(tmp_path, make_spec("adagrad", servers=2)) as (running, client):
         teach(client, 3)
@@ -133,7 +135,7 @@ def test_a_checkpoint_that_is_loaded(tmp_path: Path) -> None:
         assert_same(rows, kept[:2])
 
 
-def test_another_thread_of_a_worker(tmp_path: Path) -> None:
+def test_a_later_connection_knows_the_lost_replicas(tmp_path: Path) -> None:
     """A connection that is made later knows who is lost, and finds out by itself who is later."""
     with replicated(tmp_path, make_spec(servers=2)) as (running, client):
         kill(running, 0)
@@ -147,7 +149,7 @@ def test_another_thread_of_a_worker(tmp_path: Path) -> None:
         teach(client, 1, begin=1)
 
 
-def test_what_one_worker_lost_all_leave_out(tmp_path: Path) -> None:
+def test_a_replica_that_one_worker_lost_is_left_out_by_all(tmp_path: Path) -> None:
     """A server that lives and lacks something, because one worker does not reach it any more."""
     spec = make_spec(workers=2, servers=2)
     with (
@@ -163,7 +165,7 @@ def test_what_one_worker_lost_all_leave_out(tmp_path: Path) -> None:
         assert [applied(server) for server in running.servers] == [1, 0, 1, 1]
 
 
-def test_both_are_killed(tmp_path: Path) -> None:
+def test_losing_both_replicas_is_one_error(tmp_path: Path) -> None:
     """One error that names both."""
     with replicated(tmp_path, make_spec(servers=2)) as (running, client):
         teach(client, 1)
@@ -176,7 +178,7 @@ def test_both_are_killed(tmp_path: Path) -> None:
             teach(client, 1, begin=2)
 
 
-def test_a_worker_that_is_lost(tmp_path: Path) -> None:
+def test_replicas_report_a_lost_worker(tmp_path: Path) -> None:
     """Both servers say so, and nobody takes that for the loss of a server."""
     spec = make_spec(workers=2)
     with (
@@ -191,7 +193,7 @@ def test_a_worker_that_is_lost(tmp_path: Path) -> None:
             push(one, {0: ([3], grads(1, 1))}).wait()
 
 
-def test_what_is_told_of_a_save_is_checked(tmp_path: Path) -> None:
+def test_reported_saves_of_replicas_are_checked(tmp_path: Path) -> None:
     with replicated(tmp_path, make_spec()) as (_, client):
         save(client, tmp_path / "saved")
         for told in (b"{}", b'{"files": 3}'):
@@ -209,7 +211,9 @@ def test_what_is_told_of_a_save_is_checked(tmp_path: Path) -> None:
         ({"strategy.ps.addresses": ["a:1", "b:1", "c:1"]}, "strategy.ps.replicas", "are 3 servers"),
     ],
 )
-def test_what_does_not_go_with_it(keys: dict[str, Any], key: str, text: str) -> None:
+def test_settings_that_exclude_replicas_are_refused(
+    keys: dict[str, Any], key: str, text: str
+) -> None:
     given = {"strategy.name": "ps", "strategy.ps.mode": "async", "strategy.ps.replicas": 2}
     with pytest.raises(ConfigError, match=f"{key}: .*{text}"):
         resolve(values={"model": "BPR", "data.name": "synthetic", **given, **keys})

@@ -84,7 +84,9 @@ def test_damaged_rows_of_a_server(trained: Path, tmp_path: Path, said: list[str]
             assert file.read_bytes() == (other / file.name).read_bytes()
 
 
-def test_a_damaged_best_checkpoint_is_told(trained: Path, tmp_path: Path, said: list[str]) -> None:
+def test_a_damaged_best_checkpoint_is_reported(
+    trained: Path, tmp_path: Path, said: list[str]
+) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
     newest, _, best = committed(folder)
     snapshot = read(newest)
@@ -172,7 +174,7 @@ def windows(batch_size: int) -> Reader:
 
 
 @pytest.mark.parametrize("make", [interactions, windows])
-def test_a_cursor_goes_on_with_steps_of_another_size(make: Callable[[int], Reader]) -> None:
+def test_a_cursor_continues_with_steps_of_another_size(make: Callable[[int], Reader]) -> None:
     """Two steps of three workers, one of one, the rest with two: each sample once, in order."""
     counted: list[int] = []
     cursor = Cursor()

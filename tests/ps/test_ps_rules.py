@@ -116,7 +116,9 @@ def saved_counters(folder: Path) -> dict[int, tuple[float, ...]]:
 
 
 @pytest.mark.parametrize("many, others", [(1, 3), (3, 2)])
-def test_another_number_of_servers_goes_on(tmp_path: Path, many: int, others: int) -> None:
+def test_another_number_of_servers_continues_the_same(
+    tmp_path: Path, many: int, others: int
+) -> None:
     """Rows, their counters and those of ids without a row: what follows is the same."""
     with serving(many, folder=tmp_path) as running:
         spec = spec_of(many, optimizer="adagrad", **EVERYTHING)
@@ -137,7 +139,7 @@ def test_another_number_of_servers_goes_on(tmp_path: Path, many: int, others: in
     assert saved_counters(tmp_path / "again") == saved_counters(tmp_path / "twenty")
 
 
-def test_a_delta_is_refused_after_rows_went(tmp_path: Path) -> None:
+def test_a_delta_is_refused_after_rows_were_dropped(tmp_path: Path) -> None:
     spec = spec_of(shrink={"every": 3, "max_age": 1})
     with at_servers(spec, tmp_path) as client:
         show(client, 1)
@@ -153,7 +155,7 @@ def test_a_delta_is_refused_after_rows_went(tmp_path: Path) -> None:
         assert not client.stats()[0]["rewritten"]
 
 
-def test_ages_survive_a_count_of_steps_that_is_a_workers_own(tmp_path: Path) -> None:
+def test_row_ages_count_steps_of_all_workers(tmp_path: Path) -> None:
     """In async a worker counts its own pushes, and a server those of all: rows must not go."""
     spec = spec_of(mode="async", shrink={"every": 12, "max_age": 4})
     with (
@@ -184,7 +186,7 @@ def worker(
         strategy.close()
 
 
-def test_a_run_saves_whole_when_rows_went(tmp_path: Path) -> None:
+def test_a_run_saves_all_rows_after_some_were_dropped(tmp_path: Path) -> None:
     """By itself; and what it saved is read without servers, and without counters."""
     section = RowsSection.model_validate({**EVERYTHING, "admission": {"threshold": 2.0}})
     checkpoints = Checkpoints(tmp_path, World(), keep=9, rows_apart=True, whole_every=4)
@@ -214,7 +216,7 @@ def test_a_run_saves_whole_when_rows_went(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "seen", [[0.0, 0.0], [1.5, 0.0], [-1.0, 0.0], [1.0, -1.0], [1e30, 0.0], [1.0, float("nan")]]
 )
-def test_counts_that_cannot_be(seen: list[float]) -> None:
+def test_impossible_counts_are_refused(seen: list[float]) -> None:
     spec = spec_of(admission={"threshold": 3.0})
     with serving() as running, joined(running.addresses, spec, dense=False) as client:
         share, _ = share_of(client, 0, torch.tensor([7]))
@@ -246,7 +248,7 @@ def test_pushes_without_counts() -> None:
         assert held(running) == []
 
 
-def test_rules_that_no_server_takes() -> None:
+def test_unsupported_row_rules_are_refused() -> None:
     rules = RowRules.model_validate({"admission": {"threshold": 3.0}})
     fixed = TableSpec(name="ads", dim=2, rows=5, init="uniform", scale=0.5, rules=rules)
     for spec in (make_spec(tables=[fixed]), spec_of(mode="geo", admission={"threshold": 3.0})):

@@ -128,7 +128,7 @@ def bare_push(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_push_that_comes_again(mode: str) -> None:
+def test_a_repeated_push_is_applied_once(mode: str) -> None:
     with serving() as running, joined(running.addresses, make_spec(mode=mode)) as client:
         before, bare = pull(client, 0, [3]), Bare(running.addresses[0])
         first, second = bare_push(client, 0, 50, seed=1), bare_push(client, 1, 51, seed=2)
@@ -161,7 +161,7 @@ def test_pushes_out_of_order() -> None:
 
 
 @pytest.mark.parametrize("flags", [0, BFLOAT16, COMPRESSED, BFLOAT16 | COMPRESSED])
-def test_a_push_of_no_rows(flags: int) -> None:
+def test_an_empty_push_is_counted(flags: int) -> None:
     """Of a worker whose slice of a batch is empty: however rows travel."""
     spec = make_spec()
     with serving() as running, joined(running.addresses, spec) as client:
@@ -195,7 +195,7 @@ def proxied() -> Iterator[tuple[Server, Proxy]]:
         proxy.close()
 
 
-def test_an_answer_that_is_lost(quick: None, proxied: tuple[Server, Proxy]) -> None:
+def test_a_lost_answer_is_sent_again(quick: None, proxied: tuple[Server, Proxy]) -> None:
     server, proxy = proxied
     spec = make_spec("adagrad")
     with joined([proxy.address], spec) as client:
@@ -221,7 +221,7 @@ def test_an_answer_that_is_lost(quick: None, proxied: tuple[Server, Proxy]) -> N
         )
 
 
-def test_an_answer_to_the_goodbye_that_is_lost(quick: None, proxied: tuple[Server, Proxy]) -> None:
+def test_a_lost_answer_to_goodbye_is_no_failure(quick: None, proxied: tuple[Server, Proxy]) -> None:
     """The server has ended by then: that is said, and is no failure."""
     _, proxy = proxied
     with joined([proxy.address], make_spec()) as client, listening() as heard:
@@ -239,7 +239,9 @@ def test_a_goodbye_after_a_failure(quick: None, proxied: tuple[Server, Proxy]) -
             client.bye()
 
 
-def test_rows_over_a_bad_line(quick: None, proxied: tuple[Server, Proxy]) -> None:
+def test_rows_arrive_over_a_connection_that_is_cut(
+    quick: None, proxied: tuple[Server, Proxy]
+) -> None:
     server, proxy = proxied
     with joined([proxy.address], make_spec()) as client:
         expected = pull(client, 0, IDS)
@@ -251,7 +253,7 @@ def test_rows_over_a_bad_line(quick: None, proxied: tuple[Server, Proxy]) -> Non
 
 
 @pytest.mark.slow
-def test_a_worker_that_reads_its_data_is_waited_for(quick: None) -> None:
+def test_a_server_waits_for_a_worker_that_reads_its_data(quick: None) -> None:
     """Longer than a server waits for a word of anybody."""
     with serving(patience=3.0) as running:
         early = Client(running.addresses, 0)
@@ -288,7 +290,7 @@ def test_a_worker_too_far_ahead_waits() -> None:
         assert running.join() == [0]
 
 
-def test_a_pull_of_a_step_waits_for_it() -> None:
+def test_a_sync_pull_waits_for_the_step_before() -> None:
     """sync: the rows of step 1 are those after both workers' gradients of step 0."""
     spec = make_spec(workers=2)
     with (

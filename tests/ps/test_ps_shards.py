@@ -109,7 +109,7 @@ def pull_from(rows: list[torch.Tensor], table: int, ids: list[int]) -> torch.Ten
     return rows[0][ids] if table == 0 else rows[1][: len(ids)]
 
 
-def test_a_save_that_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_repeated_save_request_writes_once(tmp_path: Path) -> None:
     """The answer was late: the files must not be written a second time, with other rows."""
     folder = tmp_path / "save"
     folder.mkdir()
@@ -150,7 +150,7 @@ def test_a_delta_holds_what_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "file", "x" * 5000])
-def test_a_folder_that_cannot_be_seen(tmp_path: Path, folder: str) -> None:
+def test_a_folder_that_the_server_cannot_see_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").touch()
     with at_servers(make_spec(), tmp_path) as client:
         teach(client, 1)
@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_seen(tmp_path: Path, folder: str) -> None:
         save(client, tmp_path / "good")
 
 
-def test_a_folder_that_goes_away(tmp_path: Path) -> None:
+def test_a_save_into_a_removed_folder_fails_and_the_server_continues(tmp_path: Path) -> None:
     """The child fails, and says so; the server goes on."""
     with at_servers(make_spec(), tmp_path) as client:
         teach(client, 1)
@@ -175,7 +175,7 @@ def test_a_folder_that_goes_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_writer_follows_a_killed_server(tmp_path: Path) -> None:
+def test_the_writer_process_ends_with_a_killed_server(tmp_path: Path) -> None:
     """No process is left when a server is killed in the midst of a save."""
     slow = server_process(tmp_path, run_slow_server, folder=str(tmp_path))
     with slow as (process, address), joined([address], make_spec()) as client:
@@ -211,7 +211,7 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def test_a_writer_that_is_killed(tmp_path: Path) -> None:
+def test_a_killed_writer_process_is_reported(tmp_path: Path) -> None:
     slow = server_process(tmp_path, run_slow_server, folder=str(tmp_path))
     with slow as (process, address), joined([address], make_spec()) as client:
         teach(client, 1)
@@ -232,7 +232,9 @@ def test_a_writer_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("many, others", [(1, 3), (3, 2)])
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
-def test_another_number_of_servers(tmp_path: Path, optimizer: str, many: int, others: int) -> None:
+def test_rows_load_on_another_number_of_servers(
+    tmp_path: Path, optimizer: str, many: int, others: int
+) -> None:
     """Same rows, same state: the steps that follow are the same as well."""
     with serving(many, folder=tmp_path) as running:
         spec = make_spec(optimizer, servers=many)
@@ -264,7 +266,7 @@ def test_another_number_of_servers(tmp_path: Path, optimizer: str, many: int, ot
     assert rows_in(tmp_path / "again") == rows_in(tmp_path / "last")
 
 
-def test_going_back_forgets_later_rows(tmp_path: Path) -> None:
+def test_loading_an_earlier_checkpoint_drops_later_rows(tmp_path: Path) -> None:
     """A row that was first taught after the checkpoint reads as its initial value again."""
     with at_servers(make_spec(), tmp_path) as client:
         teach(client, 1)
@@ -278,7 +280,7 @@ def test_going_back_forgets_later_rows(tmp_path: Path) -> None:
             save(client, tmp_path / "delta", delta=True)
 
 
-def test_a_load_that_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_repeated_load_request_loads_once(tmp_path: Path) -> None:
     """The answer was late: what was taught since must stay."""
     with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
         teach(client, 1)

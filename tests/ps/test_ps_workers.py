@@ -119,7 +119,7 @@ def test_requests_that_are_refused() -> None:
         ),
     ],
 )
-def test_optimizer_state_that_does_not_fit(state: dict, message: str) -> None:
+def test_optimizer_state_of_a_wrong_shape_is_refused(state: dict, message: str) -> None:
     """Refused before anything is touched, and the next step goes on as if it had not come."""
     spec = make_spec("adam")
     with serving() as running, joined(running.addresses, spec) as client:
@@ -134,7 +134,7 @@ def test_optimizer_state_that_does_not_fit(state: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", pytest.param("geo", marks=pytest.mark.slow)])
-def test_a_worker_that_goes_silent(mode: str) -> None:
+def test_a_silent_worker_is_reported_lost(mode: str) -> None:
     """Even where the others leave the server no rest."""
     spec = make_spec(workers=2, mode=mode)
     with serving(timeout=1.5) as running, joined(running.addresses, spec) as one:
@@ -151,13 +151,13 @@ def test_a_worker_that_goes_silent(mode: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_computes_is_not_silent() -> None:
+def test_a_computing_worker_is_not_reported_lost() -> None:
     with serving(timeout=1.5) as running, joined(running.addresses, make_spec()) as client:
         time.sleep(2.5)  # its second thread tells that it lives
         pull(client, 0, IDS)
 
 
-def test_a_worker_that_waits_for_another_server(quick: None) -> None:
+def test_running_servers_wait_for_a_worker_that_waits_for_another(quick: None) -> None:
     """Those that are up hear of it meanwhile."""
     spec = make_spec(servers=2)
     with serving(1, timeout=1.0) as running, socket.create_server(("127.0.0.1", 0)) as place:
@@ -178,7 +178,7 @@ def test_a_worker_that_waits_for_another_server(quick: None) -> None:
         thread.join(SECONDS)
 
 
-def test_a_worker_that_ends_early() -> None:
+def test_a_worker_that_ends_early_ends_the_sync_run() -> None:
     """sync: nobody waits for gradients that can never come."""
     spec = make_spec(workers=2)
     with (
@@ -193,7 +193,7 @@ def test_a_worker_that_ends_early() -> None:
             pushing.wait()
 
 
-def test_a_server_that_is_gone(tmp_path: Path) -> None:
+def test_a_lost_server_is_reported_by_name(tmp_path: Path) -> None:
     with (
         server_process(tmp_path) as (process, address),
         joined([address], make_spec(), timeout=1.5) as client,
@@ -205,7 +205,7 @@ def test_a_server_that_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_gone_while_nothing_is_asked(quick: None, tmp_path: Path) -> None:
+def test_a_lost_server_is_reported_while_a_worker_waits(quick: None, tmp_path: Path) -> None:
     """A worker may wait for other workers: its second thread finds out, and tells."""
     with (
         server_process(tmp_path) as (process, address),
@@ -219,7 +219,7 @@ def test_a_server_that_is_gone_while_nothing_is_asked(quick: None, tmp_path: Pat
         assert told == [client.failure] and f"server 0 at {address} has not answered" in told[0]
 
 
-def test_a_server_that_never_comes() -> None:
+def test_a_missing_server_is_reported_after_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as place:
         address = f"127.0.0.1:{place.getsockname()[1]}"
     client = Client([address], 0)
@@ -235,7 +235,7 @@ def test_an_address_in_use() -> None:
             Server(f"127.0.0.1:{port}", 3)
 
 
-def test_a_hello_that_is_wrong() -> None:
+def test_a_wrong_hello_is_refused() -> None:
     with serving() as running:
         bare = Bare(running.addresses[0])
         good = {**make_spec().model_dump(mode="json"), "server": 0}

@@ -48,7 +48,7 @@ class PaddleRec(Dialect):
 
     def _gather(self) -> Said:
         """The strongest value of every key, and the folder that relative paths begin at."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         folder = None
         for source in self.sources:
             own: dict[str, Any] = {}
@@ -62,13 +62,13 @@ class PaddleRec(Dialect):
                 self.folders.append(home.name)
                 if folder is None or "runner.train_data_dir" in own:
                     folder = home
-            found |= own
+            values |= own
             self.strongest |= dict.fromkeys(own, source)
-        workspace = found.get("workspace")
+        workspace = values.get("workspace")
         if isinstance(workspace, str):
-            texts = {key: value for key, value in found.items() if isinstance(value, str)}
-            found |= {k: text.replace("{workspace}", workspace) for k, text in texts.items()}
-        return Said(found, folder or Path.cwd())
+            texts = {key: value for key, value in values.items() if isinstance(value, str)}
+            values |= {k: text.replace("{workspace}", workspace) for k, text in texts.items()}
+        return Said(values, folder or Path.cwd())
 
     def name_model(self, named: Named | None) -> Named | None:
         """A model by the name of its folder there; ValueError if the config's names none."""
@@ -108,7 +108,7 @@ class PaddleRec(Dialect):
     def leaves(
         self, key: str, value: Any, source: Layer
     ) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-        """Those that no stronger source has too."""
+        """The keys below `key` that no stronger source has too, with their values and paths."""
         for name, _, path in _leaves(key, value, (key,)):
             if self.strongest[name] is source:
                 yield name, self.said.values[name], path
@@ -127,24 +127,26 @@ class PaddleRec(Dialect):
     def _meant(self, key: str) -> str:
         """The key of that name in another section, or the nearest in this one, or in all."""
         options = [name.partition(".")[2] for name in self.options or ()]
-        known = [*KEYS, *(f"hyper_parameters.{name}" for name in options)]
+        all_keys = [*KEYS, *(f"hyper_parameters.{name}" for name in options)]
         section, _, tail = key.partition(".")
-        beside = {name.partition(".")[2]: name for name in known if name.startswith(section)}
-        ends = {name.rpartition(".")[2]: name for name in known}
+        in_section = {name.partition(".")[2]: name for name in all_keys if name.startswith(section)}
+        ends = {name.rpartition(".")[2]: name for name in all_keys}
         last = key.rpartition(".")[2]
-        found = (
+        suggestion = (
             ends.get(last)
-            or beside.get(nearest(tail, beside, 0.7) or "")
+            or in_section.get(nearest(tail, in_section, 0.7) or "")
             or ends.get(nearest(last, ends, 0.7) or "")
         )
-        return f"; did you mean {found}?" if found else "; docs/from/every_key.md lists them"
+        return (
+            f"; did you mean {suggestion}?" if suggestion else "; docs/from/every_key.md lists them"
+        )
 
     def words(self) -> dict[str, str]:
         """In a config of PaddleRec also the last parts of keys; in any the dotted ones."""
         if not self.said.values:
             return {key: key for key in KEYS if "." in key}
-        theirs = self.shown(self.rows.values())
-        return {key.rpartition(".")[2]: text for key, text in theirs.items()} | theirs
+        shown_keys = self.shown(self.rows.values())
+        return {key.rpartition(".")[2]: text for key, text in shown_keys.items()} | shown_keys
 
 
 def is_key(key: str) -> bool:

@@ -71,7 +71,11 @@ RUNNER = [
     same("seed", "run.seed", "12345 where it is not given, as there"),
     # data
     given_only("train_data_dir", "data.clicks.train", "a folder, relative to the config's"),
-    given_only("test_data_dir", "data.clicks.test", "likewise; evaluated after every epoch"),
+    given_only(
+        "test_data_dir",
+        "data.clicks.test",
+        "a folder, relative to the config's; evaluated after every epoch",
+    ),
     aware(
         "reader_type",
         ("data.clicks.reader",),
@@ -102,7 +106,7 @@ RUNNER = [
         "each worker reads its block of the sorted files; false: its share of every batch",
     ),
     Row("thread_num", THREADS, THREADS_RULE, values.thread_num),
-    Row("train_thread_num", THREADS, "likewise", values.thread_num),
+    Row("train_thread_num", THREADS, THREADS_RULE, values.thread_num),
     free("infer_thread_num", "thread_num holds for all files"),
     free("num_workers", NO_PROCESSES),
     free("loader.num_workers", NO_PROCESSES),
@@ -162,7 +166,7 @@ RANK = "the cross layers have no mixture of experts; model.low_rank makes them o
 OPTIONS = [
     option("sparse_feature_dim", "dim", "width of a row"),
     option("fc_sizes", "layers", "hidden layers; the output layer is not among them"),
-    option("layer_sizes_dnn", "layers", "likewise"),
+    option("layer_sizes_dnn", "layers", "hidden layers; the output layer is not among them"),
     option("cross_num", "cross_layers", "cross layers of DCNV2"),
     option("is_Stacked", "structure", "true: stacked, false: parallel", values.structure),
     option(
@@ -190,7 +194,7 @@ HYPER = [
     free("optimizer.strategy", "not read there; the mode is runner.sync_mode"),
     only("optimizer.adam_lazy_mode", [True, None], "rows that a batch does not touch rest"),
     same("optimizer.clip_by_norm", "train.clip_grad_norm", "of all gradients together"),
-    same("clip_by_norm", "train.clip_grad_norm", "likewise"),
+    same("clip_by_norm", "train.clip_grad_norm", "of all gradients together"),
     read_as(
         "sparse_inputs_slots",
         "data.clicks.slots",

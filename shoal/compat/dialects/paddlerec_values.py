@@ -187,21 +187,21 @@ def pipe_command(said: Said, value: Any) -> Translation:
     if not isinstance(value, str):
         raise ValueError(f"given {inline(value)}; it is a program and its arguments")
     try:
-        words = shlex.split(value)
+        arguments = shlex.split(value)
     except ValueError as error:
         raise ValueError(f"given {inline(value)}: {error}") from None
-    for number, word in enumerate(words):
-        if not word.endswith(".py"):
+    for number, argument in enumerate(arguments):
+        if not argument.endswith(".py"):
             continue
-        places = (Path(word), said.folder / word, said.folder / Path(word).name)
+        places = (Path(argument), said.folder / argument, said.folder / Path(argument).name)
         file = next((place for place in places if place.is_file()), None)
-        if _stem(word) in SLOT_READERS and (file is None or _needs_paddle(file)):
-            note = f"pipe_command is not run: {word} reads lines of slots, which Shoal reads itself"
-            return Translation(notes=[note])
-        if file is None and _is_script(words[: number + 1]):
+        if _stem(argument) in SLOT_READERS and (file is None or _needs_paddle(file)):
+            reason = f"{argument} reads lines of slots, which Shoal reads itself"
+            return Translation(notes=[f"pipe_command is not run: {reason}"])
+        if file is None and _is_script(arguments[: number + 1]):
             looked = ", ".join(dict.fromkeys(str(Path.cwd() / place) for place in places))
             raise ValueError(
-                f"given {value}, but there is no {word}; it was looked for at {looked}"
+                f"given {value}, but there is no {argument}; it was looked for at {looked}"
             )
         if file is None:
             break
@@ -210,27 +210,29 @@ def pipe_command(said: Said, value: Any) -> Translation:
                 f"{value} is refused: {file} imports paddle, so it writes Paddle's own format; "
                 "write lines of slots (click:0 dense_feature:0.5 1:737395) instead"
             )
-        words[number] = str(file)
-        return Translation({"data.clicks.pipe_command": shlex.join(words)})
+        arguments[number] = str(file)
+        return Translation({"data.clicks.pipe_command": shlex.join(arguments)})
     return Translation({"data.clicks.pipe_command": value})
 
 
-def _is_script(words: list[str]) -> bool:
+def _is_script(arguments: list[str]) -> bool:
     """Whether the last word is what runs, not an argument of a program that may mean anything."""
-    program, *rest = words
+    program, *rest = arguments
     if not rest:
         return shutil.which(program) is None
-    options = all(word.startswith("-") for word in rest[:-1])
+    options = all(argument.startswith("-") for argument in rest[:-1])
     return options and Path(program).name.startswith("python")
 
 
 def _needs_paddle(file: Path) -> bool:
     """Whether a script imports paddle; only its lines are looked at, nothing is run."""
     lines = file.read_text("utf-8", "replace").splitlines()
-    firsts = [line.split()[:2] for line in lines if line.split()]
+    beginnings = [line.split()[:2] for line in lines]
     return any(
-        words[0] in ("import", "from") and words[1:] and words[1].split(".")[0] == "paddle"
-        for words in firsts
+        len(beginning) == 2
+        and beginning[0] in ("import", "from")
+        and beginning[1].split(".")[0] == "paddle"
+        for beginning in beginnings
     )
 
 

@@ -34,13 +34,15 @@ TABLE: list[Row] = [
     # launch
     same("nproc", "launch.nproc"),
     read_as(
-        *("world_size", "launch.world_size"),
+        "world_size",
+        "launch.world_size",
         lambda value: -1 if type(value) is int and value <= 0 else value,
         "0 and less: as many as nproc",
     ),
     same("ip", "launch.ip"),
     read_as(
-        *("port", "launch.port"),
+        "port",
+        "launch.port",
         lambda value: int(value) if isinstance(value, str) and value.isdecimal() else value,
         "a number, or a number in quotes",
     ),
@@ -61,7 +63,10 @@ TABLE: list[Row] = [
     Row("log_wandb", ("run.trackers",), "true: tensorboard and wandb", values.read_log_wandb),
     same("wandb_project", "run.project"),
     *[only(key, [False, None], CACHED) for key in ("save_dataset", "save_dataloaders")],
-    *[free(f"{of}_save_path", f"read with save_{of} only") for of in ("dataset", "dataloaders")],
+    *[
+        free(f"{kind}_save_path", f"read with save_{kind} only")
+        for kind in ("dataset", "dataloaders")
+    ],
     refused("device", "it is chosen by run.device (auto, cpu, cuda)"),
     refused("local_rank", "ranks are given by the launcher"),
     refused("single_spec", "the launcher decides it; set nproc"),
@@ -80,7 +85,8 @@ TABLE: list[Row] = [
     ),
     *[refused(key, DROPPED) for key in ("neg_sampling", "training_neg_sample_num")],
     read_as(
-        *("eval_step", "train.eval_every"),
+        "eval_step",
+        "train.eval_every",
         lambda value: max(value, 0) if type(value) is int else value,
         "epochs; 0 and less: never",
     ),
@@ -124,10 +130,19 @@ TABLE: list[Row] = [
     only("ITEM_LIST_LENGTH_FIELD", ["item_length"], FIXED),
     only("LIST_SUFFIX", ["_list"], FIXED),
     only("POSITION_FIELD", ["position_id"], FIXED),
-    *[only(f"{of.upper()}_ENTITY_ID_FIELD", [f"{of}_id"], KNOWLEDGE) for of in ("head", "tail")],
-    *[only(f"{of.upper()}_ID_FIELD", [f"{of}_id"], KNOWLEDGE) for of in ("relation", "entity")],
+    *[
+        only(f"{kind.upper()}_ENTITY_ID_FIELD", [f"{kind}_id"], KNOWLEDGE)
+        for kind in ("head", "tail")
+    ],
+    *[
+        only(f"{kind.upper()}_ID_FIELD", [f"{kind}_id"], KNOWLEDGE)
+        for kind in ("relation", "entity")
+    ],
     only("kg_reverse_r", [False, None], KNOWLEDGE),
-    *[only(f"{of}_kg_num_interval", [None, "[0,inf)"], KNOWLEDGE) for of in ("entity", "relation")],
+    *[
+        only(f"{kind}_kg_num_interval", [None, "[0,inf)"], KNOWLEDGE)
+        for kind in ("entity", "relation")
+    ],
     # data: what is loaded and kept
     Row("load_col", ("data.load",), "suffix: columns; null: all of .inter", values.read_load_col),
     read_as("unload_col", "data.unload", values.as_columns, "suffix: columns"),
@@ -157,7 +172,9 @@ TABLE: list[Row] = [
     ),
     same("threshold", "data.threshold", "one field; at or above the value the label is 1"),
     Row(
-        *("normalize_field", ("data.normalize",), "a list of float fields"),
+        "normalize_field",
+        ("data.normalize",),
+        "a list of float fields",
         lambda value: Translation() if value is None else Translation({"data.normalize": value}),
     ),
     Row("normalize_all", ("data.normalize",), "true: all", values.read_normalize_all),
@@ -166,7 +183,7 @@ TABLE: list[Row] = [
     free("numerical_features", "float fields are features unless data.features leaves them out"),
     only("discretization", [None, {}], "say data.features.NAME.buckets"),
     only("preload_weight", [None, {}], "rows start from (seed, table, id) on every rank"),
-    *[only(f"alias_of_{of}_id", [None, []], NO_ALIAS) for of in ("user", "item", "entity")],
+    *[only(f"alias_of_{kind}_id", [None, []], NO_ALIAS) for kind in ("user", "item", "entity")],
     only("alias_of_relation_id", [None, []], NO_ALIAS),
     only("encoding", [None, "utf-8"], "files are UTF-8"),
 ]

@@ -152,7 +152,7 @@ def _split(value: Any) -> dict[str, Any]:
 
 
 def _mode(value: Any) -> Any:
-    """Of a mode per split one may be missing: it is the other's."""
+    """A mode for each split; where only one of them has a mode, the other has it too."""
     if isinstance(value, dict) and len(value) == 1:
         (mode,) = value.values()
         return {"valid": mode, "test": mode} if set(value) <= {"valid", "test"} else value

@@ -18,8 +18,11 @@ MODEL = "BERT4Rec"
 FOLDER = "prepared_bert4rec"  # under data_dir: what examples/pages/tdfo/preprocessing.py writes
 # Keys that no other tool has.
 OWN = [
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "model_parallel"),
-    *("sliding_step", "data_dir"),
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "model_parallel",
+    "sliding_step",
+    "data_dir",
 ]
 
 
@@ -130,10 +133,10 @@ class Tdfo(Dialect):
 
     def row(self, name: str) -> Row:
         if name == "sliding_step":  # windows further apart than they are long leave items out
-            given = {**DEFAULTS}
+            values = {**DEFAULTS}
             for source in self.sources:
-                given |= {k: source.values[k] for k in ("max_len", name) if k in source.values}
-            step, length = given[name], given["max_len"]
+                values |= {k: source.values[k] for k in ("max_len", name) if k in source.values}
+            step, length = values[name], values["max_len"]
             if isinstance(step, int) and isinstance(length, int) and step > length:
                 raise ValueError(
                     f"sliding_step is {step} and max_len is {length}; the step is at most max_len"

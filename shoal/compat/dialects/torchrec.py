@@ -78,7 +78,12 @@ TABLE: list[Row] = [
         _at_least,
         "repeated with min_item_count until both hold; there items once, then users once",
     ),
-    read_as("min_item_count", "data.filter.item_inter_num", _at_least, "likewise"),
+    read_as(
+        "min_item_count",
+        "data.filter.item_inter_num",
+        _at_least,
+        "repeated with min_user_count until both hold",
+    ),
     same("max_len", "data.max_len"),
     same("mask_prob", "model.mask_ratio"),
     same("dupe_factor", "model.dupe_factor", "masks are new in every epoch; there they are kept"),

@@ -145,14 +145,14 @@ class Estimator:
 
     def train_and_evaluate(self, train: TrainSpec, evaluate: EvalSpec) -> dict[str, float]:
         """Train, and evaluate whenever a checkpoint was taken and at the end; the last metrics."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
 
-        def look() -> dict[str, float]:
-            found.update(self.evaluate(evaluate.input_fn, evaluate.steps, evaluate.name))
-            return found
+        def evaluate_once() -> dict[str, float]:
+            metrics.update(self.evaluate(evaluate.input_fn, evaluate.steps, evaluate.name))
+            return metrics
 
-        self._train(train.input_fn, None, train.max_steps, train.hooks, look)
-        return found
+        self._train(train.input_fn, None, train.max_steps, train.hooks, evaluate_once)
+        return metrics
 
     def _train(
         self,
@@ -160,7 +160,7 @@ class Estimator:
         steps: int | None,
         max_steps: int | None,
         hooks: Sequence[Hook],
-        look: Callable[[], dict[str, float]],
+        evaluate: Callable[[], dict[str, float]],
     ) -> None:
         if steps is not None and max_steps is not None:
             raise ValueError("give steps (more) or max_steps (in all), not both")
@@ -190,7 +190,7 @@ class Estimator:
                     curves.epoch({"epoch": self.step, "loss": loss})
                 ended = [hook.after_run(self.step, loss) for hook in hooks]
                 if self.step % self.config.save_checkpoints_steps == 0:
-                    saved = self._save(loss, look(), curves)
+                    saved = self._save(loss, evaluate(), curves)
                 vote = torch.tensor([float(any(ended))], device=self.world.device)
                 if float(self.world.all_reduce(vote)) > 0:  # one process is enough
                     break
@@ -199,9 +199,9 @@ class Estimator:
             if begun and saved != (self.step, self._batch):
                 # Where the input ended with a step that was saved, the checkpoint must record that.
                 is_new = saved is None or saved[0] != self.step
-                self._save(loss, look() if is_new else {}, curves)
+                self._save(loss, evaluate() if is_new else {}, curves)
             elif not begun:  # it was trained before
-                look()
+                evaluate()
 
     def _step(self, loss: Tensor) -> float:
         """One step; the loss of the global batch."""
@@ -254,18 +254,20 @@ class Estimator:
         evaluation = Evaluation(self.world)
         for spec, size in self._run(input_fn, steps, ModeKeys.EVAL):
             evaluation.add(spec, size)
-        found = {**evaluation.result(), "global_step": self.step}
-        shown = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
+        metrics = {**evaluation.result(), "global_step": self.step}
+        shown = ", ".join(f"{key} {value:.6g}" for key, value in metrics.items())
         log.info("evaluation%s: %s", f" {name}" if name else "", shown)
-        return found
+        return metrics
 
     def predict(self, input_fn: InputFn) -> Iterator[dict[str, Tensor]]:
         """The predictions of every sample, in order, on every process."""
         for spec, _ in self._run(input_fn, None, ModeKeys.PREDICT):
-            given = spec.predictions
-            if given is None:
+            predictions = spec.predictions
+            if predictions is None:
                 raise ValueError("model_fn gave no predictions for mode infer")
-            named = given if isinstance(given, Mapping) else {"predictions": given}
+            named = (
+                predictions if isinstance(predictions, Mapping) else {"predictions": predictions}
+            )
             whole = {key: self.world.all_gather(one.contiguous()) for key, one in named.items()}
             for number in range(len(next(iter(whole.values())))):
                 yield {key: one[number] for key, one in whole.items()}
@@ -288,10 +290,10 @@ class Estimator:
         features, had_names = named(tensors(input_receiver(), self.world.device))
         self._build(features if had_names else features["input"], ModeKeys.PREDICT)
 
-        def answer(given: dict[str, Tensor]) -> Tensor:
+        def answer(inputs: dict[str, Tensor]) -> Tensor:
             with self.loop.entered():
                 spec = self.model_fn(
-                    features=given if had_names else given["input"],
+                    features=inputs if had_names else inputs["input"],
                     labels=None,
                     mode=ModeKeys.PREDICT,
                     params=self.params,
@@ -318,19 +320,19 @@ class Estimator:
 
 def _prediction(spec: EstimatorSpec, output: str | None) -> Tensor:
     """The one prediction that is exported."""
-    given = spec.predictions
-    if given is None:
+    predictions = spec.predictions
+    if predictions is None:
         raise ValueError("model_fn gave no predictions for mode infer: there is nothing to export")
-    if isinstance(given, Tensor):
-        return given
-    if output is None and len(given) == 1:
-        return next(iter(given.values()))
-    if output is None or output not in given:
-        known = ", ".join(given)
+    if isinstance(predictions, Tensor):
+        return predictions
+    if output is None and len(predictions) == 1:
+        return next(iter(predictions.values()))
+    if output is None or output not in predictions:
+        names = ", ".join(predictions)
         raise ValueError(
-            f"model_fn predicts {known}; name the one to export: output={next(iter(given))!r}"
+            f"model_fn predicts {names}; name the one to export: output={next(iter(predictions))!r}"
         )
-    return given[output]
+    return predictions[output]
 
 
 def _train_op(spec: EstimatorSpec) -> TrainOp:
@@ -342,13 +344,13 @@ def _train_op(spec: EstimatorSpec) -> TrainOp:
     return spec.train_op
 
 
-def _run_config(given: RunConfig | Mapping[str, Any] | None) -> RunConfig:
-    if isinstance(given, RunConfig):
-        return given
-    known = RunConfig.__dataclass_fields__
-    for key in given or {}:
-        if key not in known:
+def _run_config(settings: RunConfig | Mapping[str, Any] | None) -> RunConfig:
+    if isinstance(settings, RunConfig):
+        return settings
+    fields = RunConfig.__dataclass_fields__
+    for key in settings or {}:
+        if key not in fields:
             raise ValueError(
-                f"config has no {key!r}; it has {', '.join(known)}{did_you_mean(key, known)}"
+                f"config has no {key!r}; it has {', '.join(fields)}{did_you_mean(key, fields)}"
             )
-    return RunConfig(**(given or {}))
+    return RunConfig(**(settings or {}))

@@ -24,11 +24,11 @@ class Evaluation:
         if spec.loss is not None:
             mean = spec.loss.detach().double().cpu()
             self._count("loss", mean * size if size else torch.zeros(()).double(), size)
-        for name, given in spec.eval_metric_ops.items():
-            if isinstance(given, tuple):
-                self._measure(name, *given)
+        for name, metric in spec.eval_metric_ops.items():
+            if isinstance(metric, tuple):
+                self._measure(name, *metric)
             else:
-                self._count(name, given.detach().double().sum().cpu(), len(given))
+                self._count(name, metric.detach().double().sum().cpu(), len(metric))
 
     def _count(self, name: str, total: Tensor, size: int) -> None:
         both = torch.stack([total.double(), torch.tensor(float(size)).double()])
@@ -36,10 +36,10 @@ class Evaluation:
 
     def _measure(self, name: str, scores: Tensor, labels: Tensor) -> None:
         if name not in METRICS or METRICS[name].needs != "valued":
-            known = [key for key, one in METRICS.items() if one.needs == "valued"]
+            names = [key for key, one in METRICS.items() if one.needs == "valued"]
             raise ValueError(
                 f"eval_metric_ops[{name!r}] is a pair (scores, labels), which the metrics "
-                f"{', '.join(known)} take{did_you_mean(name, known)}"
+                f"{', '.join(names)} take{did_you_mean(name, names)}"
             )
         if name not in self._sets:
             self._sets[name] = MetricSet([name], [1], 1, torch.zeros(1))
@@ -50,13 +50,13 @@ class Evaluation:
 
     def result(self) -> dict[str, float]:
         """Name -> value, equal on every process."""
-        found = {}
+        results = {}
         for name, both in self._sums.items():
             total, count = self.world.all_reduce(both.to(self.world.device)).tolist()
             if not count:
                 raise ValueError("there are no samples to evaluate on: input_fn gives none")
-            found[name] = total / count
+            results[name] = total / count
         for name, metrics in self._sets.items():
             metrics.reduce(self.world)
-            found[name] = next(iter(metrics.compute("what input_fn gives").values()))
-        return found
+            results[name] = next(iter(metrics.compute("what input_fn gives").values()))
+        return results

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,55 +50,94 @@ def export_module(
 
     All processes call it, with the same features; the first one writes.
     """
-    path = hidden = Path(folder)
     loop.synchronize()
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            asked = _asked(features, answer(features))
-    finally:
-        model.train(was_training)
-    traced: Traced | None = None
+    example = _asked(features, _answer_in_evaluation(model, answer, features))
     tables: dict[str, Any] = {}
-    name = type(model).__name__
-
-    def answer_batch(given: Batch) -> Tensor:
-        return answer({**{key: given.tensor(key) for key in given.ids}, **given.dense})
+    draft: _Draft | None = None  # of the first process alone
 
     def begin() -> list[str]:
-        nonlocal path, hidden, traced
-        second = int(time.time())
-        while (Path(folder) / str(second)).exists():  # the next one that is free
-            second += 1
-        path = Path(folder) / str(second)
-        hidden = stack.enter_context(files.new_folder(path))
-        traced = trace(model, _batch(features), answer_batch, alone=False)
-        return traced[0]["tables"]
+        nonlocal draft
+        draft = _Draft.begin(Path(folder), model, answer, features, stack)
+        return draft.traced[0]["tables"]
 
     def finish() -> str:
-        assert traced is not None
-        write_graph(hidden, traced)
-        signature = {
-            **{"shoal": shoal.__version__, "model": name, "kind": "module", "step": step},
-            **{"graph": "graph.json", "query": None, "rows": rows, "base": None, "tables": tables},
-        }
-        write_durably(hidden / files.SIGNATURE, json.dumps(signature, indent=1).encode())
-        found = artifacts.finish(hidden, path, asked, partial(_card, name, traced[0]))
-        worst = found["largest_difference"]
-        log.info("exported to %s: a fresh process's answers differ by at most %.3g", path, worst)
-        return str(path)
+        assert draft is not None
+        return draft.finish(example, rows, step, tables)
 
     with ExitStack() as stack:
         for table in _agreed(loop, begin):
             store = loop.stores[table]
             chunks = store.export(CHUNK_ROWS)
             if loop.world.is_main:
-                tables[table] = write_table(hidden, store.table, chunks, rows, loop.seed)
+                assert draft is not None
+                tables[table] = write_table(draft.hidden, store.table, chunks, rows, loop.seed)
             else:
                 for _ in chunks:  # all that hold rows take part
                     pass
         return Path(_agreed(loop, finish))
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """An artifact that is being written."""
+
+    path: Path  # where it will be
+    hidden: Path  # where it is until it is whole
+    name: str  # of the model
+    traced: Traced
+
+    @classmethod
+    def begin(
+        cls, folder: Path, model: nn.Module, answer: Answer, features: Features, stack: ExitStack
+    ) -> _Draft:
+        """A new folder inside `folder`, hidden until `stack` closes, and the traced model."""
+
+        def answer_batch(batch: Batch) -> Tensor:
+            return answer({**{key: batch.tensor(key) for key in batch.ids}, **batch.dense})
+
+        second = int(time.time())
+        while (folder / str(second)).exists():  # the next one that is free
+            second += 1
+        path = folder / str(second)
+        hidden = stack.enter_context(files.new_folder(path))
+        traced = trace(model, _batch(features), answer_batch, alone=False)
+        return cls(path, hidden, type(model).__name__, traced)
+
+    def finish(
+        self, example: dict[str, Tensor], rows: Kind, step: int | None, tables: dict[str, Any]
+    ) -> str:
+        """Write graph and signature, compare answers in a fresh process; the path."""
+        write_graph(self.hidden, self.traced)
+        signature = {
+            "shoal": shoal.__version__,
+            "model": self.name,
+            "kind": "module",
+            "step": step,
+            "graph": "graph.json",
+            "query": None,
+            "rows": rows,
+            "base": None,
+            "tables": tables,
+        }
+        write_durably(self.hidden / files.SIGNATURE, json.dumps(signature, indent=1).encode())
+        card = partial(_card, self.name, self.traced[0])
+        comparison = artifacts.finish(self.hidden, self.path, example, card)
+        worst = comparison["largest_difference"]
+        log.info(
+            "exported to %s: a fresh process's answers differ by at most %.3g", self.path, worst
+        )
+        return str(self.path)
+
+
+def _answer_in_evaluation(model: nn.Module, answer: Answer, features: Features) -> Tensor:
+    """answer(features) without dropout and gradients; the model's mode stays as it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return answer(features)
+    finally:
+        model.train(was_training)
 
 
 def _agreed(loop: Loop, do: Callable[[], Any]) -> Any:
@@ -114,11 +154,11 @@ def _agreed(loop: Loop, do: Callable[[], Any]) -> Any:
     return answer["done"]
 
 
-def _card(name: str, document: dict[str, Any], found: dict[str, Any]) -> list[str]:
+def _card(name: str, document: dict[str, Any], comparison: dict[str, Any]) -> list[str]:
     inputs = [one for one in document["inputs"] if one["used"]]
     shapes = [", ".join("b" if n is None else str(n) for n in one["shape"]) for one in inputs]
-    given = ", ".join(
-        f'"{one["name"]}": {one["dtype"]} [{shape}]' for one, shape in zip(inputs, shapes)
+    signature = ", ".join(
+        f'"{spec["name"]}": {spec["dtype"]} [{shape}]' for spec, shape in zip(inputs, shapes)
     )
     return [
         f"# {name}",
@@ -126,9 +166,9 @@ def _card(name: str, document: dict[str, Any], found: dict[str, Any]) -> list[st
         "Exported from a loop under `shoal.CollectiveStrategy`. It needs neither the program nor "
         "its data: `shoal.load(FOLDER).answer(features)`, with features",
         "",
-        f"    {{{given}}}",
+        f"    {{{signature}}}",
         "",
-        *artifacts.checked(found),
+        *artifacts.checked(comparison),
     ]
 
 
@@ -149,12 +189,12 @@ def _batch(features: Features) -> Batch:
 def named(features: Any) -> tuple[Features, bool]:
     """Features by name; whether they had names. A tensor by itself is `input`."""
     if isinstance(features, Mapping):
-        found, had = {str(name): one for name, one in features.items()}, True
+        by_name, had = {str(name): one for name, one in features.items()}, True
     else:
-        found, had = {"input": features}, False
-    for name, one in found.items():
-        if not isinstance(one, Tensor) or one.dim() == 0:
+        by_name, had = {"input": features}, False
+    for name, tensor in by_name.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise ValueError(
-                f"input {name!r} is {type(one).__name__}; inputs are tensors [samples, ...]"
+                f"input {name!r} is {type(tensor).__name__}; inputs are tensors [samples, ...]"
             )
-    return found, had
+    return by_name, had

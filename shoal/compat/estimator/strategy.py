@@ -70,8 +70,8 @@ class CollectiveStrategy(Loop):
 
         features, had_names = named(tensors(example, self.world.device))
 
-        def answer(given: dict[str, Tensor]) -> Tensor:
-            return model(given if had_names else given["input"])
+        def answer(inputs: dict[str, Tensor]) -> Tensor:
+            return model(inputs if had_names else inputs["input"])
 
         return export_module(self, folder, model, answer, features, rows)
 
@@ -79,15 +79,15 @@ class CollectiveStrategy(Loop):
 
     def module(self, name: str, make: Callable[[], M]) -> M:
         """The module of that name, made when it is first asked for: a model_fn is called often."""
-        found = self._kept.get(name)
-        if found is None:
+        module = self._kept.get(name)
+        if module is None:
             if not self.previewing:
                 raise RuntimeError(
                     f"module {name!r} is new: a model_fn asks for the same modules in every mode"
                 )
-            found = make().to(self.world.device)
-            self._kept.put(name, found)
-        return cast(M, found)
+            module = make().to(self.world.device)
+            self._kept.put(name, module)
+        return cast(M, module)
 
     def minimize(
         self,

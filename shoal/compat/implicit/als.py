@@ -52,7 +52,7 @@ class AlternatingLeastSquares(FactorModel):
         num_threads: int = 0,
         random_state: Any = None,
     ):
-        """As implicit's."""
+        """Takes the arguments of implicit's AlternatingLeastSquares."""
         refuse(
             "AlternatingLeastSquares",
             dtype=(np.dtype(dtype).name, "float32", "vectors are float32"),
@@ -82,15 +82,16 @@ class AlternatingLeastSquares(FactorModel):
         )
         by_user, by_item = self._lists(matrix), self._lists(matrix.T.tocsr())
         with torch_threads(self.num_threads):
-            vectors = torch.from_numpy(users), torch.from_numpy(items)
-            user_vectors, item_vectors = alternate(self._options, by_user, by_item, *vectors)
+            user_vectors, item_vectors = alternate(
+                self._options, by_user, by_item, torch.from_numpy(users), torch.from_numpy(items)
+            )
             # Users are solved for once more: theirs are then the best for these items.
             user_vectors = solve(self._options, by_user, item_vectors, user_vectors)
         self.user_factors, self.item_factors = user_vectors.numpy(), item_vectors.numpy()
 
     @property
     def _options(self) -> IALS.Options:
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "embedding_size": self.factors,
             "epochs": self.iterations,
             "alpha": 1.0,
@@ -99,7 +100,7 @@ class AlternatingLeastSquares(FactorModel):
             "nu": 0.0,
             "solver": "cg" if self.use_cg else "cholesky",
         }
-        return IALS.Options(**given)
+        return IALS.Options(**options)
 
     def recalculate_user(self, userid: Any, user_items: Any) -> np.ndarray:
         """Vectors of users by other items than those of the matrix: [dim] of one, or [b, dim]."""
@@ -138,12 +139,12 @@ class AlternatingLeastSquares(FactorModel):
         return ListsByLength(lists, matrix.shape[1], self.factors)
 
 
-def _placed(vectors: np.ndarray, ids: Any, made: np.ndarray) -> np.ndarray:
+def _placed(vectors: np.ndarray, ids: Any, new_vectors: np.ndarray) -> np.ndarray:
     """Vectors with others at some places, of which some may be new."""
     places = np.asarray(ids)
     if places.dtype.kind not in "iu" or (places < 0).any():
         raise ValueError(f"{places.dtype} ids: give whole numbers, 0 or more")
     more = max(0, int(places.max()) + 1 - len(vectors))
-    found = np.pad(vectors, ((0, more), (0, 0)))
-    found[places] = made
-    return found
+    extended = np.pad(vectors, ((0, more), (0, 0)))
+    extended[places] = new_vectors
+    return extended

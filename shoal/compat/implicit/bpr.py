@@ -41,7 +41,10 @@ class BayesianPersonalizedRanking(FactorModel):
         verify_negative_samples: bool = True,
         random_state: Any = None,
     ):
-        """As implicit's; verify_negative_samples: Shoal's samples always are."""
+        """Takes the arguments of implicit's BayesianPersonalizedRanking.
+
+        verify_negative_samples: Shoal's samples always are.
+        """
         refuse(
             "BayesianPersonalizedRanking",
             dtype=(np.dtype(dtype).name, "float32", "vectors are float32"),

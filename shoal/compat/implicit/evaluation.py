@@ -67,10 +67,10 @@ def ranking_metrics_at_k(
     gains = 1.0 / np.log2(np.arange(2, K + 2))
     ideal = gains.cumsum()
     sums = dict.fromkeys(("hits", "most", "map", "ndcg", "auc"), 0.0)
-    for some in np.split(users, range(USERS, len(users), USERS)):
-        ids, _ = model.recommend(some, train[some], N=K)
-        likes = np.diff(test.indptr)[some]
-        taken = test[some].toarray() > 0
+    for block in np.split(users, range(USERS, len(users), USERS)):
+        ids, _ = model.recommend(block, train[block], N=K)
+        likes = np.diff(test.indptr)[block]
+        taken = test[block].toarray() > 0
         hits = np.take_along_axis(taken, np.maximum(ids, 0), 1) & (ids >= 0)  # [b, K]
         most, so_far = np.minimum(likes, K), hits.cumsum(1)
         sums["hits"] += float(hits.sum())
@@ -86,24 +86,24 @@ def ranking_metrics_at_k(
     return {"precision": sums["hits"] / sums["most"], **means}
 
 
-def precision_at_k(*given: Any, **more: Any) -> float:
+def precision_at_k(*args: Any, **kwargs: Any) -> float:
     """Hits among the best K, as a share of the most there could be."""
-    return ranking_metrics_at_k(*given, **more)["precision"]
+    return ranking_metrics_at_k(*args, **kwargs)["precision"]
 
 
-def mean_average_precision_at_k(*given: Any, **more: Any) -> float:
+def mean_average_precision_at_k(*args: Any, **kwargs: Any) -> float:
     """MAP@K."""
-    return ranking_metrics_at_k(*given, **more)["map"]
+    return ranking_metrics_at_k(*args, **kwargs)["map"]
 
 
-def ndcg_at_k(*given: Any, **more: Any) -> float:
+def ndcg_at_k(*args: Any, **kwargs: Any) -> float:
     """nDCG@K."""
-    return ranking_metrics_at_k(*given, **more)["ndcg"]
+    return ranking_metrics_at_k(*args, **kwargs)["ndcg"]
 
 
-def AUC_at_k(*given: Any, **more: Any) -> float:
+def AUC_at_k(*args: Any, **kwargs: Any) -> float:
     """AUC of which the best K are known."""
-    return ranking_metrics_at_k(*given, **more)["auc"]
+    return ranking_metrics_at_k(*args, **kwargs)["auc"]
 
 
 def _parts(
@@ -111,7 +111,7 @@ def _parts(
 ) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
     owner = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     both = [
-        sparse.csr_matrix((matrix.data[one], (owner[one], matrix.indices[one])), matrix.shape)
-        for one in (kept, ~kept)
+        sparse.csr_matrix((matrix.data[part], (owner[part], matrix.indices[part])), matrix.shape)
+        for part in (kept, ~kept)
     ]
     return both[0], both[1]

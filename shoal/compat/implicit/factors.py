@@ -5,7 +5,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from shoal.compat.implicit.matrix import first, numbers, read_arrays, rows_for, shown
+from shoal.compat.implicit.matrix import (
+    first,
+    numbers,
+    read_arrays,
+    refuse_two_filters,
+    rows_for,
+    shown,
+)
 from shoal.kernels.topk import DotProducts, rank
 
 Lists = tuple[np.ndarray, np.ndarray]  # ids int32 and scores float32: [n] of one, [b, n] of several
@@ -36,7 +43,7 @@ class FactorModel:
         user_items: a row for each user, with what is left out where filter_already_liked_items.
         """
         users, catalogue = self._vectors()
-        one = np.ndim(userid) == 0
+        is_single = np.ndim(userid) == 0
         wanted = np.atleast_1d(userid) if recalculate_user else numbers(userid, len(users), "users")
         rows = None
         if filter_already_liked_items or recalculate_user:
@@ -46,8 +53,8 @@ class FactorModel:
         if filter_already_liked_items:
             assert rows is not None
             without = rows.nonzero()
-        found = _best(query, catalogue, N, without, filter_items, items)
-        return first(found) if one else found
+        best = _best(query, catalogue, N, without, filter_items, items)
+        return first(best) if is_single else best
 
     def similar_items(
         self,
@@ -74,10 +81,10 @@ class FactorModel:
         filter_users: Any = None,
         users: Any = None,
     ) -> Lists:
-        """The same of users."""
-        everyone, _ = self._vectors()
-        query = everyone[numbers(userid, len(everyone), "users")]
-        return _alike(query, everyone, np.ndim(userid) == 0, N, filter_users, users)
+        """The users whose vectors point most the same way, the user first: ids, cosines."""
+        user_vectors, _ = self._vectors()
+        query = user_vectors[numbers(userid, len(user_vectors), "users")]
+        return _alike(query, user_vectors, np.ndim(userid) == 0, N, filter_users, users)
 
     def recalculate_user(self, userid: Any, user_items: Any) -> np.ndarray:
         """Vectors of users by other items than those of the matrix."""
@@ -86,7 +93,7 @@ class FactorModel:
 
     def recalculate_item(self, itemid: Any, item_users: Any) -> np.ndarray:
         """Vectors of items by other users than those of the matrix."""
-        # Likewise: AlternatingLeastSquares alone solves it.
+        # As implicit's BPR: only equations that can be solved anew (ALS) have such a vector.
         raise NotImplementedError(f"{type(self).__name__} learned its items: fit it once more")
 
     def save(self, file: Any) -> None:
@@ -107,9 +114,9 @@ class FactorModel:
                 f"{users.dtype} {list(users.shape)}, item_factors {items.dtype} "
                 f"{list(items.shape)}; they are rows of numbers, of one width"
             )
-        found = cls(**{name: data[name].item() for name in cls.SAVED})
-        found.user_factors, found.item_factors = users, items
-        return found
+        model = cls(**{name: data[name].item() for name in cls.SAVED})
+        model.user_factors, model.item_factors = users, items
+        return model
 
     def _vectors(self) -> tuple[np.ndarray, np.ndarray]:
         if self.user_factors is None or self.item_factors is None:
@@ -117,10 +124,12 @@ class FactorModel:
         return self.user_factors, self.item_factors
 
 
-def _alike(query: Any, every: np.ndarray, one: bool, topk: int, without: Any, only: Any) -> Lists:
+def _alike(
+    query: Any, every: np.ndarray, is_single: bool, topk: int, without: Any, only: Any
+) -> Lists:
     nothing = (np.zeros(0, np.int64),) * 2
-    found = _best(_units(query), _units(every), topk, nothing, without, only)
-    return first(found) if one else found
+    best = _best(_units(query), _units(every), topk, nothing, without, only)
+    return first(best) if is_single else best
 
 
 def _units(vectors: np.ndarray) -> np.ndarray:
@@ -131,8 +140,7 @@ def _best(
     query: np.ndarray, every: np.ndarray, topk: int, without: Any, banned: Any, only: Any
 ) -> Lists:
     """The best of `every` [n, dim] for each query [b, dim], but for pairs and for all `banned`."""
-    if only is not None and banned is not None:
-        raise ValueError("give items or filter_items, one of them: the rest is left out either way")
+    refuse_two_filters(only, banned)
     if topk < 1:
         raise ValueError(f"N is {topk}; it must be 1 or more")
     allowed = None if only is None else np.unique(numbers(only, len(every), "items"))
@@ -146,6 +154,6 @@ def _best(
         inside = np.isin(items, allowed)
         rows, items = rows[inside], np.searchsorted(allowed, items[inside])
     own = (torch.from_numpy(np.ascontiguousarray(one, np.float32)) for one in (query, vectors))
-    found = rank(DotProducts(*own), len(query), len(vectors), topk, (rows, items))
-    places, scores = (one.numpy() for one in found)
+    ranking = rank(DotProducts(*own), len(query), len(vectors), topk, (rows, items))
+    places, scores = (one.numpy() for one in ranking)
     return shown(places if allowed is None else allowed[places], scores, topk)

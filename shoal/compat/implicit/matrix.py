@@ -17,69 +17,78 @@ from shoal.runs.fit import Fitted, ItemVectors, fit
 NONE = np.finfo(np.float32).min  # the score of a place that no item is left for
 
 
+def as_csr(matrix: Any, what: str, hint: str = "") -> sparse.csr_matrix:
+    """A copy of a sparse matrix as csr, float32: finite entries, of one place added up, none of 0.
+
+    what: how errors name the matrix; hint: the end of the error for what is no sparse matrix.
+    """
+    if not sparse.issparse(matrix):
+        raise ValueError(
+            f"{what} is a {type(matrix).__name__}; give a sparse matrix, such as "
+            f"scipy.sparse.csr_matrix({what}){hint}"
+        )
+    csr = sparse.csr_matrix(matrix, dtype=np.float32, copy=True)
+    csr.sum_duplicates()
+    csr.eliminate_zeros()
+    if not np.isfinite(csr.data).all():
+        raise ValueError(f"{what} has values that are not finite (nan, inf); leave them out")
+    return csr
+
+
 def checked(matrix: Any, what: str = "user_items") -> sparse.csr_matrix:
     """A matrix of users and items as csr: entries are above 0 and finite, and none comes twice.
 
     Entries of one place are added up, those of 0 are left out, as sparse matrices read them.
     """
-    if not sparse.issparse(matrix):
-        raise ValueError(
-            f"{what} is a {type(matrix).__name__}; give a sparse matrix, such as "
-            f"scipy.sparse.csr_matrix({what}): users are rows, items are columns"
-        )
-    found = sparse.csr_matrix(matrix, dtype=np.float32, copy=True)
-    found.sum_duplicates()
-    found.eliminate_zeros()
-    if not np.isfinite(found.data).all():
-        raise ValueError(f"{what} has values that are not finite (nan, inf); leave them out")
-    if (found.data < 0).any():
+    csr = as_csr(matrix, what, ": users are rows, items are columns")
+    if (csr.data < 0).any():
         raise ValueError(
             f"{what} has values below 0: Shoal's models read what was taken, not what was "
             "disliked; leave these entries out"
         )
-    return found
+    return csr
 
 
 def rows_for(matrix: Any, count: int, num_items: int, what: str = "user_items") -> Any:
     """A matrix with a row for each of `count` users, and a column for each item."""
-    found = checked(matrix, what)
-    if found.shape[1] != num_items:
-        turned = "; it is transposed: give its .T.tocsr()" if found.shape[0] == num_items else ""
+    rows = checked(matrix, what)
+    if rows.shape[1] != num_items:
+        turned = "; it is transposed: give its .T.tocsr()" if rows.shape[0] == num_items else ""
         raise ValueError(
-            f"{what} has {found.shape[1]} columns, and the model knows {num_items} items{turned}"
+            f"{what} has {rows.shape[1]} columns, and the model knows {num_items} items{turned}"
         )
-    if found.shape[0] != count:
+    if rows.shape[0] != count:
         raise ValueError(
-            f"{what} has {found.shape[0]} rows for {count} users; give one row for each, such as "
+            f"{what} has {rows.shape[0]} rows for {count} users; give one row for each, such as "
             f"{what}[userid]"
         )
-    return found
+    return rows
 
 
-def numbers(given: Any, count: int, what: str) -> np.ndarray:
+def numbers(ids: Any, count: int, what: str) -> np.ndarray:
     """Ids of users or items [n]: whole numbers that the model knows, `count` of them."""
-    found = np.atleast_1d(np.asarray(given))
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+    array = np.atleast_1d(np.asarray(ids))
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(
-            f"{what} are {found.dtype} of shape {list(found.shape)}; give whole numbers, the rows "
+            f"{what} are {array.dtype} of shape {list(array.shape)}; give whole numbers, the rows "
             "or columns of the matrix"
         )
-    outside = found[(found < 0) | (found >= count)]
+    outside = array[(array < 0) | (array >= count)]
     if outside.size:
         raise IndexError(f"{what}: {outside[0]} is not in the model, which knows 0 to {count - 1}")
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
-def refuse(model: str, **given: tuple[Any, Any, str]) -> None:
+def refuse(model: str, **arguments: tuple[Any, Any, str]) -> None:
     """Refuse arguments that are not honoured; by name: what was given, what alone can be, why."""
-    for name, (value, only, why) in given.items():
+    for name, (value, only, why) in arguments.items():
         if value != only:
             raise ValueError(f"{model}({name}={value!r}): {why}; leave it out")
 
 
-def positive(**given: int) -> None:
+def positive(**arguments: int) -> None:
     """Refuse what is not a whole number above 0."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
 
@@ -169,9 +178,9 @@ def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 def by_number(vectors: ItemVectors, count: int) -> np.ndarray:
     """Vectors in the order of the matrix: [count, dim], 0 of who has no entry."""
-    found = np.zeros((count, vectors.vectors.shape[1]), np.float32)
-    found[vectors.ids] = vectors.vectors
-    return found
+    ordered = np.zeros((count, vectors.vectors.shape[1]), np.float32)
+    ordered[vectors.ids] = vectors.vectors
+    return ordered
 
 
 def shown(items: np.ndarray, scores: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
@@ -184,7 +193,13 @@ def shown(items: np.ndarray, scores: np.ndarray, topk: int) -> tuple[np.ndarray,
     return np.where(none, -1, items).astype(np.int32), np.where(none, NONE, scores)
 
 
-def first(found: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Of one user: the list without places that no item is left for."""
-    items, scores = found[0][0], found[1][0]
+def refuse_two_filters(items: Any, filter_items: Any) -> None:
+    """Refuse to show some items alone and to leave out others besides."""
+    if items is not None and filter_items is not None:
+        raise ValueError("give items or filter_items, one of them: the rest is left out either way")
+
+
+def first(lists: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The list of the only user, without places that no item is left for."""
+    items, scores = lists[0][0], lists[1][0]
     return items[items >= 0], scores[items >= 0]

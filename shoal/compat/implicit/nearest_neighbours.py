@@ -15,6 +15,7 @@ from shoal.compat.implicit.matrix import (
     read_arrays,
     refuse,
     refuse_empty,
+    refuse_two_filters,
     rows_for,
     shown,
     torch_threads,
@@ -33,7 +34,7 @@ class NeighbourModel:
     similarity: sparse.csr_matrix | None = None
 
     def __init__(self, K: int = 20, num_threads: int = 0):
-        """As implicit's."""
+        """Takes the arguments of implicit's class of this name."""
         positive(K=K)
         self.K, self.num_threads = K, num_threads
 
@@ -119,8 +120,8 @@ class NeighbourModel:
 
     def save(self, file: Any) -> None:
         """Write the neighbours to a file (.npz), which `load` reads."""
-        found = self._fitted()
-        parts = {name: getattr(found, name) for name in ("data", "indices", "indptr", "shape")}
+        similarity = self._fitted()
+        parts = {name: getattr(similarity, name) for name in ("data", "indices", "indptr", "shape")}
         np.savez(file, K=self.K, **parts)
 
     @classmethod
@@ -129,29 +130,30 @@ class NeighbourModel:
         data = read_arrays(file, ["K", "data", "indices", "indptr", "shape"])
         parts = (data["data"], data["indices"], data["indptr"])
         try:
-            found = cls(data["K"].item())
+            model = cls(data["K"].item())
             if {array.dtype.kind for array in (*parts[1:], data["shape"])} != {"i"}:
                 raise ValueError("places and sizes are whole numbers")
             rows, columns = data["shape"].tolist()
             if rows != columns:
                 raise ValueError(f"neighbours of {rows} items among {columns}")
-            found.similarity = sparse.csr_matrix(parts, (rows, columns))
-            found.similarity.check_format()  # no place is outside
+            model.similarity = sparse.csr_matrix(parts, (rows, columns))
+            model.similarity.check_format()  # no place is outside
         except ValueError as error:
             raise ValueError(
                 f"{file} is no file that `save` of such a model wrote: {error}"
             ) from error
-        return found
+        return model
 
     def _fitted(self) -> sparse.csr_matrix:
         if self.similarity is None:
             raise ValueError(f"{type(self).__name__} is not fitted yet; call fit(user_items) first")
         return self.similarity
 
-    def _best(self, scores: np.ndarray, one: bool, topk: int, banned: Any, only: Any) -> Lists:
+    def _best(
+        self, scores: np.ndarray, is_single: bool, topk: int, banned: Any, only: Any
+    ) -> Lists:
         """The best of scores [b, items]; -inf: not to be shown."""
-        if only is not None and banned is not None:
-            raise ValueError("give items or filter_items, one of them")
+        refuse_two_filters(only, banned)
         positive(N=topk)
         if banned is not None:
             scores[:, numbers(banned, scores.shape[1], "filter_items")] = -np.inf
@@ -160,8 +162,8 @@ class NeighbourModel:
             kept[numbers(only, scores.shape[1], "items")] = True
             scores[:, ~kept] = -np.inf
         order = np.argsort(-scores, 1, kind="stable")[:, :topk]
-        found = shown(order, np.take_along_axis(scores, order, 1), topk)
-        return first(found) if one else found
+        best = shown(order, np.take_along_axis(scores, order, 1), topk)
+        return first(best) if is_single else best
 
 
 def _largest(matrix: sparse.csr_matrix, count: int) -> sparse.csr_matrix:
@@ -206,7 +208,7 @@ class BM25Recommender(NeighbourModel):
     """Neighbours by BM25: users of many items, and counts of items that have many, count less."""
 
     def __init__(self, K: int = 20, K1: float = 1.2, B: float = 0.75, num_threads: int = 0):
-        """As implicit's."""
+        """Takes the arguments of implicit's class of this name."""
         super().__init__(K, num_threads)
         self.K1, self.B = K1, B
 
@@ -217,27 +219,27 @@ class BM25Recommender(NeighbourModel):
 
 def _of_items(weigh: Any, counts: sparse.csr_matrix, *options: float) -> sparse.csr_matrix:
     """Weights of a matrix of users and items by what weighs items as documents; none below 0."""
-    found = sparse.csr_matrix(weigh(counts.T, *options).T)
-    found.data = found.data.clip(min=0.0)  # of a user who took everything
-    found.eliminate_zeros()
-    return found
+    weights = sparse.csr_matrix(weigh(counts.T, *options).T)
+    weights.data = weights.data.clip(min=0.0)  # of a user who took everything
+    weights.eliminate_zeros()
+    return weights
 
 
 def tfidf_weight(X: Any) -> sparse.coo_matrix:
     """tf-idf of a matrix whose rows are documents and whose columns are terms: sqrt(tf) * idf."""
-    found = sparse.coo_matrix(X, dtype=np.float64, copy=True)
-    found.data = np.sqrt(found.data) * _idf(found)[found.col]
-    return found
+    weights = sparse.coo_matrix(X, dtype=np.float64, copy=True)
+    weights.data = np.sqrt(weights.data) * _idf(weights)[weights.col]
+    return weights
 
 
 def bm25_weight(X: Any, K1: float = 100, B: float = 0.8) -> sparse.coo_matrix:
     """BM25 of a matrix whose rows are documents and whose columns are terms."""
-    found = sparse.coo_matrix(X, dtype=np.float64, copy=True)
-    lengths = np.asarray(found.sum(axis=1)).ravel()
+    weights = sparse.coo_matrix(X, dtype=np.float64, copy=True)
+    lengths = np.asarray(weights.sum(axis=1)).ravel()
     norm = 1.0 - B + B * lengths / lengths.mean()
-    saturated = found.data * (K1 + 1.0) / (K1 * norm[found.row] + found.data)
-    found.data = saturated * _idf(found)[found.col]
-    return found
+    saturated = weights.data * (K1 + 1.0) / (K1 * norm[weights.row] + weights.data)
+    weights.data = saturated * _idf(weights)[weights.col]
+    return weights
 
 
 def _idf(matrix: sparse.coo_matrix) -> np.ndarray:

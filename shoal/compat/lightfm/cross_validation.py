@@ -20,8 +20,8 @@ def random_train_test_split(
     cut = int((1.0 - test_percentage) * entries.nnz)
     both = [
         sparse.coo_matrix(
-            (entries.data[some], (entries.row[some], entries.col[some])), entries.shape
+            (entries.data[part], (entries.row[part], entries.col[part])), entries.shape
         )
-        for some in (order[:cut], order[cut:])
+        for part in (order[:cut], order[cut:])
     ]
     return both[0], both[1]

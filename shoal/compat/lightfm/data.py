@@ -48,12 +48,12 @@ class MatrixBuilder:
     ) -> None:
         """Number those that are new."""
         for side, ids, names in (("user", users, user_features), ("item", items, item_features)):
-            for one in ids or ():
-                self._ids[side].setdefault(one, len(self._ids[side]))
+            for id_ in ids or ():
+                self._ids[side].setdefault(id_, len(self._ids[side]))
                 if self._identity[side]:
-                    self._features[side].setdefault(one, len(self._features[side]))
-            for one in names or ():
-                self._features[side].setdefault(one, len(self._features[side]))
+                    self._features[side].setdefault(id_, len(self._features[side]))
+            for name in names or ():
+                self._features[side].setdefault(name, len(self._features[side]))
 
     def interactions_shape(self) -> tuple[int, int]:
         """Users and items."""
@@ -100,7 +100,7 @@ class MatrixBuilder:
     def build_item_features(
         self, data: Iterable[tuple[Any, Any]], normalize: bool = True
     ) -> sparse.csr_matrix:
-        """The same of items."""
+        """(item, names) or (item, {name: weight}) each -> csr; normalized, a row adds up to 1."""
         return self._built("item", data, normalize)
 
     def _built(
@@ -113,29 +113,33 @@ class MatrixBuilder:
         for datum in data:
             if len(datum) != 2:
                 raise ValueError(f"{datum!r} is not ({side}, features)")
-            row, given = _number(ids, datum[0], side), datum[1]
-            weights = given if isinstance(given, Mapping) else dict.fromkeys(given, 1.0)
+            row, datum_features = _number(ids, datum[0], side), datum[1]
+            weights = (
+                datum_features
+                if isinstance(datum_features, Mapping)
+                else dict.fromkeys(datum_features, 1.0)
+            )
             for name, weight in weights.items():
                 entries.append((row, _number(features, name, f"feature of {side}s"), weight))
         rows, columns, values = zip(*entries) if entries else ((), (), ())
         shape = len(ids), len(features)
-        found = sparse.csr_matrix((np.array(values, np.float32), (rows, columns)), shape)
+        matrix = sparse.csr_matrix((np.array(values, np.float32), (rows, columns)), shape)
         if normalize:
-            sums = np.asarray(found.sum(axis=1)).ravel()
+            sums = np.asarray(matrix.sum(axis=1)).ravel()
             if (sums == 0).any():
                 raise ValueError(
                     f"{side} number {int(np.argmin(sums != 0))} has no features to normalize; "
                     f"give it some, or set {side}_identity_features=True"
                 )
-            found = sparse.csr_matrix(sparse.diags(1.0 / sums) @ found, dtype=np.float32)
-        return found
+            matrix = sparse.csr_matrix(sparse.diags(1.0 / sums) @ matrix, dtype=np.float32)
+        return matrix
 
 
-def _number(known: Numbers, one: Any, what: str) -> int:
-    if one not in known:
-        near = did_you_mean(str(one), map(str, known)) if known else "; call fit first"
-        raise ValueError(f"{what} {one!r} was not given to fit{near}")
-    return known[one]
+def _number(numbers: Numbers, label: Any, what: str) -> int:
+    if label not in numbers:
+        near = did_you_mean(str(label), map(str, numbers)) if numbers else "; call fit first"
+        raise ValueError(f"{what} {label!r} was not given to fit{near}")
+    return numbers[label]
 
 
 Dataset = MatrixBuilder  # the name that scripts import

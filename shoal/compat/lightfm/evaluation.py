@@ -18,8 +18,14 @@ def precision_at_k(
     check_intersections: bool = True,
 ) -> np.ndarray:
     """Hits among the best k, divided by k: [users that have test interactions]."""
-    how = (train_interactions, user_features, item_features, num_threads, check_intersections)
-    ranks = _ranks(model, test_interactions, *how)
+    ranks = model.predict_rank(
+        test_interactions,
+        train_interactions=train_interactions,
+        user_features=user_features,
+        item_features=item_features,
+        num_threads=num_threads,
+        check_intersections=check_intersections,
+    )
     return _of_users(ranks, ranks.data < k, preserve_rows) / k
 
 
@@ -35,8 +41,14 @@ def recall_at_k(
     check_intersections: bool = True,
 ) -> np.ndarray:
     """Hits among the best k, divided by a user's test interactions."""
-    how = (train_interactions, user_features, item_features, num_threads, check_intersections)
-    ranks = _ranks(model, test_interactions, *how)
+    ranks = model.predict_rank(
+        test_interactions,
+        train_interactions=train_interactions,
+        user_features=user_features,
+        item_features=item_features,
+        num_threads=num_threads,
+        check_intersections=check_intersections,
+    )
     counts = np.diff(ranks.indptr)
     counts = counts if preserve_rows else counts[counts > 0]
     return _of_users(ranks, ranks.data < k, preserve_rows) / counts.clip(min=1)
@@ -53,8 +65,14 @@ def reciprocal_rank(
     check_intersections: bool = True,
 ) -> np.ndarray:
     """1 / rank of the best test item, counted from 1."""
-    how = (train_interactions, user_features, item_features, num_threads, check_intersections)
-    ranks = _ranks(model, test_interactions, *how)
+    ranks = model.predict_rank(
+        test_interactions,
+        train_interactions=train_interactions,
+        user_features=user_features,
+        item_features=item_features,
+        num_threads=num_threads,
+        check_intersections=check_intersections,
+    )
     ranks.data = 1.0 / (1.0 + ranks.data)
     best = np.asarray(ranks.max(axis=1).todense()).ravel()
     return best if preserve_rows else best[np.diff(ranks.indptr) > 0]
@@ -74,31 +92,30 @@ def auc_score(
 
     Users without test interactions have 0.5 where rows are preserved.
     """
-    how = (train_interactions, user_features, item_features, num_threads, check_intersections)
-    ranks = _ranks(model, test_interactions, *how)
-    known = np.zeros(ranks.shape[0], np.int64)
+    ranks = model.predict_rank(
+        test_interactions,
+        train_interactions=train_interactions,
+        user_features=user_features,
+        item_features=item_features,
+        num_threads=num_threads,
+        check_intersections=check_intersections,
+    )
+    train_counts = np.zeros(ranks.shape[0], np.int64)
     if train_interactions is not None:
-        known = np.diff(sparse.csr_matrix(train_interactions).indptr)
-    found = np.full(ranks.shape[0], 0.5, np.float32)
+        train_counts = np.diff(sparse.csr_matrix(train_interactions).indptr)
+    auc = np.full(ranks.shape[0], 0.5, np.float32)
     for user in np.flatnonzero(np.diff(ranks.indptr)):
         own = np.sort(ranks.data[ranks.indptr[user] : ranks.indptr[user + 1]])
-        others = ranks.shape[1] - known[user] - len(own)
+        others = ranks.shape[1] - train_counts[user] - len(own)
         if others > 0:
             above = own - np.arange(len(own))  # items never taken that score above
-            found[user] = 1.0 - above.mean() / others
-    return found if preserve_rows else found[np.diff(ranks.indptr) > 0]
-
-
-def _ranks(
-    model: Any, test: Any, train: Any, users: Any, items: Any, threads: int, check: bool
-) -> sparse.csr_matrix:
-    more = {"user_features": users, "item_features": items, "check_intersections": check}
-    return model.predict_rank(test, train_interactions=train, num_threads=threads, **more)
+            auc[user] = 1.0 - above.mean() / others
+    return auc if preserve_rows else auc[np.diff(ranks.indptr) > 0]
 
 
 def _of_users(ranks: sparse.csr_matrix, hits: np.ndarray, every: bool) -> np.ndarray:
     """Hits of each user; without those who have nothing to test on, unless all are wanted."""
     counts = np.diff(ranks.indptr)
     owner = np.repeat(np.arange(len(counts)), counts)
-    found = np.bincount(owner, hits, minlength=len(counts))
-    return (found if every else found[counts > 0]).astype(np.float32)
+    hits_by_user = np.bincount(owner, hits, minlength=len(counts))
+    return (hits_by_user if every else hits_by_user[counts > 0]).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from shoal.compat.implicit.matrix import numbers, positive, refuse, seed_of, trained
+from shoal.compat.implicit.matrix import as_csr, numbers, positive, refuse, seed_of, trained
 from shoal.data.features import Feature
 from shoal.runs.fit import Fitted
 
@@ -21,8 +21,8 @@ USERS = 1024  # ranked at a time
 class FeatureFactors:
     """Vectors of features; those of a user and of an item are the sums over theirs.
 
-    item_embeddings [item features, no_components], item_biases [item features], and of users
-    likewise; None before `fit`. Users have no biases here: user_biases are 0.
+    item_embeddings [item features, no_components], item_biases [item features], user_embeddings
+    and user_biases; None before `fit`. Users have no biases here: user_biases are 0.
 
     >>> from scipy.sparse import random
     >>> from shoal.compat.lightfm import LightFM
@@ -53,7 +53,7 @@ class FeatureFactors:
         max_sampled: int = 10,
         random_state: Any = None,
     ):
-        """As lightfm's."""
+        """Takes the arguments of lightfm's LightFM."""
         if loss not in LOSSES:
             raise ValueError(f"LightFM(loss={loss!r}): there are {', '.join(LOSSES)}")
         refuse(
@@ -93,8 +93,15 @@ class FeatureFactors:
         user and every item has one of its own.
         """
         self._run, self._random = None, np.random.default_rng(seed_of(self.random_state))
-        more = (sample_weight, epochs, num_threads, verbose)
-        return self.fit_partial(interactions, user_features, item_features, *more)
+        return self.fit_partial(
+            interactions,
+            user_features,
+            item_features,
+            sample_weight=sample_weight,
+            epochs=epochs,
+            num_threads=num_threads,
+            verbose=verbose,
+        )
 
     def fit_partial(
         self,
@@ -106,13 +113,14 @@ class FeatureFactors:
         num_threads: int = 1,
         verbose: bool = False,
     ) -> Self:
-        """The same for more epochs, from where the last call stopped; the data stays the same."""
+        """Train for more epochs on the data of the last call, from where that stopped."""
         if self._run is None and self.user_embeddings is None:
             self._random = np.random.default_rng(seed_of(self.random_state))
         refuse("fit", sample_weight=(sample_weight is None, True, "samples count alike here"))
         positive(epochs=epochs, num_threads=num_threads)
         matrix = _matrix(interactions, "interactions")
-        labelled = self.loss == "logistic" and (matrix.data < 0).any()
+        # Entries below 0 are negatives of the logistic loss; the others leave them out.
+        labelled = self.loss == "logistic" and bool((matrix.data < 0).any())
         matrix.data = (matrix.data > 0).astype(np.float32)
         if not labelled:
             matrix.eliminate_zeros()
@@ -120,25 +128,8 @@ class FeatureFactors:
             "user": _features(user_features, matrix.shape[0], "user_features"),
             "item": _features(item_features, matrix.shape[1], "item_features"),
         }
-        keys: dict[str, Any] = {
-            "features": [_feature(side, given) for side, given in sides.items()],
-            "model.embedding_size": self.no_components,
-            "model.loss": LOSSES[self.loss],
-            "train.epochs": epochs,
-            "train.batch_size": BATCH,
-            "train.optimizer.name": "adagrad",
-            "train.optimizer.lr": self.learning_rate,
-            "train.optimizer.weight_decay": self.item_alpha / BATCH,
-            "run.progress": verbose,
-        }
-        if self.loss == "warp":
-            keys["train.negatives.num"] = self.max_sampled
-        if labelled:
-            keys |= {"label": "value", "train.negatives": None}
-        for side, given in sides.items():
-            if given is not None:
-                keys[f"{side}s"] = _frame(side, given)
-        digest = _digest(matrix, *sides.values())
+        keys = self._keys(sides, labelled) | {"train.epochs": epochs, "run.progress": verbose}
+        digest = _digest(matrix, sides["user"], sides["item"])
         if self._run is not None:
             if self._run[1] != digest:
                 raise ValueError(
@@ -149,13 +140,43 @@ class FeatureFactors:
         place = tempfile.TemporaryDirectory(prefix="shoal-")
         keys["run.output"] = str(Path(place.name, "run"))
         with trained("LightFM", matrix, self._random, num_threads, **keys) as fitted:
-            for side, given in sides.items():
-                count = matrix.shape[side == "item"] if given is None else given.shape[1]
-                vectors, biases = _learned(fitted, side, count, given is not None)
-                setattr(self, f"{side}_embeddings", vectors)
-                setattr(self, f"{side}_biases", biases)
+            self._take_over(fitted, sides, matrix.shape)
         self._run = place, digest
         return self
+
+    def _keys(self, sides: dict[str, sparse.csr_matrix | None], labelled: bool) -> dict[str, Any]:
+        """The config of a run with these features of users and items."""
+        keys: dict[str, Any] = {
+            "features": [_feature(side, features) for side, features in sides.items()],
+            "model.embedding_size": self.no_components,
+            "model.loss": LOSSES[self.loss],
+            "train.batch_size": BATCH,
+            "train.optimizer.name": "adagrad",
+            "train.optimizer.lr": self.learning_rate,
+            "train.optimizer.weight_decay": self.item_alpha / BATCH,
+        }
+        if self.loss == "warp":
+            keys["train.negatives.num"] = self.max_sampled
+        if labelled:
+            keys |= {"label": "value", "train.negatives": None}
+        for side, features in sides.items():
+            if features is not None:
+                keys[f"{side}s"] = _frame(side, features)
+        return keys
+
+    def _take_over(
+        self,
+        fitted: Fitted,
+        sides: dict[str, sparse.csr_matrix | None],
+        shape: tuple[int, int],
+    ) -> None:
+        """Keep what a run learned of every feature; shape: users and items."""
+        for side, num_ids in zip(("user", "item"), shape):
+            features = sides[side]
+            count = num_ids if features is None else features.shape[1]
+            vectors, biases = _learned(fitted, side, count, features is not None)
+            setattr(self, f"{side}_embeddings", vectors)
+            setattr(self, f"{side}_biases", biases)
 
     def predict(
         self,
@@ -197,19 +218,19 @@ class FeatureFactors:
                     "set check_intersections=False"
                 )
         ranks = test.astype(np.float32)
-        asked = np.flatnonzero(np.diff(test.indptr))
-        for some in np.split(asked, range(USERS, len(asked), USERS)):
-            scores = users[some] @ items.T
-            own = np.repeat(np.arange(len(some)), np.diff(test.indptr)[some])
-            wanted = scores[own, test[some].indices]
+        user_ids = np.flatnonzero(np.diff(test.indptr))
+        for block in np.split(user_ids, range(USERS, len(user_ids), USERS)):
+            scores = users[block] @ items.T
+            own = np.repeat(np.arange(len(block)), np.diff(test.indptr)[block])
+            wanted = scores[own, test[block].indices]
             if train is not None:
-                scores[train[some].nonzero()] = -np.inf
+                scores[train[block].nonzero()] = -np.inf
             scores = np.sort(scores, 1)
             ends = np.flatnonzero(np.diff(own, prepend=-1))
             parts = zip(scores, np.split(wanted, ends[1:]))
             # Of equal scores all others are above, as lightfm has it.
             above = [len(row) - 1 - np.searchsorted(row, part) for row, part in parts]
-            places = np.concatenate([np.arange(*test.indptr[u : u + 2]) for u in some])
+            places = np.concatenate([np.arange(*test.indptr[u : u + 2]) for u in block])
             ranks.data[places] = np.concatenate(above)
         return ranks
 
@@ -218,7 +239,7 @@ class FeatureFactors:
         return self._representations("user", features)
 
     def get_item_representations(self, features: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """The same of items."""
+        """Biases [items] and vectors [items, no_components]; of items without features: theirs."""
         return self._representations("item", features)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -240,13 +261,13 @@ class FeatureFactors:
             raise ValueError("LightFM is not fitted yet; call fit(interactions) first")
         if features is None:
             return biases, vectors
-        given = _matrix(features, f"{side}_features")
-        if given.shape[1] != len(vectors):
+        matrix = _matrix(features, f"{side}_features")
+        if matrix.shape[1] != len(vectors):
             raise ValueError(
-                f"{side}_features has {given.shape[1]} columns, and the model was fitted with "
+                f"{side}_features has {matrix.shape[1]} columns, and the model was fitted with "
                 f"{len(vectors)} features"
             )
-        return given @ biases, given @ vectors
+        return matrix @ biases, matrix @ vectors
 
     def _made(self, user_features: Any, item_features: Any) -> tuple[np.ndarray, np.ndarray]:
         """Vectors of users and items whose product is the score: [n, no_components + 2] each."""
@@ -259,60 +280,51 @@ class FeatureFactors:
         )
 
 
-def _matrix(given: Any, what: str, shape: tuple[int, int] | None = None) -> sparse.csr_matrix:
-    if not sparse.issparse(given):
+def _matrix(matrix: Any, what: str, shape: tuple[int, int] | None = None) -> sparse.csr_matrix:
+    csr = as_csr(matrix, what)
+    if shape is not None and csr.shape != shape:
         raise ValueError(
-            f"{what} is a {type(given).__name__}; give a sparse matrix of scipy, such as "
-            f"scipy.sparse.csr_matrix({what})"
+            f"{what} is {csr.shape}, and the model knows {shape[0]} users and {shape[1]} items"
         )
-    found = sparse.csr_matrix(given, dtype=np.float32, copy=True)
-    found.sum_duplicates()
-    found.eliminate_zeros()
-    if not np.isfinite(found.data).all():
-        raise ValueError(f"{what} has values that are not finite (nan, inf); leave them out")
-    if shape is not None and found.shape != shape:
-        raise ValueError(
-            f"{what} is {found.shape}, and the model knows {shape[0]} users and {shape[1]} items"
-        )
-    return found
+    return csr
 
 
 def _digest(*matrices: sparse.csr_matrix | None) -> str:
     """What tells matrices from others."""
-    found = hashlib.sha256()
-    for one in matrices:
-        parts = () if one is None else (one.shape, one.indptr, one.indices, one.data)
-        for part in parts:
-            found.update(np.ascontiguousarray(part).tobytes())
-        found.update(b"|")
-    return found.hexdigest()
+    digest = hashlib.sha256()
+    for matrix in matrices:
+        if matrix is not None:
+            for part in (matrix.shape, matrix.indptr, matrix.indices, matrix.data):
+                digest.update(np.ascontiguousarray(part).tobytes())
+        digest.update(b"|")
+    return digest.hexdigest()
 
 
-def _features(given: Any, count: int, what: str) -> sparse.csr_matrix | None:
-    if given is None:
+def _features(features: Any, count: int, what: str) -> sparse.csr_matrix | None:
+    if features is None:
         return None
-    found = _matrix(given, what)
-    if found.shape[0] != count:
+    matrix = _matrix(features, what)
+    if matrix.shape[0] != count:
         raise ValueError(
-            f"{what} has {found.shape[0]} rows, and interactions has {count} of them; give one "
+            f"{what} has {matrix.shape[0]} rows, and interactions has {count} of them; give one "
             "row of features for each"
         )
-    return found
+    return matrix
 
 
-def _feature(side: Any, given: sparse.csr_matrix | None) -> Feature:
-    if given is None:
+def _feature(side: Any, features: sparse.csr_matrix | None) -> Feature:
+    if features is None:
         return Feature(side, "id", side=side)
     return Feature("features_of_" + side, "ids", side=side, weights=f"weights_of_{side}")
 
 
-def _frame(side: str, given: sparse.csr_matrix) -> dict[str, Any]:
+def _frame(side: str, features: sparse.csr_matrix) -> dict[str, Any]:
     """The features of every user or item: lists of their numbers, and of their weights."""
-    rows = [slice(a, b) for a, b in zip(given.indptr, given.indptr[1:])]
+    rows = [slice(a, b) for a, b in zip(features.indptr, features.indptr[1:])]
     return {
-        side: np.arange(given.shape[0]),
-        f"features_of_{side}": [[str(one) for one in given.indices[some]] for some in rows],
-        f"weights_of_{side}": [given.data[some].tolist() for some in rows],
+        side: np.arange(features.shape[0]),
+        f"features_of_{side}": [[str(one) for one in features.indices[some]] for some in rows],
+        f"weights_of_{side}": [features.data[some].tolist() for some in rows],
     }
 
 
@@ -320,10 +332,10 @@ def _learned(fitted: Fitted, side: str, count: int, listed: bool) -> tuple[np.nd
     """Vectors [count, dim] and biases [count] of features by number; 0 of those nobody has."""
     model: Any = fitted.trained.model
     field = f"features_of_{side}" if listed else side
-    words = model.facts.table.encoding.words[field].values
-    places = np.array([int(word) for word in words[1:]], np.int64)
+    column_names = model.facts.table.encoding.words[field].values
+    places = np.array([int(name) for name in column_names[1:]], np.int64)
     with torch.inference_mode():
-        ids = torch.arange(1, len(words))
+        ids = torch.arange(1, len(column_names))
         rows = model.embed.rows(field, ids).float().numpy()
         bias = model.bias.rows(field, ids).float().numpy() if side == "item" else rows[:, :0]
     vectors = np.zeros((count, rows.shape[1]), np.float32)

@@ -86,15 +86,15 @@ class GrowingGpuTables(GpuTables):
 
     def apply(self, segments: Segments, grads: Tensor) -> None:
         """Give rows to new ids, and update all."""
-        places = gpu_index.give_rows(self.index, segments, self.free, self.used)
+        places = gpu_index.assign_rows(self.index, segments, self.free, self.used)
         gpu_update.update(
             segments,
             grads,
             self.arena,
             self.optimizer,
             index_ids=self.index.ids,
-            found=places,
-            beside=self._side_stream,
+            segment_rows=places,
+            long_stream=self._side_stream,
         )
 
     def _outside(self, table: Table, id_: int) -> ValueError:

@@ -202,7 +202,9 @@ class GpuTables:
 
     def apply(self, segments: Segments, grads: Tensor) -> None:
         """Update every row once by the sum of its gradients [n, dim], or of bags [bags, dim]."""
-        gpu_update.update(segments, grads, self.arena, self.optimizer, beside=self._side_stream)
+        gpu_update.update(
+            segments, grads, self.arena, self.optimizer, long_stream=self._side_stream
+        )
 
     def push(self, lookup: TableLookup, grads: Tensor, lr: float, bags: Bags | None = None) -> None:
         """One optimizer step by gradients [n, dim] of ids, or of bags [bags, dim]."""

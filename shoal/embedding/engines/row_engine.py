@@ -19,7 +19,7 @@ from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Every, Ids
 from shoal.embedding.rows.table import Table
 from shoal.kernels.bags import sum_bags
-from shoal.kernels.codes import add_rows, distinct
+from shoal.kernels.distinct_ids import add_rows, distinct
 from shoal.optimizers.row_optimizer import RowOptimizer
 
 

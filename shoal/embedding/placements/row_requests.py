@@ -28,7 +28,7 @@ from torch import Tensor
 
 from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.placement import Sharding
-from shoal.kernels.codes import code_map, distinct, group_by
+from shoal.kernels.distinct_ids import code_map, distinct, group_by
 
 WORD = 8  # bytes; a message to an owner is int64
 

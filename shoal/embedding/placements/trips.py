@@ -33,7 +33,7 @@ from shoal.embedding.rows.store import Every
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup, RowService, Stepped
 from shoal.kernels.bags import sum_bags
-from shoal.kernels.codes import add_rows
+from shoal.kernels.distinct_ids import add_rows
 
 
 class Placed(Protocol):

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.rows.table import Numbering, Table
-from shoal.kernels.codes import codes_of
 from shoal.kernels.common.rules import INCREMENT, signed
+from shoal.kernels.distinct_ids import codes_of
 
 
 @dataclass(frozen=True)

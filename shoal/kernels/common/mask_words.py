@@ -24,10 +24,10 @@ def kept(
     key: Tensor, p: float, shape: torch.Size, first: int, rows: Tensor | None, stride: int = 0
 ) -> Tensor:
     """Which values of a tensor are kept, bool of its shape; key int64 [1], 0 < p < 1."""
-    return words(key, shape, first, rows, stride) >= threshold(p)
+    return random_words(key, shape, first, rows, stride) >= threshold(p)
 
 
-def words(
+def random_words(
     key: Tensor, shape: torch.Size, first: int, rows: Tensor | None, stride: int = 0
 ) -> Tensor:
     """32 random bits for every value of a tensor, int64 of its shape; key int64 [1].

@@ -26,8 +26,8 @@ class Sequences:
     lengths: Tensor  # int32 [b]
     longest: int  # no sequence is longer
     # Times are int64, or int32 of 0 and above, which is faster.
-    asked: Tensor | None = None  # [tokens]: when the token after this one was asked for
-    taken: Tensor | None = None  # [tokens]: when this token was taken
+    request_times: Tensor | None = None  # [tokens]: when the token after this one was asked for
+    event_times: Tensor | None = None  # [tokens]: when this token was taken
     # Lengths where the host knows them: work is laid out by these, so that a batch of very
     # different lengths costs what its tokens cost. None: as if all were the longest.
     sizes: tuple[int, ...] | None = None
@@ -36,20 +36,20 @@ class Sequences:
     tokens: Tensor | None = None
 
     @property
-    def known(self) -> tuple[int, ...]:
-        """Of each sequence a length that it does not exceed."""
+    def length_bounds(self) -> tuple[int, ...]:
+        """For each sequence a length that it does not exceed."""
         return (self.longest,) * len(self.lengths) if self.sizes is None else self.sizes
 
 
-def asked_and_taken(times: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def request_and_event_times(times: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """When the item after each is asked for, and when each was taken, [b, l]: of times [b, l + 1],
     of items and of what is asked."""
     return (None, None) if times is None else (times[:, 1:], times[:, :-1])
 
 
-def buckets_between(asked: Tensor, taken: Tensor) -> Tensor:
-    """Buckets of asked_i - taken_j: [b, q], [b, l] -> [b, q, l]."""
-    return bucket_of(asked.unsqueeze(2) - taken.unsqueeze(1))
+def buckets_between(request_times: Tensor, event_times: Tensor) -> Tensor:
+    """Buckets of request_time_i - event_time_j: [b, q], [b, l] -> [b, q, l]."""
+    return bucket_of(request_times.unsqueeze(2) - event_times.unsqueeze(1))
 
 
 def time_buckets(times: Tensor) -> Tensor:

@@ -64,6 +64,18 @@ def _start_of(starts, sample, L, STARTS: tl.constexpr):
 
 
 @triton.jit
+def _head_of(starts, ends, L, HEADS: tl.constexpr, DIM: tl.constexpr, STARTS: tl.constexpr,
+             ENDS: tl.constexpr):
+    """A program's pair of sample and head, its sample and the end of that, and where its vectors
+    begin in `packed` and in the output."""
+    pair = tl.program_id(1).to(tl.int64)
+    sample, head = pair // HEADS, pair % HEADS
+    place = _start_of(starts, sample, L, STARTS)
+    end = _end_of(ends, sample, L, ENDS)
+    return pair, sample, end, (place * 3 * HEADS + head) * DIM, (place * HEADS + head) * DIM
+
+
+@triton.jit
 def _scores(query, key, pads, sample, row, other, L, end, SCALE: tl.constexpr,
             HIDDEN: tl.constexpr, CAUSAL: tl.constexpr, PADS: tl.constexpr, FULL: tl.constexpr):
     """[queries, keys]; what is hidden is far below the rest, what is not there infinitely."""
@@ -91,14 +103,11 @@ def _attend(packed, pads, starts, ends, key, out, top, total, first, L, HEADS: t
             HIDDEN: tl.constexpr, CAUSAL: tl.constexpr, PADS: tl.constexpr,
             STARTS: tl.constexpr, ENDS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
             FULL: tl.constexpr):
-    pair = tl.program_id(1).to(tl.int64)
-    sample, head = pair // HEADS, pair % HEADS
+    pair, sample, end, inner, outer = _head_of(starts, ends, L, HEADS, DIM, STARTS, ENDS)
     mixed = mixed_key(key)
     column = tl.arange(0, WIDTH)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = _start_of(starts, sample, L, STARTS)
-    end = _end_of(ends, sample, L, ENDS)
-    begin = packed + (place * 3 * HEADS + head) * DIM
+    begin = packed + inner
     query = _tile(begin, row, column, end, 3 * HEADS * DIM, DIM)
     most = tl.full([BLOCK], float("-inf"), tl.float32)
     whole = tl.zeros([BLOCK], tl.float32)
@@ -121,13 +130,13 @@ def _attend(packed, pads, starts, ends, key, out, top, total, first, L, HEADS: t
         most = higher
     mix = tl.where((row < end)[:, None], mix / whole[:, None], 0.0)
     edge = end if STARTS else L  # what lies behind is of the next sequence
-    _put(out + (place * HEADS + head) * DIM, row, column, mix, edge, HEADS * DIM, DIM)
+    _put(out + outer, row, column, mix, edge, HEADS * DIM, DIM)
     tl.store(top + pair * L + row, most, mask=row < L)
     tl.store(total + pair * L + row, whole, mask=row < L)
 
 
 @triton.jit
-def _gradients(score, values, grad, made, top, total, kept, pair, row, L,
+def _gradients(score, values, grad, output, top, total, kept, pair, row, L,
                end, FULL: tl.constexpr):
     """What dropout left of the softmax, and gradients of the scores: [queries, keys] each."""
     most = tl.load(top + pair * L + row, mask=row < end, other=0.0)
@@ -135,7 +144,7 @@ def _gradients(score, values, grad, made, top, total, kept, pair, row, L,
     weight = tl.exp(score - most[:, None]) / whole[:, None]
     nothing = tl.zeros_like(weight)
     of_kept = product(grad, tl.trans(values), nothing, FULL)
-    through = tl.sum(grad.to(tl.float32) * made.to(tl.float32), 1)
+    through = tl.sum(grad.to(tl.float32) * output.to(tl.float32), 1)
     return weight * kept, weight * (of_kept * kept - through[:, None])
 
 
@@ -147,15 +156,10 @@ def _keys_backward(packed, pads, starts, ends, key, out, top, total, grad, grads
                    ENDS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
                    FULL: tl.constexpr, ONE: tl.constexpr):
     """Gradients of a tile of keys and values; of queries too where the tile is the only ONE."""
-    pair = tl.program_id(1).to(tl.int64)
-    sample, head = pair // HEADS, pair % HEADS
+    pair, sample, end, inner, outer = _head_of(starts, ends, L, HEADS, DIM, STARTS, ENDS)
     mixed = mixed_key(key)
     column = tl.arange(0, WIDTH)
     other = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = _start_of(starts, sample, L, STARTS)
-    end = _end_of(ends, sample, L, ENDS)
-    inner = (place * 3 * HEADS + head) * DIM
-    outer = (place * HEADS + head) * DIM
     keys = _tile(packed + inner + HEADS * DIM, other, column, end, 3 * HEADS * DIM, DIM)
     values = _tile(packed + inner + 2 * HEADS * DIM, other, column, end, 3 * HEADS * DIM, DIM)
     edge = end if STARTS else L
@@ -171,11 +175,11 @@ def _keys_backward(packed, pads, starts, ends, key, out, top, total, grad, grads
         row = start + tl.arange(0, BLOCK)
         query = _tile(packed + inner, row, column, end, 3 * HEADS * DIM, DIM)
         of_out = _tile(grad + outer, row, column, end, HEADS * DIM, DIM)
-        made = _tile(out + outer, row, column, end, HEADS * DIM, DIM)
+        output = _tile(out + outer, row, column, end, HEADS * DIM, DIM)
         score = _scores(query, keys, pads, sample, row, other, L, end, SCALE, HIDDEN, CAUSAL, PADS,
                         FULL)
         kept = _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
-        left, of_score = _gradients(score, values, of_out, made, top, total, kept, pair,
+        left, of_score = _gradients(score, values, of_out, output, top, total, kept, pair,
                                     row, L, end, FULL)
         of_score = (of_score * SCALE).to(query.dtype)
         of_values = product(tl.trans(left).to(query.dtype), of_out, of_values, FULL)
@@ -195,18 +199,13 @@ def _queries_backward(packed, pads, starts, ends, key, out, top, total, grad, gr
                       CAUSAL: tl.constexpr, PADS: tl.constexpr, STARTS: tl.constexpr,
                       ENDS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
                       FULL: tl.constexpr):
-    pair = tl.program_id(1).to(tl.int64)
-    sample, head = pair // HEADS, pair % HEADS
+    pair, sample, end, inner, outer = _head_of(starts, ends, L, HEADS, DIM, STARTS, ENDS)
     mixed = mixed_key(key)
     column = tl.arange(0, WIDTH)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = _start_of(starts, sample, L, STARTS)
-    end = _end_of(ends, sample, L, ENDS)
-    inner = (place * 3 * HEADS + head) * DIM
-    outer = (place * HEADS + head) * DIM
     query = _tile(packed + inner, row, column, end, 3 * HEADS * DIM, DIM)
     of_out = _tile(grad + outer, row, column, end, HEADS * DIM, DIM)
-    made = _tile(out + outer, row, column, end, HEADS * DIM, DIM)
+    output = _tile(out + outer, row, column, end, HEADS * DIM, DIM)
     edge = end if STARTS else L
     of_query = tl.zeros([BLOCK, WIDTH], tl.float32)
     last = tl.where(tl.program_id(0) * BLOCK < end, end, 0)
@@ -219,7 +218,7 @@ def _queries_backward(packed, pads, starts, ends, key, out, top, total, grad, gr
         score = _scores(query, keys, pads, sample, row, other, L, end, SCALE, HIDDEN, CAUSAL, PADS,
                         FULL)
         kept = _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
-        _, of_score = _gradients(score, values, of_out, made, top, total, kept, pair, row,
+        _, of_score = _gradients(score, values, of_out, output, top, total, kept, pair, row,
                                  L, end, FULL)
         of_score = (of_score * SCALE).to(query.dtype)
         of_query = product(of_score, keys, of_query, FULL)
@@ -254,30 +253,43 @@ class Attended(torch.autograd.Function):
         out = (packed.new_empty if starts is None else packed.new_zeros)(count, heads * dim)
         top = torch.empty(sequences * heads * length, dtype=torch.float32, device=packed.device)
         total = torch.empty_like(top)
-        seen = key if pads is None else pads.contiguous().view(torch.uint8)
+        # What a kernel is not to read (PADS, STARTS, ENDS) is some pointer.
+        pad_bytes = key if pads is None else pads.contiguous().view(torch.uint8)
+        start_places = key if starts is None else starts
+        end_places = key if ends is None else ends
         ctx.first, ctx.sequences, ctx.length = first & WORD, sequences, length
-        ctx.how = _shape(packed, length, causal, p, hidden)
-        ctx.how |= {"PADS": pads is not None}
-        ctx.how |= {"STARTS": starts is not None, "ENDS": ends is not None}
-        where = [key if one is None else one for one in (starts, ends)]
-        ctx.save_for_backward(packed, seen, *where, key, out, top, total)
+        ctx.constants = _shape(packed, length, causal, p, hidden)
+        ctx.constants |= {"PADS": pads is not None}
+        ctx.constants |= {"STARTS": starts is not None, "ENDS": ends is not None}
+        ctx.save_for_backward(packed, pad_bytes, start_places, end_places, key, out, top, total)
         if packed.numel():
-            grid = (triton.cdiv(length, ctx.how["BLOCK"]), sequences * heads)
-            given = (packed, seen, *where, key, out, top, total, ctx.first, length)
-            _attend[grid](*given, **ctx.how)
+            grid = (triton.cdiv(length, ctx.constants["BLOCK"]), sequences * heads)
+            _attend[grid](
+                packed,
+                pad_bytes,
+                start_places,
+                end_places,
+                key,
+                out,
+                top,
+                total,
+                ctx.first,
+                length,
+                **ctx.constants,
+            )
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        packed, *kept = ctx.saved_tensors
-        grads = (torch.zeros_like if ctx.how["STARTS"] else torch.empty_like)(packed)
+        packed, pads, starts, ends, key, out, top, total = ctx.saved_tensors
+        grads = (torch.zeros_like if ctx.constants["STARTS"] else torch.empty_like)(packed)
         if packed.numel():
             heads = packed.shape[2]
-            grid = (triton.cdiv(ctx.length, ctx.how["BLOCK"]), ctx.sequences * heads)
-            given = (packed, *kept, grad.contiguous(), grads, ctx.first, ctx.length)
-            _keys_backward[grid](*given, ONE=grid[0] == 1, **ctx.how)
+            grid = (triton.cdiv(ctx.length, ctx.constants["BLOCK"]), ctx.sequences * heads)
+            tensors = [packed, pads, starts, ends, key, out, top, total, grad.contiguous(), grads]
+            _keys_backward[grid](*tensors, ctx.first, ctx.length, ONE=grid[0] == 1, **ctx.constants)
             if grid[0] > 1:
-                _queries_backward[grid](*given, **ctx.how)
+                _queries_backward[grid](*tensors, ctx.first, ctx.length, **ctx.constants)
         return grads, *[None] * 10
 
 

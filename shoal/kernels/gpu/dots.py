@@ -65,12 +65,12 @@ def _dots_backward(first, vectors, grad, grad_first, grad_vectors, N: tl.constex
     # Each product belongs to two vectors.
     both = tl.load(of + DIM + high * (high - 1) // 2 + low,
                    mask=(high < N) & (high != low), other=0.0)
-    made = tl.dot(both.to(tl.float32), value, input_precision=PRECISION)
+    of_values = tl.dot(both.to(tl.float32), value, input_precision=PRECISION)
     own = (row >= 1) & (row < N)
     begin = grad_vectors + sample * (N - 1) * DIM
-    tl.store(begin + (row[:, None] - 1) * DIM + column[None, :], made,
+    tl.store(begin + (row[:, None] - 1) * DIM + column[None, :], of_values,
              mask=own[:, None] & (column < DIM)[None, :])
-    zeroth = tl.sum(tl.where(row[:, None] == 0, made, 0.0), 0)
+    zeroth = tl.sum(tl.where(row[:, None] == 0, of_values, 0.0), 0)
     zeroth += tl.load(of + column, mask=column < DIM, other=0.0).to(tl.float32)
     tl.store(grad_first + sample * DIM + column, zeroth.to(grad_first.dtype.element_ty),
              mask=column < DIM)
@@ -88,9 +88,9 @@ class DotsOf(torch.autograd.Function):
         width = -(-(dim + number * (number - 1) // 2) // 8) * 8
         kind = torch.bfloat16 if half else torch.float32
         out = torch.empty(len(vectors), width, dtype=kind, device=vectors.device)
-        ctx.how = _shape(number, dim, width, half)
+        ctx.constants = _shape(number, dim, width, half)
         if len(vectors):
-            _dots[(len(vectors),)](first, vectors, out, **ctx.how)
+            _dots[(len(vectors),)](first, vectors, out, **ctx.constants)
         return out
 
     @staticmethod
@@ -98,8 +98,9 @@ class DotsOf(torch.autograd.Function):
         first, vectors = ctx.saved_tensors
         grad_first, grad_vectors = torch.empty_like(first), torch.empty_like(vectors)
         if len(vectors):
-            given = first, vectors, grad.contiguous(), grad_first, grad_vectors
-            _dots_backward[(len(vectors),)](*given, **ctx.how)
+            _dots_backward[(len(vectors),)](
+                first, vectors, grad.contiguous(), grad_first, grad_vectors, **ctx.constants
+            )
         return grad_first, grad_vectors, None
 
 

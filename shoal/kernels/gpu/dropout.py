@@ -57,7 +57,7 @@ def _mask(x, out, key, rows, first, count, THRESHOLD: tl.constexpr, SCALE: tl.co
 
 
 class Masked(torch.autograd.Function):
-    """x with some values dropped, and its gradients likewise; key int64 [1] on x's device."""
+    """x with some values dropped, and their gradients too; key int64 [1] on x's device."""
 
     @staticmethod
     def forward(

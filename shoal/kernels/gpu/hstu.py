@@ -19,7 +19,7 @@ square of a length. Nothing is added up by atomics: the same numbers twice.
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -77,12 +77,12 @@ def forward(
     tiles: Tiles | None = None,
 ) -> Tensor:
     """[tokens, heads, d] each, as `_flat` leaves them -> [tokens, heads, e]."""
-    how = _shape(query, value, position_bias, time_bias)
-    tiles = tiles or _tiles("forward", query, how)
+    constants = _shape(query, value, position_bias, time_bias)
+    tiles = tiles or _tiles("forward", query, constants)
     out = _made(value, sequences, value.dtype)
     table = _table(sequences, query.device)
     if len(table):
-        kernels.attend[len(table) * (ALIGN // tiles["QUERIES"]), how["HEADS"]](
+        kernels.attend[len(table) * (ALIGN // tiles["QUERIES"]), constants["HEADS"]](
             _source(query, tiles, "QUERIES"),
             _source(key, tiles, "KEYS"),
             _source(value, tiles, "KEYS"),
@@ -94,7 +94,7 @@ def forward(
             value.stride(0),
             1.0 / n,
             ALIGN=ALIGN,
-            **how,
+            **constants,
             **tiles,
         )
     return out
@@ -113,12 +113,12 @@ def backward(
     product_tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of queries, keys, values and both biases."""
-    how = _shape(query, value, position_bias, time_bias)
-    score_tiles = score_tiles or _tiles("scores", query, how)
-    product_tiles = product_tiles or _tiles("products", query, how)
-    heads = how["HEADS"]
+    constants = _shape(query, value, position_bias, time_bias)
+    score_tiles = score_tiles or _tiles("scores", query, constants)
+    product_tiles = product_tiles or _tiles("products", query, constants)
+    heads = constants["HEADS"]
     room = SCRATCH // (2 * query.element_size() * ALIGN * ALIGN * heads)
-    parts = _parts(sequences.known, room, ALIGN)
+    parts = _parts(sequences.length_bounds, room, ALIGN)
     lines = max((part.tiles for part in parts), default=0) * heads * ALIGN
     weights, of_scores = (query.new_empty(lines, ALIGN) for _ in range(2))
     cut = any(part.low for part in parts)  # then parts of a sum are added up
@@ -128,7 +128,7 @@ def backward(
     places = _places(query, sequences, position_bias, time_bias)
     biases = _Biases(sequences, position_bias, time_bias, query.device)
     for part in parts:
-        where = (part.first, part.skip * heads, part.low, part.high)
+        # Weights and the gradients of scores of this part, into the scratch buffer.
         kernels.write_scores[part.blocks * (ALIGN // score_tiles["QUERIES"]), heads](
             _source(query, score_tiles, "QUERIES"),
             _source(key, score_tiles, "KEYS"),
@@ -142,40 +142,77 @@ def backward(
             key.stride(0),
             value.stride(0),
             grad.stride(0),
-            *where,
+            part.first,
+            part.skip * heads,
+            part.low,
+            part.high,
             ALIGN=ALIGN,
             WHOLE=WHOLE,
-            **how,
+            **constants,
             **score_tiles,
         )
+        # The three products that read it.
         for scratch, vectors, out, transposed in (
             (of_scores, key, of_query, False),
             (of_scores, query, of_key, True),
             (weights, grad, of_value, True),
         ):
-            sizes = ("INNER", "ROWS") if transposed else ("ROWS", "INNER")
-            kernels.multiply[part.blocks * (ALIGN // product_tiles["ROWS"]), heads](
-                _tile_source(scratch, product_tiles, *sizes),
-                _source(vectors, product_tiles, "INNER"),
+            _multiply(
+                scratch,
+                vectors,
                 out,
                 table,
-                sequences.starts,
-                sequences.lengths,
-                vectors.stride(0),
-                1.0 / n,
-                *where,
-                HEADS=heads,
-                DIM=vectors.shape[2],
-                WIDTH=_width(vectors.shape[2]),
-                ALIGN=ALIGN,
-                FULL=how["FULL"],
-                TRANSPOSED=transposed,
-                ADD=part.low > 0 and not transposed,
-                **product_tiles,
+                places,
+                part,
+                scale=1.0 / n,
+                transposed=transposed,
+                full=constants["FULL"],
+                tiles=product_tiles,
             )
-        biases.add(of_scores, table, places, part, where, heads)
+        # Biases are shared by all sequences: their gradients are summed over the parts.
+        biases.add(of_scores, table, places, part, heads)
     of_positions, of_times = biases.sums(1.0 / n)
     return of_query.to(query.dtype), of_key, of_value, of_positions, of_times
+
+
+def _multiply(
+    scratch: Tensor,
+    vectors: Tensor,
+    out: Tensor,
+    table: Tensor,
+    places: "_Places",
+    part: "_Part",
+    *,
+    scale: float,
+    transposed: bool,
+    full: bool,
+    tiles: Tiles,
+) -> None:
+    """scale * scratch @ vectors, or that of the transposed scratch, into `out`: a part's rows."""
+    rows, columns = ("INNER", "ROWS") if transposed else ("ROWS", "INNER")
+    heads, dim = vectors.shape[1:]
+    kernels.multiply[part.blocks * (ALIGN // tiles["ROWS"]), heads](
+        _tile_source(scratch, tiles, rows, columns),
+        _source(vectors, tiles, "INNER"),
+        out,
+        table,
+        places.starts,
+        places.lengths,
+        vectors.stride(0),
+        scale,
+        part.first,
+        part.skip * heads,
+        part.low,
+        part.high,
+        HEADS=heads,
+        DIM=dim,
+        WIDTH=_width(dim),
+        ALIGN=ALIGN,
+        FULL=full,
+        TRANSPOSED=transposed,
+        ADD=part.low > 0 and not transposed,
+        **tiles,
+    )
 
 
 @dataclass
@@ -273,27 +310,28 @@ class _Biases:
         self,
         of_scores: Tensor,
         table: Tensor,
-        places: tuple[Any, ...],
+        places: "_Places",
         part: _Part,
-        where: tuple[int, ...],
         heads: int,
     ) -> None:
         if self.positions is None and self.times is None:
             return
-        starts, lengths, _, _, steps, buckets, asked, taken = places
         distances = min(self.blocks, part.longest * (ALIGN // self.BLOCK))
         kernels.sum_biases[distances, GROUPS](
             of_scores,
             self.by_tile,
             self.by_bucket,
             table,
-            starts,
-            lengths,
-            steps,
-            buckets,
-            asked,
-            taken,
-            *where,
+            places.starts,
+            places.lengths,
+            places.steps,
+            places.buckets,
+            places.request_times,
+            places.event_times,
+            part.first,
+            part.skip * heads,
+            part.low,
+            part.high,
             part.blocks,
             HEADS=heads,
             BLOCK=self.BLOCK,
@@ -308,12 +346,12 @@ class _Biases:
         of_positions = of_times = None
         if self.positions is not None:
             tiles = self.by_tile.sum(1)
-            found = torch.zeros_like(self.positions, dtype=torch.float32)
+            diagonal_sums = torch.zeros_like(self.positions, dtype=torch.float32)
             if self.blocks:
                 kernels.sum_diagonals[(self.blocks,)](
-                    tiles, found, len(found), self.blocks, BLOCK=self.BLOCK
+                    tiles, diagonal_sums, len(diagonal_sums), self.blocks, BLOCK=self.BLOCK
                 )
-            of_positions = (found * scale).to(self.positions.dtype)
+            of_positions = (diagonal_sums * scale).to(self.positions.dtype)
         if self.times is not None:
             of_times = self.by_bucket.sum((0, 1))[: BUCKETS + 1] * scale
             of_times = of_times.to(self.times.dtype)
@@ -348,16 +386,36 @@ def _tile_source(scratch: Tensor, tiles: Tiles, rows: str, columns: str) -> Any:
     return TensorDescriptor.from_tensor(scratch, [tiles[rows], tiles[columns]])
 
 
+class _Places(NamedTuple):
+    """What all kernels know of places and times, in their order; None: there is no such bias."""
+
+    starts: Tensor
+    lengths: Tensor
+    positions: Tensor | None
+    time_biases: Tensor | None = None  # by the cell of a time between, see `bucket_steps`
+    steps: Tensor | None = None
+    buckets: Tensor | None = None
+    request_times: Tensor | None = None
+    event_times: Tensor | None = None
+
+
 def _places(
     query: Tensor, sequences: Sequences, position_bias: Tensor | None, time_bias: Tensor | None
-) -> tuple[Any, ...]:
-    """What all kernels know of places and times; None where there is no such bias."""
-    where = (sequences.starts, sequences.lengths, position_bias)
+) -> _Places:
     if time_bias is None:
-        return (*where, None, None, None, None, None)
-    assert sequences.asked is not None and sequences.taken is not None
-    steps, buckets = bucket_steps(query.device, sequences.asked.dtype)
-    return (*where, time_bias.float()[buckets], steps, buckets, sequences.asked, sequences.taken)
+        return _Places(sequences.starts, sequences.lengths, position_bias)
+    assert sequences.request_times is not None and sequences.event_times is not None
+    steps, buckets = bucket_steps(query.device, sequences.request_times.dtype)
+    return _Places(
+        sequences.starts,
+        sequences.lengths,
+        position_bias,
+        time_bias.float()[buckets],
+        steps,
+        buckets,
+        sequences.request_times,
+        sequences.event_times,
+    )
 
 
 def _width(dim: int) -> int:
@@ -380,15 +438,16 @@ def _shape(
     }
 
 
-def _tiles(kernel: str, query: Tensor, how: dict[str, Any]) -> Tiles:
+def _tiles(kernel: str, query: Tensor, constants: dict[str, Any]) -> Tiles:
     """The tiles of a kernel that were fastest on an H200 (benchmarks/sequence_gpu.py)."""
     names = ("ROWS", "INNER") if kernel == "products" else ("QUERIES", "KEYS")
-    widest, bias = max(how["WIDTH"], how["VALUE_WIDTH"]), how["POSITION"] or how["TIME"]
+    widest = max(constants["WIDTH"], constants["VALUE_WIDTH"])
+    bias = constants["POSITION"] or constants["TIME"]
     if query.dtype == torch.float32:
         size = 64 if widest <= 64 else 32
         sizes, warps, stages, tma = (size, size), 4, 1, False
     else:
-        tma = all(how[x] in (32, 64, 128, 256) for x in ("DIM", "VALUE_DIM"))
+        tma = all(constants[x] in (32, 64, 128, 256) for x in ("DIM", "VALUE_DIM"))
         tma = tma and not INTERPRETED.value
         if kernel == "forward" and not bias:
             sizes, warps, stages = (128, 64), 8, 2 if widest > 128 else 3

@@ -49,8 +49,8 @@ def _normed_backward(x, grad, of_x, count, EPS: tl.constexpr, WIDTH: tl.constexp
     _, _, there, at = _where(count, WIDTH, WIDTH, COLUMNS, ROWS)
     value, scale = standard(tl.load(x + at, mask=there, other=0.0).to(tl.float32), there, EPS,
                              WIDTH)
-    given = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(of_x + at, _through(given, value, scale, WIDTH).to(of_x.dtype.element_ty), mask=there)
+    of_out = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(of_x + at, _through(of_out, value, scale, WIDTH).to(of_x.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -78,12 +78,12 @@ def _gated_backward(mixed, gate, key, rows, grad, of_mixed, of_gate, first, coun
     value, scale = standard(value, there, EPS, WIDTH)
     _, _, _, at_gate = _where(count, stride, WIDTH, COLUMNS, ROWS)
     factor = tl.load(gate + at_gate, mask=there, other=0.0).to(tl.float32)
-    given = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
+    of_out = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
     if DROPS:
-        given *= kept_rows(mixed_key(key), rows, first, row, column, row < count, THRESHOLD, KEEP,
+        of_out *= kept_rows(mixed_key(key), rows, first, row, column, row < count, THRESHOLD, KEEP,
                            WIDTH, HAS_ROWS)
-    tl.store(of_gate + at, (given * value).to(of_gate.dtype.element_ty), mask=there)
-    through = _through(given * factor, value, scale, WIDTH)
+    tl.store(of_gate + at, (of_out * value).to(of_gate.dtype.element_ty), mask=there)
+    through = _through(of_out * factor, value, scale, WIDTH)
     tl.store(of_mixed + at, through.to(of_mixed.dtype.element_ty), mask=there)
 # fmt: on
 
@@ -94,11 +94,11 @@ class Normed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        ctx.how = _shape(x, eps)
+        ctx.constants = _shape(x, eps)
         ctx.save_for_backward(x)
         out = torch.empty_like(x, dtype=dtype)
         if len(x):
-            _normed[_grid(x, ctx.how)](x, out, len(x), **ctx.how)
+            _normed[_grid(x, ctx.constants)](x, out, len(x), **ctx.constants)
         return out
 
     @staticmethod
@@ -106,7 +106,9 @@ class Normed(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         of_x = torch.empty_like(x)
         if len(x):
-            _normed_backward[_grid(x, ctx.how)](x, grad.contiguous(), of_x, len(x), **ctx.how)
+            _normed_backward[_grid(x, ctx.constants)](
+                x, grad.contiguous(), of_x, len(x), **ctx.constants
+            )
         return of_x, None, None
 
 
@@ -127,7 +129,7 @@ class NormedAndGated(torch.autograd.Function):
         mixed = mixed.contiguous()
         gate = gate if gate.stride(1) == 1 else gate.contiguous()
         drops = key is not None and p > 0.0
-        ctx.how = {
+        ctx.constants = {
             **_shape(mixed, eps),
             "THRESHOLD": threshold(p) if drops else 0,
             "KEEP": 1.0 / (1.0 - p) if p < 1.0 else 0.0,
@@ -135,12 +137,14 @@ class NormedAndGated(torch.autograd.Function):
             "DROPS": drops,
         }
         ctx.first = first & WORD
-        given = (mixed, gate, mixed if key is None else key, mixed if rows is None else rows)
-        ctx.save_for_backward(*given)
+        # What a kernel is not to read (DROPS, HAS_ROWS) is some pointer.
+        key = mixed if key is None else key
+        rows = mixed if rows is None else rows
+        ctx.save_for_backward(mixed, gate, key, rows)
         out = torch.empty_like(mixed)
         if len(mixed):
-            _gated[_grid(mixed, ctx.how)](
-                *given, out, ctx.first, len(mixed), gate.stride(0), **ctx.how
+            _gated[_grid(mixed, ctx.constants)](
+                mixed, gate, key, rows, out, ctx.first, len(mixed), gate.stride(0), **ctx.constants
             )
         return out
 
@@ -150,9 +154,9 @@ class NormedAndGated(torch.autograd.Function):
         of_mixed = torch.empty_like(mixed)
         of_gate = torch.empty_like(mixed, dtype=gate.dtype)
         if len(mixed):
-            _gated_backward[_grid(mixed, ctx.how)](
+            _gated_backward[_grid(mixed, ctx.constants)](
                 mixed, gate, key, rows, grad.contiguous(), of_mixed, of_gate, ctx.first, len(mixed),
-                gate.stride(0), **ctx.how
+                gate.stride(0), **ctx.constants
             )  # fmt: skip
         return of_mixed, of_gate, None, None, None, None, None
 
@@ -162,5 +166,5 @@ def _shape(x: Tensor, eps: float) -> dict[str, Any]:
     return {"EPS": eps, "WIDTH": x.shape[1], "COLUMNS": columns, "ROWS": max(1, 2048 // columns)}
 
 
-def _grid(x: Tensor, how: dict[str, Any]) -> tuple[int]:
-    return (triton.cdiv(len(x), how["ROWS"]),)
+def _grid(x: Tensor, constants: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(len(x), constants["ROWS"]),)

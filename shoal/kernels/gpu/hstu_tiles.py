@@ -86,20 +86,20 @@ def _cell(steps, gap):
 
 
 @triton.jit
-def _time_bias(biases, steps, buckets, asked, taken):
-    """Of times asked and taken, one of them a column and the other a row: [., .].
+def _time_bias(biases, steps, buckets, request_time, event_time):
+    """The bias of request and event times, one of them a column and the other a row: [., .].
 
     Most tiles have times of two buckets at most: one comparison with what lies between.
     """
-    newest = tl.max(taken)
-    soonest = tl.min(asked)
+    newest = tl.max(event_time)
+    soonest = tl.min(request_time)
     near = _cell(steps, tl.maximum(soonest - newest, 1))
-    far = _cell(steps, tl.maximum(tl.max(asked) - tl.min(taken), 1))
+    far = _cell(steps, tl.maximum(tl.max(request_time) - tl.min(event_time), 1))
     if (soonest >= newest) & (tl.load(buckets + far) - tl.load(buckets + near) <= 1):
-        late = asked - tl.load(steps + near)
-        bias = tl.where(late >= taken, tl.load(biases + far), tl.load(biases + near))
+        late = request_time - tl.load(steps + near)
+        bias = tl.where(late >= event_time, tl.load(biases + far), tl.load(biases + near))
     else:
-        bias = tl.load(biases + _cell(steps, tl.maximum(tl.abs(asked - taken), 1)))
+        bias = tl.load(biases + _cell(steps, tl.maximum(tl.abs(request_time - event_time), 1)))
     return bias
 
 
@@ -113,12 +113,12 @@ def _moments(times, first, place, length, TIME: tl.constexpr):
 
 
 @triton.jit
-def _biased(score, positions, biases, steps, buckets, back, asked,
-            taken, POSITION: tl.constexpr, TIME: tl.constexpr):
+def _biased(score, positions, biases, steps, buckets, back, request_time,
+            event_time, POSITION: tl.constexpr, TIME: tl.constexpr):
     if POSITION:
         score += tl.load(positions + tl.maximum(back, 0)).to(tl.float32)
     if TIME:
-        score += _time_bias(biases, steps, buckets, asked, taken)
+        score += _time_bias(biases, steps, buckets, request_time, event_time)
     return score
 
 
@@ -137,7 +137,7 @@ def _line(base, count, row, column, head, skip, HEADS: tl.constexpr, ALIGN: tl.c
 
 @triton.jit
 def attend(query, key, value, out, table, starts, lengths, positions, biases, steps, buckets,
-           asked_at, taken_at, query_stride, key_stride, value_stride, scale,
+           request_times, event_times, query_stride, key_stride, value_stride, scale,
            HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
            VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, ALIGN: tl.constexpr,
            QUERIES: tl.constexpr, KEYS: tl.constexpr, POSITION: tl.constexpr, TIME: tl.constexpr,
@@ -151,7 +151,7 @@ def attend(query, key, value, out, table, starts, lengths, positions, biases, st
     if start >= length:
         return
     row = start + tl.arange(0, QUERIES)
-    asked = _moments(asked_at, first, row, length, TIME)[:, None]
+    request_time = _moments(request_times, first, row, length, TIME)[:, None]
     queries = _rows(query, query_stride, first, start, head, length, QUERIES, DIM, WIDTH, TMA)
     mix = tl.zeros([QUERIES, VALUE_WIDTH], tl.float32)
     end = tl.minimum(length, start + QUERIES)
@@ -159,10 +159,10 @@ def attend(query, key, value, out, table, starts, lengths, positions, biases, st
         other = place + tl.arange(0, KEYS)
         keys = _rows(key, key_stride, first, place, head, length, KEYS, DIM, WIDTH, TMA)
         score = product(queries, tl.trans(keys), tl.zeros([QUERIES, KEYS], tl.float32), FULL)
-        taken = _moments(taken_at, first, other, length, TIME)[None, :]
+        event_time = _moments(event_times, first, other, length, TIME)[None, :]
         back = row[:, None] - other[None, :]
-        score = _biased(score, positions, biases, steps, buckets, back, asked, taken, POSITION,
-                        TIME)
+        score = _biased(score, positions, biases, steps, buckets, back, request_time,
+                        event_time, POSITION, TIME)
         weight = tl.where(back >= 0, _silu(score, EXACT), 0.0).to(queries.dtype)
         values = _rows(value, value_stride, first, place, head, length, KEYS, VALUE_DIM,
                        VALUE_WIDTH, TMA)
@@ -183,7 +183,7 @@ def _keep(target, value, line, column, ALIGN: tl.constexpr, ROWS: tl.constexpr,
 
 @triton.jit(do_not_specialize=[*PART])
 def write_scores(query, key, value, grad, weights, of_scores, table, starts, lengths, positions,
-                 biases, steps, buckets, asked_at, taken_at, query_stride, key_stride,
+                 biases, steps, buckets, request_times, event_times, query_stride, key_stride,
                  value_stride, grad_stride, first_block, skip, low, high, HEADS: tl.constexpr,
                  DIM: tl.constexpr, WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr,
                  VALUE_WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
@@ -203,7 +203,7 @@ def write_scores(query, key, value, grad, weights, of_scores, table, starts, len
     if start >= whole:
         return
     row = start + tl.arange(0, QUERIES)
-    asked = _moments(asked_at, first, row, length, TIME)[:, None]
+    request_time = _moments(request_times, first, row, length, TIME)[:, None]
     queries = _rows(query, query_stride, first, start, head, length, QUERIES, DIM, WIDTH, TMA)
     grads = _rows(grad, grad_stride, first, start, head, length, QUERIES, VALUE_DIM, VALUE_WIDTH,
                   TMA)
@@ -216,9 +216,9 @@ def write_scores(query, key, value, grad, weights, of_scores, table, starts, len
         values = _rows(value, value_stride, first, place, head, length, KEYS, VALUE_DIM,
                        VALUE_WIDTH, TMA)
         of_weight = product(grads, tl.trans(values), tl.zeros([QUERIES, KEYS], tl.float32), FULL)
-        taken = _moments(taken_at, first, other, length, TIME)[None, :]
+        event_time = _moments(event_times, first, other, length, TIME)[None, :]
         score = _biased(score, positions, biases, steps, buckets, row[:, None] - other[None, :],
-                        asked, taken, POSITION, TIME)
+                        request_time, event_time, POSITION, TIME)
         seen = last_seen >= other[None, :]
         weight, slope = _silu_and_slope(score, EXACT)
         weight = tl.where(seen, weight, 0.0).to(queries.dtype)
@@ -279,8 +279,8 @@ def multiply(scratch, vectors, out, table, starts, lengths, stride, scale, first
 
 
 @triton.jit(do_not_specialize=[*PART, "blocks"])
-def sum_biases(of_scores, by_tile, by_bucket, table, starts, lengths, steps, buckets, asked_at,
-               taken_at, first_block, skip, low, high, blocks, HEADS: tl.constexpr,
+def sum_biases(of_scores, by_tile, by_bucket, table, starts, lengths, steps, buckets, request_times,
+               event_times, first_block, skip, low, high, blocks, HEADS: tl.constexpr,
                BLOCK: tl.constexpr, ALIGN: tl.constexpr, POSITION: tl.constexpr,
                TIME: tl.constexpr, SLOTS: tl.constexpr):
     """Adds the tiles at one distance from the diagonal up: by_tile [distances, groups, BLOCK,
@@ -307,15 +307,15 @@ def sum_biases(of_scores, by_tile, by_bucket, table, starts, lengths, steps, buc
             total += tile
             if TIME:
                 first = tl.load(starts + sample)
-                asked = _moments(asked_at, first, row, length, True)[:, None]
-                taken = _moments(taken_at, first, other, length, True)[None, :]
-                gap = tl.maximum(tl.abs(asked - taken), 1)
+                request_time = _moments(request_times, first, row, length, True)[:, None]
+                event_time = _moments(event_times, first, other, length, True)[None, :]
+                gap = tl.maximum(tl.abs(request_time - event_time), 1)
                 bucket = tl.load(buckets + _cell(steps, gap))
                 least = tl.min(tl.where(seen, bucket, LAST))
                 most = tl.max(tl.where(seen, bucket, 0))
-                for one in range(least, most + 1):
-                    found = tl.sum(tl.where(bucket == one, tile, 0.0))
-                    histogram += tl.where(slot == one, found, 0.0)
+                for current in range(least, most + 1):
+                    bucket_sum = tl.sum(tl.where(bucket == current, tile, 0.0))
+                    histogram += tl.where(slot == current, bucket_sum, 0.0)
     if POSITION:
         inside = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
         at = by_tile + mine.to(tl.int64) * BLOCK * BLOCK + inside

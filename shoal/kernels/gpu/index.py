@@ -82,7 +82,8 @@ def _enter(ids, id_, base, mask, active):
 
 @triton.jit
 def _ids_of(ids, starts, bases, paddings, has_padding, wrong, BLOCK: tl.constexpr):
-    """Of one table: places in the lookup, which are there, ids, who takes part, base, mask."""
+    """A block of a table: places in the lookup, which of them are there, ids, which of these are
+    looked up, and base and mask of the table's index."""
     table = tl.program_id(0)
     place = tl.load(starts + table) + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = place < tl.load(starts + table + 1)
@@ -105,8 +106,8 @@ def _find(ids, starts, paddings, has_padding, wrong, bases, index_ids, index_row
     while tl.max(active.to(tl.int32), 0) > 0:
         there = tl.load(index_ids + base + at, mask=active, other=EMPTY)
         hit = active & (there == id_)
-        found = tl.load(index_rows + base + at, mask=hit, other=-1)
-        row = tl.where(found >= 0, found, row)
+        stored_row = tl.load(index_rows + base + at, mask=hit, other=-1)
+        row = tl.where(stored_row >= 0, stored_row, row)
         active = active & (there != id_) & (there != EMPTY)
         at = (at + 1) & mask
     tl.store(rows + place, row, mask=here)
@@ -125,7 +126,7 @@ def _insert(ids, starts, paddings, has_padding, wrong, bases, index_ids, entries
 
 
 @triton.jit
-def _give_rows(keys, starts, total, index_rows, free, used, found, BLOCK: tl.constexpr):
+def _assign_rows(keys, starts, total, index_rows, free, used, segment_rows, BLOCK: tl.constexpr):
     count = tl.load(total)
     if tl.program_id(0) * BLOCK < count:
         segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -140,10 +141,10 @@ def _give_rows(keys, starts, total, index_rows, free, used, found, BLOCK: tl.con
         if new > 0:
             first = tl.atomic_add(used, new)
             rank = first + tl.cumsum(fresh.to(tl.int32), 0) - 1
-            given = tl.load(free + rank, mask=fresh, other=0)
-            tl.store(index_rows + place, given, mask=fresh)
-            result = tl.where(fresh, -2 - given, row)
-        tl.store(found + segment, result, mask=segment < count)
+            new_row = tl.load(free + rank, mask=fresh, other=0)
+            tl.store(index_rows + place, new_row, mask=fresh)
+            result = tl.where(fresh, -2 - new_row, row)
+        tl.store(segment_rows + segment, result, mask=segment < count)
 
 
 @triton.jit
@@ -203,30 +204,30 @@ def insert(
     return places
 
 
-def give_rows(index: Index, segments: Segments, free: Tensor, used: Tensor) -> Tensor:
+def assign_rows(index: Index, segments: Segments, free: Tensor, used: Tensor) -> Tensor:
     """Rows for the ids of segments (keys are places) that have none yet.
 
     free [rows] int32 lists rows, from used [1] on those without an owner.
     Returns [segments] int32: the row; -1 for none; -2 - row for one that is new.
     """
     n = len(segments.keys)
-    found = torch.empty(n, dtype=torch.int32, device=segments.keys.device)
-    _give_rows[(triton.cdiv(n, BLOCK),)](
+    segment_rows = torch.empty(n, dtype=torch.int32, device=segments.keys.device)
+    _assign_rows[(triton.cdiv(n, BLOCK),)](
         segments.keys,
         segments.starts,
         segments.count,
         index.rows,
         free,
         used,
-        found,
+        segment_rows,
         BLOCK=BLOCK,
     )
-    return found
+    return segment_rows
 
 
 def rebuild(index: Index, sizes: list[int], keep: Tensor | None = None) -> Index:
-    """The same entries (those to keep, [places] bool) in an index of other sizes."""
-    made = Index.make(sizes, index.ids.device)
+    """An index of other sizes with the entries of this one, or those to keep, [places] bool."""
+    rebuilt = Index.make(sizes, index.ids.device)
     places = len(index.ids)
     _move[(triton.cdiv(places, BLOCK),)](
         index.bases,
@@ -235,11 +236,11 @@ def rebuild(index: Index, sizes: list[int], keep: Tensor | None = None) -> Index
         index.ids if keep is None else keep.to(torch.int8),
         places,
         len(sizes),
-        made.bases,
-        made.ids,
-        made.rows,
-        made.entries,
+        rebuilt.bases,
+        rebuilt.ids,
+        rebuilt.rows,
+        rebuilt.entries,
         KEEP=keep is not None,
         BLOCK=BLOCK,
     )
-    return made
+    return rebuilt

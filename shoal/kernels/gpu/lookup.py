@@ -49,10 +49,10 @@ class TableLookup:
 @triton.jit
 def table_of(place, starts, tables):
     """The table that each place [n] lies in, by where tables start."""
-    found = tl.zeros_like(place).to(tl.int32)
+    table_number = tl.zeros_like(place).to(tl.int32)
     for table in range(1, tables):
-        found += (place >= tl.load(starts + table)).to(tl.int32)
-    return found
+        table_number += (place >= tl.load(starts + table)).to(tl.int32)
+    return table_number
 
 
 @triton.jit
@@ -241,9 +241,18 @@ def read_shape(dim: int) -> dict[str, int]:
 def _reading(
     values: Tensor, rows: Tensor, lookup: TableLookup, count: int, recipes: Recipes
 ) -> tuple[Any, ...]:
-    tables = len(lookup.counts)
-    begin = recipes.keys, recipes.factors, recipes.kinds
-    return values, rows, lookup.ids, lookup.starts, tables, count, *begin
+    """What kernels read, in the order of their first parameters."""
+    return (
+        values,
+        rows,
+        lookup.ids,
+        lookup.starts,
+        len(lookup.counts),
+        count,
+        recipes.keys,
+        recipes.factors,
+        recipes.kinds,
+    )
 
 
 def _constants(values: Tensor, recipes: Recipes, grows: bool) -> dict[str, Any]:

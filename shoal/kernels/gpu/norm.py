@@ -124,7 +124,7 @@ class AddedAndNormed(torch.autograd.Function):
         sums, normed = torch.empty_like(x), torch.empty_like(x)
         width = x.shape[-1]
         columns = triton.next_power_of_2(width)
-        ctx.how = {
+        ctx.constants = {
             "EPS": eps,
             "THRESHOLD": threshold(p),
             "KEEP": 1.0 / (1.0 - p),
@@ -138,9 +138,19 @@ class AddedAndNormed(torch.autograd.Function):
         rows = key if rows is None else rows.contiguous()
         ctx.save_for_backward(sums, weight, key, rows)
         if ctx.count:
-            grid = (triton.cdiv(ctx.count, ctx.how["ROWS"]),)
+            grid = (triton.cdiv(ctx.count, ctx.constants["ROWS"]),)
             _add_and_norm[grid](
-                x, change, weight, bias, key, rows, sums, normed, ctx.first, ctx.count, **ctx.how
+                x,
+                change,
+                weight,
+                bias,
+                key,
+                rows,
+                sums,
+                normed,
+                ctx.first,
+                ctx.count,
+                **ctx.constants,
             )
         return sums, normed
 
@@ -151,11 +161,11 @@ class AddedAndNormed(torch.autograd.Function):
         passed = sums if grad_sums is None else grad_sums.contiguous()
         grad_x = torch.empty_like(sums)
         grad_change = torch.empty_like(sums, dtype=ctx.kind)
-        programs = max(1, min(PROGRAMS, triton.cdiv(ctx.count, ctx.how["ROWS"])))
-        partial = sums.new_empty(programs, 2, ctx.how["WIDTH"])
+        programs = max(1, min(PROGRAMS, triton.cdiv(ctx.count, ctx.constants["ROWS"])))
+        partial = sums.new_empty(programs, 2, ctx.constants["WIDTH"])
         _backward[(programs,)](
             sums, weight, key, rows, passed, grad_normed, grad_x, grad_change, partial, ctx.first,
-            ctx.count, HAS_SUMS=grad_sums is not None, **ctx.how
+            ctx.count, HAS_SUMS=grad_sums is not None, **ctx.constants
         )  # fmt: skip
         of_weight, of_bias = partial.sum(0)
         return grad_x, grad_change, of_weight, of_bias, None, None, None, None, None

@@ -42,18 +42,18 @@ class Recipes:
     @classmethod
     def of(
         cls,
-        made: Sequence[Recipe],
+        recipes: Sequence[Recipe],
         numberings: Sequence[tuple[int, int, int] | None],
         device: torch.device,
     ) -> Recipes:
         """numberings: first, factor and rows of each table's; None: ids are as they are."""
-        kinds = [KINDS[one.kind] for one in made]
-        keys = [signed(one.key) for one in made]
+        kinds = [KINDS[one.kind] for one in recipes]
+        keys = [signed(one.key) for one in recipes]
         for part in zip(*(one or (0, 1, 0) for one in numberings)):
             keys += part
         return cls(
             torch.tensor(keys, device=device),
-            torch.tensor([one.factor for one in made], device=device),
+            torch.tensor([one.factor for one in recipes], device=device),
             torch.tensor(kinds, dtype=torch.int32, device=device),
             sum(set(kinds)),
         )

@@ -27,7 +27,7 @@ LIST = 256  # windows that one program looks at for long segments
 
 @dataclass(frozen=True)
 class Segments:
-    """Occurrences of equal keys; a negative key is nobody's."""
+    """Occurrences of equal keys; a negative key is of no row."""
 
     keys: Tensor  # [n] sorted
     order: Tensor  # [n] int64: which occurrence stands here; of bags int32: whose
@@ -39,7 +39,7 @@ class Segments:
     weights: Tensor | None = None  # [n] of the occurrences that stand here; None: 1 each
 
     def of_bags(self, offsets: Tensor, weights: Tensor | None) -> Segments:
-        """The same, where the gradient of an occurrence is that of its bag, times its weight."""
+        """Segments where the gradient of an occurrence is that of its bag, times its weight."""
         numbers = torch.arange(len(offsets) - 1, dtype=torch.int32, device=offsets.device)
         bag_of = numbers.repeat_interleave(offsets.diff(), output_size=len(self.keys))
         own = None if weights is None else weights[self.order]
@@ -67,8 +67,8 @@ def _list_segments(keys, counts, starts, total, firsts, lasts, count, SCAN: tl.c
     program = tl.program_id(0)
     before = 0
     for begin in range(0, program, SCAN):
-        some = begin + tl.arange(0, SCAN)
-        before += tl.sum(tl.load(counts + some, mask=some < program, other=0), 0)
+        programs = begin + tl.arange(0, SCAN)
+        before += tl.sum(tl.load(counts + programs, mask=programs < program, other=0), 0)
     place = program * SCAN + tl.arange(0, SCAN)
     head = _heads(keys, place, count)
     segment = before + tl.cumsum(head, 0) - 1

@@ -118,13 +118,14 @@ def _combine(hidden, rows, bias, targets, tops, sums, pools, losses, normalizers
     total = 0.0
     pooled = tl.zeros([DIM], tl.float32)
     for start in range(0, splits, CHUNK):
-        some = start + tl.arange(0, CHUNK)
-        known = some < splits
-        at = some * count + place
-        weight = tl.exp(tl.load(tops + at, mask=known, other=LOWEST) - top)
-        total += tl.sum(weight * tl.load(sums + at, mask=known, other=0.0), 0)
+        split = start + tl.arange(0, CHUNK)
+        is_split = split < splits
+        at = split * count + place
+        weight = tl.exp(tl.load(tops + at, mask=is_split, other=LOWEST) - top)
+        total += tl.sum(weight * tl.load(sums + at, mask=is_split, other=0.0), 0)
         at = at[:, None].to(tl.int64) * DIM + column[None, :]
-        pooled += tl.sum(weight[:, None] * tl.load(pools + at, mask=known[:, None], other=0.0), 0)
+        pool = tl.load(pools + at, mask=is_split[:, None], other=0.0)
+        pooled += tl.sum(weight[:, None] * pool, 0)
     target = tl.load(targets + place)
     wanted = tl.load(rows + target * DIM + column)
     logit = tl.sum(tl.load(hidden + place * DIM + column) * wanted, 0)
@@ -300,14 +301,29 @@ def pool(
     splits = triton.cdiv(stop, share)
     tops, sums = hidden.new_empty(2, splits, count).unbind()
     pools = hidden.new_empty(splits, count, dim)
-    some = rows if bias is None else bias  # never read without one
-    how = {"HAS_BIAS": bias is not None, "DIM": dim}
+    bias_or_rows = rows if bias is None else bias  # never read without one
+    constants = {"HAS_BIAS": bias is not None, "DIM": dim}
     _split_states[(triton.cdiv(hidden.numel(), 1024),)](hidden, parts, hidden.numel(), BLOCK=1024)
-    launch = {**how, **shape}
-    _pool[(tiles, splits)](parts, rows, some, tops, sums, pools, count, stop, share, **launch)
-    launch = {**how, "SPLITS": triton.next_power_of_2(splits), "CHUNK": 32}
-    found = tops, sums, pools, losses, normalizers, grads
-    _combine[(count,)](hidden, rows, some, targets, *found, count, splits, **launch)
+    launch = {**constants, **shape}
+    _pool[(tiles, splits)](
+        parts, rows, bias_or_rows, tops, sums, pools, count, stop, share, **launch
+    )
+    launch = {**constants, "SPLITS": triton.next_power_of_2(splits), "CHUNK": 32}
+    _combine[(count,)](
+        hidden,
+        rows,
+        bias_or_rows,
+        targets,
+        tops,
+        sums,
+        pools,
+        losses,
+        normalizers,
+        grads,
+        count,
+        splits,
+        **launch,
+    )
     return losses, grads, normalizers, parts
 
 
@@ -330,14 +346,23 @@ def update(
     _, count, dim = parts.shape
     num_rows = len(rows[0])
     shape = shape or update_shape(count, dim)
-    how: dict[str, Any] = {"HAS_BIAS": bias is not None, "DIM": dim, "EARLY": count <= FEW}
-    how |= {"DECAY": optimizer.weight_decay, "DECOUPLED": optimizer.decoupled}
-    how |= {"RATE_1": 1.0 - optimizer.betas[0], "RATE_2": 1.0 - optimizer.betas[1]}
-    tables = *rows, *(rows if bias is None else bias)
-    sizes = count, num_rows, stop
-    launch = {**how, **shape}
+    constants: dict[str, Any] = {"HAS_BIAS": bias is not None, "DIM": dim, "EARLY": count <= FEW}
+    constants |= {"DECAY": optimizer.weight_decay, "DECOUPLED": optimizer.decoupled}
+    constants |= {"RATE_1": 1.0 - optimizer.betas[0], "RATE_2": 1.0 - optimizer.betas[1]}
+    bias_or_rows = rows if bias is None else bias  # never read without one
     _update[(triton.cdiv(num_rows, shape["ROWS"]),)](
-        parts, targets, normalizers, scale, *tables, numbers, *sizes, **launch
+        parts,
+        targets,
+        normalizers,
+        scale,
+        *rows,
+        *bias_or_rows,
+        numbers,
+        count,
+        num_rows,
+        stop,
+        **constants,
+        **shape,
     )
 
 
@@ -364,13 +389,13 @@ def row_gradients(
     splits = triton.cdiv(count, share)
     grads = rows.new_empty(splits, num_rows, dim)
     bias_grads = None if bias is None else rows.new_empty(splits, num_rows)
-    some = rows if bias is None else bias  # never read without one
+    bias_or_rows = rows if bias is None else bias  # never read without one
     _row_gradients[(blocks, splits)](
         parts,
         targets,
         normalizers,
         rows,
-        some,
+        bias_or_rows,
         grads,
         grads if bias_grads is None else bias_grads,
         count,

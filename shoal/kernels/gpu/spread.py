@@ -29,7 +29,7 @@ class Pieces:
 
     @classmethod
     def of(cls, starts: Tensor) -> Pieces:
-        """Of compressed rows: starts [nodes + 1]."""
+        """Cuts the neighbours of nodes that begin at starts [nodes + 1]."""
         counts = (starts.diff() + PIECE - 1) // PIECE
         firsts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
         node = torch.arange(len(counts), device=starts.device).repeat_interleave(counts)

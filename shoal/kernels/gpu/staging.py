@@ -84,9 +84,9 @@ class CacheSlots:
 @triton.jit
 def _compare(ids, before, counts, count, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    one = tl.load(ids + place, mask=place < count, other=0)
-    other = tl.load(before + place, mask=place < count, other=0)
-    if tl.max((one != other).to(tl.int32), 0) != 0:
+    id_ = tl.load(ids + place, mask=place < count, other=0)
+    previous = tl.load(before + place, mask=place < count, other=0)
+    if tl.max((id_ != previous).to(tl.int32), 0) != 0:
         tl.store(counts + DIFFER, 1)
 
 
@@ -159,19 +159,19 @@ def _age(heat, owner, used, counts, levels, ages, slots, LEAST: tl.constexpr,
         age, value, is_used = _age_of(heat, owner, used, counts, slot, slots, LEAST)
         tl.store(heat + slot, _warmed(value, tl.load(counts + TIME)), mask=is_used)
         tl.store(levels + slot, age, mask=slot < slots)
-        found = tl.histogram(age, AGES)
+        by_age = tl.histogram(age, AGES)
         place = tl.arange(0, AGES)
-        tl.atomic_add(ages + place, found, mask=found > 0)
+        tl.atomic_add(ages + place, by_age, mask=by_age > 0)
 
 
 @triton.jit
 def _choose(counts, ages, WHERE: tl.constexpr):
     wanted = tl.load(counts + WANTED)
     place = tl.arange(0, AGES)
-    found = tl.where(place >= 1, tl.load(ages + place), 0)
-    total = tl.sum(found, 0)
-    older = total - tl.cumsum(found, 0)  # than each age
-    enough = (older + found >= wanted) & (place >= 1)
+    by_age = tl.where(place >= 1, tl.load(ages + place), 0)
+    total = tl.sum(by_age, 0)
+    older = total - tl.cumsum(by_age, 0)  # than each age
+    enough = (older + by_age >= wanted) & (place >= 1)
     bound = tl.maximum(tl.max(tl.where(enough, place, 0), 0), 1)
     tl.store(counts + BOUND, bound.to(tl.int64))
     tl.store(counts + OLDER, tl.sum(tl.where(place == bound, older, 0), 0).to(tl.int64))
@@ -202,6 +202,11 @@ def _dismiss(slot_of, levels, counts, chosen, size, ROWS: tl.constexpr, BLOCK: t
 def _exchange(slot_of, heat, owner, used, counts, chosen, wanted, values, state_1, state_2, host,
               KIND_1: tl.constexpr, STATES: tl.constexpr, DIM: tl.constexpr, PITCH: tl.constexpr,
               WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows `wanted` come from the host into the slots `chosen`, whose own rows go there.
+
+    For each block of rows: which row comes into which slot, and which goes; values and state are
+    exchanged; who is where is written down.
+    """
     count = tl.load(counts + WANTED)
     free = tl.load(counts + OLDER) + tl.load(counts + EQUAL)
     if (tl.program_id(0) == 0) & (count > free):
@@ -210,6 +215,7 @@ def _exchange(slot_of, heat, owner, used, counts, chosen, wanted, values, state_
     column = tl.arange(0, WIDTH)
     wide = (column < DIM)[None, :]
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK).to(tl.int32), tl.num_programs(0)):
+        # Which row comes into which slot; rows without a slot stay away.
         place = block * BLOCK + tl.arange(0, BLOCK)
         here = place < count
         row = tl.load(wanted + place, mask=here, other=0).to(tl.int64)
@@ -217,6 +223,7 @@ def _exchange(slot_of, heat, owner, used, counts, chosen, wanted, values, state_
         tl.store(slot_of + row, tl.zeros_like(place) + AWAY, mask=without)
         here = here & (place < free)
         slot = tl.load(chosen + place, mask=here, other=0).to(tl.int64)
+        # The row that was there, if any, goes.
         old = tl.load(owner + slot, mask=here, other=-1).to(tl.int64)
         goes = here & (old >= 0)
         to = old[:, None] * PITCH + column[None, :]
@@ -253,6 +260,7 @@ def _exchange(slot_of, heat, owner, used, counts, chosen, wanted, values, state_
             tl.debug_barrier()
             tl.store(host + 2 * DIM + to, old_2, mask=out)
             tl.store(state_2 + at, new_2, mask=into)
+        # Who is where now, and when it was last used.
         tl.store(slot_of + old, tl.zeros_like(place) + AWAY, mask=goes)
         tl.store(slot_of + row, slot.to(tl.int32), mask=here)
         tl.store(owner + slot, row, mask=here)
@@ -266,10 +274,10 @@ def _find(ids, slot_of, out, wrong, count, rows, padding, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = place < count
     id_ = tl.load(ids + place, mask=here, other=0).to(tl.int64)
-    known = here & (id_ >= 0) & (id_ < rows) & (id_ != padding)
-    slot = tl.load(slot_of + tl.where(known, id_, 0), mask=known, other=AWAY)
+    valid = here & (id_ >= 0) & (id_ < rows) & (id_ != padding)
+    slot = tl.load(slot_of + tl.where(valid, id_, 0), mask=valid, other=AWAY)
     tl.store(out + place, slot, mask=here)
-    note_wrong(wrong, 0 * tl.program_id(0), id_ * 0 + (-(1 << 63)), known & (slot < 0))
+    note_wrong(wrong, 0 * tl.program_id(0), id_ * 0 + (-(1 << 63)), valid & (slot < 0))
 
 
 @triton.jit
@@ -279,12 +287,12 @@ def _peek(ids, slot_of, values, host, out, count, rows, padding, DIM: tl.constex
     column = tl.arange(0, WIDTH)
     here = place < count
     id_ = tl.load(ids + place, mask=here, other=0)
-    known = here & (id_ >= 0) & (id_ < rows) & (id_ != padding)
-    id_ = tl.where(known, id_, 0)
-    slot = tl.load(slot_of + id_, mask=known, other=AWAY).to(tl.int64)
+    valid = here & (id_ >= 0) & (id_ < rows) & (id_ != padding)
+    id_ = tl.where(valid, id_, 0)
+    slot = tl.load(slot_of + id_, mask=valid, other=AWAY).to(tl.int64)
     wide = (column < DIM)[None, :]
-    hot = (known & (slot >= 0))[:, None] & wide
-    cold = (known & (slot < 0))[:, None] & wide
+    hot = (valid & (slot >= 0))[:, None] & wide
+    cold = (valid & (slot < 0))[:, None] & wide
     value = tl.load(values + slot[:, None] * DIM + column[None, :], mask=hot, other=0.0)
     value += tl.load(host + id_[:, None] * PITCH + column[None, :], mask=cold, other=0.0)
     tl.store(out + place[:, None] * DIM + column[None, :], value, mask=here[:, None] & wide)
@@ -310,6 +318,7 @@ def stage(
     wanted = torch.empty(n, dtype=slots.owner.dtype, device=ids.device)
     chosen = torch.empty(n, dtype=torch.int32, device=ids.device)  # slots whose rows go
     least, where = (2, EARLY) if ahead else (1, LATE)
+    # 1. Which rows are called and away. Where ids are those of the staging before, nothing is.
     compared = before is not None and before.shape == ids.shape
     if compared:
         _compare[(triton.cdiv(n, SCAN),)](ids, before, slots.counts, n, BLOCK=SCAN)
@@ -327,28 +336,48 @@ def stage(
     )
     in_order = (triton.cdiv(rows, SCAN),)
     _list[in_order](slots.slot_of, wanted, slots.counts, rows, BLOCK=SCAN)
+    # 2. How cold the rows in slots are, and from which coldness on enough of them go.
     every = (triton.cdiv(number, BLOCK),)
-    known = slots.heat, slots.owner, slots.used, slots.counts
-    _age[every](*known, slots.levels, slots.ages, number, LEAST=least, BLOCK=BLOCK)
+    _age[every](
+        slots.heat,
+        slots.owner,
+        slots.used,
+        slots.counts,
+        slots.levels,
+        slots.ages,
+        number,
+        LEAST=least,
+        BLOCK=BLOCK,
+    )
     _choose[(1,)](slots.counts, slots.ages, WHERE=where.value)
-    lists = slots.slot_of, slots.levels, slots.counts, chosen
-    _dismiss[every](*lists, number, ROWS=False, BLOCK=BLOCK)
-    _dismiss[in_order](*lists, rows, ROWS=True, BLOCK=SCAN)
-    how = exchange_shape(hot[0].shape[1])
-    programs = min(triton.cdiv(n, how["BLOCK"]), BESIDE if ahead else PROGRAMS)
-    none = slots.owner  # never read
+    # 3. Slots that are given up: those without a row, then those of cold rows in the rows' order.
+    _dismiss[every](
+        slots.slot_of, slots.levels, slots.counts, chosen, number, ROWS=False, BLOCK=BLOCK
+    )
+    _dismiss[in_order](
+        slots.slot_of, slots.levels, slots.counts, chosen, rows, ROWS=True, BLOCK=SCAN
+    )
+    # 4. Their rows are written to the host, and the rows that were called are read.
+    launch_shape = exchange_shape(hot[0].shape[1])
+    programs = min(triton.cdiv(n, launch_shape["BLOCK"]), BESIDE if ahead else PROGRAMS)
+    unread = slots.owner  # stands for state that the optimizer does not have
     _exchange[(programs,)](
         slots.slot_of,
-        *known,
+        slots.heat,
+        slots.owner,
+        slots.used,
+        slots.counts,
         chosen,
         wanted,
-        *[*hot, none, none][:3],
+        hot[0],
+        hot[1] if len(hot) > 1 else unread,
+        hot[2] if len(hot) > 2 else unread,
         host,
         KIND_1=len(hot) > 1 and hot[1].dim() == 2,
         STATES=len(hot) - 1,
         DIM=hot[0].shape[1],
         PITCH=host.shape[1],
-        **how,
+        **launch_shape,
     )
 
 
@@ -367,8 +396,8 @@ def find(ids: Tensor, slots: CacheSlots, wrong: Tensor, padding: int) -> Tensor:
 def peek(ids: Tensor, slots: CacheSlots, values: Tensor, host: Tensor, padding: int) -> Tensor:
     """Rows of ids, wherever they are and stay: [n, dim]."""
     out = torch.empty(len(ids), values.shape[1], device=ids.device)
-    how = exchange_shape(values.shape[1])
-    _peek[(triton.cdiv(len(ids), how["BLOCK"]),)](
+    launch_shape = exchange_shape(values.shape[1])
+    _peek[(triton.cdiv(len(ids), launch_shape["BLOCK"]),)](
         ids,
         slots.slot_of,
         values,
@@ -379,7 +408,7 @@ def peek(ids: Tensor, slots: CacheSlots, values: Tensor, host: Tensor, padding: 
         padding,
         DIM=values.shape[1],
         PITCH=host.shape[1],
-        **how,
+        **launch_shape,
     )
     return out
 

@@ -75,28 +75,28 @@ def _sum_pieces(order, weights, pieces, totals, grads, parts, DIM: tl.constexpr,
 
 
 @triton.jit
-def _open_rows(values, state_1, state_2, found, segment, key, here, column, BEGIN: tl.constexpr,
-               STATES: tl.constexpr, GROWS: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr,
-               DIM: tl.constexpr):
+def _open_rows(values, state_1, state_2, segment_rows, segment, key, here, column,
+               BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr, HALF: tl.constexpr,
+               KIND: tl.constexpr, DIM: tl.constexpr):
     """Rows of segments [n]: where they are, who is new, who has one; values and state [n, width].
 
     Read before gradients are: both are under way at once.
     """
     row = key.to(tl.int64)
     fresh = key < key
-    if GROWS:  # found: the row; -1: none; below that: a new row, -2 - row
-        row = tl.load(found + segment, mask=here, other=-1).to(tl.int64)
+    if GROWS:  # segment_rows: the row; -1: none; below that: a new row, -2 - row
+        row = tl.load(segment_rows + segment, mask=here, other=-1).to(tl.int64)
         fresh = row < -1
         here = here & (row != -1)
         row = tl.where(fresh, -2 - row, row)
-    known = here & (fresh == 0)
-    inside = known[:, None] & (column < DIM)[None, :]
+    existing = here & (fresh == 0)
+    inside = existing[:, None] & (column < DIM)[None, :]
     at = row[:, None] * DIM + column[None, :]
-    value = read_rows(values, row, known, column, DIM, HALF)
+    value = read_rows(values, row, existing, column, DIM, HALF)
     first = value
     second = value
     if KIND == "rowwise_adagrad":
-        first = tl.load(state_1 + row, mask=known, other=BEGIN)
+        first = tl.load(state_1 + row, mask=existing, other=BEGIN)
     elif STATES >= 1:
         first = tl.load(state_1 + at, mask=inside, other=BEGIN)
     if STATES >= 2:
@@ -143,31 +143,31 @@ def _close_rows(values, state_1, state_2, numbers, steps, bases, tables, index_i
 
 @triton.jit
 def _update_long(keys, order, weights, starts, total, long, totals, grads, parts, values, state_1,
-                 state_2, numbers, steps, bases, tables, index_ids, found, recipe_keys, factors,
-                 kinds, WIDTH: tl.constexpr, WINDOW: tl.constexpr, PARTS: tl.constexpr,
+                 state_2, numbers, steps, bases, tables, index_ids, segment_rows, recipe_keys,
+                 factors, kinds, WIDTH: tl.constexpr, WINDOW: tl.constexpr, PARTS: tl.constexpr,
                  BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr,
                  HALF: tl.constexpr, EVERY: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr,
                  REST_1: tl.constexpr, REST_2: tl.constexpr, MOMENTUM: tl.constexpr,
                  L1: tl.constexpr, L2: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr,
                  CLIP: tl.constexpr):
     column = tl.arange(0, WIDTH)
-    one = tl.zeros([1], tl.int32)
+    zero = tl.zeros([1], tl.int32)
     for k in range(tl.program_id(0), tl.load(totals + 1), tl.num_programs(0)):
         segment = tl.load(long + k)
         begin = tl.load(starts + segment)
         end = tl.load(starts + segment + 1)
-        key = one + tl.load(keys + begin)
+        key = zero + tl.load(keys + begin)
         row, fresh, here, value, first, second = _open_rows(
-            values, state_1, state_2, found, one + segment, key, one == 0, column, BEGIN, STATES,
-            GROWS, HALF, KIND, DIM)
+            values, state_1, state_2, segment_rows, zero + segment, key, zero == 0, column, BEGIN,
+            STATES, GROWS, HALF, KIND, DIM)
         window = begin // WINDOW
         second_part = (begin % WINDOW != 0).to(tl.int32)  # another segment's lies before
         stop = (end - 1) // WINDOW + 1
         sums = tl.zeros([PARTS, WIDTH], tl.float32)
         for start in range(window, stop, PARTS):
-            some = start + tl.arange(0, PARTS)
-            part = 2 * some + tl.where(some == window, second_part, 0)
-            inside = (some < stop)[:, None] & (column < DIM)[None, :]
+            windows = start + tl.arange(0, PARTS)
+            part = 2 * windows + tl.where(windows == window, second_part, 0)
+            inside = (windows < stop)[:, None] & (column < DIM)[None, :]
             sums += tl.load(parts + part.to(tl.int64)[:, None] * DIM + column[None, :],
                             mask=inside, other=0.0)
         _close_rows(values, state_1, state_2, numbers, steps, bases, tables, index_ids, key, row,
@@ -178,13 +178,13 @@ def _update_long(keys, order, weights, starts, total, long, totals, grads, parts
 
 @triton.jit
 def _update(keys, order, weights, starts, total, long, totals, grads, parts, values, state_1,
-            state_2, numbers, steps, bases, tables, index_ids, found, recipe_keys, factors, kinds,
-            WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
-            AHEAD: tl.constexpr, BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr,
-            HALF: tl.constexpr, EVERY: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr,
-            REST_1: tl.constexpr, REST_2: tl.constexpr, MOMENTUM: tl.constexpr,
-            L1: tl.constexpr, L2: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr,
-            CLIP: tl.constexpr):
+            state_2, numbers, steps, bases, tables, index_ids, segment_rows, recipe_keys, factors,
+            kinds, WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr,
+            BLOCK: tl.constexpr, AHEAD: tl.constexpr, BEGIN: tl.constexpr,
+            STATES: tl.constexpr, GROWS: tl.constexpr, HALF: tl.constexpr, EVERY: tl.constexpr,
+            KIND: tl.constexpr, DIM: tl.constexpr, REST_1: tl.constexpr, REST_2: tl.constexpr,
+            MOMENTUM: tl.constexpr, L1: tl.constexpr, L2: tl.constexpr, BETA: tl.constexpr,
+            DECAY: tl.constexpr, CLIP: tl.constexpr):
     count = tl.load(total)
     column = tl.arange(0, WIDTH)
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
@@ -197,8 +197,8 @@ def _update(keys, order, weights, starts, total, long, totals, grads, parts, val
         final = tl.where(here, end - 1, begin)  # of others nothing is stored
         grad = _load_grads(grads, order, weights, begin, here, column, DIM, WEIGHTED)
         row, fresh, here, value, first, second = _open_rows(
-            values, state_1, state_2, found, segment, key, here, column, BEGIN, STATES, GROWS,
-            HALF, KIND, DIM)
+            values, state_1, state_2, segment_rows, segment, key, here, column, BEGIN, STATES,
+            GROWS, HALF, KIND, DIM)
         longest = tl.max(final - begin, 0) + 1
         for k in range(1, longest, AHEAD):  # added one after the other, read AHEAD at once
             for more in tl.static_range(AHEAD):
@@ -218,64 +218,38 @@ def update(
     arena: Arena,
     optimizer: RowRule,
     index_ids: Tensor | None = None,
-    found: Tensor | None = None,
-    beside: torch.cuda.Stream | None = None,
+    segment_rows: Tensor | None = None,
+    long_stream: torch.cuda.Stream | None = None,
 ) -> None:
     """One step of the rows of all segments by grads [n, dim], or those of bags [bags, dim].
 
-    beside: where long segments are taken, whose rows are no others'.
+    long_stream: where long segments are taken, whose rows are no others'.
 
     Keys are rows of the arena. Of growing tables they are places of the index: index_ids [places]
-    has their ids, found [segments] their rows (see gpu_index.give_rows).
+    has their ids, segment_rows [segments] their rows (see gpu_index.assign_rows).
     """
     n, dim = len(segments.keys), grads.shape[1]
-    width = triton.next_power_of_2(dim)
-    shape = dict(update_shape(dim))
     windows = len(segments.long)
     parts = torch.empty(2 * windows, dim, device=grads.device)
-    none = segments.keys  # never read
-    gradients = [
-        segments.keys,
-        segments.order,
-        none if segments.weights is None else segments.weights,
-        segments.starts,
-        segments.count,
-        segments.long,
-        segments.totals,
-        grads,
-        parts,
-    ]
-    state = [*arena.state.values(), none, none][:2]
-    recipes = arena.recipes
-    rows = [
-        arena.values,
-        *state,
-        arena.numbers,
-        arena.steps,
-        arena.bases,
-        len(arena.bases) - 1,
-        none if index_ids is None else index_ids,
-        none if found is None else found,
-        recipes.keys,
-        recipes.factors,
-        recipes.kinds,
-    ]
-    summing = {"WIDTH": width, "WINDOW": WINDOW.value}
+    gradients = _gradient_arguments(segments, grads, parts)
+    rows = _row_arguments(segments, arena, index_ids, segment_rows)
+    summing = {"WIDTH": triton.next_power_of_2(dim), "WINDOW": WINDOW.value}
     weighted = {"WEIGHTED": segments.weights is not None}
     learning: dict[str, Any] = {
         "BEGIN": next(iter(optimizer.initial_state().values()), 0.0),
         "STATES": len(arena.state),
-        "GROWS": found is not None,
+        "GROWS": segment_rows is not None,
         "HALF": arena.values.dtype == torch.int16,
-        "EVERY": recipes.every,
+        "EVERY": arena.recipes.every,
         **constants(optimizer, dim),
     }
-    programs = shape.pop("PROGRAMS")
-    if beside is not None:
-        beside.wait_stream(torch.cuda.current_stream())
-    with nullcontext() if beside is None else torch.cuda.stream(beside):
+    # Long segments: their pieces are summed window by window, then each is one step.
+    if long_stream is not None:
+        long_stream.wait_stream(torch.cuda.current_stream())
+    with nullcontext() if long_stream is None else torch.cuda.stream(long_stream):
         _sum_pieces[(min(2 * windows, SUMMERS),)](
-            *gradients[1:3],
+            segments.order,
+            _or_unread(segments.weights, segments),
             segments.pieces,
             segments.totals,
             grads,
@@ -288,11 +262,55 @@ def update(
         _update_long[(min(windows, SUMMERS),)](
             *gradients, *rows, PARTS=PARTS, **summing, **learning, **EXACT
         )
+    # All others: a program sums the gradients of some segments and takes the steps of their rows.
+    shape = dict(update_shape(dim))
+    programs = shape.pop("PROGRAMS")
     _update[(min(triton.cdiv(n, shape["BLOCK"]), programs),)](
         *gradients, *rows, **weighted, **summing, **learning, **shape, **EXACT
     )
-    if beside is not None:
-        torch.cuda.current_stream().wait_stream(beside)
+    if long_stream is not None:
+        torch.cuda.current_stream().wait_stream(long_stream)
+
+
+def _gradient_arguments(segments: Segments, grads: Tensor, parts: Tensor) -> list[Any]:
+    """What is summed, in the order of the first parameters of `_update` and `_update_long`."""
+    return [
+        segments.keys,
+        segments.order,
+        _or_unread(segments.weights, segments),
+        segments.starts,
+        segments.count,
+        segments.long,
+        segments.totals,
+        grads,
+        parts,
+    ]
+
+
+def _row_arguments(
+    segments: Segments, arena: Arena, index_ids: Tensor | None, segment_rows: Tensor | None
+) -> list[Any]:
+    """What is updated, in the order of the further parameters of `_update` and `_update_long`."""
+    state = list(arena.state.values())
+    return [
+        arena.values,
+        _or_unread(state[0] if len(state) > 0 else None, segments),
+        _or_unread(state[1] if len(state) > 1 else None, segments),
+        arena.numbers,
+        arena.steps,
+        arena.bases,
+        len(arena.bases) - 1,
+        _or_unread(index_ids, segments),
+        _or_unread(segment_rows, segments),
+        arena.recipes.keys,
+        arena.recipes.factors,
+        arena.recipes.kinds,
+    ]
+
+
+def _or_unread(tensor: Tensor | None, segments: Segments) -> Tensor:
+    """The tensor; without one, some pointer that the kernel takes and never reads."""
+    return segments.keys if tensor is None else tensor
 
 
 def update_shape(dim: int) -> dict[str, int]:

@@ -83,10 +83,10 @@ class Cross(nn.Module):
     def forward(self, first: Tensor) -> Tensor:
         x = first
         for number, layer in enumerate(self.layers):
-            made = layer(x)
+            projected = layer(x)
             if self.gates:
-                made = made * self.gates[number](x).sigmoid()
-            x = torch.addcmul(x, first, made)
+                projected = projected * self.gates[number](x).sigmoid()
+            x = torch.addcmul(x, first, projected)
         return x
 
 

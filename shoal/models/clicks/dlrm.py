@@ -42,13 +42,11 @@ class DLRM(ClickModel):
             self.bottom = MLP([facts.num_dense, *options.bottom_layers, options.dim])
             begin_normal(self.bottom)
         self.dots = Dots(facts.num_slots + (facts.num_dense > 0))
-        self.width_in = len(self.dots.lower) + options.dim * (facts.num_dense > 0)
-        self.top = Tower([self.width_in, *options.top_layers], options.dropout)
+        width = len(self.dots.lower) + options.dim * (facts.num_dense > 0)
+        self.top = Tower([width, *options.top_layers], options.dropout)
 
     def logits(self, batch: Batch) -> Tensor:
         vectors = self.slots(self.embed, batch)
         if not self.facts.num_dense:
             return self.top(self.dots(vectors))
-        both = self.dots.beside(self.bottom(self.dense(batch)), vectors)
-        # Masks are drawn by the number of columns: of those behind on a GPU there must be none.
-        return self.top(both[:, : self.width_in] if self.options.dropout else both)
+        return self.top(self.dots.concat_dots(self.bottom(self.dense(batch)), vectors))

@@ -16,7 +16,7 @@ class LR(ClickModel):
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
-        self.linear = self.embeddings(1, Init("constant", 0.0), beside="_linear")
+        self.linear = self.embeddings(1, Init("constant", 0.0), suffix="_linear")
         self.dense_weights = nn.Parameter(torch.zeros(facts.num_dense))
         self.bias = nn.Parameter(torch.zeros(()))
 

@@ -29,7 +29,7 @@ class WideDeep(DNN):
         self.dense_weights = nn.Parameter(torch.zeros(facts.num_dense))
         self.linear: Embeddings | None = None
         if options.wide_slots:
-            self.linear = self.embeddings(1, Init("constant", 0.0), beside="_linear")
+            self.linear = self.embeddings(1, Init("constant", 0.0), suffix="_linear")
 
     def logits(self, batch: Batch) -> Tensor:
         logits = self.deep(self.features(batch))

@@ -61,8 +61,15 @@ class Wukong(Vectors):
         self.stack = nn.Sequential()
         number = self.num_vectors
         for _ in range(options.num_layers):
-            sizes = (options.crossed, options.linear, options.rank, options.inner)
-            self.stack.append(WukongLayer(number, options.dim, *sizes))
+            layer = WukongLayer(
+                number,
+                options.dim,
+                crossed=options.crossed,
+                linear=options.linear,
+                rank=options.rank,
+                inner=options.inner,
+            )
+            self.stack.append(layer)
             number = options.crossed + options.linear
         self.deep = Tower([number * options.dim, *options.layers], options.dropout)
 

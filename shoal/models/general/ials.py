@@ -20,7 +20,7 @@ from torch import Tensor
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
 from shoal.models.nn.closed_form import Progress, ThreadTeam, expect_solution
-from shoal.models.nn.user_items import UserItems
+from shoal.models.nn.user_items import taken_by_users, takers_of_items
 from shoal.models.options import Count, NotNegative, Positive
 
 
@@ -44,17 +44,18 @@ class IALS(Retrieval):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        sizes = facts.num_users, facts.num_items
-        self.taken = UserItems(facts.train_users, facts.train_items, *sizes, facts.train_weights)
+        self.taken = taken_by_users(facts)
         expect_solution(self, "items", facts.num_items, options.embedding_size)
 
     def solve(self) -> None:
         facts, width = self.facts, self.options.embedding_size
-        sizes = facts.num_items, facts.num_users
-        takers = UserItems(facts.train_items, facts.train_users, *sizes, facts.train_weights)
-        by_user, by_item = (
-            ListsByLength(Jagged(side.items, side.starts, side.weights), num_others, width)
-            for side, num_others in zip((self.taken, takers), sizes)
+        taken = self.taken
+        takers = takers_of_items(facts)
+        by_user = ListsByLength(
+            Jagged(taken.items, taken.starts, taken.weights), facts.num_items, width
+        )
+        by_item = ListsByLength(
+            Jagged(takers.items, takers.starts, takers.weights), facts.num_users, width
         )
         items = torch.randn(facts.num_items, width)
         items *= 0.1 / width**0.5
@@ -63,7 +64,8 @@ class IALS(Retrieval):
 
     def fold_in(self, lists: Jagged) -> Tensor:
         """Vectors of users by what they took, known or new: b lists of items -> [b, d]."""
-        by_length = ListsByLength(lists, *self.items.shape)
+        num_items, width = self.items.shape
+        by_length = ListsByLength(lists, num_items, width)
         return solve(self.options, by_length, self.items)
 
     def encode_query(self, batch: Batch) -> Tensor:
@@ -78,8 +80,16 @@ class IALS(Retrieval):
         if own.weights is not None:
             weights[own.values] = own.weights
         weights = weights[taken].double()
-        how = options.alpha, options.reg_weight, options.nu
-        return solved_terms(self.items, taken, item, *how, weights, _beyond(options, weights))
+        return solved_terms(
+            self.items,
+            taken,
+            item,
+            alpha=options.alpha,
+            reg_weight=options.reg_weight,
+            nu=options.nu,
+            weights=weights,
+            beyond=_beyond(options, weights),
+        )
 
 
 def solved_terms(
@@ -101,8 +111,8 @@ def solved_terms(
     inner = rows if beyond is None else rows * beyond.unsqueeze(1)
     square = alpha * (items.T @ items) + inner.T @ rows
     square.diagonal().add_(reg_weight * (len(taken) + alpha * len(items)) ** nu)
-    made = rows @ torch.linalg.solve(square, items[item])
-    return made if weights is None else weights * made
+    terms = rows @ torch.linalg.solve(square, items[item])
+    return terms if weights is None else weights * terms
 
 
 class ListsByLength:
@@ -116,7 +126,7 @@ class ListsByLength:
         self.order = self.lengths.argsort()  # the shortest first
         self.batches: list[Tensor] = []  # in that order: ids [b, longest]
         self.starts: list[int] = []  # in that order: where each batch begins
-        self.weights: list[Tensor] | None = None if lists.weights is None else []  # likewise
+        self.weights: list[Tensor] | None = None if lists.weights is None else []  # of the ids
         sizes = self.lengths[self.order].tolist()
         start = 0
         while start < len(sizes):
@@ -124,10 +134,10 @@ class ListsByLength:
             most = min(len(sizes), start + 1024)
             while stop < most and (stop + 1 - start) * sizes[stop] <= most_ids:
                 stop += 1
-            some, column = self.order[start:stop], torch.arange(sizes[stop - 1])
-            column = column.to(some.device)
-            inside = column < self.lengths[some].unsqueeze(1)
-            places = torch.where(inside, lists.offsets[some].unsqueeze(1) + column, 0)
+            list_ids, column = self.order[start:stop], torch.arange(sizes[stop - 1])
+            column = column.to(list_ids.device)
+            inside = column < self.lengths[list_ids].unsqueeze(1)
+            places = torch.where(inside, lists.offsets[list_ids].unsqueeze(1) + column, 0)
             ids = torch.where(inside, lists.values[places], pad) if len(column) else places
             self.batches.append(ids)
             self.starts.append(start)
@@ -176,10 +186,10 @@ def solve(
     if workers is None:
         with ThreadTeam(None if others.device.type == "cpu" else 1) as workers:
             return solve(options, lists, others, last, workers)
-    everyone, basis = torch.linalg.eigh(options.alpha * _squares(others, workers))
+    eigenvalues, basis = torch.linalg.eigh(options.alpha * _squares(others, workers))
     count = lists.lengths[lists.order] + options.alpha * len(others)
     reg = options.reg_weight * count.to(others.dtype) ** options.nu
-    diagonal = everyone.clamp(min=0.0) + reg.unsqueeze(1)  # [lists, d], in their order
+    diagonal = eigenvalues.clamp(min=0.0) + reg.unsqueeze(1)  # [lists, d], in their order
     turned = others.new_zeros(len(others) + 1, others.shape[1])  # the last row is behind every list
 
     def turn(rows: slice) -> None:
@@ -197,12 +207,12 @@ def solve(
         if last is not None and options.solver == "cg":
             begin = last.index_select(0, places) @ basis
             begin *= (lists.lengths[places] > 0).unsqueeze(1)  # an empty list has the answer 0
-            found = _descend(begin, rows, own, options.cg_steps, weights, beyond)
+            solution = _descend(begin, rows, own, options.cg_steps, weights, beyond)
         elif lists.weights is None and options.alpha_of == "all" and rows.shape[1] < rows.shape[2]:
-            found = _short(rows, own)
+            solution = _short(rows, own)
         else:
-            found = _long(rows, own, weights, beyond)
-        solved[places] = found @ basis.T
+            solution = _long(rows, own, weights, beyond)
+        solved[places] = solution @ basis.T
 
     workers.each(solve_batch, range(len(lists.batches)))
     return solved
@@ -226,12 +236,12 @@ def _squares(vectors: Tensor, workers: ThreadTeam) -> Tensor:
 
 
 def _beyond(options: IALS.Options, weights: Tensor) -> Tensor:
-    """Of the weights of pairs that were taken, what they have beyond that of all pairs."""
+    """What the weights of pairs that were taken have beyond the weight of all pairs."""
     return weights if options.alpha_of == "all" else weights - options.alpha
 
 
 def _short(rows: Tensor, diagonal: Tensor) -> Tensor:
-    """Rows [b, l, d] of lists, l < d, and the diagonals [b, d] of their equations: [b, d]."""
+    """Solves the equations of lists with rows [b, l, d], l < d, by l unknowns: [b, d]."""
     scaled = rows / diagonal.unsqueeze(1)
     left = torch.bmm(scaled, rows.transpose(1, 2))
     left.diagonal(dim1=1, dim2=2).add_(1.0)
@@ -241,6 +251,7 @@ def _short(rows: Tensor, diagonal: Tensor) -> Tensor:
 
 
 def _long(rows: Tensor, diagonal: Tensor, weights: Tensor, beyond: Tensor) -> Tensor:
+    """Solves the equations of lists with rows [b, l, d] by their matrices [d, d]: [b, d]."""
     left = torch.bmm((rows * beyond.unsqueeze(2)).transpose(1, 2), rows)
     left.diagonal(dim1=1, dim2=2).add_(diagonal)
     right = torch.bmm(weights.unsqueeze(1), rows).transpose(1, 2)
@@ -250,7 +261,10 @@ def _long(rows: Tensor, diagonal: Tensor, weights: Tensor, beyond: Tensor) -> Te
 def _descend(
     x: Tensor, rows: Tensor, diagonal: Tensor, steps: int, weights: Tensor, beyond: Tensor
 ) -> Tensor:
-    """The same by conjugate gradients from x [b, d]: no matrix is made for a list."""
+    """Solves the equations of `_long` by conjugate gradients from x [b, d]: [b, d].
+
+    No matrix is made for a list.
+    """
 
     def scores(p: Tensor) -> Tensor:
         return torch.bmm(rows, p.unsqueeze(2)).squeeze(2)

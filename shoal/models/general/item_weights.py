@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
 from shoal.models.nn.closed_form import Progress, expect_solution
-from shoal.models.nn.user_items import UserItems, multi_hot
+from shoal.models.nn.user_items import multi_hot, taken_by_users
 
 
 class ItemWeights(Retrieval):
@@ -26,9 +26,7 @@ class ItemWeights(Retrieval):
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
-        pairs = facts.train_users, facts.train_items
-        sizes = facts.num_users, facts.num_items
-        self.taken = UserItems(*pairs, *sizes, facts.train_weights)
+        self.taken = taken_by_users(facts)
 
     def fold_in(self, lists: Jagged) -> Tensor:
         return multi_hot(lists, self.facts.num_items)
@@ -85,6 +83,6 @@ class SparseWeights(ItemWeights):
         offsets = F.pad(counts.cumsum(0), (1, 0))
         row = torch.arange(len(flat), device=ids.device).repeat_interleave(counts)
         place = torch.arange(len(row), device=ids.device) + (first - offsets[:-1])[row]
-        found = self.values.new_zeros(len(flat), self.facts.num_items)
-        found[row, self.items[place].long()] = self.values[place]
-        return found.view(*ids.shape, -1)
+        vectors = self.values.new_zeros(len(flat), self.facts.num_items)
+        vectors[row, self.items[place].long()] = self.values[place]
+        return vectors.view(*ids.shape, -1)

@@ -1,7 +1,7 @@
 """LightFM: Metadata Embeddings for User and Item Cold-start Recommendations, Kula, CBRecSys 2015.
 
-A user's vector is the sum of the vectors of the user's features, an item's likewise; the id is one
-of the features, so that an item nobody has taken yet is still described by its other features:
+A user's vector is the sum of the vectors of the user's features, an item's of the item's; the id is
+one of the features, so that an item without interactions is still described by its other features:
 
     u = sum of v_f over the features f of the user      score = <u, i> + b_i
     i, b_i = sums of v_f and b_f over the features of the item
@@ -100,10 +100,10 @@ class LightFM(Retrieval):
                 vectors.append(numbers[:, :size])
                 biases.append(numbers[:, size:])
                 continue
-            how: Any = feature.pooling
-            vectors.append(self.embed.pooled(field, batch, how).reshape(-1, size))
+            pooling: Any = feature.pooling
+            vectors.append(self.embed.pooled(field, batch, pooling).reshape(-1, size))
             if side == "item":
-                biases.append(self.bias.pooled(field, batch, how).reshape(-1, 1))
+                biases.append(self.bias.pooled(field, batch, pooling).reshape(-1, 1))
         vector = torch.stack(vectors).sum(0)
         if side == "user":
             return torch.cat([vector, torch.ones_like(vector[:, :1])], 1)

@@ -71,9 +71,9 @@ class MultiVAE(Autoencoder):
 
 def layers(sizes: list[int]) -> nn.Sequential:
     """Linear layers with tanh between them: [b, sizes[0]] -> [b, sizes[-1]]."""
-    made: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for width_in, width_out in pairwise(sizes):
-        made += [nn.Linear(width_in, width_out), nn.Tanh()]
-    found = nn.Sequential(*made[:-1])
-    begin_xavier(found)
-    return found
+        modules += [nn.Linear(width_in, width_out), nn.Tanh()]
+    perceptron = nn.Sequential(*modules[:-1])
+    begin_xavier(perceptron)
+    return perceptron

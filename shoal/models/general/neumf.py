@@ -94,12 +94,12 @@ class NeuMF(Model):
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         user_field, item_field = self.fields
-        asked = self._rows(user_field, batch.tensor(user_field).unsqueeze(1))
+        user_rows = self._rows(user_field, batch.tensor(user_field).unsqueeze(1))
         # Rows are read at once: a read may be a trip that all ranks make the same number of.
-        found = self._rows(item_field, torch.atleast_2d(items))  # [n] becomes [1, n]
+        item_rows = self._rows(item_field, torch.atleast_2d(items))  # [n] becomes [1, n]
         widest = max([2 * self.options.mlp_embedding_size, *self.options.mlp_hidden_size])
         parts = [
-            self._logits(asked, {half: rows[:, some] for half, rows in found.items()})
-            for some in item_blocks(items.shape[-1], batch.size * widest)
+            self._logits(user_rows, {half: rows[:, block] for half, rows in item_rows.items()})
+            for block in item_blocks(items.shape[-1], batch.size * widest)
         ]
         return torch.cat(parts, 1)

@@ -62,7 +62,7 @@ class RecVAE(Autoencoder):
     def posterior(self, lists: Jagged, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Mean and ln of the variance of users by their items: [b, latent] each.
 
-        whole: users of whom nothing is hidden, bool [b, 1]; None: nobody.
+        whole: users of whom nothing is hidden, bool [b, 1]; None: nothing is hidden of any user.
         """
         kept = None
         if whole is not None:
@@ -71,16 +71,20 @@ class RecVAE(Autoencoder):
         return self.encoder(self.pooled(lists, kept))
 
     def old_posterior(self, lists: Jagged) -> tuple[Tensor, Tensor]:
-        """The same by the encoder of some steps ago, of which nothing learns."""
+        """`posterior` by the encoder of some steps ago, which gets no gradients."""
         with torch.no_grad():
             if int(self.updates) % self.options.prior_every == 0:
                 self.old_rows.copy_(self.embed.whole("shown"))
                 for name, value in self.encoder.named_parameters():
                     self.get_buffer(_old(name)).copy_(value)
             self.updates += 1
-            shown = lists.values, self.old_rows, lists.offsets
             pooled = F.embedding_bag(
-                *shown, mode="sum", per_sample_weights=even(lists), include_last_offset=True
+                lists.values,
+                self.old_rows,
+                lists.offsets,
+                mode="sum",
+                per_sample_weights=even(lists),
+                include_last_offset=True,
             )
             old = {n: self.get_buffer(_old(n)) for n, _ in self.encoder.named_parameters()}
             return functional_call(self.encoder, old, (pooled,))
@@ -105,8 +109,8 @@ class RecVAE(Autoencoder):
         nothing = torch.zeros_like(z)
         parts = (nothing, nothing), old, (nothing, nothing + 10.0)
         weights = self.options.mixture_weights
-        found = [math.log(w) + log_normal(z, *part) for w, part in zip(weights, parts)]
-        return torch.stack(found).logsumexp(0)
+        log_densities = [math.log(w) + log_normal(z, *part) for w, part in zip(weights, parts)]
+        return torch.stack(log_densities).logsumexp(0)
 
     def likelihood(self, z: Tensor, decoding: Tensor, lists: Jagged) -> Tensor:
         """Sum of ln p of users' items; decoding [b, 1]: users who train the decoder."""

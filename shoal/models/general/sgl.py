@@ -33,11 +33,11 @@ class SGL(LightGCN):
         nodes = self.nodes(batch)
         first, final = self.propagated()
         output = self.pair_loss(nodes, first, final)
-        one, other = self._view(first), self._view(first)
+        first_view, second_view = self._view(first), self._view(first)
         users, tau = self.facts.num_users, self.options.ssl_tau
         taken = nodes[:, 1] - users
-        term = contrast(nodes[:, 0], one[:users], other[:users], tau)
-        term = term + contrast(taken, one[users:], other[users:], tau)
+        term = contrast(nodes[:, 0], first_view[:users], second_view[:users], tau)
+        term = term + contrast(taken, first_view[users:], second_view[users:], tau)
         return Output(output.loss + self.options.ssl_weight * term, output.count)
 
     def _view(self, first: Tensor) -> Tensor:

@@ -39,23 +39,27 @@ class SimGCL(LightGCN):
         term = self.contrasted(nodes, self.last_layer(first, True), self.last_layer(first, True))
         return Output(output.loss + self.options.cl_weight * term, output.count)
 
-    def contrasted(self, nodes: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    def contrasted(self, nodes: Tensor, first_view: Tensor, second_view: Tensor) -> Tensor:
         """The contrastive terms of a batch's users and items, each counted once: scalar."""
         users, tau = self.facts.num_users, self.options.temperature
         taken = nodes[:, 1] - users
-        term = contrast_within(nodes[:, 0], one[:users], other[:users], tau, self.gather_global)
-        return term + contrast_within(taken, one[users:], other[users:], tau, self.gather_global)
+        term = contrast_within(
+            nodes[:, 0], first_view[:users], second_view[:users], tau, self.gather_global
+        )
+        return term + contrast_within(
+            taken, first_view[users:], second_view[users:], tau, self.gather_global
+        )
 
     def last_layer(self, first: Tensor, noisy: bool = False) -> Tensor:
         return torch.stack(self.layers(first, noisy)).mean(0)
 
     def layers(self, first: Tensor, noisy: bool) -> list[Tensor]:
         """E(1) ... E(n_layers), each of all nodes."""
-        layer, found = first, []
+        layer, outputs = first, []
         for _ in range(self.options.n_layers):
             layer = self.graph(layer)
             if noisy:
                 noise = F.normalize(uniform_like(layer, shared=True), dim=1)
                 layer = layer + layer.sign() * noise * self.options.eps
-            found.append(layer)
-        return found
+            outputs.append(layer)
+        return outputs

@@ -43,8 +43,8 @@ class SLIM(SparseWeights):
         own, is_self = left.diagonal(), rows.unsqueeze(1) == columns
         for _ in range(self.options.sweeps):
             moved = 0.0
-            for some in torch.arange(len(rows)).split(64):
-                first, last = int(some[0]), int(some[-1]) + 1
+            for block in torch.arange(len(rows)).split(64):
+                first, last = int(block[0]), int(block[-1]) + 1
                 square, new = left[first:last, first:last], weights[first:last]
                 before = new.clone()
                 rest = right[first:last] - left[first:last] @ weights + square @ new

@@ -63,7 +63,7 @@ class UserKNN(Model):
 
     def terms(self, user: Tensor, taken: Tensor, item: Tensor) -> Tensor:
         """A neighbour is alike because of the items that both took, to equal parts."""
-        theirs = self.taken.matrix(self.neighbours[user])  # [k, num_items]
-        common = theirs[:, taken]  # [k, n]
+        neighbours_items = self.taken.matrix(self.neighbours[user])  # [k, num_items]
+        common = neighbours_items[:, taken]  # [k, n]
         each = self.alike[user] / common.sum(1).clamp(min=1.0)
-        return (each * theirs[:, item]) @ common
+        return (each * neighbours_items[:, item]) @ common

@@ -56,13 +56,13 @@ class KnowledgeModel(Model):
         alone[0] = False
         behind = graph.num_entities + alone.long().cumsum(0) - 1
         self.num_nodes = graph.num_entities + int(alone.sum())
-        made = {
+        buffers = {
             "heads": graph.heads,
             "relations": graph.relations,
             "tails": graph.tails,
             "item_node": torch.where(alone, behind, graph.item_entity),
         }
-        for name, value in made.items():
+        for name, value in buffers.items():
             self.register_buffer(name, value.long(), persistent=False)  # rebuilt from the data
 
     def both_ways(self, back: int = 0) -> Edges:
@@ -155,10 +155,10 @@ class SpreadModel(KnowledgeModel, Propagated):
         """The BPR loss, and half the squared norms of what it compares."""
         users, nodes = self.propagated()
         items, negatives = batch.tensor(self.facts.item_field), self.negatives(batch)
-        one = F.embedding(batch.tensor(self.facts.user_field), users)
+        user_rows = F.embedding(batch.tensor(self.facts.user_field), users)
         right, wrong = (F.embedding(self.item_node[ids], nodes) for ids in (items, negatives))
-        size = 0.5 * (one.square().sum() + right.square().sum() + wrong.square().sum())
-        loss = bpr_loss(one, right, wrong) + self.options.reg_weight * size
+        size = 0.5 * (user_rows.square().sum() + right.square().sum() + wrong.square().sum())
+        loss = bpr_loss(user_rows, right, wrong) + self.options.reg_weight * size
         return Output(loss, negatives.numel())
 
     def encode_query(self, batch: Batch) -> Tensor:

@@ -27,9 +27,9 @@ class KGAT(SpreadModel):
     head_nodes: Tensor  # [n]: the heads of every relation, relation after relation
     head_counts: Tensor  # [relations]: how many each has
     head_place: Tensor  # [edges]: where among them an edge's head is
-    tail_nodes: Tensor  # likewise
-    tail_counts: Tensor
-    tail_place: Tensor
+    tail_nodes: Tensor  # [n]: the tails of every relation, relation after relation
+    tail_counts: Tensor  # [relations]: how many each has
+    tail_place: Tensor  # [edges]: where among them an edge's tail is
 
     class Options(SpreadModel.Options):
         embedding_size: int = 64

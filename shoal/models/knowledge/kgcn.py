@@ -58,9 +58,9 @@ class KGCN(KnowledgeModel):
             nodes.append(self.near[nodes[-1]].flatten(2))
         rows = self.embed.rows("node", torch.cat(nodes, 2))  # one lookup for all
         parts = []
-        for some in item_blocks(items.shape[-1], batch.size * rows.shape[2:].numel()):
-            part = [one[:, some] for one in nodes]
-            seen = self._seen(users, part, rows[:, some])
+        for block in item_blocks(items.shape[-1], batch.size * rows.shape[2:].numel()):
+            part = [one[:, block] for one in nodes]
+            seen = self._seen(users, part, rows[:, block])
             parts.append((seen * users.unsqueeze(1)).sum(-1))
         return torch.cat(parts, 1)
 
@@ -72,8 +72,8 @@ class KGCN(KnowledgeModel):
         vectors = list(rows.split([one.shape[2] for one in nodes], 2))
         valued = (users @ self.by_relation.T)[:, None, None, :]  # [b, 1, 1, relations]
         weights = []  # of the neighbours of a layer's nodes: [b, n, nodes, neighbours]
-        for one in nodes[:-1]:
-            by = self.by[one].expand(users.shape[0], -1, -1, -1)
+        for layer_nodes in nodes[:-1]:
+            by = self.by[layer_nodes].expand(users.shape[0], -1, -1, -1)
             weights.append(valued.expand(*by.shape[:3], -1).gather(3, by).softmax(3))
         for number, layer in enumerate(self.rounds):
             last = number == len(self.rounds) - 1
@@ -90,5 +90,5 @@ class KGCN(KnowledgeModel):
         near = near.unflatten(2, weights.shape[2:]) * weights.unsqueeze(4)
         own, near = torch.broadcast_tensors(own, near.sum(3))
         joined = {"sum": own + near, "neighbor": near}.get(self.options.aggregator)
-        made = layer(torch.cat([own, near], 3) if joined is None else joined)
-        return made.tanh() if last else made.relu()
+        output = layer(torch.cat([own, near], 3) if joined is None else joined)
+        return output.tanh() if last else output.relu()

@@ -28,7 +28,7 @@ class KGIN(SpreadModel):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        self.known = self.both_ways(back=self.num_relations)
+        self.graph_edges = self.both_ways(back=self.num_relations)
         users, nodes = self.taken_nodes()
         self.taken = Edges(users, torch.zeros_like(users), nodes, facts.num_users)
         size, relations = options.embedding_size, 2 * self.num_relations
@@ -51,9 +51,11 @@ class KGIN(SpreadModel):
         total_users, total_nodes = users, nodes
         for _ in range(self.options.context_hops):
             heard = self.taken.mixed(nodes) / self.taken.degrees()
-            relations = F.embedding(self.known.relations, self.by_relation)
-            messages = relations * F.embedding(self.known.tails, nodes)
-            nodes = F.normalize(self.known.total(messages) / self.known.degrees(), dim=1)
+            relations = F.embedding(self.graph_edges.relations, self.by_relation)
+            messages = relations * F.embedding(self.graph_edges.tails, nodes)
+            nodes = F.normalize(
+                self.graph_edges.total(messages) / self.graph_edges.degrees(), dim=1
+            )
             users = F.normalize(wanted * heard, dim=1)
             total_users, total_nodes = total_users + users, total_nodes + nodes
         return total_users, total_nodes

@@ -47,8 +47,8 @@ class RippleNet(KnowledgeModel):
         """The triples that walks from every user's items go along."""
         users, items = self.facts.train_users.long(), self.facts.train_items.long()
         taken = Edges(users, torch.zeros_like(users), self.item_node[items], self.facts.num_users)
-        everyone = torch.arange(self.facts.num_users).unsqueeze(1)
-        drawn = taken.random(everyone.repeat(1, self.options.n_memory))
+        all_users = torch.arange(self.facts.num_users).unsqueeze(1)
+        drawn = taken.random(all_users.repeat(1, self.options.n_memory))
         at = torch.where(drawn >= 0, taken.tails[drawn], 0)
         edges = self.both_ways()  # what has the same author is two steps away
         hops = []
@@ -69,9 +69,9 @@ class RippleNet(KnowledgeModel):
             F.embedding(place, x.flatten(1)).unflatten(1, x.shape[1:]) for x in (tails, sent)
         )
         scores = self._scores(vectors, their_tails, their_sent, real[place])
-        known = (heads * self._moved(tails, self.memory[users][..., 1])).sum(3)
+        triple_scores = (heads * self._moved(tails, self.memory[users][..., 1])).sum(3)
         times = torch.bincount(place, minlength=len(users))
-        of_graph = ((known.sigmoid() * real).sum((1, 2)) * times).sum()
+        of_graph = ((triple_scores.sigmoid() * real).sum((1, 2)) * times).sum()
         loss = pointwise_loss(scores) - self.options.kg_weight * of_graph
         return Output(loss, scores.numel())
 
@@ -96,12 +96,12 @@ class RippleNet(KnowledgeModel):
         return moved.view(vectors.shape)
 
     def _scores(self, vectors: Tensor, tails: Tensor, sent: Tensor, real: Tensor) -> Tensor:
-        """Of items' vectors [b, n, d]: [b, n]; real: triples that there are, [b, hops, memory]."""
+        """Scores [b, n] of items' vectors [b, n, d]; real: which triples exist, bool as memory."""
         total = torch.zeros_like(vectors)
         for hop in range(self.options.n_hop):
             scores = vectors @ sent[:, hop].mT  # [b, n, memory]
             shares = scores.masked_fill(~real[:, hop].unsqueeze(1), HIDDEN).softmax(2)
-            found = shares @ tails[:, hop]  # tails of missing triples are zeros
-            total = total + found
-            vectors = self.change(vectors + found)
+            response = shares @ tails[:, hop]  # tails of missing triples are zeros
+            total = total + response
+            vectors = self.change(vectors + response)
         return (vectors * total).sum(2)

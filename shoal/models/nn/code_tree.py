@@ -1,12 +1,12 @@
 """The tree of items' codes as tensors, and the likeliest texts of codes along it.
 
     items  5 1 0   5 7 0   6 1 0          levels 3, size 8
-    level 0  words  5, 6                  a word: node before * size + code, ascending
-    level 1  words  1, 7, 9               (5 1) (5 7) (6 1): nodes 0, 1, 2 of this level
-    level 2  words  0, 8, 16
+    level 0  prefixes  5, 6               a prefix: node before * size + code, ascending
+    level 1  prefixes  1, 7, 9            (5 1) (5 7) (6 1): nodes 0, 1, 2 of this level
+    level 2  prefixes  0, 8, 16
 
-A node is the number of its word. Where a text continues to a code that no item has, its node is the
-number of words, which is no node of any item.
+A node is the number of its prefix. Where a text continues to a code that no item has, its node is
+the number of prefixes, which is no node of any item.
 """
 
 from dataclasses import dataclass
@@ -21,15 +21,14 @@ class CodeTree:
     def __init__(self, codes: Tensor, size: int):
         """codes [num_items, levels], each below `size`; item 0 is padding."""
         self.codes, self.size = codes, size
-        self.words: list[Tensor] = []
+        self.prefixes: list[Tensor] = []
         node = torch.zeros_like(codes[:, 0])
-        self.nodes = [
-            node
-        ]  # of each level [num_items]: the node that an item's codes before it are
+        # Of each level [num_items]: the node that an item's codes before it are.
+        self.nodes = [node]
         for level in range(codes.shape[1]):
             key = node * size + codes[:, level]
-            self.words.append(torch.unique(key[1:]))
-            node = torch.searchsorted(self.words[-1], key)
+            self.prefixes.append(torch.unique(key[1:]))
+            node = torch.searchsorted(self.prefixes[-1], key)
             self.nodes.append(node)
 
     def scores(self, written: tuple[Tensor, ...], items: Tensor) -> Tensor:
@@ -45,9 +44,9 @@ class CodeTree:
             nodes, chances = written[2 * level : 2 * level + 2]
             above = self.nodes[level][items].expand(size, -1).contiguous()
             place = torch.searchsorted(nodes, above).clamp(max=nodes.shape[1] - 1)
-            known = chances.flatten(1).gather(1, place * self.size + codes[..., level])
+            log_chances = chances.flatten(1).gather(1, place * self.size + codes[..., level])
             # -1e3: less than any ln p
-            total = total + torch.where(nodes.gather(1, place) == above, known, -1e3)
+            total = total + torch.where(nodes.gather(1, place) == above, log_chances, -1e3)
         return total
 
 
@@ -64,7 +63,7 @@ class Beam:
         nodes = torch.zeros(size, 1, dtype=torch.int64, device=like.device)
         return cls(nodes, torch.zeros(size, 1, device=like.device))
 
-    def grown(self, chances: Tensor, words: Tensor, most: int) -> tuple["Beam", Tensor, Tensor]:
+    def grown(self, chances: Tensor, prefixes: Tensor, most: int) -> tuple["Beam", Tensor, Tensor]:
         """The likeliest of what may follow, at most so many: chances [b, w, size] of each code.
 
         Also returns the place in this beam that each continues [b, w], and by which code [b, w].
@@ -72,12 +71,12 @@ class Beam:
         texts, size = chances.shape[1:]
         keys = self.nodes.unsqueeze(2) * size + torch.arange(size, device=chances.device)
         keys = keys.flatten(1)
-        node = torch.searchsorted(words, keys)
-        known = words[node.clamp(max=words.shape[0] - 1)] == keys
-        scores = (self.scores.unsqueeze(2) + chances).flatten(1).masked_fill(~known, -torch.inf)
-        scores, best = scores.topk(min(most, words.shape[0], texts * size), 1)
+        node = torch.searchsorted(prefixes, keys)
+        is_node = prefixes[node.clamp(max=prefixes.shape[0] - 1)] == keys
+        scores = (self.scores.unsqueeze(2) + chances).flatten(1).masked_fill(~is_node, -torch.inf)
+        scores, best = scores.topk(min(most, prefixes.shape[0], texts * size), 1)
         # What no item has is chosen where there are too few: it stands last, and is nobody's node.
-        node = torch.where(scores == -torch.inf, words.shape[0], node.gather(1, best))
+        node = torch.where(scores == -torch.inf, prefixes.shape[0], node.gather(1, best))
         node, order = node.sort(1)
         best = best.gather(1, order)
         return Beam(node, scores.gather(1, order)), best // size, best % size

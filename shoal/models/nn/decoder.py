@@ -81,7 +81,7 @@ class Block(nn.Module):
     def next(
         self, x: Tensor, keys: tuple[Tensor, Tensor], hidden: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As Decoder.next of this block: before [b, w, 2, t, d]."""
+        """One place more of each text in this block, as `Decoder.next`: before [b, w, 2, t, d]."""
         attention = self.own.layer
         assert isinstance(attention, Attention)
         query, *now = attention.query_key_value(self.own.norm(x)).unsqueeze(2).chunk(3, -1)

@@ -24,7 +24,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from shoal.data.random import hash64
-from shoal.kernels.common.mask_words import words
+from shoal.kernels.common.mask_words import random_words
 from shoal.kernels.common.rules import INCREMENT, signed
 from shoal.kernels.dropout import drop, takes_int_key
 
@@ -102,11 +102,11 @@ def uniform_like(x: Tensor, shared: bool = False) -> Tensor:
     """
     first = 0 if shared else _draws.first * x.shape[1:].numel()
     key = _key_on(x.device, _draws.next_layer())
-    return (words(key, x.shape, first, None) + 0.5) * 2.0**-32
+    return (random_words(key, x.shape, first, None) + 0.5) * 2.0**-32
 
 
 def normal_like(x: Tensor, shared: bool = False) -> Tensor:
-    """Standard normal numbers, likewise."""
+    """Standard normal numbers, shaped as x: as `uniform_like`, of (seed, step, layer, sample)."""
     return (torch.erfinv(2.0 * uniform_like(x, shared).double() - 1.0) * 2.0**0.5).to(x.dtype)
 
 
@@ -115,24 +115,24 @@ def shared_dropout(x: Tensor, p: float) -> Tensor:
     return dropout(x, p, torch.arange(len(x), device=x.device), each=0)
 
 
-def recomputed(compute: Callable[..., Any], *given: Any) -> Any:
-    """compute(*given); backward computes it again instead of keeping what lies between.
+def recomputed(compute: Callable[..., Any], *inputs: Any) -> Any:
+    """compute(*inputs); backward computes it again instead of keeping what lies between.
 
     The second time masks are those of the first.
     """
     first, layer, again = _draws.first, _draws.layer, False
 
-    def replayed(*given: Any) -> Any:
+    def replayed(*inputs: Any) -> Any:
         nonlocal again
         now = _draws.first, _draws.layer
         _draws.first, _draws.layer = first, layer
-        made = compute(*given)
+        outputs = compute(*inputs)
         if again:
             _draws.first, _draws.layer = now
         again = True
-        return made
+        return outputs
 
-    return torch.utils.checkpoint.checkpoint(replayed, *given, use_reentrant=False)
+    return torch.utils.checkpoint.checkpoint(replayed, *inputs, use_reentrant=False)
 
 
 def _key(layer: int, device: torch.device) -> int | Tensor:
@@ -145,7 +145,7 @@ def _key(layer: int, device: torch.device) -> int | Tensor:
 
 
 def _key_on(device: torch.device, layer: int) -> Tensor:
-    """The same as a tensor, int64 [1], that nobody waits for."""
+    """The key of a layer's mask as a tensor, int64 [1], for which the host does not wait."""
     if not _draws.begun:
         return torch.empty(1, dtype=torch.int64, device=device).random_(-(2**63), None)
     return _draws.on_device[device.type] + signed(layer * INCREMENT)

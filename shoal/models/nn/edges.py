@@ -18,9 +18,9 @@ class Edges(nn.Module):
         super().__init__()
         self.nodes = nodes
         order = torch.argsort(heads, stable=True)
-        made = {"heads": heads[order], "relations": relations[order], "tails": tails[order]}
-        made["starts"] = F.pad(torch.bincount(heads, minlength=nodes).cumsum(0), (1, 0))
-        for name, value in made.items():
+        buffers = {"heads": heads[order], "relations": relations[order], "tails": tails[order]}
+        buffers["starts"] = F.pad(torch.bincount(heads, minlength=nodes).cumsum(0), (1, 0))
+        for name, value in buffers.items():
             self.register_buffer(name, value, persistent=False)  # rebuilt from the data
 
     def __len__(self) -> int:

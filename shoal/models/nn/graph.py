@@ -28,8 +28,8 @@ class InteractionGraph(nn.Module):
         low, high = torch.minimum(ends, neighbours), torch.maximum(ends, neighbours)
         _, edges = torch.unique(low * nodes + high, return_inverse=True)
         starts = F.pad(torch.bincount(ends, minlength=nodes).cumsum(0), (1, 0))
-        made = {"starts": starts, "neighbours": neighbours, "ends": ends, "edges": edges}
-        for name, value in made.items():
+        buffers = {"starts": starts, "neighbours": neighbours, "ends": ends, "edges": edges}
+        for name, value in buffers.items():
             self.register_buffer(name, value, persistent=False)  # rebuilt from the data
         ones = torch.ones(len(ends), dtype=torch.float64)
         self.register_buffer("weights", self.normalised(ones).float(), persistent=False)
@@ -41,7 +41,7 @@ class InteractionGraph(nn.Module):
         return len(self.ends) // 2
 
     def normalised(self, kept: Tensor) -> Tensor:
-        """Weights of a graph with some edges only: kept [2 * edges] of 0 and 1 -> likewise."""
+        """Weights [2 * edges] of a graph with some edges only: kept [2 * edges] of 0 and 1."""
         share = self._shares(kept)
         return kept * share.index_select(0, self.ends) * share.index_select(0, self.neighbours)
 

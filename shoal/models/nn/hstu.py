@@ -7,7 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.kernels.common.sequences import BUCKETS, Sequences, asked_and_taken, buckets_between
+from shoal.kernels.common.sequences import (
+    BUCKETS,
+    Sequences,
+    buckets_between,
+    request_and_event_times,
+)
 from shoal.kernels.hstu import (
     hstu_attention,
     normed,
@@ -47,32 +52,38 @@ def places_of(
     """What layers over x [b, l, width], with heads no wider than `widest`, read of history [b, l],
     where 0 is a pad, and times [b, l + 1]: buckets, or sequences where there are kernels.
     """
-    return places_between(x, history, *asked_and_taken(times), widest)
+    return places_between(x, history, *request_and_event_times(times), widest)
 
 
 def places_between(
-    x: Tensor, history: Tensor, asked: Tensor | None, taken: Tensor | None, widest: int
+    x: Tensor,
+    history: Tensor,
+    request_times: Tensor | None,
+    event_times: Tensor | None,
+    widest: int,
 ) -> tuple[Tensor | None, Sequences | None]:
-    """The same where times asked and taken, [b, l] each, do not follow each other."""
+    """Buckets or sequences, as `places_of`, where request and event times are separate: [b, l]."""
     if takes_hstu(x, widest):
-        return None, sequences_of(history, asked, taken)
-    return buckets_of(asked, taken), None
+        return None, sequences_of(history, request_times, event_times)
+    return buckets_of(request_times, event_times), None
 
 
-def buckets_of(asked: Tensor | None, taken: Tensor | None) -> Tensor | None:
+def buckets_of(request_times: Tensor | None, event_times: Tensor | None) -> Tensor | None:
     """Buckets of the times between: [b, q], [b, l] -> [b, q, l]."""
-    return None if asked is None or taken is None else buckets_between(asked, taken)
+    if request_times is None or event_times is None:
+        return None
+    return buckets_between(request_times, event_times)
 
 
 def without_pads(x: Tensor, sequences: Sequences | None) -> Tensor:
-    """Without those that `sequences` leaves out: [b, l, width] -> [tokens, width], or x."""
+    """x without the pads that `sequences` leaves out: [b, l, width] -> [tokens, width], or x."""
     if sequences is None or sequences.tokens is None:
         return x
     return pack(x, sequences.tokens)
 
 
 def with_pads(x: Tensor, sequences: Sequences | None, size: int) -> Tensor:
-    """The reverse of `without_pads`, of so many sequences: zeros at pads."""
+    """Put zeros back where `without_pads` left out pads of `size` sequences."""
     if sequences is None or sequences.tokens is None:
         return x
     return spread(x, sequences.tokens, size, sequences.longest)
@@ -132,7 +143,9 @@ class HSTULayer(nn.Module):
         value, query, key = (split_heads(part, self.heads) for part in (value, query, key))
         if past is not None:
             key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
-        mixed = plain_hstu_attention(query, key, value, *self._biases, buckets, self.max_len)
+        mixed = plain_hstu_attention(
+            query, key, value, self.position_bias, self.time_bias, buckets, self.max_len
+        )
         return self._gated(x, mixed, gate)
 
     def candidates(self, x: Tensor, past: Past, lengths: Tensor, buckets: Tensor | None) -> Tensor:
@@ -140,18 +153,27 @@ class HSTULayer(nn.Module):
         [b] places are there, and itself; buckets [b, 1 or c, l]."""
         gate, *rest = self.parts(x)
         value, query, key = (split_heads(part, self.heads) for part in rest)
-        biases = (*self._biases, buckets, self.max_len)
-        return self._gated(
-            x, plain_hstu_candidates(query, key, value, past, lengths, *biases), gate
+        mixed = plain_hstu_candidates(
+            query,
+            key,
+            value,
+            past,
+            lengths,
+            self.position_bias,
+            self.time_bias,
+            buckets,
+            self.max_len,
         )
+        return self._gated(x, mixed, gate)
 
     def past(self, parts: Parts, sequences: Sequences | None = None) -> Past:
         """Keys and values, side by side again."""
         _, value, _, key = parts
         if sequences is not None:
-            size, shape = sequences.lengths.shape[0], (-1, sequences.longest)
+            size, longest = sequences.lengths.shape[0], sequences.longest
             key, value = (
-                with_pads(x, sequences, size).reshape(*shape, x.shape[-1]) for x in (key, value)
+                with_pads(x, sequences, size).reshape(-1, longest, x.shape[-1])
+                for x in (key, value)
             )
         return split_heads(key, self.heads), split_heads(value, self.heads)
 
@@ -160,13 +182,9 @@ class HSTULayer(nn.Module):
         return torch.cat([parts[3], parts[1]], -1)
 
     def past_of(self, state: Tensor) -> Past:
-        """The reverse of `state`: [b, heads, l, d] each."""
+        """Keys and values that `state` put side by side: [b, heads, l, d] each."""
         key, value = state.split([self.sizes[3], self.sizes[1]], -1)
         return split_heads(key, self.heads), split_heads(value, self.heads)
-
-    @property
-    def _biases(self) -> tuple[Tensor | None, Tensor | None]:
-        return self.position_bias, self.time_bias
 
     def _gated(self, x: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
         """x with mixed [b, heads, l, d] added to it."""
@@ -178,9 +196,13 @@ class HSTULayer(nn.Module):
         """What the last product reads: [tokens, linear]."""
         gate, *rest = parts
         value, query, key = (part.view(len(gate), self.heads, -1) for part in rest)
-        mixed = hstu_attention(query, key, value, sequences, *self._biases, self.max_len)
-        rows, mask = sequences.tokens, (None, 0)
+        mixed = hstu_attention(
+            query, key, value, sequences, self.position_bias, self.time_bias, self.max_len
+        )
+        rows, mask_key, first = sequences.tokens, None, 0
         if self.training:
             each = sequences.longest if rows is not None else sequences.longest * self.sizes[1]
-            mask = draw_key(gate.device, each)
-        return normed_and_gated(mixed.flatten(1), gate, self.eps, self.dropout.p, *mask, rows)
+            mask_key, first = draw_key(gate.device, each)
+        return normed_and_gated(
+            mixed.flatten(1), gate, self.eps, self.dropout.p, mask_key, first, rows
+        )

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.kernels.dots import dots_beside, takes_dots
+from shoal.models.former_names import former_method
 
 
 def sum_of_dots(vectors: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ class Dots(nn.Module):
         every = torch.bmm(vectors, vectors.transpose(1, 2))  # [b, n, n]
         return every.flatten(1).index_select(1, self.lower)
 
-    def beside(self, first: Tensor, vectors: Tensor) -> Tensor:
+    def concat_dots(self, first: Tensor, vectors: Tensor) -> Tensor:
         """[first, dots of first and all vectors]: [b, d], [b, n - 1, d] -> [b, d + pairs].
 
         On a GPU by one kernel, with zeros behind for `mlp.Linear` to read.
@@ -41,3 +42,5 @@ class Dots(nn.Module):
         if takes_dots(vectors):
             return dots_beside(first, vectors)
         return torch.cat([first, self(torch.cat([first.unsqueeze(1), vectors], 1))], 1)
+
+    beside = former_method("beside", concat_dots)

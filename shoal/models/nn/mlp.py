@@ -19,7 +19,8 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(*self.aligned(x), self.bias)
+        x, weight = self.aligned(x)
+        return linear(x, weight, self.bias)
 
     def aligned(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weights, as wide as a GPU wants them."""
@@ -32,15 +33,22 @@ class Linear(nn.Linear):
 
 
 class MLP(nn.Sequential):
-    """[..., sizes[0]] -> [..., sizes[-1]]; the last layer is activated as well."""
+    """[..., sizes[0]] -> [..., sizes[-1]]; the last layer is activated as well.
+
+    The input may have zeros behind its columns, see Linear.
+    """
 
     def __init__(self, sizes: list[int], dropout: float = 0.0):
         layers: list[nn.Module] = []
         for width_in, width_out in pairwise(sizes):
             layers += [Dropout(dropout), Linear(width_in, width_out), nn.ReLU()]
         super().__init__(*layers)
+        self.width, self.dropout = sizes[0], dropout
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.dropout and x.shape[-1] > self.width:
+            # Masks are drawn by the number of columns: those behind must not be among them.
+            x = x[..., : self.width]
         if not takes_triton(x):
             return super().forward(x)
         layers: list[Any] = list(self)
@@ -52,11 +60,12 @@ class MLP(nn.Sequential):
 def activated(x: Tensor, layer: Linear) -> Tensor:
     """relu(layer(x)) in few passes over what it makes, where `takes_triton`."""
     x, weight = layer.aligned(x)
-    parts: list[Tensor] = [x.reshape(-1, x.shape[-1]), weight, layer.bias]
+    rows = x.reshape(-1, x.shape[-1])
+    bias: Tensor = layer.bias
     if torch.is_autocast_enabled(x.device.type):
-        kind = torch.get_autocast_dtype(x.device.type)
-        parts = [part.to(kind) for part in parts]
-    return linear_relu(*parts).view(*x.shape[:-1], layer.out_features)
+        dtype = torch.get_autocast_dtype(x.device.type)
+        rows, weight, bias = rows.to(dtype), weight.to(dtype), bias.to(dtype)
+    return linear_relu(rows, weight, bias).view(*x.shape[:-1], layer.out_features)
 
 
 class Tower(nn.Module):

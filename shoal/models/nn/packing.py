@@ -23,7 +23,7 @@ def pack(x: Tensor, tokens: Tensor) -> Tensor:
 
 
 def spread(x: Tensor, tokens: Tensor, size: int, length: int) -> Tensor:
-    """The reverse of `pack`, with zeros at pads: [n, ...] -> [size, length, ...]."""
+    """Rows that `pack` gathered at their places, zeros at pads: [n, ...] -> [size, length, ...]."""
     whole = x.new_zeros(size * length, *x.shape[1:])
     return whole.index_copy(0, tokens, x).unflatten(0, (size, length))
 
@@ -54,7 +54,7 @@ class Packed:
 
     @classmethod
     def of(cls, pads: Tensor) -> Packed | None:
-        """Of pads, bool [b, l]; None where a pad comes before an item, or everywhere."""
+        """Packs by pads, bool [b, l]; None where a pad comes before an item, or all are pads."""
         length = pads.shape[1]
         lengths = (~pads).sum(1)
         column = torch.arange(length, device=pads.device)
@@ -82,7 +82,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class RaggedRows:
-    """The same for a kernel that finds each sequence among the packed rows."""
+    """Where the real places of a batch are, for a kernel that finds sequences among packed rows."""
 
     length: int  # places of a sequence, pads included
     tokens: Tensor  # int64 [n], ascending: which of all places are real; more of the last are spare
@@ -91,7 +91,7 @@ class RaggedRows:
 
     @classmethod
     def of(cls, pads: Tensor, tokens: Tensor) -> RaggedRows:
-        """Of pads, bool [b, l], which come after the items."""
+        """Packs by pads, bool [b, l], which come after the items."""
         ends = (~pads).sum(1)
         return cls(pads.shape[1], tokens, ends.cumsum(0) - ends, ends.int())
 

@@ -30,26 +30,26 @@ class Recorded:
         if not batch.is_cuda or torch.is_grad_enabled() or size == 0:
             return self.function(batch, *more)
         empty = batch.new_zeros(padded_rows(size) - size, *batch.shape[1:])
-        given = [torch.cat([batch, empty]), *more]
-        shape = tuple((tuple(x.shape), x.dtype) for x in given)
+        inputs = [torch.cat([batch, empty]), *more]
+        shape = tuple((tuple(x.shape), x.dtype) for x in inputs)
         if shape not in self._graphs and (shape not in self._seen or len(self._graphs) == MOST):
             self._seen.add(shape)
-            made = self.function(*given)
+            outputs = self.function(*inputs)
         else:
-            made = self._replayed(shape, given)
-        return tuple(x[:size].clone() for x in made)
+            outputs = self._replayed(shape, inputs)
+        return tuple(x[:size].clone() for x in outputs)
 
-    def _replayed(self, shape: tuple, given: list[Tensor]) -> tuple[Tensor, ...]:
+    def _replayed(self, shape: tuple, inputs: list[Tensor]) -> tuple[Tensor, ...]:
         if shape not in self._graphs:
-            graph, memory = torch.cuda.CUDAGraph(), [x.clone() for x in given]
+            graph, memory = torch.cuda.CUDAGraph(), [x.clone() for x in inputs]
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                made = self.function(*memory)
-            self._graphs[shape] = graph, memory, made
-        graph, memory, made = self._graphs[shape]
-        for own, x in zip(memory, given):
+                outputs = self.function(*memory)
+            self._graphs[shape] = graph, memory, outputs
+        graph, memory, outputs = self._graphs[shape]
+        for own, x in zip(memory, inputs):
             own.copy_(x)
         graph.replay()
-        return made
+        return outputs
 
 
 def padded_rows(count: int) -> int:

@@ -87,12 +87,12 @@ def quantise(
     width, size = vectors.shape[1], min(size, max(1, len(vectors)))
     vectors = (vectors - vectors.mean(0)) / vectors.std().clamp(min=1e-6)
     if method == "kmeans":
-        found, rest = [], vectors
+        level_codes, rest = [], vectors
         for _ in range(levels):
             book = k_means(rest, size)
-            found.append(nearest(rest, book))
-            rest = rest - book[found[-1]]
-        return torch.stack(found, 1), _share(rest, vectors)
+            level_codes.append(nearest(rest, book))
+            rest = rest - book[level_codes[-1]]
+        return torch.stack(level_codes, 1), _share(rest, vectors)
     with torch.enable_grad():
         model = RQVAE(width, 2 * width, min(32, width), levels, size)
         model.begin(vectors)

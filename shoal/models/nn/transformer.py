@@ -135,8 +135,10 @@ class Transformer(nn.Module):
             last = number + 2 == len(blocks)
             after = self.norm if last else blocks[number + 2].norm
             # After the last attention positions are independent: only those asked for continue.
-            asked = wanted if last else None
-            layer = partial(_layer, attention, feed_forward, after, pads, ends, packed, asked)
+            layer_wanted = wanted if last else None
+            layer = partial(
+                _layer, attention, feed_forward, after, pads, ends, packed, layer_wanted
+            )
             if self.recompute and self.training:  # of what lies between layers x alone is kept
                 x, normed = recomputed(layer, x, None)
             else:
@@ -155,8 +157,10 @@ class Transformer(nn.Module):
         return packs(x, pads)
 
     def extended(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """Of one sequence, m places x [m, width] behind n that are kept [n, state_width]: what to
-        keep of them, [m, state_width], and their states, [m, width]; causal, and without dropout.
+        """New places x [m, width] of a sequence behind n that are kept [n, state_width].
+
+        Returns what to keep of them, [m, state_width], and their states, [m, width]; causal, and
+        without dropout.
         """
         blocks, rows = cast("list[Any]", list(self.blocks)), []
         pasts = kept.chunk(len(blocks) // 2, 1)
@@ -259,28 +263,28 @@ class Attention(nn.Module):
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         if packed is not None:
-            made = self.query_key_value(x)
+            qkv = self.query_key_value(x)
             if isinstance(packed, RaggedRows):
-                mixed = self._attend_ragged(made, packed, dropout)
+                mixed = self._attend_ragged(qkv, packed, dropout)
             else:
-                mixed = self._attend_packed(made, packed, dropout)
+                mixed = self._attend_packed(qkv, packed, dropout)
             return self.out(mixed if wanted is None else mixed[rows_of(packed.tokens, wanted)])
         size, length, width = x.shape
         split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
         if takes_attention(split, width // self.heads, dropout):
-            masks = draw_key(x.device, self.heads * length * length)
-            mixed = attend(split, pads, ends, dropout, *masks, self.causal, HIDDEN)
+            key, first = draw_key(x.device, self.heads * length * length)
+            mixed = attend(split, pads, ends, dropout, key, first, self.causal, HIDDEN)
         else:
             dropped = partial(drop_out, p=dropout) if dropout else None
             mixed = self._attend(split, pads, dropped).transpose(1, 2).reshape(size, length, width)
         return self.out(mixed if wanted is None else mixed.flatten(0, 1).index_select(0, wanted))
 
     def extended(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """As Transformer.extended, of one layer; past, keys beside values: [n, 2 * width]."""
+        """One layer of `Transformer.extended`; past: keys beside values, [n, 2 * width]."""
         query, own = self.query_key_value(x).split([x.shape[1], 2 * x.shape[1]], 1)
         key, value = torch.cat([past, own]).chunk(2, 1)
         query, key, value = (
-            split_heads(one.unsqueeze(0), self.heads) for one in (query, key, value)
+            split_heads(part.unsqueeze(0), self.heads) for part in (query, key, value)
         )
         place = torch.arange(key.shape[2], device=x.device)
         later = place > place[past.shape[0] :].unsqueeze(1)  # [m, n + m]
@@ -288,20 +292,29 @@ class Attention(nn.Module):
         mixed = scores.masked_fill(later, HIDDEN).softmax(-1) @ value
         return self.out(mixed.squeeze(0).transpose(0, 1).flatten(1)), own
 
-    def _attend_ragged(self, made: Tensor, packed: RaggedRows, rate: float) -> Tensor:
+    def _attend_ragged(self, qkv: Tensor, packed: RaggedRows, rate: float) -> Tensor:
         """By a kernel: [n, 3 * width] -> [n, width]."""
-        split = made.view(made.shape[0], 3, self.heads, -1)
-        masks = draw_key(made.device, self.heads * packed.length * packed.length)
-        where = (packed.length, packed.starts, packed.ends)
-        return attend_ragged(split, *where, rate, *masks, self.causal, HIDDEN)
+        split = qkv.view(qkv.shape[0], 3, self.heads, -1)
+        key, first = draw_key(qkv.device, self.heads * packed.length * packed.length)
+        return attend_ragged(
+            split,
+            packed.length,
+            packed.starts,
+            packed.ends,
+            rate,
+            key,
+            first,
+            self.causal,
+            HIDDEN,
+        )
 
-    def _attend_packed(self, made: Tensor, packed: Packed, rate: float) -> Tensor:
+    def _attend_packed(self, qkv: Tensor, packed: Packed, rate: float) -> Tensor:
         """Group by group: [n, 3 * width] -> [n, width]."""
-        width = made.shape[1] // 3
-        masks = draw_key(made.device, self.heads * packed.length) if rate else None
+        width = qkv.shape[1] // 3
+        masks = draw_key(qkv.device, self.heads * packed.length) if rate else None
         sizes = [group.pads.numel() for group in packed.groups]
         mixed = []
-        for group, part in zip(packed.groups, made.index_select(0, packed.places).split(sizes)):
+        for group, part in zip(packed.groups, qkv.index_select(0, packed.places).split(sizes)):
             split = part.view(*group.pads.shape, 3, self.heads, width // self.heads)
             dropped = None
             if masks is not None:
@@ -319,8 +332,8 @@ class Attention(nn.Module):
         count = weights.shape[2]
         pair = group.samples.unsqueeze(1) * self.heads + torch.arange(self.heads)
         rows = (pair.unsqueeze(2) * length + torch.arange(count)).view(-1)
-        made = drop(weights.view(-1, count), rate, masks[0], masks[1], rows, length)
-        return made.view(weights.shape)
+        qkv = drop(weights.view(-1, count), rate, masks[0], masks[1], rows, length)
+        return qkv.view(weights.shape)
 
     def _attend(self, split: Tensor, pads: Tensor | None, dropped: Dropped | None) -> Tensor:
         """By torch's functions: [b, l, 3, heads, d] -> [b, heads, l, d]."""

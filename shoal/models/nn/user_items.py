@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +60,8 @@ class UserItems(nn.Module):
         starts, stops = self.starts[users].unsqueeze(1), self.starts[users + 1].unsqueeze(1)
         places = starts + column
         inside = places < stops
-        found = self.items[places.clamp(max=max(0, len(self.items) - 1))]
-        return torch.where(inside, found, 0)
+        items = self.items[places.clamp(max=max(0, len(self.items) - 1))]
+        return torch.where(inside, items, 0)
 
     def common(self, rows: int = 1 << 10) -> Iterator[tuple[int, Tensor]]:
         """How many users took both of two items, some items at a time: the number of the first
@@ -69,7 +70,7 @@ class UserItems(nn.Module):
         num_users = len(self.starts) - 1
         users = owners(Jagged(self.items, self.starts))
         weights = torch.ones(len(users)) if self.weights is None else self.weights
-        everyone = _sparse(users, self.items, weights, (num_users, self.num_items))
+        items_by_user = _sparse(users, self.items, weights, (num_users, self.num_items))
         order = self.items.argsort(stable=True)
         items, users, weights = self.items[order], users[order], weights[order]
         for first in range(0, self.num_items, rows):
@@ -78,8 +79,8 @@ class UserItems(nn.Module):
             block = _sparse(items[a:b] - first, users[a:b], weights[a:b], (last - first, num_users))
             with warnings.catch_warnings():  # torch announces a beta state of sparse products
                 warnings.simplefilter("ignore")
-                found = torch.sparse.mm(block, everyone).to_dense()
-            yield first, found
+                counts = torch.sparse.mm(block, items_by_user).to_dense()
+            yield first, counts
 
 
 def _sparse(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
@@ -122,8 +123,30 @@ def even(lists: Jagged) -> Tensor:
     return lists.lengths.clamp(min=1).float().rsqrt()[owners(lists)]
 
 
+def taken_by_users(facts: Any) -> UserItems:
+    """The items of every user in training, with their weights."""
+    return UserItems(
+        facts.train_users,
+        facts.train_items,
+        facts.num_users,
+        facts.num_items,
+        facts.train_weights,
+    )
+
+
+def takers_of_items(facts: Any) -> UserItems:
+    """The users of every item in training, with their weights: as if items were the users."""
+    return UserItems(
+        facts.train_items,
+        facts.train_users,
+        facts.num_items,
+        facts.num_users,
+        facts.train_weights,
+    )
+
+
 def multi_hot(lists: Jagged, width: int) -> Tensor:
     """1 where a list has a value: [lists, width], float32."""
-    found = torch.zeros(len(lists), width, device=lists.values.device)
-    found[owners(lists), lists.values] = 1.0
-    return found
+    vectors = torch.zeros(len(lists), width, device=lists.values.device)
+    vectors[owners(lists), lists.values] = 1.0
+    return vectors

@@ -48,9 +48,9 @@ class Word2Vec(Retrieval):
     def forward(self, batch: Batch) -> Output:
         self.negatives(batch, 5)
         rows, inside = self._window(batch)
-        asked = self.embed(batch, ["target", "neg_item"])
+        target_rows = self.embed(batch, ["target", "neg_item"])
         # [b, 1 + k, d]: a negative turned round is to be near
-        targets = torch.cat([asked["target"].unsqueeze(1), -asked["neg_item"]], 1)
+        targets = torch.cat([target_rows["target"].unsqueeze(1), -target_rows["neg_item"]], 1)
         terms = F.logsigmoid(rows @ targets.transpose(1, 2))  # [b, l, 1 + k]
         return Output(-(terms * inside.unsqueeze(2)).sum(), inside.sum())
 

@@ -18,6 +18,7 @@ from shoal.models.base import (
     Samples,
     Table,
 )
+from shoal.models.former_names import former_method
 from shoal.models.nn.losses import (
     LossType,
     against_negatives,
@@ -85,14 +86,16 @@ class Sequential(Model):
         """Vectors as they are multiplied with others: [..., d]."""
         return F.normalize(vectors, dim=-1) if self.options.cosine else vectors
 
-    def asked(self, states: Tensor) -> Tensor:
+    def project_states(self, states: Tensor) -> Tensor:
         """States as they are multiplied with item vectors: [..., d]."""
         states = self.compared(states)
         return states if self.options.temperature == 1.0 else states / self.options.temperature
 
+    asked = former_method("asked", project_states)
+
     def loss(self, states: Tensor, targets: Tensor, negatives: Tensor | None) -> Output:
-        """Of states [n, d] that are asked for targets [n], against negatives [n, k]."""
-        options, states = self.options, self.asked(states)
+        """The loss of states [n, d] that are to find targets [n], against negatives [n, k]."""
+        options, states = self.options, self.project_states(states)
         if options.loss_type == "CE":
             if options.cosine or options.label_smoothing:
                 items = self.compared(self.embed.whole("target"))
@@ -107,11 +110,17 @@ class Sequential(Model):
         if negatives is None:
             raise missing_negatives(type(self).__name__, options.loss_type)
         logq = (self.logq[targets], self.logq[negatives]) if len(self.logq) else None
-        rows_of, num_items = self.encode_item, self.facts.num_items - 1
-        kind, t = options.loss_type, options.gbce_t
-        return Output(
-            *against_negatives(kind, states, targets, negatives, rows_of, logq, num_items, t)
+        loss, count = against_negatives(
+            options.loss_type,
+            states,
+            targets,
+            negatives,
+            rows_of=self.encode_item,
+            logq=logq,
+            num_items=self.facts.num_items - 1,
+            t=options.gbce_t,
         )
+        return Output(loss, count)
 
 
 class NextItem(Sequential, Retrieval):
@@ -135,22 +144,22 @@ class NextItem(Sequential, Retrieval):
     def forward(self, batch: Batch) -> Output:
         target = batch.tensor("target")
         if "masked" in batch.ids:  # of a step that is recorded; pads have no target
-            asked = batch.flat_ids("masked")
-            target = target.view(-1)[asked]
-            made = self.loss(self.states_at(batch, asked), target, None)
-            return Output(made.loss, torch.count_nonzero(target))
+            places = batch.flat_ids("masked")
+            target = target.view(-1)[places]
+            output = self.loss(self.states_at(batch, places), target, None)
+            return Output(output.loss, torch.count_nonzero(target))
         real = target > 0
         negatives = batch.tensor("neg_item")[real] if "neg_item" in batch.ids else None
         return self.loss(self.states(batch)[real], target[real], negatives)
 
     def encode_query(self, batch: Batch) -> Tensor:
         if self.samples != "windows":
-            return self.asked(self.states(batch))
+            return self.project_states(self.states(batch))
         # Only the last places are wanted: a model may leave out the others behind its last layer
         # that looks at other places, which halves what SASRec computes there.
         history = batch.tensor("history")
         first_places = torch.arange(history.shape[0], device=history.device) * history.shape[1]
-        return self.asked(self.states_at(batch, first_places + last_places(history)))
+        return self.project_states(self.states_at(batch, first_places + last_places(history)))
 
 
 def tokens_of(batch: Batch) -> Tensor | None:
@@ -204,7 +213,7 @@ class MultiInterest(Sequential):
         return self.loss(self.chosen(self.interests(batch), wanted), target, negatives)
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
-        interests, vectors = self.asked(self.interests(batch)), self.encode_item(items)
+        interests, vectors = self.project_states(self.interests(batch)), self.encode_item(items)
         if items.dim() == 1:
             vectors = vectors.unsqueeze(0)
         best = torch.full((batch.size, items.shape[-1]), -torch.inf, device=items.device)

@@ -172,8 +172,8 @@ class BERT4Rec(Retrieval):
         return torch.cat([rows, self.embed.rows("output_bias", ids)], -1)
 
     def encode_query(self, batch: Batch) -> Tensor:
-        asked, wanted = ask(batch.tensor("history"), self.mask_token, self.facts.max_len)
-        states = self.encode(asked, wanted)
+        masked, wanted = append_mask(batch.tensor("history"), self.mask_token, self.facts.max_len)
+        states = self.encode(masked, wanted)
         return F.pad(states, (0, 1), value=1.0)  # meets the bias that encode_item appends
 
     def encode_item(self, ids: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def places(batch: Batch) -> Tensor:
     return (batch.tensor("target").view(-1) > 0).nonzero().view(-1)
 
 
-def ask(history: Tensor, mask_token: int, max_len: int) -> tuple[Tensor, Tensor]:
+def append_mask(history: Tensor, mask_token: int, max_len: int) -> tuple[Tensor, Tensor]:
     """A mask token behind each history [b, l], whose oldest item makes room where it must.
 
     Returns sequences [b, w], w = min(l + 1, max_len), and the places of their masks [b] in [b * w].

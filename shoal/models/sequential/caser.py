@@ -46,7 +46,7 @@ class Caser(NextItem):
         missing = self.facts.max_len - items.shape[1]
         items = F.pad(items, (0, 0, 0, missing))
         image = items.unsqueeze(1)  # [b, 1, l, d]
-        found = [F.relu(conv(image)).squeeze(3).amax(2) for conv in self.horizontal]
+        horizontal = [F.relu(conv(image)).squeeze(3).amax(2) for conv in self.horizontal]
         weighed = self.vertical(items.transpose(1, 2)).flatten(1)  # [b, d * nv]
-        z = F.relu(self.join(self.dropout(torch.cat([weighed, *found], 1))))
+        z = F.relu(self.join(self.dropout(torch.cat([weighed, *horizontal], 1))))
         return F.relu(self.out(torch.cat([z, rows[self.facts.user_field]], 1)))

@@ -40,8 +40,10 @@ class CL4SRec(SASRec):
     def forward(self, batch: Batch) -> Output:
         output = super().forward(batch)
         history = batch.tensor("history")
-        one, other = (self._copy(history) for _ in range(2))
-        term = alike(one, other, batch.first, self.gather_global, self.options.cl_temperature)
+        first_view, second_view = (self._copy(history) for _ in range(2))
+        term = alike(
+            first_view, second_view, batch.first, self.gather_global, self.options.cl_temperature
+        )
         # a sum over histories beside one over positions: each is divided by its own count
         positions = self.gather_global((batch.tensor("target") > 0).sum(1)).sum()
         per_history = positions / max(1, len(self.gather_global(lengths(history)))) / 2
@@ -73,17 +75,22 @@ class CL4SRec(SASRec):
         return F.normalize(at_last(self.encode(vectors, changed == 0), changed), dim=-1)
 
 
-def alike(one: Tensor, other: Tensor, first: int, gather: Gather, temperature: float) -> Tensor:
+def alike(
+    first_view: Tensor, second_view: Tensor, first: int, gather: Gather, temperature: float
+) -> Tensor:
     """Sum of -ln softmax at a sample's other view, over all other views of the global batch.
 
-    one, other: two views of the samples [b, d]. As in SimCLR: views of one kind are compared with
-    those of both, but not with themselves.
+    first_view, second_view: of the samples, [b, d] each. As in SimCLR: views of one kind are
+    compared with those of both, but not with themselves.
     """
-    views = torch.cat([gather(one), gather(other)])  # [2 * global b, d]
-    total, count = len(views) // 2, len(one)
-    place = first + torch.arange(count, device=one.device)
-    loss = one.new_zeros(())
-    for mine, own, wanted in ((one, place, place + total), (other, place + total, place)):
+    views = torch.cat([gather(first_view), gather(second_view)])  # [2 * global b, d]
+    total, count = len(views) // 2, len(first_view)
+    place = first + torch.arange(count, device=first_view.device)
+    loss = first_view.new_zeros(())
+    for mine, own, wanted in (
+        (first_view, place, place + total),
+        (second_view, place + total, place),
+    ):
         logits = mine @ views.T / temperature
         logits = logits.scatter(1, own.unsqueeze(1), -torch.inf)
         loss = loss + (logits.logsumexp(1) - logits.gather(1, wanted.unsqueeze(1)).squeeze(1)).sum()

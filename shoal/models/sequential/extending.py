@@ -16,7 +16,7 @@ class Extending(NextItem):
     state_width: int  # 0: a model of this family that keeps nothing
 
     def extended(self, batch: Batch) -> Tensor:
-        """Of one history, m places behind n that are kept: [m, state_width + d].
+        """States of m new places of a history, behind n that are kept: [m, state_width + d].
 
         The batch has ids `new` [m], times `taken` and `asked` [m] (when an item was taken, and when
         the one behind it was, or is asked for) and `kept_taken` [n]; dense `kept` [n, state_width].

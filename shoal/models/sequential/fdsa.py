@@ -10,22 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
-from shoal.models.nn.item_features import ItemFeatures
 from shoal.models.nn.transformer import Transformer
+from shoal.models.sequential.featured import FeaturedSASRec
 from shoal.models.sequential.sasrec import SASRec
 
 
-class FDSA(SASRec):
+class FDSA(FeaturedSASRec):
     """SASRec beside another one of features."""
-
-    reads_features = True
 
     def __init__(self, options: SASRec.Options, facts: Facts):
         super().__init__(options, facts)
-        self.cuda_graph_safe = False
-        self.state_width = 0  # features are read from whole histories
         size, std = options.hidden_size, options.initializer_range
-        self.features = ItemFeatures(type(self).__name__, facts, size, std)
         self.weigh = nn.Linear(size, 1)
         self.feature_positions = nn.Parameter(torch.randn(facts.max_len, size) * std)
         self.feature_transformer = Transformer.of(options, size, std, causal=True)

@@ -78,13 +78,13 @@ class HSTU(Extending):
         x = (vectors + self.positions[place]).unsqueeze(0)
         buckets = None
         if self.options.use_times:
-            asked, taken = batch.tensor("asked"), batch.tensor("taken")
-            taken = torch.cat([batch.tensor("kept_taken"), taken])
-            buckets = buckets_of(asked.unsqueeze(0), taken.unsqueeze(0))
+            request_times, event_times = batch.tensor("asked"), batch.tensor("taken")
+            event_times = torch.cat([batch.tensor("kept_taken"), event_times])
+            buckets = buckets_of(request_times.unsqueeze(0), event_times.unsqueeze(0))
         rows, layers = [], list[Any](self.layers)
         pasts = kept.unsqueeze(0).split([layer.state_width for layer in layers], -1)
         for layer, past in zip(layers, pasts):
             parts = layer.parts(x)
             rows.append(layer.state(parts))
             x = layer.attended(x, parts, buckets, past=layer.past_of(past))
-        return torch.cat([*rows, self.asked(x)], -1).squeeze(0)
+        return torch.cat([*rows, self.project_states(x)], -1).squeeze(0)

@@ -71,8 +71,8 @@ class Block(nn.Module):
         heads = partial(split_heads, heads=self.heads)
         scores = heads(query) @ heads(few_keys).mT * scale
         mixed = self.attention_dropout(scores.softmax(-1)) @ heads(few_values)
-        asked, found = self.place_query(positions), self.place_key(positions)
-        places = heads(asked[None]) @ heads(found[None]).mT * scale
+        place_queries, place_keys = self.place_query(positions), self.place_key(positions)
+        places = heads(place_queries[None]) @ heads(place_keys[None]).mT * scale
         hidden = pads[:, None, None, :].float() * HIDDEN
         mixed = mixed + (places + hidden).softmax(-1) @ heads(value)
         mixed = self.out(mixed.transpose(1, 2).flatten(2))

@@ -58,6 +58,6 @@ class MIND(MultiInterest):
 
 
 def squash(x: Tensor) -> Tensor:
-    """The same direction, a length below 1: [..., d] -> the same."""
+    """Vectors [..., d] of their direction, with a length below 1."""
     square = x.square().sum(-1, keepdim=True)
     return square / (1.0 + square) * x / (square + 1e-9).sqrt()

@@ -55,6 +55,6 @@ class Block(nn.Module):
         out = x
         for conv, norm in zip((self.first, self.second), self.norms):
             back = (conv.kernel_size[0] - 1) * conv.dilation[0]
-            made = conv(F.pad(out.transpose(1, 2), (back, 0))).transpose(1, 2)
-            out = F.relu(norm(made))
+            convolved = conv(F.pad(out.transpose(1, 2), (back, 0))).transpose(1, 2)
+            out = F.relu(norm(convolved))
         return x + out

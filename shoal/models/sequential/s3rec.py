@@ -25,7 +25,7 @@ from shoal.models.sequential.sasrec import SASRec
 
 
 class S3Rec(SASRec):
-    """The same layers read a history forwards for the next item and both ways for the rest."""
+    """S3-Rec: its layers read a history forwards for the next item and both ways for the rest."""
 
     reads_features = True
 
@@ -67,11 +67,11 @@ class S3Rec(SASRec):
     def _both_ways(self, vectors: Tensor, pads: Tensor) -> Tensor:
         """States of positions that see all others."""
         layers = [one for one in self.transformer.modules() if isinstance(one, Attention)]
-        for one in layers:
-            one.causal = False
+        for layer in layers:
+            layer.causal = False
         try:
             places = self.positions[: vectors.shape[1]]
             return self.transformer(self.dropout(vectors + places), pads)
         finally:
-            for one in layers:
-                one.causal = True
+            for layer in layers:
+                layer.causal = True

@@ -38,13 +38,22 @@ class SASRec(Extending):
         self.transformer = Transformer.of(options, width, std, causal=True)
         self.state_width = self.transformer.state_width
 
-    def encode(self, vectors: Tensor, pads: Tensor | None = None, *some: Tensor | None) -> Tensor:
+    def encode(
+        self,
+        vectors: Tensor,
+        pads: Tensor | None = None,
+        wanted: Tensor | None = None,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
         """States of every position: item vectors [b, l, d] -> [b, l, d]; pads bool [b, l].
 
-        some: places whose states are wanted, and places of items, as in Transformer.forward.
+        wanted: places [n] whose states alone are wanted; tokens: places that have an item, as in
+        `Transformer.forward`.
         """
         places = num_places(vectors, self.facts)
-        return self.transformer(self.dropout(vectors + self.positions[:places]), pads, *some)
+        return self.transformer(
+            self.dropout(vectors + self.positions[:places]), pads, wanted, tokens
+        )
 
     def inputs(self, batch: Batch) -> Tensor:
         """What the transformer reads at every place of the history, before positions: [b, l, d]."""
@@ -62,4 +71,4 @@ class SASRec(Extending):
         place = torch.arange(kept.shape[0], kept.shape[0] + new.shape[0], device=kept.device)
         x = self.embed.rows("history", new) + self.positions[place]
         rows, states = self.transformer.extended(x, kept)
-        return torch.cat([rows, self.asked(states)], 1)
+        return torch.cat([rows, self.project_states(states)], 1)

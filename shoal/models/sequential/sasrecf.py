@@ -11,21 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
-from shoal.models.nn.item_features import ItemFeatures
+from shoal.models.sequential.featured import FeaturedSASRec
 from shoal.models.sequential.sasrec import SASRec
 
 
-class SASRecF(SASRec):
+class SASRecF(FeaturedSASRec):
     """Items are recommended by their own vectors; features help to read the history."""
-
-    reads_features = True
 
     def __init__(self, options: SASRec.Options, facts: Facts):
         super().__init__(options, facts)
-        self.cuda_graph_safe = False
-        self.state_width = 0  # features are read from whole histories
         size, std = options.hidden_size, options.initializer_range
-        self.features = ItemFeatures(type(self).__name__, facts, size, std)
         self.join = nn.Linear((1 + self.features.number) * size, size)
         nn.init.normal_(self.join.weight, std=std)
         with torch.no_grad():

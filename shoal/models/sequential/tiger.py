@@ -65,8 +65,10 @@ class TIGER(Model):
         width = options.hidden_size
         if facts.codes is None:
             vectors = item_vectors(facts, options.codes_from, options.vector_size)
-            shape = options.code_levels, options.code_size
-            codes = F.pad(semantic_ids(vectors[1:], *shape, options.code_steps), (0, 0, 1, 0))
+            codes = semantic_ids(
+                vectors[1:], options.code_levels, options.code_size, options.code_steps
+            )
+            codes = F.pad(codes, (0, 0, 1, 0))
             self.levels, self.size = codes.shape[1], options.code_size
         else:
             codes = facts.codes
@@ -79,14 +81,23 @@ class TIGER(Model):
         self.positions = nn.Parameter(torch.randn(facts.max_len, width) * 0.02)
         self.places = nn.Parameter(torch.randn(self.levels, width) * 0.02)
         self.dropout = Dropout(options.dropout_prob)
-        layers = options.n_layers, options.n_heads, width, options.inner_size
-        self.encoder = Transformer(*layers, options.dropout_prob, norm_eps=1e-6, causal=False)
-        self.decoder = Decoder(*layers, options.dropout_prob)
+        self.encoder = Transformer(
+            options.n_layers,
+            options.n_heads,
+            width,
+            options.inner_size,
+            options.dropout_prob,
+            norm_eps=1e-6,
+            causal=False,
+        )
+        self.decoder = Decoder(
+            options.n_layers, options.n_heads, width, options.inner_size, options.dropout_prob
+        )
         self._tree: CodeTree | None = None
         self._written = Recorded(self.written)
 
     def train(self, mode: bool = True) -> TIGER:
-        """As in torch; it also drops the tree of codes: a checkpoint may have others."""
+        """Set the mode as torch does, and drop the tree of codes: a checkpoint may have others."""
         self._tree, self._written = None, Recorded(self.written)
         return super().train(mode)
 
@@ -130,8 +141,8 @@ class TIGER(Model):
     # ---- what comes next ------------------------------------------------------------------------
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
-        """As in Model. Beginnings continue or not whatever is asked for, so scores of some items
-        are those among all."""
+        """Scores as in `Model`: beginnings continue whichever items are asked for, so scores of
+        some items are those among all."""
         return self.scorer(batch)(items)
 
     def scorer(self, batch: Batch) -> Callable[[Tensor], Tensor]:
@@ -143,7 +154,7 @@ class TIGER(Model):
         return lambda items: tree.scores(written, torch.atleast_2d(items))
 
     def written(self, history: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-        """Of each level, the beginnings that continue and ln p of the next code of each.
+        """The beginnings that continue at each level, and ln p of the next code of each.
 
         history [b, l] -> nodes [b, w], [b, w, size], nodes of the next level, ...
         """
@@ -157,7 +168,9 @@ class TIGER(Model):
             chances = (states @ each[level].T).float().log_softmax(-1)  # [b, w, size]
             out += [beam.nodes, chances]
             if level + 1 < self.levels:
-                beam, place, code = beam.grown(chances, tree.words[level], self.options.beam_size)
+                beam, place, code = beam.grown(
+                    chances, tree.prefixes[level], self.options.beam_size
+                )
                 texts = kept.shape[1]
                 first = torch.arange(size, device=place.device).unsqueeze(1) * texts
                 kept, x = kept.flatten(0, 1)[place + first], each[level][code]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.config.train_section import metric_title
-from shoal.models.own import find_class, full_name, give_class
+from shoal.models.own import find_class, full_name, register_class
 from shoal.training.metrics.base import Metric
 from shoal.training.metrics.registry import METRICS, register
 
@@ -32,7 +32,7 @@ def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
     named = dict(values)
     for key in ("eval.metrics", "metrics"):
         if isinstance(metrics := named.get(key), list | tuple):
-            named[key] = [give_class(one) if isinstance(one, type) else one for one in metrics]
+            named[key] = [register_class(one) if isinstance(one, type) else one for one in metrics]
     if isinstance(section := named.get("eval"), Mapping):
         named["eval"] = with_names(section)
     return named

@@ -46,7 +46,8 @@ class HistoryModel(ClickModel):
         self.others = tuple(one for one in facts.sparse if one.name not in histories)
         self.embed = self.embeddings(options.dim, Init("uniform", options.initial_range))
         readers = [
-            self.reader(one.dim or options.dim, one.length or LENGTH) for one, _ in self.pairs
+            self.reader(history.dim or options.dim, history.length or LENGTH)
+            for history, _ in self.pairs
         ]
         self.readers = nn.ModuleList(readers)
         width = sum(one.dim or options.dim for one in self.others) + facts.num_dense
@@ -76,18 +77,18 @@ class HistoryModel(ClickModel):
 
 def history_pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
     """Every history with the feature of the candidate."""
-    found = []
+    pairs = []
     for history in facts.sparse if facts.per_feature else ():
         same = [f for f in facts.sparse if f.table == history.table and not f.is_list]
         if history.kind == "sequence" and same:
-            found.append((history, same[0]))
-    if not found:
+            pairs.append((history, same[0]))
+    if not pairs:
         raise ValueError(
             f"{model} reads a history beside a candidate, and data.features has none: describe a "
             "list as {kind: sequence, table: item_id} beside item_id: {kind: id} (of interactions, "
             "column: item_id makes it what the user took before), or choose DeepFM"
         )
-    return found
+    return pairs
 
 
 class Bilinear(nn.Module):

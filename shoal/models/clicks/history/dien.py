@@ -41,10 +41,10 @@ class Evolution(HistoryReader):
         interests = self.gru(vectors)
         self.seen = (interests, vectors, there) if self.training else None
         weights = self.attention(candidate, interests, there)
-        given = self.inputs(interests)
+        input_gates = self.inputs(interests)
         state = torch.zeros_like(candidate)
         for step in range(vectors.shape[1]):
-            reset, update, new = given[:, step].chunk(3, 1)
+            reset, update, new = input_gates[:, step].chunk(3, 1)
             old_reset, old_update, old_new = self.states(state).chunk(3, 1)
             # a place without an item has weight 0: the state stays
             share = weights[:, step, None] * (update + old_update).sigmoid()

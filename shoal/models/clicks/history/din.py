@@ -27,8 +27,8 @@ class ActivationUnit(nn.Module):
         begin_normal(self)
 
     def forward(self, candidate: Tensor, vectors: Tensor) -> Tensor:
-        asked = candidate.unsqueeze(1).expand_as(vectors)
-        read = torch.cat([vectors, asked, vectors - asked, vectors * asked], 2)
+        candidates = candidate.unsqueeze(1).expand_as(vectors)
+        read = torch.cat([vectors, candidates, vectors - candidates, vectors * candidates], 2)
         return self.out(self.hidden(read)).squeeze(2)
 
 

@@ -33,9 +33,9 @@ class Sessions(HistoryReader):
 
     def forward(self, candidate: Tensor, vectors: Tensor, there: Tensor) -> Tensor:
         size, _, dim = vectors.shape
-        shape = (size, self.sessions, self.each)
-        there = nn.functional.pad(there, (0, self.pads)).view(shape)
-        vectors = nn.functional.pad(vectors, (0, 0, 0, self.pads)).view(*shape, dim)
+        there = nn.functional.pad(there, (0, self.pads)).view(size, self.sessions, self.each)
+        vectors = nn.functional.pad(vectors, (0, 0, 0, self.pads))
+        vectors = vectors.view(size, self.sessions, self.each, dim)
         bias = self.session_bias + self.place_bias + self.unit_bias  # [sessions, each, dim]
         real = there.flatten(0, 1)
         states = self.transformer((vectors + bias).flatten(0, 1), ~real)

@@ -57,11 +57,11 @@ class HSTURanker(ClickModel):
         super().__init__(options, facts)
         self.history, self.item = _only(type(self).__name__, facts, options.hidden_size)
         self.length = self.history.length or LENGTH
-        known = {one.name: one for one in facts.sparse}
+        features = {one.name: one for one in facts.sparse}
         of_labels = [action_of(self.history.name, one.name) for one in facts.labels]
-        self.acted = tuple(known[name] for name in of_labels if name in known)
+        self.acted = tuple(features[name] for name in of_labels if name in features)
         time = time_of(self.history.name)
-        self.time = time if time in known and options.use_times else None
+        self.time = time if time in features and options.use_times else None
         sequence = {self.history.name, time, *(one.name for one in self.acted)}
         others = tuple(one for one in facts.sparse if one.name not in sequence)
         self.front = tuple(one for one in others if one.side == "user")
@@ -89,11 +89,13 @@ class HSTURanker(ClickModel):
     def _embeddings(self, width: int) -> Embeddings:
         """A table for every feature but the times; of each label in a history one too."""
         init = Init("uniform", self.options.initial_range)
-        wanted = (self.history, *self.acted, *self.front, *self.others)
+        features = (self.history, *self.acted, *self.front, *self.others)
         return Embeddings(
             {
-                one.name: Table(one.table, one.dim or width, one.rows, init, padding=0)
-                for one in wanted
+                feature.name: Table(
+                    feature.table, feature.dim or width, feature.rows, init, padding=0
+                )
+                for feature in features
             }
         )
 
@@ -110,24 +112,26 @@ class HSTURanker(ClickModel):
         table, users = self.facts.table, batch.tensor(self.facts.user_field)
         assert table is not None, "build lets click logs rank nothing"
         every = items.expand(len(users), -1) if items.dim() == 1 else items
-        nobody = torch.zeros_like(users)
-        whose = candidates(table, users, nobody, False, users.device)
-        pairs = users[:, None].expand_as(every).reshape(-1), every.reshape(-1)
-        asked = candidates(table, *pairs, False, users.device, histories=False)
-        logits = self.ranked(whose, asked, every.shape[1])
+        no_items = torch.zeros_like(users)
+        user_batch = candidates(table, users, no_items, False, users.device)
+        pair_users, pair_items = users[:, None].expand_as(every).reshape(-1), every.reshape(-1)
+        candidate_batch = candidates(
+            table, pair_users, pair_items, False, users.device, histories=False
+        )
+        logits = self.ranked(user_batch, candidate_batch, every.shape[1])
         return (logits if logits.dim() == 1 else logits[:, 0]).view(every.shape)
 
-    def ranked(self, whose: Batch, asked: Batch, count: int) -> Tensor:
+    def ranked(self, user_batch: Batch, candidate_batch: Batch, count: int) -> Tensor:
         """Logits of `count` candidates for each of b users: [b * count], or [b * count, labels].
 
-        whose: b samples with the users' features and histories; asked: b * count samples with what
-        is known of the candidates.
+        user_batch: b samples with the users' features and histories; candidate_batch: b * count
+        samples with what is known of the candidates.
         """
-        rows = self.rows(self.embed, asked, self.others)
+        rows = self.rows(self.embed, candidate_batch, self.others)
         x = rows[self.item.name].reshape(-1, count, self.options.hidden_size)
-        state = self.states(whose, x).reshape(-1, self.options.hidden_size)
+        state = self.states(user_batch, x).reshape(-1, self.options.hidden_size)
         state = F.layer_norm(state, [state.shape[-1]], eps=self.options.layer_norm_eps)
-        numbers = [asked.dense[one.name].reshape(-1, one.width) for one in self.numbers]
+        numbers = [candidate_batch.dense[one.name].reshape(-1, one.width) for one in self.numbers]
         return self.deep(torch.cat([state, *rows.values(), *numbers], 1))
 
     def states(self, batch: Batch, x: Tensor) -> Tensor:
@@ -136,9 +140,9 @@ class HSTURanker(ClickModel):
         sequence = torch.cat(places, 1)
         sequence, x = self.dropout(sequence) * there.unsqueeze(-1), self.dropout(x)
         lengths = (there * (torch.arange(self.places, device=x.device) + 1)).amax(1)
-        taken, asked = self._times(batch)
-        buckets = buckets_of(asked, taken)  # [b, 1, l]
-        own, sequences = places_between(sequence, there, taken, taken, self.widest)
+        event_times, request_times = self._times(batch)
+        buckets = buckets_of(request_times, event_times)  # [b, 1, l]
+        own, sequences = places_between(sequence, there, event_times, event_times, self.widest)
         sequence = without_pads(sequence, sequences)
 
         def onward(
@@ -149,10 +153,13 @@ class HSTURanker(ClickModel):
             # After the last layer nobody looks at the sequence.
             return sequence if last else layer.attended(sequence, parts, own, sequences), x
 
-        for number, layer in enumerate(self.layers, 1):
-            given: Any = (layer, sequence, x, number == len(self.layers))
-            again = self.recompute and self.training
-            sequence, x = recomputed(onward, *given) if again else onward(*given)
+        layers: list[Any] = list(self.layers)
+        for number, layer in enumerate(layers, 1):
+            is_last = number == len(layers)
+            if self.recompute and self.training:
+                sequence, x = recomputed(onward, layer, sequence, x, is_last)
+            else:
+                sequence, x = onward(layer, sequence, x, is_last)
         return x
 
     # ---- what stands where ----------------------------------------------------------------------

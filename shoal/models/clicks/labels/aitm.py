@@ -41,14 +41,14 @@ class AITM(SeveralLabels):
     def logits(self, batch: Batch) -> Tensor:
         x = self.features(batch)
         state = self.towers[0](x)
-        found = [self.out[0](state).squeeze(1)]
+        logits = [self.out[0](state).squeeze(1)]
         for k in range(1, self.outputs):
             pair = torch.stack([self.transfer[k - 1](state), self.towers[k](x)], 1)  # [b, 2, d]
             key, query, value = self.attention[k - 1](pair).chunk(3, 2)
             scores = (key * query).sum(2, keepdim=True) * pair.shape[2] ** -0.5
             state = (scores.softmax(1) * value).sum(1)
-            found.append(self.out[k](state).squeeze(1))
-        return self.together(found)
+            logits.append(self.out[k](state).squeeze(1))
+        return self.together(logits)
 
     def losses(self, logits: Tensor, batch: Batch) -> Tensor:
         chances = logits.sigmoid()

@@ -33,10 +33,10 @@ class ESMM(SeveralLabels):
 
     def logits(self, batch: Batch) -> Tensor:
         x = self.features(batch)
-        found = [self.towers[0](x)]
+        logits = [self.towers[0](x)]
         for tower in self.towers[1:]:
-            found.append(both(found[-1], tower(x)))
-        return self.together(found)
+            logits.append(both(logits[-1], tower(x)))
+        return self.together(logits)
 
 
 def both(first: Tensor, second: Tensor) -> Tensor:

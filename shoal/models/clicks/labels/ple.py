@@ -35,12 +35,13 @@ class Extraction(nn.Module):
     def forward(self, read: list[Tensor]) -> list[Tensor]:
         own = [experts(x) for experts, x in zip(self.own, read)]
         shared = self.shared(read[-1])
-        made = [
-            gate(x, torch.cat([some, shared], 1)) for gate, x, some in zip(self.gates, read, own)
+        mixtures = [
+            gate(x, torch.cat([outputs, shared], 1))
+            for gate, x, outputs in zip(self.gates, read, own)
         ]
         if self.shared_gate is not None:
-            made.append(self.shared_gate(read[-1], torch.cat([*own, shared], 1)))
-        return made
+            mixtures.append(self.shared_gate(read[-1], torch.cat([*own, shared], 1)))
+        return mixtures
 
 
 class PLE(SeveralLabels):
@@ -58,9 +59,15 @@ class PLE(SeveralLabels):
         self.levels = nn.ModuleList()
         for level in range(options.levels):
             sizes = [width, *options.expert_layers]
-            number = self.outputs, options.own_experts, options.shared_experts
-            last = level == options.levels - 1
-            self.levels.append(Extraction(*number, sizes, options.dropout, last))
+            extraction = Extraction(
+                labels=self.outputs,
+                own=options.own_experts,
+                shared=options.shared_experts,
+                sizes=sizes,
+                dropout=options.dropout,
+                last=level == options.levels - 1,
+            )
+            self.levels.append(extraction)
             width = sizes[-1]
         self.towers = nn.ModuleList(
             Tower([width, *options.tower_layers], options.dropout) for _ in range(self.outputs)

@@ -33,10 +33,10 @@ def distinct(codes: Tensor, limit: int | None = None) -> tuple[Tensor, Tensor]:
     if _core is not None and codes.is_cpu:
         codes = _whole(codes)
         unique, inverse = torch.empty_like(codes), torch.empty_like(codes)
-        found = _core.distinct_codes(
+        num_unique = _core.distinct_codes(
             codes.data_ptr(), len(codes), limit, unique.data_ptr(), inverse.data_ptr()
         )
-        return unique[:found], inverse
+        return unique[:num_unique], inverse
     place = code_map(codes, limit)
     unique = (place == 0).nonzero().squeeze(1)
     place[unique] = torch.arange(len(unique), device=codes.device)
@@ -45,16 +45,16 @@ def distinct(codes: Tensor, limit: int | None = None) -> tuple[Tensor, Tensor]:
 
 def code_map(codes: Tensor, limit: int, places: Tensor | int = 0) -> Tensor:
     """A map [limit] from codes to their places; -1 where a code is not given."""
-    found = codes.new_full((limit,), -1)
-    found[codes] = places
-    return found
+    mapping = codes.new_full((limit,), -1)
+    mapping[codes] = places
+    return mapping
 
 
 def group_by(owners: Tensor, size: int) -> Tensor:
     """Where numbers below `size` stand among `owners` [n]: those of 0, of 1, ..., each in order."""
     if owners.is_cuda or size > 32:
-        found = owners.argsort(stable=True)
-        return found[: int((owners < size).sum())]
+        order = owners.argsort(stable=True)
+        return order[: int((owners < size).sum())]
     return torch.cat([(owners == one).nonzero().squeeze(1) for one in range(size)])
 
 
@@ -86,8 +86,8 @@ def add_rows(
         grads, places = grads.contiguous(), _whole(places)
         offsets = None if offsets is None else _whole(offsets)
         weights = None if weights is None else weights.contiguous()
-        given = len(places) if offsets is None else len(offsets) - 1
-        if total.shape != (num_rows, grads.shape[1]) or len(grads) != given:
+        num_gradients = len(places) if offsets is None else len(offsets) - 1
+        if total.shape != (num_rows, grads.shape[1]) or len(grads) != num_gradients:
             raise ValueError(
                 f"sums {list(total.shape)} of {num_rows} rows, gradients {list(grads.shape)} and "
                 f"{len(places)} places do not fit"
@@ -124,6 +124,6 @@ def _sum_places(
     """Sums [num_rows, dim] of the gradients of bags at their places, in order of arrival."""
     numbers = torch.arange(len(grads), device=places.device)
     bag_of = numbers.repeat_interleave(offsets.diff(), output_size=len(places))
-    found, order = places.sort(stable=True)
-    starts = torch.searchsorted(found, torch.arange(num_rows + 1, device=places.device))
+    sorted_places, order = places.sort(stable=True)
+    starts = torch.searchsorted(sorted_places, torch.arange(num_rows + 1, device=places.device))
     return sum_bags(grads, starts, bag_of[order], None if weights is None else weights[order])

@@ -1,4 +1,4 @@
-"""Words of other tools' commands: PaddleRec's and its launchers', and RecBole's list of files."""
+"""Arguments of other tools' commands: PaddleRec's, its launchers' and RecBole's list of files."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ PADDLEREC_PROGRAMS = (
 )
 
 
-def files_and_overrides(word: str) -> tuple[list[str], list[str]] | None:
-    """The config files and overrides that a word of another tool means; None: it is Shoal's.
+def files_and_overrides(argument: str) -> tuple[list[str], list[str]] | None:
+    """The config files and overrides that an argument of another tool means; None: it is Shoal's.
 
     PaddleRec has `-m FILE` and `-o KEY=VALUE`, RecBole `--config_files='a.yaml b.yaml'`.
     """
-    if not word.startswith("-"):
-        if Path(word).name not in PADDLEREC_PROGRAMS:
+    if not argument.startswith("-"):
+        if Path(argument).name not in PADDLEREC_PROGRAMS:
             return None
-        typer.echo(f"{word} is PaddleRec's own program; Shoal takes its part", err=True)
+        typer.echo(f"{argument} is PaddleRec's own program; Shoal takes its part", err=True)
         return [], []
-    key, _, value = word.lstrip("-").partition("=")
+    key, _, value = argument.lstrip("-").partition("=")
     if key in ("m", "o") and not value:
         what = "-m CONFIG.yaml" if key == "m" else "-o key=value"
         raise typer.BadParameter(f"-{key} needs a value: {what}")
@@ -41,28 +41,28 @@ def files_and_overrides(word: str) -> tuple[list[str], list[str]] | None:
 
 def as_paddle_launches(overrides: list[str]) -> list[str]:
     """`--ips A,B --gpus 0,1`, as paddle.distributed.launch has them: a process per GPU, on each."""
-    words = [(word.lstrip("-").partition("="), word) for word in overrides]
-    given = {key: value for (key, _, value), _ in words}
-    rest = [word for (key, _, _), word in words if key not in ("ips", "gpus")]
-    gpus = given.get("gpus")
+    parts = [(argument.lstrip("-").partition("="), argument) for argument in overrides]
+    options = {key: value for (key, _, value), _ in parts}
+    rest = [argument for (key, _, _), argument in parts if key not in ("ips", "gpus")]
+    gpus = options.get("gpus")
     nproc = len(gpus.split(",")) if gpus is not None else None
     if gpus is not None:
         rest.append(f"--run.gpu_ids={json.dumps(gpus)}")
-        if not {"nproc", "launch.nproc"} & given.keys():
+        if not {"nproc", "launch.nproc"} & options.keys():
             rest.append(f"--launch.nproc={nproc}")
-    if "ips" in given:
+    if "ips" in options:
         from shoal.launch.roles import place_of
 
-        hosts = [word.strip() for word in given["ips"].split(",") if word.strip()]
-        said = given.get("nproc") or given.get("launch.nproc") or nproc
-        if said is None:
-            said = _visible_gpus()
-            rest.append(f"--launch.nproc={said}")
-        host, here = place_of(hosts), int(said)
+        hosts = [host.strip() for host in options["ips"].split(",") if host.strip()]
+        num_processes = options.get("nproc") or options.get("launch.nproc") or nproc
+        if num_processes is None:
+            num_processes = _visible_gpus()
+            rest.append(f"--launch.nproc={num_processes}")
+        host, here = place_of(hosts), int(num_processes)
         if len(hosts) > 1:
             rest += [f"--launch.ip={hosts[0]}", f"--launch.world_size={here * len(hosts)}"]
             rest.append(f"--launch.group_offset={here * host}")
-            if not {"port", "launch.port"} & given.keys():
+            if not {"port", "launch.port"} & options.keys():
                 rest.append("--launch.port=6170")
     return rest
 
@@ -70,10 +70,10 @@ def as_paddle_launches(overrides: list[str]) -> list[str]:
 def _visible_gpus() -> int:
     from shoal.distributed.gpus import count_gpus
 
-    found = count_gpus(None)
-    if not found:
+    count = count_gpus(None)
+    if not count:
         raise typer.BadParameter(
             "--ips starts a process for each visible GPU, and there is none; give --nproc N"
         )
-    typer.echo(f"--ips without --gpus: {found} processes here, one for each visible GPU", err=True)
-    return found
+    typer.echo(f"--ips without --gpus: {count} processes here, one for each visible GPU", err=True)
+    return count
