@@ -12,10 +12,12 @@ from shoal.cli.startup import importing, prepare_config
 def backtest(
     context: typer.Context,
     cuts: Annotated[
-        int | None, typer.Option(min=1, help="So many moments, with as many interactions between.")
+        int | None,
+        typer.Option(min=1, help="Number of moments, with equally many interactions between."),
     ] = None,
     at: Annotated[
-        str | None, typer.Option(help="Or at these: dates with commas, 2024-01-01,2024-02-01.")
+        str | None,
+        typer.Option(help="Moments in place of --cuts: dates with commas, 2024-01-01,2024-02-01."),
     ] = None,
     output: Annotated[str | None, typer.Option(help="Folder that holds the runs.")] = None,
     quiet: Annotated[bool, QUIET] = False,

@@ -15,13 +15,20 @@ def make(
     to: Annotated[str, typer.Option(help="FILE.json to write.")],
     of: Annotated[
         str,
-        typer.Option(help="Of data: interactions, features, or a column, such as one of vectors."),
+        typer.Option(
+            help="What codes of a config's data are made of: interactions, features, or a column, "
+            "such as one of vectors."
+        ),
     ] = "interactions",
     method: Annotated[
         Literal["rqvae", "kmeans"], typer.Option(help="An RQ-VAE, or residual k-means.")
     ] = "rqvae",
-    levels: Annotated[int, typer.Option(min=1, max=32, help="Codes of an item, but the last.")] = 3,
-    size: Annotated[int, typer.Option(min=1, max=65536, help="Different codes of a level.")] = 256,
+    levels: Annotated[
+        int, typer.Option(min=1, max=32, help="Codes of an item, not counting the last.")
+    ] = 3,
+    size: Annotated[
+        int, typer.Option(min=1, max=65536, help="Number of different codes of a level.")
+    ] = 256,
     steps: Annotated[int, typer.Option(min=0, help="Steps of the RQ-VAE.")] = 300,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:

@@ -30,7 +30,9 @@ def fetch(
 def make(
     context: typer.Context,
     to: Annotated[str, typer.Option(help="The folder, a new one.")],
-    days: Annotated[int, typer.Option(help="Files to train on, of each kind.")] = 2,
+    days: Annotated[
+        int, typer.Option(help="Number of days to train on, a file of each kind for each.")
+    ] = 2,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Write synthetic clicks (data.clicks.synthetic) as MLPerf's multi-hot Criteo.

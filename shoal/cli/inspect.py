@@ -18,7 +18,7 @@ RUN = typer.Argument(help="Folder of a run.")
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, or FILE.py:Class: describe it."),
+        typer.Argument(help="The model to describe: a name, or FILE.py:Class."),
     ] = None,
     space: Annotated[
         bool, typer.Option("--space", help="Print what `shoal tune` searches, as YAML.")

@@ -63,7 +63,7 @@ app.command("runs")(inspect.runs)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 
-config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
+config_app = typer.Typer(no_args_is_help=True, help="Look at configs and their keys.")
 config_app.command("show", **FILES)(inspect.config_show)
 config_app.command("keys")(inspect.config_keys)
 config_app.command("schema")(inspect.config_schema)
@@ -94,7 +94,10 @@ ps_app = typer.Typer(no_args_is_help=True, help="Parameter servers by hand.")
 ps_app.command("server")(training.server)
 app.add_typer(ps_app, name="ps", hidden=True)
 
-keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")
+keys_app = typer.Typer(
+    no_args_is_help=True,
+    help="Encryption keys of workers and servers. Keys of a config: shoal config keys.",
+)
 keys_app.command("make")(inspect.keys_make)
 app.add_typer(keys_app, name="keys")
 

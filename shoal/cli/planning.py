@@ -25,16 +25,20 @@ def plan(
         str | None,
         typer.Option(metavar="FILE|PRESET", help="Machines to plan for; this one by default."),
     ] = None,
-    hosts: Annotated[int | None, typer.Option(min=1, help="How many of its hosts.")] = None,
+    hosts: Annotated[
+        int | None, typer.Option(min=1, help="Number of hosts of the cluster.")
+    ] = None,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="How many GPUs (or cores) of each host.")
+        int | None, typer.Option(min=1, help="Number of GPUs (or cores) of each host.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Find the hosts for it: '1 epoch in 2 h'.")
+        str | None, typer.Option(help="Find the number of hosts for a target: '1 epoch in 2 h'.")
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Beside what this run measured; it brings the config."),
+        typer.Option(
+            metavar="RUN", help="Compare with what this run measured; it brings the config."
+        ),
     ] = None,
     launch: Annotated[
         str | None,

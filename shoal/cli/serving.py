@@ -64,7 +64,10 @@ def export(
         str | None, typer.Option(help="Write only rows that differ from this artifact's.")
     ] = None,
     histories: Annotated[
-        bool, typer.Option(help="Include what users took: to leave it out, and for histories.")
+        bool,
+        typer.Option(
+            help="Include what users took: answers leave it out, and histories are of it."
+        ),
     ] = True,
     tolerance: Annotated[
         float | None, typer.Option(help="How far answers may differ, as a part of the largest.")
@@ -104,8 +107,8 @@ def export(
 
 
 RUN_OR_ARTIFACT = (
-    "Folder of either. A run answers --user and --history; the options marked Artifact need one: "
-    "shoal export RUN --to DIR."
+    "Folder of a run or an artifact. A run answers --user and --history; the options marked "
+    "Artifact need one: shoal export RUN --to DIR."
 )
 
 
@@ -137,7 +140,10 @@ def recommend(
         str | None, typer.Option(help="Artifact: items to choose from, FILE:COLUMN=VALUE")
     ] = None,
     seen: Annotated[
-        bool | None, typer.Option("--seen/--no-seen", help="Artifact: may seen items come again?")
+        bool | None,
+        typer.Option(
+            "--seen/--no-seen", help="Artifact: recommend items that a user took, or not."
+        ),
     ] = None,
     nproc: Annotated[int, typer.Option(help="Cores that compute; 0: all.")] = 0,
     approximate: Annotated[
@@ -283,7 +289,8 @@ def serve(
         int, typer.Option(min=0, help="Bytes to keep of histories between requests; 0: none.")
     ] = 1 << 28,
     seconds: Annotated[
-        float, typer.Option(help="Seconds to send a request; to be answered.")
+        float,
+        typer.Option(help="Seconds in which a request is sent; as many in which it is answered."),
     ] = 10.0,
     refresh: Annotated[
         float, typer.Option(help="Seconds between checks for a newer artifact.")
@@ -294,7 +301,10 @@ def serve(
     threads: Annotated[int, typer.Option(help="Threads that compute; 0: all cores.")] = 0,
     announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
 ) -> None:
-    """Serve an artifact over HTTP: recommendations, scores and clicks as JSON."""
+    """Serve an artifact over HTTP: recommendations, scores and clicks as JSON.
+
+    A parameter server, which holds rows in training, is started by `shoal launch`.
+    """
     try:
         with importing():
             from shoal.serving.http.listening import read_token

@@ -179,12 +179,18 @@ def _follow(
 
 def launch(
     context: typer.Context,
-    worker_num: Annotated[int | None, typer.Option("--worker_num", help="Workers here.")] = None,
-    server_num: Annotated[int | None, typer.Option("--server_num", help="Servers here.")] = None,
+    worker_num: Annotated[
+        int | None, typer.Option("--worker_num", help="Number of workers on this host.")
+    ] = None,
+    server_num: Annotated[
+        int | None, typer.Option("--server_num", help="Number of servers on this host.")
+    ] = None,
     workers: Annotated[str | None, typer.Option(help="HOST:PORT,… of all workers.")] = None,
     servers: Annotated[str | None, typer.Option(help="HOST:PORT,… of all servers.")] = None,
-    role: Annotated[str | None, typer.Option(help="Run only this: worker or server.")] = None,
-    index: Annotated[int, typer.Option(help="With --role: which of them.")] = 0,
+    role: Annotated[
+        str | None, typer.Option(help="Run only one process: worker or server.")
+    ] = None,
+    index: Annotated[int, typer.Option(help="With --role: index of the worker or server.")] = 0,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
@@ -196,7 +202,8 @@ def launch(
     """Train with parameter servers: `shoal launch --worker_num=2 --server_num=1 CONFIG.yaml`.
 
     On many hosts run the same command with --workers and --servers on each of them. PaddleRec's
-    `-m CONFIG.yaml -o key=value` works too.
+    `-m CONFIG.yaml -o key=value` works too. Without servers `shoal train` starts the processes; a
+    script of your own is started by `python -m shoal.launch SCRIPT`.
     """
     with importing():
         prepare_config()
@@ -238,7 +245,7 @@ def server(
     bind: Annotated[
         str, typer.Option(help="HOST:PORT or ipc://PATH; port 0: any.")
     ] = "127.0.0.1:0",
-    index: Annotated[int, typer.Option(help="Number of this server.")] = 0,
+    index: Annotated[int, typer.Option(help="Index of this server.")] = 0,
     keys: Annotated[str | None, typer.Option(help="Folder of `shoal keys make`.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds of silence before giving up.")] = 10.0,
     threads: Annotated[int, typer.Option(help="Threads for rows.")] = 1,
@@ -248,9 +255,11 @@ def server(
         str | None, typer.Option(help="Folder of checkpoints; nothing is written elsewhere.")
     ] = None,
     plain: Annotated[bool, typer.Option(help="Listen beyond this host without keys.")] = False,
-    replica: Annotated[int, typer.Option(help="Which of the servers of this number.")] = 0,
-    log: Annotated[str, typer.Option(help="text or json.")] = "text",
-    log_level: Annotated[str, typer.Option(help="The least that is logged.")] = "info",
+    replica: Annotated[int, typer.Option(help="Index of this server among its replicas.")] = 0,
+    log: Annotated[str, typer.Option(help="Form of the log: text or json.")] = "text",
+    log_level: Annotated[
+        str, typer.Option(help="Level of the least important lines logged.")
+    ] = "info",
     journal: Annotated[
         bool,
         typer.Option("--journal", help="Keep a journal: started again, it continues where it was."),
@@ -259,10 +268,13 @@ def server(
         str | None, typer.Option(help="Host memory for rows, such as 60GB; with --tiers-ssd.")
     ] = None,
     tiers_ssd: Annotated[
-        str | None, typer.Option(help="Folder on a local disk for the other rows.")
+        str | None, typer.Option(help="Folder on a local disk for rows above --tiers-host.")
     ] = None,
 ) -> None:
-    """One parameter server; `shoal launch` starts them."""
+    """Run one parameter server, which holds rows in training; `shoal launch` starts them all.
+
+    A trained model answers over HTTP by `shoal serve`.
+    """
     with importing():
         from shoal.config.row_rules import TiersSection
         from shoal.launch.child import follow_launcher, is_launched

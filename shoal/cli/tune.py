@@ -17,29 +17,33 @@ def tune(
     context: typer.Context,
     space: Annotated[
         str | None,
-        typer.Option(help="What is searched, YAML or RecBole's form; else the model's own."),
+        typer.Option(
+            help="File of what is searched, YAML or RecBole's form; else the model's own."
+        ),
     ] = None,
     trials: Annotated[
         int | None,
         typer.Option(min=1, help="Trials of the whole search. Default: 30; resumed: as before."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so many; --resume continues.")
+        float | None, typer.Option(min=0, help="Stop after so many minutes; --resume continues.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trials at once, also on one GPU.")] = 1,
-    sampler: Annotated[str | None, typer.Option(help="tpe, random or grid.")] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="How trials are chosen: tpe, random or grid.")
+    ] = None,
     prune: Annotated[
         str | None, typer.Option(help="Stop hopeless trials: pace, halving or none.")
     ] = None,
     finalists: Annotated[
-        int, typer.Option(min=1, help="With --seeds: so many of the best trials.")
+        int, typer.Option(min=1, help="With --seeds: how many of the best trials get them.")
     ] = 3,
     seeds: Annotated[
         int, typer.Option(min=1, help="Train finalists with so many seeds; their mean decides.")
     ] = 1,
     launch: Annotated[
         str | None,
-        typer.Option(help="Words to start a trial with, on a cluster: 'srun --gpus=1'."),
+        typer.Option(help="Command that starts a trial on a cluster: 'srun --gpus=1'."),
     ] = None,
     output: Annotated[str | None, typer.Option(help="Folder of the search.")] = None,
     resume: Annotated[
@@ -131,16 +135,16 @@ def sweep(
         str | None, typer.Option(help="Names or config files, with commas: BPR,EASE,best.yaml.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="Names or paths of data, with commas.")] = None,
-    seeds: Annotated[str, typer.Option(help="How many, or which: 3, or 1,2,3.")] = "3",
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 3, or 1,2,3.")] = "3",
     grid: Annotated[
-        str | None, typer.Option(help="The same as lists of a YAML file: models, data, seeds.")
+        str | None, typer.Option(help="YAML file with lists of models, data and seeds.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so many; --output continues.")
+        float | None, typer.Option(min=0, help="Stop after so many minutes; --output continues.")
     ] = None,
     launch: Annotated[
-        str | None, typer.Option(help="Words to start a run with, on a cluster: 'srun --gpus=1'.")
+        str | None, typer.Option(help="Command that starts a run on a cluster: 'srun --gpus=1'.")
     ] = None,
     output: Annotated[
         str | None, typer.Option(help="Folder of the sweep; finished runs there are not repeated.")
