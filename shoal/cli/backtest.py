@@ -45,8 +45,9 @@ def _print(report: dict[str, Any], metric: str) -> None:
     from rich.table import Table
 
     names = [metric, *(name for name in report["mean"] if name != metric)][:6]
-    heads = ("cut", "test from", "train", "test", "best epoch", *names)
-    table = Table(*heads, title=f"{report['model']} on {report['dataset']}, tested in time")
+    table = Table(title=f"{report['model']} on {report['dataset']}, tested in time")
+    for head in ("cut", "test from", "train", "test", "best epoch", *names):
+        table.add_column(head)
     for number, cut in enumerate(report["cuts"], start=1):
         values = [f"{cut['metrics'][name]:.4f}" for name in names]
         sizes = [f"{cut[part]:,}" for part in ("train", "test")]

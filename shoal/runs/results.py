@@ -104,14 +104,10 @@ class StudyResult(dict[str, Any]):
         done = [trial for trial in self["trials"] if trial["state"] == "finished"]
         done = sorted(done, key=lambda trial: sign * trial["value"])[:MOST_TRIALS]
         keys = list(best["params"])
-        rows = [
-            (
-                str(trial["trial"]),
-                trial["value"],
-                *(on_one_line(trial["params"].get(key)) for key in keys),
-            )
-            for trial in done
-        ]
+        rows = []
+        for trial in done:
+            values = [on_one_line(trial["params"].get(key)) for key in keys]
+            rows.append((str(trial["trial"]), trial["value"], *values))
         best_tables = look.grid(look.table(("key", "best"), params), RunResult(parts).table())
         trial_table = look.table(("trial", metric, *keys), rows)
         return look.inline(title, best_tables, trial_table, _soft(self.get("folder")))
