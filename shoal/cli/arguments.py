@@ -30,6 +30,13 @@ TRUST = typer.Option(
     "--trust", help="Run the code and write to the places that the folder's config names."
 )
 QUIET = typer.Option("--quiet", help="Print warnings and the result alone.")
+# Of the commands that answer over HTTP: serve and board.
+HOST = typer.Option(help="Address to listen at.")
+PORT = typer.Option(min=0, max=65535, help="Port to listen at; 0: any.")
+TOKEN_FILE = typer.Option(help="File with the bearer token to ask for (or SHOAL_TOKEN).")
+TLS_CERT = typer.Option(help="Certificate for TLS (PEM).")
+TLS_KEY = typer.Option(help="Private key of the certificate (PEM).")
+ANNOUNCE = typer.Option(help="File to write the address to.")
 # Endings of files of data, which take the place of a config.
 DATA = (
     ".csv",

@@ -22,6 +22,7 @@ from shoal.cli import (
     new,
     planning,
     quickstart,
+    recommend,
     report,
     serving,
     startup,
@@ -54,7 +55,7 @@ app.command("serve")(serving.serve)
 app.command("board")(board.board)
 app.command("eval", **WORDS)(serving.evaluate)
 app.command("export")(serving.export)
-app.command("recommend")(serving.recommend)
+app.command("recommend")(recommend.recommend)
 app.command("predict")(serving.predict)
 app.command("prepare", **INPUTS)(data.prepare)
 app.command("plan", **FILES)(planning.plan)

@@ -6,12 +6,13 @@ import math
 import os
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import shoal
 from shoal.cli.arguments import (
+    ANNOUNCE,
     ONE_PROCESS,
     QUIET,
     TRUST,
@@ -28,6 +29,9 @@ from shoal.cli.arguments import (
 from shoal.cli.exit import leave, print_result
 from shoal.cli.startup import importing, prepare_config
 from shoal.compat.command_words import as_paddle_launches
+
+if TYPE_CHECKING:
+    from shoal.config import Resolved
 
 
 def train(
@@ -67,10 +71,10 @@ def train(
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
+    args = context.args + only_warnings(quiet)
     if follow is not None:
-        words = context.args + only_warnings(quiet)
         return _follow(
-            words,
+            args,
             folder=follow,
             start=start,
             output=output,
@@ -83,24 +87,45 @@ def train(
         prepare_config()
         from shoal.distributed.rank_variables import is_first, is_worker
         from shoal.launch.child import follow_launcher, is_launched
-        from shoal.runs import run
-        from shoal.runs.input_data import with_data
-        from shoal.runs.results import NotCopied
+        from shoal.runs import run  # noqa: F401 (with all that it imports, at once)
 
     if is_worker():
         follow_launcher(f"rank-{os.environ['RANK']}", saves=True)
-    # Arguments: config files or a run, data, overrides.
-    files, overrides, is_run = run_arguments(context.args + only_warnings(quiet), resume, output)
+    if not (context.args or output or start or join or data):
+        need_data()
+    resolved = _resolve_training(
+        args, resume=resume, output=output, start=start, data=data, join=join, trust=trust
+    )
+    result = _run_training(resolved, resume, ray)
+    if result and is_first() and not is_launched():
+        print_result(result, resolved.config.run)
+
+
+def _resolve_training(
+    args: list[str],
+    resume: bool,
+    output: str | None,
+    start: str | None,
+    data: str | None,
+    join: str | None,
+    trust: bool,
+) -> Resolved:
+    """The config of files, or of the run that is continued or joined, with data in its place.
+
+    args: config files, a file of data and overrides, as they were typed; start: the run of --from.
+    """
+    from shoal.runs.input_data import with_data
+    from shoal.runs.run import resolve
+
+    files, overrides, is_run = run_arguments(args, resume, output)
     files, data_argument = take_data(files)
     if data is not None and data_argument is not None:
         raise typer.BadParameter(f"--data {data} and {data_argument} are both data; give one")
     data = data or data_argument
     overrides = as_paddle_launches(overrides)
-    if not (context.args or output or start or join or data):
-        need_data()
+    # A run that is continued on another number of processes forgets how it was launched before.
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
-    values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
-    # The config: of the files, or of the run that is continued or joined.
+    values = ONE_PROCESS if is_run and counted else None
     if start is not None and not is_run:
         files, values = daily_arguments(start, output, files)
         is_run = True
@@ -108,31 +133,35 @@ def train(
         files, values = join_arguments(join, files)
         is_run = True
     folder = Path(files[0]).parent if is_run else None
-    resolved = run.resolve(
-        files, overrides, values, "shoal train --resume", folder=folder, trust=trust
-    )
+    resolved = resolve(files, overrides, values, "shoal train --resume", folder=folder, trust=trust)
     if data is not None:
         resolved = with_data(resolved, data)
     check_resumable(resolved, resume)
     if join is not None and not resolved.config.elastic:
         raise typer.BadParameter(f"--join {join}: that run has no strategy.ps.elastic=true")
-    # Train; the first process prints the result.
+    return resolved
+
+
+def _run_training(
+    resolved: Resolved, resume: bool, ray: str | None = None
+) -> dict[str, Any] | None:
+    """Train, here or on a Ray cluster; the result, in the process that has it."""
+    from shoal.runs import run
+    from shoal.runs.results import NotCopied
+
     try:
         if ray is None:
-            result = run.train(resolved, resume)
-        else:
-            from shoal.runs.ray_cluster import train_command
+            return run.train(resolved, resume)
+        from shoal.runs.ray_cluster import train_command
 
-            result = train_command(resolved, resume, ray)
+        return train_command(resolved, resume, ray)
     except NotCopied as error:  # the run is finished: its table comes first
         print_result(error.result, resolved.config.run)
         raise
-    if result and is_first() and not is_launched():
-        print_result(result, resolved.config.run)
 
 
 def _follow(
-    words: list[str],
+    args: list[str],
     folder: str,
     start: str | None,
     output: str | None,
@@ -151,7 +180,7 @@ def _follow(
         raise typer.BadParameter(
             "--follow continues from a run, into a folder: --from RUN --output FOLDER"
         )
-    files, overrides = split_arguments(words)
+    files, overrides = split_arguments(args)
     files, values = daily_arguments(start, output, files)
     # A file is read in one pass, without an evaluation after it: the model was tested before.
     values |= {"train.epochs": 1, "train.eval_every": 0, "start.test_first": True}
@@ -211,7 +240,6 @@ def launch(
         from shoal.launch.roles import find_roles
         from shoal.runs import run
         from shoal.runs.input_data import with_data
-        from shoal.runs.results import NotCopied
 
     if is_worker():
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
@@ -232,11 +260,7 @@ def launch(
     if data is not None:
         resolved = with_data(resolved, data)
     check_resumable(resolved, resume)
-    try:
-        result = run.train(resolved, resume)
-    except NotCopied as error:  # as in train
-        print_result(error.result, resolved.config.run)
-        raise
+    result = _run_training(resolved, resume)
     if result:
         print_result(result, resolved.config.run)
 
@@ -249,7 +273,7 @@ def server(
     keys: Annotated[str | None, typer.Option(help="Folder of `shoal keys make`.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds of silence before giving up.")] = 10.0,
     threads: Annotated[int, typer.Option(help="Threads for rows.")] = 1,
-    announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
+    announce: Annotated[str | None, ANNOUNCE] = None,
     patience: Annotated[float, typer.Option(help="Seconds to wait for a worker.")] = math.inf,
     folder: Annotated[
         str | None, typer.Option(help="Folder of checkpoints; nothing is written elsewhere.")

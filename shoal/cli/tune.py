@@ -10,6 +10,7 @@ from shoal.cli.arguments import QUIET, TRUST, resolve_words, split_arguments, ta
 from shoal.cli.startup import importing
 
 if TYPE_CHECKING:
+    from shoal.config import Resolved
     from shoal.config.launch_section import RunSection
 
 
@@ -60,25 +61,11 @@ def tune(
     with importing():
         from shoal.config.trust import names_code
         from shoal.experiments.tuning.tune import need_optuna
-        from shoal.runs.run import resolve
 
         need_optuna()
         from shoal.experiments.tuning.search import SearchLimits, search
 
-    files, overrides = split_arguments(context.args)
-    is_given = resume and len(files) == 1 and not Path(files[0]).is_file()
-    if is_given:
-        output, files = output or files[0], []
-    is_begun = output is not None and (Path(output) / "space.yaml").is_file()
-    if is_given and not is_begun:
-        raise typer.BadParameter(f"{output} holds no search to continue: it has no space.yaml")
-    if resume and output is None:
-        raise typer.BadParameter("--resume needs the folder of the search: --output DIR")
-    if resume and is_begun and not files:
-        file = Path(str(output)) / "config.yaml"
-        resolved = resolve([file], overrides, folder=output, trust=trust)
-    else:
-        resolved = resolve_words(context.args, trust=trust)
+    resolved, output = _resolve_search(context.args, resume, output, trust)
     limits = SearchLimits(
         trials=trials,
         minutes=minutes,
@@ -103,6 +90,29 @@ def tune(
         trust=trust,
     )
     _print_study(study, run, " --trust" * names_code(resolved.config))
+
+
+def _resolve_search(
+    args: list[str], resume: bool, output: str | None, trust: bool
+) -> "tuple[Resolved, str | None]":
+    """The config of a search, new or continued, and its folder."""
+    from shoal.runs.run import resolve
+
+    files, overrides = split_arguments(args)
+    names_search = resume and len(files) == 1 and not Path(files[0]).is_file()
+    if names_search:
+        output, files = output or files[0], []
+    is_begun = output is not None and (Path(output) / "space.yaml").is_file()
+    if names_search and not is_begun:
+        raise typer.BadParameter(f"{output} holds no search to continue: it has no space.yaml")
+    if resume and output is None:
+        raise typer.BadParameter("--resume needs the folder of the search: --output DIR")
+    if resume and is_begun and not files:
+        file = Path(str(output)) / "config.yaml"
+        resolved = resolve([file], overrides, folder=output, trust=trust)
+    else:
+        resolved = resolve_words(args, trust=trust)
+    return resolved, output
 
 
 def _print_nothing(line: str) -> None:
