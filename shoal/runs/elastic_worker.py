@@ -16,7 +16,8 @@ from shoal.distributed.world import PeerLost, World
 from shoal.launch.servers import early_heartbeat
 from shoal.ps.address import nobody_listens
 from shoal.ps.worker.link import ServerError
-from shoal.runs.build import announce, build
+from shoal.runs.announcement import announce
+from shoal.runs.build import build
 from shoal.runs.forecast import expected
 from shoal.runs.vocabulary_growth import save_taken, save_vocabularies
 from shoal.training.elastic_trainer import LeasedTrainer

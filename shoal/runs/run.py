@@ -25,7 +25,7 @@ from shoal import config as config_room
 from shoal.config import Command, ConfigError, Resolved
 from shoal.config.output import flat
 from shoal.config.plugins import refuse_while_running
-from shoal.config.schema import Config
+from shoal.config.schema import Config, LaunchSection, RunSection
 from shoal.config.sources import Origin
 from shoal.config.trust import OwnValues, check_code_trusted, check_trusted
 from shoal.data.dataset import Dataset
@@ -44,7 +44,8 @@ from shoal.models.base import Model
 from shoal.models.own import check_launchable, give, is_given, is_own
 from shoal.optimizers.selection import problems as row_optimizer_problems
 from shoal.ps import check_installed
-from shoal.runs.build import announce, build
+from shoal.runs.announcement import announce
+from shoal.runs.build import build
 from shoal.runs.decay import ages_after, save_ages
 from shoal.runs.forecast import expected
 from shoal.runs.host_processes import train_launched
@@ -248,7 +249,7 @@ def _train(resolved: Resolved, resume: bool) -> dict[str, Any]:
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or (alone and not section.max_restarts):
         return train_here(resolved, resume)
-    for name in own_names(resolved.config):
+    for name in own_names(resolved.config.model.name, resolved.config.eval.metrics):
         check_launchable(name)
     if section.nproc:
         secret_of(section)  # refuse what cannot be launched before anything is made
@@ -304,9 +305,8 @@ def resolve_with_roles(
     return resolved.with_values(key_values, "shoal launch") if key_values else resolved
 
 
-def connect_as(config: Config) -> World:
-    """The world that a config asks for."""
-    run, launch = config.run, config.launch
+def connect_as(run: RunSection, launch: LaunchSection) -> World:
+    """The world that the two sections of a config ask for."""
     shares_gpu = False
     if run.share_gpu and is_worker():
         choose_gpus(run.gpu_ids, tell=False)
@@ -325,8 +325,8 @@ def connect_as(config: Config) -> World:
 def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """Train as one process: alone, or as the rank that the environment says."""
     config = resolved.config
-    world = connect_as(config)
-    code = own_code(config)
+    world = connect_as(config.run, config.launch)
+    code = own_code(config.model.name, config.eval.metrics)
     with ExitStack() as stack:
         stack.callback(world.close)
         stack.enter_context(SLOW.watched(config.launch.hang_timeout))
@@ -369,7 +369,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         before: dict[str, float] = {}
         restored = resume and trainer.restore()
         if not restored and (config.start.run is not None or config.start.pretrained):
-            begin(config, parts.strategy, parts.dataset, world)
+            begin(config.start, config.model, parts.strategy, parts.dataset, world)
             before = validate_first(trainer, parts.dataset)
         if world.is_main:  # a run that is refused keeps the config that it was trained with
             folder.write_config(config_room.dump(config))

@@ -18,7 +18,8 @@ import shoal.training.evaluation.evaluator
 from shoal.config.schema import Config
 from shoal.distributed.world import World
 from shoal.embedding.placements import replicated
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 from shoal.training.checkpoint.writing import Checkpoints, read, restore_into
 from shoal.training.steps import keep_hardest, one_ahead
 

@@ -18,14 +18,15 @@ from ranks import run_ranks
 from zoo_models import ACROSS, DATA, MODELS, zoo_config
 
 import shoal
-import shoal.runs.build as building
+import shoal.runs.training_data as training_data
 from shoal.config.schema import Config, DataSection
 from shoal.data.dataset import Dataset
 from shoal.distributed.world import World
 from shoal.models import MODELS as NAMES
 from shoal.models import find
 from shoal.ps.server.server import Server
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 from shoal.runs.trained_run import Trained
 from shoal.training.steps import seed_step
 
@@ -43,7 +44,7 @@ def each(names: list[str]) -> list[Any]:
 def data_made_once() -> Iterator[None]:
     """The same synthetic data for all: it is what takes longest to make."""
     made: dict[str, Dataset] = {}
-    load = building.load_dataset
+    load = training_data.load_dataset
 
     def once(section: DataSection, seed: int) -> Dataset:
         key = f"{section.model_dump_json()} {seed}"
@@ -51,9 +52,9 @@ def data_made_once() -> Iterator[None]:
             made[key] = load(section, seed)
         return made[key]
 
-    building.load_dataset = once
+    training_data.load_dataset = once
     yield
-    building.load_dataset = load
+    training_data.load_dataset = load
 
 
 def made(name: str, world: World, **values: Any) -> tuple[Parts, Config]:

@@ -31,7 +31,7 @@ def check_begun(folder: Path, agreed_values: OwnValues, trust: bool) -> None:
         return
     values = {"run.output": str(folder)}
     resolved = resolve_run(folder, values=values, trusted_values=agreed_values)
-    for name, text in own_code(resolved.config).items():
+    for name, text in own_code(resolved.config.model.name, resolved.config.eval.metrics).items():
         check_kept_code(folder / "model" / name, "model.name", text)
 
 
