@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.arguments import QUIET, TRUST, only_warnings, resolve_words
+from shoal.cli.arguments import QUIET, TRUST, only_warnings, resolve_args
 from shoal.cli.startup import importing, prepare_config
 
 
@@ -31,7 +31,7 @@ def backtest(
 
     if cuts is not None and at is not None:
         raise typer.BadParameter("--cuts and --at both say where to cut; give one")
-    resolved = resolve_words(context.args + only_warnings(quiet), trust=trust)
+    resolved = resolve_args(context.args + only_warnings(quiet), trust=trust)
     if resolved.config.run.output is not None:
         raise typer.BadParameter("every cut has its run: give --output, not run.output")
     start_logging(resolved.config.run.log_level, form=resolved.config.run.log)

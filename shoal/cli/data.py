@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.arguments import TRUST, resolve_words, split_arguments
+from shoal.cli.arguments import TRUST, resolve_args, split_arguments
 from shoal.cli.exit import print_next
 from shoal.files.durable import written
 
@@ -47,7 +47,7 @@ def make(
     """
     from shoal.clicks.make_days import make_days
 
-    section = resolve_words(context.args, trust=trust).config.data.clicks.synthetic
+    section = resolve_args(context.args, trust=trust).config.data.clicks.synthetic
     best = make_days(section, Path(to), days)
     for phase, auc in best.items():
         typer.echo(f"{to}/{phase}: the best possible AUC is {auc:.4f}")
@@ -73,7 +73,7 @@ def describe(
     """
     from shoal.planning.data_summary import describe_run
 
-    resolved = resolve_words(context.args, trust=trust)
+    resolved = resolve_args(context.args, trust=trust)
     for note in resolved.read_notes:
         typer.echo(note)
     description = describe_run(resolved.config)
@@ -173,12 +173,12 @@ def _find_raw_files(args: list[str], trust: bool) -> RawFiles:
     from shoal.runs.input_data import with_columns
     from shoal.runs.run import resolve
 
-    words, overrides = split_arguments(args)
-    files = [word for word in words if Path(word).suffix in (".yaml", ".yml", ".toml")]
-    names = [word for word in words if word not in files]
+    files, overrides = split_arguments(args)
+    configs = [file for file in files if Path(file).suffix in (".yaml", ".yml", ".toml")]
+    names = [file for file in files if file not in configs]
     if not names:
         raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
-    resolved = resolve(files, overrides, trust=trust)
+    resolved = resolve(configs, overrides, trust=trust)
     if holds_log(resolved.config.data):
         return RawFiles(names, input_files(names), resolved, is_log=True)
     paths = inputs.expand(names)
@@ -222,12 +222,12 @@ def _describe_prepared(manifest: Mapping[str, Any], to: str, is_log: bool) -> st
 
 
 def without_engine(args: list[str]) -> list[str]:
-    """A command without the words that name its engine: the folder does not depend on it."""
+    """A command without the arguments that name its engine: the folder does not depend on it."""
     kept, remaining = [], list(args)
     while remaining:
-        word = remaining.pop(0)
-        if word.partition("=")[0] not in ("--engine", "--ray-address"):
-            kept.append(word)
-        elif "=" not in word and remaining:
+        arg = remaining.pop(0)
+        if arg.partition("=")[0] not in ("--engine", "--ray-address"):
+            kept.append(arg)
+        elif "=" not in arg and remaining:
             remaining.pop(0)
     return kept

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.arguments import TRUST, resolve_words
+from shoal.cli.arguments import TRUST, resolve_args
 from shoal.cli.startup import importing
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def plan(
 
         compared = compare_run(compare, machines if cluster else None, trust)
         return typer.echo(json.dumps(compared.facts(), indent=2) if as_json else str(compared))
-    config = resolve_words(context.args, trust=trust).config
+    config = resolve_args(context.args, trust=trust).config
     run_plan = plan_config(config, machines, parsed_target, refuse=cluster is None)
     if launch is None:
         text = json.dumps(run_plan.facts(), indent=2) if as_json else str(run_plan)
@@ -133,7 +133,7 @@ def _measure(args: list[str], output: str | None) -> None:
         from shoal.planning.probed_cluster import differences, measured_file
         from shoal.planning.probes import measure, shapes_of
 
-    config = resolve_words(args).config if args else None
+    config = resolve_args(args).config if args else None
     shapes = None if config is None else shapes_of(config)
     folder = None if config is None else config.rows.tiers.ssd
     report = lambda part: typer.echo(f"measuring: {part}", err=True)  # noqa: E731

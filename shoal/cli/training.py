@@ -124,7 +124,7 @@ def _resolve_training(
     data = data or data_argument
     overrides = as_paddle_launches(overrides)
     # A run that is continued on another number of processes forgets how it was launched before.
-    counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
+    counted = any(key_of(arg) in ("nproc", "launch.nproc", "world_size") for arg in overrides)
     values = ONE_PROCESS if is_run and counted else None
     if start is not None and not is_run:
         files, values = daily_arguments(start, output, files)

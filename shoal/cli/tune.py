@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.arguments import QUIET, TRUST, resolve_words, split_arguments, take_data
+from shoal.cli.arguments import QUIET, TRUST, resolve_args, split_arguments, take_data
 from shoal.cli.startup import importing
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _resolve_search(
         file = Path(str(output)) / "config.yaml"
         resolved = resolve([file], overrides, folder=output, trust=trust)
     else:
-        resolved = resolve_words(args, trust=trust)
+        resolved = resolve_args(args, trust=trust)
     return resolved, output
 
 

@@ -247,77 +247,85 @@ def _ray(job: Job) -> str:
 
 def _k8s(job: Job) -> str:
     """A JobSet: a pod for each host, or for each server and worker."""
-    layout, name = job.layout, job.name
+    policy: dict[str, Any] = {}
     if job.served:
-        worker_cores, gpus = max(1, job.cores // layout.per_host), -(-job.gpus // layout.per_host)
-        memory = job.memory / layout.per_host
-        roles = {
-            "server": (layout.servers, job.cores, 0, job.memory),
-            "worker": (layout.processes, worker_cores, gpus, memory),
-        }
-        hosts = [f"{name}-{role}-0-{k}.{name}" for role in roles for k in range(roles[role][0])]
-        jobs = []
-        for role, (number, cores, role_gpus, role_memory) in roles.items():
-            replica = replica_command(
-                role,
-                INDEX_OF_POD,
-                workers=layout.processes,
-                servers=layout.servers,
-                port=SERVER_PORT,
-                hosts=",".join(hosts),
-                args=[*job.command, "--strategy.ps.keys=keys"],
-            )
-            start = _joined(["exec", "python", *replica])
-            jobs.append(
-                _replicated(
-                    job,
-                    role,
-                    start.replace(f"={INDEX_OF_POD}", '="$JOB_COMPLETION_INDEX"', 1),
-                    number=number,
-                    cores=cores,
-                    gpus=role_gpus,
-                    memory=role_memory,
-                )
-            )
-        first_command = "shoal keys make keys   # once, in the folder that the volume holds"
+        jobs = _jobs_of_servers_and_workers(job)
         success = {"operator": "All", "targetReplicatedJobs": ["worker"]}
-        policy: dict[str, Any] = {"successPolicy": success}
+        policy = {"successPolicy": success}
+        first_command = "shoal keys make keys   # once, in the folder that the volume holds"
     else:
-        first = f"{name}-host-0-0.{name}"
-        start = (
-            f"until getent hosts {first}; do sleep 1; done; exec shoal train "
-            f"{_joined(job.command)} --launch.join_timeout=600 "
-            f"--ip={first} --port={MEETING_PORT} --nproc={layout.per_host} "
-            f"--world_size={layout.processes} "
-            f'--group_offset="$(({layout.per_host} * JOB_COMPLETION_INDEX))"'
-        )
-        host_job = _replicated(
-            job,
-            "host",
-            start,
-            number=layout.hosts,
-            cores=job.cores,
-            gpus=job.gpus,
-            memory=job.memory,
-            secret=layout.hosts > 1,
-        )
-        jobs, policy = [host_job], {}
+        jobs = [_job_of_hosts(job)]
         first_command = (
-            f"kubectl create secret generic {name}-secret "
+            f"kubectl create secret generic {job.name}-secret "
             '--from-literal=secret="$(head -c 32 /dev/urandom | base64)"   # once'
         )
     job_set = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": name},
+        "metadata": {"name": job.name},
         "spec": {
-            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "network": {"enableDNSHostnames": True, "subdomain": job.name},
             "failurePolicy": {"maxRestarts": job.restarts},
             **policy,
             "replicatedJobs": jobs,
         },
     }
     return f"# {first_command}\n# kubectl apply -f FILE\n" + _yaml(job_set)
+
+
+def _jobs_of_servers_and_workers(job: Job) -> list[dict[str, Any]]:
+    """Two jobs of a JobSet: a pod for each server, and one for each worker."""
+    layout, name = job.layout, job.name
+    numbers = {"server": layout.servers, "worker": layout.processes}
+    hosts = [f"{name}-{role}-0-{k}.{name}" for role in numbers for k in range(numbers[role])]
+    jobs = []
+    for role, number in numbers.items():
+        replica = replica_command(
+            role,
+            INDEX_OF_POD,
+            workers=layout.processes,
+            servers=layout.servers,
+            port=SERVER_PORT,
+            hosts=",".join(hosts),
+            args=[*job.command, "--strategy.ps.keys=keys"],
+        )
+        start = _joined(["exec", "python", *replica])
+        # A server has its host to itself; workers share theirs.
+        shares = 1 if role == "server" else layout.per_host
+        jobs.append(
+            _replicated(
+                job,
+                role,
+                start.replace(f"={INDEX_OF_POD}", '="$JOB_COMPLETION_INDEX"', 1),
+                number=number,
+                cores=max(1, job.cores // shares),
+                gpus=0 if role == "server" else -(-job.gpus // shares),
+                memory=job.memory / shares,
+            )
+        )
+    return jobs
+
+
+def _job_of_hosts(job: Job) -> dict[str, Any]:
+    """The job of a JobSet in which a pod starts the ranks of a host."""
+    layout, first = job.layout, f"{job.name}-host-0-0.{job.name}"
+    start = (
+        f"until getent hosts {first}; do sleep 1; done; exec shoal train "
+        f"{_joined(job.command)} --launch.join_timeout=600 "
+        f"--ip={first} --port={MEETING_PORT} --nproc={layout.per_host} "
+        f"--world_size={layout.processes} "
+        f'--group_offset="$(({layout.per_host} * JOB_COMPLETION_INDEX))"'
+    )
+    return _replicated(
+        job,
+        "host",
+        start,
+        number=layout.hosts,
+        cores=job.cores,
+        gpus=job.gpus,
+        memory=job.memory,
+        secret=layout.hosts > 1,
+    )
 
 
 def _replicated(

@@ -253,8 +253,8 @@ def _links(gpus: int, scale: float) -> dict[str, Timing]:
     device = "cuda" if gpus > 1 else "cpu"
     with scratch_folder() as scratch:
         file = Path(scratch) / "links.json"
-        words = [str(Path(link_probes.__file__)), str(file), device, str(scale)]
-        launch(words, section, scratch, module="shoal.launch.script", ending="")
+        args = [str(Path(link_probes.__file__)), str(file), device, str(scale)]
+        launch(args, section, scratch, module="shoal.launch.script", ending="")
         times_by_probe = json.loads(file.read_text())
     timings = {
         name: Timing.from_seconds(times, units) for name, (times, units) in times_by_probe.items()

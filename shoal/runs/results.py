@@ -59,11 +59,11 @@ class NotCopied(ValueError):
         self.result = result
         copies, folder = result["not_copied"], str(result["folder"])
         names = ", ".join(copies["checkpoints"])
-        words = ("shoal", "train", "--resume", folder, f"--checkpoint.copy_to={copies['to']}")
+        command = ("shoal", "train", "--resume", folder, f"--checkpoint.copy_to={copies['to']}")
         super().__init__(
             f"checkpoints did not arrive at {copies['to']}: {names} ({copies['why']}). Training "
             f"is finished: its results and checkpoints are in {folder}. When the place can be "
-            f"written, this copies what is missing: {shlex.join(words)}"
+            f"written, this copies what is missing: {shlex.join(command)}"
         )
 
 

@@ -28,7 +28,6 @@ from shoal.config.plugins import refuse_while_running
 from shoal.config.schema import Config, LaunchSection, RunSection
 from shoal.config.sources import Origin
 from shoal.config.trust import OwnValues, check_code_trusted, check_trusted
-from shoal.data.dataset import Dataset
 from shoal.data.loading.location import named_data
 from shoal.distributed.gpus import check_gpus, choose_gpus, pick_device
 from shoal.distributed.hosts import WorldError, is_loopback
@@ -47,11 +46,11 @@ from shoal.ps import check_installed
 from shoal.runs.announcement import announce
 from shoal.runs.build import build
 from shoal.runs.decay import ages_after, save_ages
+from shoal.runs.folder_inputs import keep_inputs
 from shoal.runs.forecast import expected
 from shoal.runs.host_processes import train_launched
 from shoal.runs.results import RunResult, check_copied
 from shoal.runs.user_code import kept_code, own_code, own_names
-from shoal.runs.vocabulary_growth import save_taken, save_vocabularies
 from shoal.runs.warm_start import begin, keep_before, validate_first
 from shoal.training.metrics import load_metric, with_names
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
@@ -337,18 +336,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
 
             return train_leased(resolved, world, resume, comparable(config, code), code, _leave)
         agree(world, "config", comparable(config, code))
-        # All ranks use the folder that rank 0 names.
-        name = world.broadcast_bytes(
-            str(run_folder(config).path).encode() if world.is_main else None
-        )
-        folder = RunFolder(name.decode())
-        if world.is_main:
-            folder.create(resume)
-            stack.enter_context(folder.locked())
-            if not is_launched():  # else the launcher knows better
-                stack.enter_context(folder.recording_failure())
-            if not folder.is_run:
-                folder.write_config(config_room.dump(config))
+        folder = _open_folder(config, world, resume, stack)
         file = folder.path / "train.log" if world.is_main else None
         start_logging(config.run.log_level, world.rank, file, config.run.log)
         for note in [*resolved.notes, *world.notes]:
@@ -372,12 +360,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             begin(config.start, config.model, parts.strategy, parts.dataset, world)
             before = validate_first(trainer, parts.dataset)
         if world.is_main:  # a run that is refused keeps the config that it was trained with
-            folder.write_config(config_room.dump(config))
-            for path, content in code.items():
-                folder.keep_code(path, content)
-            if isinstance(parts.dataset, Dataset):
-                save_vocabularies(folder.path, parts.dataset)
-                save_taken(folder.path, parts.dataset, config.start.vocabulary)
+            keep_inputs(folder, config, code, parts.dataset)
             if config.start.value_decay.after:
                 last = None if config.start.run is None else Path(config.start.run)
                 save_ages(folder.path, ages_after(last, parts.dataset))
@@ -388,6 +371,20 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         where = "" if world.is_main else " (on the first host)"
         host_log.info("run folder: %s%s", folder.path, where)
         return {**result, "folder": str(folder.path)}
+
+
+def _open_folder(config: Config, world: World, resume: bool, stack: ExitStack) -> RunFolder:
+    """The folder that rank 0 names for all; it is locked there until the stack is closed."""
+    name = world.broadcast_bytes(str(run_folder(config).path).encode() if world.is_main else None)
+    folder = RunFolder(name.decode())
+    if world.is_main:
+        folder.create(resume)
+        stack.enter_context(folder.locked())
+        if not is_launched():  # else the launcher knows better
+            stack.enter_context(folder.recording_failure())
+        if not folder.is_run:
+            folder.write_config(config_room.dump(config))
+    return folder
 
 
 def _leave(why: str) -> None:

@@ -49,10 +49,10 @@ def load_data(
         dataset = load_dataset(data, seed)
     features = features_of(dataset, data, reads_history) if reads_features else ()
     if start.vocabulary is not None:
-        words = known_words(Path(start.vocabulary))
+        vocabulary = known_words(Path(start.vocabulary))
         if reads_features:
-            refuse_new_words(title, dataset, features, words)
-        dataset = grow(dataset, words)
+            refuse_new_words(title, dataset, features, vocabulary)
+        dataset = grow(dataset, vocabulary)
     if not reads_features:
         return dataset, None
     if reads_actions:
