@@ -34,7 +34,7 @@ DIMS = (16, 64, 128)
 # Rows, inputs, outputs of a linear layer, used where no model is given. On a GPU those of large
 # models: products of narrow layers wait for its memory, and the planner counts their bytes besides.
 SHAPES = ((4096, 64, 64), (4096, 256, 128), (2048, 512, 512), (2048, 1024, 1024))
-GPU_SHAPES = ((65536, 512, 256), (65536, 1024, 1024), (65536, 3456, 512), (32768, 2048, 2048))
+GPU_SHAPES = ((65536, 1024, 512), (65536, 1024, 1024), (65536, 3456, 512), (32768, 2048, 2048))
 LARGE = 1 << 28  # bytes: beyond every cache
 
 
