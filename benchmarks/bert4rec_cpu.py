@@ -119,10 +119,10 @@ def shoal_rank(given: dict) -> None:
     """One rank of Shoal, with the reader, the model and the strategy of a real run."""
     import time
 
+    from shoal.data.reader import one_ahead
     from shoal.distributed.world import connect
     from shoal.runs.build import build
     from shoal.runs.run import resolve
-    from shoal.training.steps import one_ahead
 
     world = connect("cpu", 120.0, threads=1)
     flags = {

@@ -136,7 +136,7 @@ def train(
         "eval.valid_metric": "NDCG@10",
         "run.threads": options.threads,
         "run.progress": False,
-        "run.tensorboard": False,
+        "run.trackers": [],
         "run.log_level": "warning",
         "run.output": str(root / f"day-{day}-{how}"),
     }

@@ -283,10 +283,11 @@ def write_inter(csv: Path, path: Path, prepared: Path) -> None:
     import polars as pl
 
     from shoal.data.column_store import read_document
+    from shoal.data.manifest import Manifest, map_columns
     from shoal.data.prepared.dataset import MANIFEST, VERSION
-    from shoal.data.sides import map_columns
 
-    columns = map_columns(prepared, read_document(prepared / MANIFEST, VERSION)["columns"])
+    manifest = Manifest.from_document(read_document(prepared / MANIFEST, VERSION))
+    columns = map_columns(prepared, manifest.columns)
     names = {"user_id:token": "user_id", "item_id:token": "item_id"}
     frame = pl.DataFrame({head: np.asarray(columns[name]) for head, name in names.items()})
     frame.write_csv(path, separator="\t")

@@ -51,7 +51,7 @@ def train(folder: Path, options: argparse.Namespace) -> None:
             "train.eval_every": 0,
             "train.optimizer.name": "adagrad",
             "run.progress": False,
-            "run.tensorboard": False,
+            "run.trackers": [],
             "run.log_level": "warning",
             "run.output": str(folder / "run"),
         },

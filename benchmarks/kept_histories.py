@@ -60,7 +60,7 @@ def exported(folder: Path, max_len: int) -> Path:
         "run.output": str(folder / "run"),
         "run.log_level": "error",
         "run.progress": False,
-        "run.tensorboard": False,
+        "run.trackers": [],
         "run.device": "cpu",
     }
     shoal.run("HSTU", config_dict=values)

@@ -34,7 +34,7 @@ def shoals(data: str, folder: Path) -> tuple[dict[str, float], dict[str, Any]]:
         **{"data.path": data, "data.load": {"user": ["*"], "item": ["*"]}, "data.cache": False},
         **{"train.epochs": 8, "run.output": str(folder / "run"), "run.progress": False},
         **{"eval.metrics": METRICS, "eval.topk": [K], "eval.valid_metric": f"NDCG@{K}"},
-        **{"eval.groups": {"user": "gender", "item": "class"}, "run.tensorboard": False},
+        **{"eval.groups": {"user": "gender", "item": "class"}, "run.trackers": []},
     }
     result = run("BPR", "ml-100k", None, values)
     trained = Trained(result["folder"], open_config(result["folder"]))

@@ -134,10 +134,10 @@ def write(path: Path, users: np.ndarray, items: np.ndarray, times: np.ndarray) -
 
 def train_rank(given: dict) -> None:
     """One rank: the reader, the model, the strategy and the evaluator of a real run."""
+    from shoal.data.reader import one_ahead
     from shoal.distributed.world import connect
     from shoal.runs.build import build
     from shoal.runs.run import resolve
-    from shoal.training.steps import one_ahead
 
     world = connect("auto", 120.0)
     where = [f"--data.path={given['folder']}", "--data.name=prepared", "--data.format=prepared"]

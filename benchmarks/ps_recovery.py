@@ -47,7 +47,7 @@ CONFIG = {
     "launch.join_timeout": 600.0,
     "run.threads": 1,
     "run.progress": False,
-    "run.tensorboard": False,
+    "run.trackers": [],
 }
 RUNS: dict[str, dict[str, Any]] = {
     "as it is": {},

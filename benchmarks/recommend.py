@@ -26,7 +26,7 @@ from shoal.runs.fit import Fitted
 
 SETTINGS = {
     "run.progress": False,
-    "run.tensorboard": False,
+    "run.trackers": [],
     "run.log_level": "warning",
     "train.epochs": 1,
     "train.eval_every": 0,

@@ -86,7 +86,7 @@ def prepare(root: Path, options: argparse.Namespace) -> int:
             "train.epochs": 1,
             "train.eval_every": 0,
             "run.progress": False,
-            "run.tensorboard": False,
+            "run.trackers": [],
             "run.log_level": "warning",
             "run.output": str(root / "run"),
         },

@@ -207,7 +207,7 @@ def serve() -> None:
                         "data_path": asked["data"],
                         "run.output": f"{folder}/run",
                         "run.progress": False,
-                        "run.tensorboard": False,
+                        "run.trackers": [],
                     },
                 )
             except Exception as error:  # one model that fails is a line of the table, no more

@@ -21,7 +21,7 @@ LEFT = {
     "experiments": 3,
     "launch": 3,
     "planning": 7,
-    "runs": 17,
+    "runs": 18,
     "training": 4,
 }
 ROOMS = sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file())

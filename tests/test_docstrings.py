@@ -25,7 +25,7 @@ DOCSTRINGS_LEFT = {
     "training": 1,
 }
 LINES_LEFT = {"compat": 6, "data": 4, "embedding": 1, "models": 2, "serving": 1}
-PACKS_LEFT = {"compat": 6, "data": 1, "experiments": 2, "kernels": 22, "models": 17, "serving": 1}
+PACKS_LEFT = {"compat": 6, "data": 1, "experiments": 1, "kernels": 22, "models": 17, "serving": 1}
 ROOMS = sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file())
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

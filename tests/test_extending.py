@@ -73,7 +73,7 @@ SMALL = [
         "--data.synthetic.items=40",
     ),
     *("--data.synthetic.interactions=1000", "--train.batch_size=64", "--model.embedding_size=8"),
-    *("--eval.topk=[5]", "--run.progress=false", "--run.tensorboard=false"),
+    *("--eval.topk=[5]", "--run.progress=false", "--run.trackers=[]"),
 ]
 
 
@@ -189,7 +189,7 @@ KEYS = {
         "data.name": "synthetic",
         "data.synthetic": {"users": 60, "items": 40, "interactions": 1000},
     },
-    **{"train.epochs": 1, "eval.topk": [5], "run.progress": False, "run.tensorboard": False},
+    **{"train.epochs": 1, "eval.topk": [5], "run.progress": False, "run.trackers": []},
 }
 
 

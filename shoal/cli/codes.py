@@ -82,7 +82,7 @@ def check(
 
         from shoal.data.ids import Ids
         from shoal.data.item_codes import fitted, quality, read_codes
-        from shoal.runs.training_data import describe_items
+        from shoal.runs.build import describe_items
         from shoal.training.run_folder import start_logging
 
     codes_by_item = read_codes(file)

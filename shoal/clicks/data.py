@@ -19,12 +19,12 @@ from shoal.clicks.samples import Layout, Samples
 from shoal.config.errors import did_you_mean
 from shoal.config.output import flat
 from shoal.config.schema import ClicksSection, Config
-from shoal.data.data_warnings import DOES, FEW, few
 from shoal.data.dataset import Phase
 from shoal.data.loading.location import named_data
 from shoal.data.prepared.dataset import find_log
 from shoal.data.reading import shown_readings
 from shoal.data.sources.files import find_files
+from shoal.data.statistics import DOES, FEW, few
 from shoal.distributed.world import World
 
 PHASES: tuple[Phase, ...] = ("train", "valid", "test")
@@ -91,13 +91,14 @@ class ClickData:
         ]
 
 
-def open_clicks(config: Config, world: World, tile: int) -> ClickData:
+def open_clicks(config: Config, world: World, tile: int, source: str | None = None) -> ClickData:
     """Find the files, agree on what they hold, and make the readers.
 
-    tile: samples that a rank predicts at a time in evaluation.
+    tile: samples that a rank predicts at a time in evaluation. source: of the click log, if
+    `named_data` was asked for it before.
     """
     make = {"prepared": _prepared, "synthetic_clicks": _synthetic, "log": _logged}
-    opened = make[named_data(config.data, clicks=True).source](config, world, tile)
+    opened = make[source or named_data(config.data, clicks=True).source](config, world, tile)
     section, layout = config.data.clicks, opened.layout
     if section.group is not None:
         if section.group not in layout.slots:

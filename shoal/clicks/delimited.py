@@ -18,7 +18,7 @@ from shoal.clicks.lines import BadLine, Parser, line_bounds, show
 from shoal.clicks.samples import Layout, Samples
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import MOST_COLUMNS
-from shoal.data.compressed_text import open_text, plain_name
+from shoal.data.bounded_files import open_text, plain_name
 from shoal.data.sources.text import sampled_text
 
 if TYPE_CHECKING:

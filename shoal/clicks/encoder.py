@@ -33,7 +33,8 @@ from shoal.data.feature_table import FeatureColumn, FeatureTable
 from shoal.data.features import Feature, Label
 from shoal.data.ids import Ids, word_of
 from shoal.data.joined import candidates, pack
-from shoal.data.raw_columns import RawColumn, number_defaults
+from shoal.data.manifest import number_defaults
+from shoal.data.raw_columns import RawColumn
 from shoal.data.sources.typed import Columns, FilePiece
 from shoal.data.vocabulary import PAD
 

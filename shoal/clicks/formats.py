@@ -17,8 +17,7 @@ from shoal.clicks.lines import BLOCK_BYTES, Block, LineBlock, Parser, count_line
 from shoal.clicks.samples import Layout
 from shoal.config.schema import ClicksSection, add_format
 from shoal.data.batch import Batch
-from shoal.data.bounds import LONGEST_LINE
-from shoal.data.compressed_text import open_text
+from shoal.data.bounded_files import LONGEST_LINE, open_text
 
 if TYPE_CHECKING:
     import polars as pl

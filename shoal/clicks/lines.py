@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from shoal.clicks.samples import Samples, join
-from shoal.data.bounds import LONGEST_LINE
+from shoal.data.bounded_files import LONGEST_LINE
 
 BLOCK_BYTES = 4 << 20  # read at a time
 

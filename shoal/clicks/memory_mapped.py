@@ -33,7 +33,7 @@ from shoal.data.column_store import (
 )
 from shoal.data.prefetch import ahead
 from shoal.data.prepared.dataset import manifest_of
-from shoal.data.prepared.folder import Manifest, PrepareJob, PrepareSteps, carry_out
+from shoal.data.prepared.folder import Document, PrepareJob, PrepareSteps, carry_out
 from shoal.data.sources.files import input_files
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ TYPES = {"labels": "<f4", "dense": "<f4", "ids": "<i8", "offsets": "<i8"}
 DECIDED = ("slots", "dense", "label", "rows", "pipe_command")
 
 
-def prepare_log(job: PrepareJob) -> Manifest:
+def prepare_log(job: PrepareJob) -> Document:
     """Prepare a folder of a click log, or add to it; its manifest."""
     return carry_out(job, LogSteps())
 
@@ -67,8 +67,8 @@ class LogSteps(PrepareSteps):
         }
 
     def add(
-        self, job: PrepareJob, paths: list[Path], folder: Path, manifest: Manifest, work: Path
-    ) -> Manifest:
+        self, job: PrepareJob, paths: list[Path], folder: Path, manifest: Document, work: Path
+    ) -> Document:
         """Write the samples of files behind those in `folder`."""
         config, form = job.config, _form(job)
         layout = read_layout(config, form, paths)

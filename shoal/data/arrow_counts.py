@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.data.bounds import (
+from shoal.data.bounded_files import (
     MOST_COLUMNS,
     MOST_DEPTH,
     VALUE_BYTES,

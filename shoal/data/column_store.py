@@ -22,9 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from shoal.data.dataset import Column, Ragged
 from shoal.files.durable import is_plain_name, no_links, open_regular, replace_durably
 from shoal.files.folders import inner_folder, remove_folder
 
+EVERYTHING = 1 << 62  # bytes of memory: all is in one piece
+CHUNK = 1 << 20  # rows at a time where rows are passed over
 DOCUMENT_BYTES = 1 << 26  # most that a document may have
 
 
@@ -233,3 +236,36 @@ def all_stored(manifest: Any) -> list[Stored]:
 
 def _checksum(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+# ---- passing over columns ------------------------------------------------------------------------
+
+
+def chunks(rows: int) -> Iterator[slice]:
+    """All rows, some at a time."""
+    for start in range(0, rows, CHUNK):
+        yield slice(start, min(start + CHUNK, rows))
+
+
+def kept_values(
+    column: Column, keep: np.ndarray | None
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Values of the rows that are kept, some rows at a time; of lists also how long each is."""
+    for part in chunks(len(column)):
+        if not isinstance(column, Ragged):
+            yield column[part] if keep is None else column[part][keep[part]], None
+            continue
+        offsets = column.offsets[part.start : part.stop + 1]
+        values, lengths = column.values[offsets[0] : offsets[-1]], np.diff(offsets)
+        if keep is not None:
+            values, lengths = values[np.repeat(keep[part], lengths)], lengths[keep[part]]
+        yield values, lengths
+
+
+def count_ids(ids: np.ndarray, size: int, keep: np.ndarray | None = None) -> np.ndarray:
+    """How often each id below `size` stands in a mapped column (in the rows that are kept)."""
+    counts = np.zeros(size, dtype=np.int64)
+    for part in chunks(len(ids)):
+        part_ids = ids[part] if keep is None else ids[part][keep[part]]
+        counts += np.bincount(part_ids, minlength=size)
+    return counts

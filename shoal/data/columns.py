@@ -13,34 +13,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from shoal.config.data_section import CellOptions
+from shoal.config.data_section import CellOptions, FilterSection
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
-from shoal.data.column_store import Memory, Place, Stored, append_to, map_array
+from shoal.data.column_meaning import holds_times
+from shoal.data.column_store import (
+    EVERYTHING,
+    Memory,
+    Place,
+    Stored,
+    append_to,
+    kept_values,
+    map_array,
+)
 from shoal.data.dataset import Column, FieldType, Ragged
 from shoal.data.filters import filter_sides, kept_rows, without_uncounted
-from shoal.data.passes import EVERYTHING, kept_values
+from shoal.data.manifest import ColumnEntry, Manifest, TableEntry
 from shoal.data.raw_columns import RawColumn, RawTable
 from shoal.data.sides import (
-    ENTITIES,
     SIDES,
     mean_of,
     number_sides,
-    vocabulary_of,
     with_row,
     write_extra,
     write_side,
 )
-from shoal.data.times import holds_times
 from shoal.data.vocabulary import append_words, known_words, number, number_kept
-
-Manifest = dict[str, Any]
 
 
 @dataclass
@@ -82,15 +85,14 @@ def add_rows(
     """Append rows to the columns in `place`.
 
     Returns the manifest that will name the columns, and which rows were kept (None: all).
+    manifest: of the columns that are there; their entries are continued.
 
     ids_as: the type of ids. scratch: where columns of codes are kept meanwhile; a folder where
     memory is bounded.
     """
     scratch = Memory() if scratch is None else scratch
-    empty: Manifest = {"columns": {}, "words": {}, "sides": {}, "extra": {}, "left_out": {}}
-    manifest = {**empty, **manifest}
     _check_types(rows, config)
-    tables = filter_sides(rows.sides, config)
+    tables = filter_sides(rows.sides, config) if rows.sides else {}
     coded = _code_rows(rows, place, manifest, scratch)
     keep, left_out = _choose_rows(rows, coded, tables, config, place, manifest, scratch, memory)
     numbers, index = _number_words(coded, keep)
@@ -99,29 +101,28 @@ def add_rows(
     )
     del coded  # its memory is free before side tables are written
     sides, extra = _write_tables(tables, config, place, manifest, index, ids_as)
-    stored_words = manifest["words"]
     cells = {name: options for t in rows.sides.values() for name, options in t.cells.items()}
     cells |= rows.cells
-    new_manifest = {
-        **manifest,
-        "rows": len(Stored.from_entry(columns[config.fields.user]["values"])),
-        "columns": columns,
-        "words": {
-            name: append_words(place, stored_words.get(name), str(position), ids)
+    new_manifest = replace(
+        manifest,
+        rows=len(columns[config.fields.user].values),
+        columns=columns,
+        words={
+            name: append_words(place, manifest.words.get(name), str(position), ids)
             for position, (name, ids) in enumerate(index.items())
         },
-        "sides": sides,
-        "extra": {**manifest["extra"], **extra},
-        "cells": {**cells, **manifest.get("cells", {})},  # the first reading of a column stays
-        "left_out": dict(Counter(manifest["left_out"]) + Counter(left_out)),
-    }
+        sides=sides,
+        extra={**manifest.extra, **extra},
+        cells={**cells, **(manifest.cells or {})},  # the first reading of a column stays
+        left_out=dict(Counter(manifest.left_out) + Counter(left_out)),
+    )
     return new_manifest, keep
 
 
 def _code_rows(rows: SourceRows, place: Place, manifest: Manifest, scratch: Place) -> CodedRows:
     """Read all pieces of a source into columns of codes and numbers."""
     tokens = [name for name, kind in rows.types.items() if kind.startswith("token")]
-    words = {name: known_words(place, manifest["words"].get(name)) for name in tokens}
+    words = {name: known_words(place, manifest.words.get(name)) for name in tokens}
     num_stored = {name: len(codes) for name, codes in words.items()}
     return CodedRows(_coded(rows, words, scratch), words, num_stored)
 
@@ -137,12 +138,14 @@ def _choose_rows(
     memory: int,
 ) -> tuple[np.ndarray | None, dict[str, int]]:
     """Which rows the filters keep (None: all), and by filter how many they leave out."""
+    if config.filter == FilterSection() and not tables and not manifest.sides:
+        return None, {}
     flat = {n: column for n, column in coded.columns.items() if isinstance(column, np.ndarray)}
     # Columns that a filter of values may name, but that are not filtered here.
     other_types: dict[str, FieldType] = {
-        name: column["type"]
-        for entry in manifest["sides"].values()
-        for name, column in entry["columns"].items()
+        name: column.type
+        for table in manifest.sides.values()
+        for name, column in table.columns.items()
     }
     for suffix in SIDES:
         if suffix in tables:
@@ -153,7 +156,7 @@ def _choose_rows(
         sizes={name: len(codes) for name, codes in coded.words.items()},
         config=config,
         of_sides=other_types,
-        has_row=with_row(place, manifest["sides"], tables, config, coded.words),
+        has_row=with_row(place, manifest.sides, tables, config, coded.words),
         memory=memory,
         scratch=scratch if isinstance(scratch, Path) else None,
     )
@@ -179,29 +182,30 @@ def _write_tables(
     manifest: Manifest,
     index: dict[str, dict[str, int]],
     ids_as: str,
-) -> tuple[Manifest, Manifest]:
+) -> tuple[dict[str, TableEntry], dict[str, TableEntry]]:
     """Number and write the tables of users and items, and the other ones; their entries.
 
     index: word -> id by vocabulary; it learns the words that only these tables have.
     """
+    if not (tables or manifest.sides or manifest.extra):
+        return {}, {}
     tables = dict(tables)
     keys = {suffix: getattr(config.fields, suffix) for suffix in SIDES}
     for suffix, key in keys.items():
         if suffix in tables:
             tables[suffix] = without_uncounted(tables[suffix], suffix, config, index[key])
-    for name in manifest["words"]:  # vocabularies that only side tables have
-        index.setdefault(name, known_words(place, manifest["words"][name]))
+    for name, stored in manifest.words.items():  # vocabularies that only side tables have
+        index.setdefault(name, known_words(place, stored))
     ids_by_table: dict[str, dict[str, np.ndarray]] = {suffix: {} for suffix in tables}
     for (suffix, name), ids in number_sides(tables, config, index).items():
         ids_by_table[suffix][name] = ids
-    sides: Manifest = {}
-    num_appends = len(manifest.get("commands", []))  # an append writes under new names
+    sides: dict[str, TableEntry] = {}
     for suffix in SIDES:
-        entry, table, key = manifest["sides"].get(suffix), tables.get(suffix), keys[suffix]
+        entry, table, key = manifest.sides.get(suffix), tables.get(suffix), keys[suffix]
         if entry is not None or table is not None:
             sides[suffix] = write_side(
                 place,
-                prefix=f"side-{num_appends}-{suffix}",
+                prefix=f"side-{manifest.num_appends}-{suffix}",  # an append writes under new names
                 entry=entry,
                 table=table,
                 ids=ids_by_table.get(suffix, {}),
@@ -321,12 +325,12 @@ def _append_columns(
     keep: np.ndarray | None,
     numbers: Mapping[str, np.ndarray],
     ids_as: str,
-) -> dict[str, Any]:
+) -> dict[str, ColumnEntry]:
     """Append the rows that stay to the columns of the folder; the entries of all columns.
 
     The field of data.threshold becomes the label: left among the features it would give it away.
     """
-    columns, fields, threshold = dict(manifest["columns"]), config.fields, config.threshold or {}
+    columns, fields, threshold = dict(manifest.columns), config.fields, config.threshold or {}
     order = [name for name in types if name not in threshold]
     if threshold:
         order = [*(name for name in order if name != fields.label), *threshold]
@@ -335,13 +339,10 @@ def _append_columns(
         target = fields.label if name in threshold else name
         entry = columns.get(target)
         dtype = ids_as if name in numbers else _number_type(name, raw[name], fields.time)
-        ends = Stored(f"column-{number_}-ends.bin", "<i8") if kind.endswith("_seq") else None
         if entry is None:
-            stored = Stored(f"column-{number_}.bin", dtype)
-        else:
-            stored = Stored.from_entry(entry["values"])
-            ends = Stored.from_entry(entry["offsets"]) if ends is not None else None
-        writer, missing = _Writer(place, stored, ends), (entry or {}).get("missing", 0)
+            ends = Stored(f"column-{number_}-ends.bin", "<i8") if kind.endswith("_seq") else None
+            entry = ColumnEntry(kind, Stored(f"column-{number_}.bin", dtype), ends)
+        writer, missing = _Writer(place, entry.values, entry.offsets), entry.missing
         for values, lengths in kept_values(raw[name], keep):
             if lengths is not None:
                 missing += int((lengths == 0).sum())
@@ -354,11 +355,9 @@ def _append_columns(
                 missing += int(np.isnan(values).sum())
             writer.write(values, lengths)
         writer.close()
-        columns[target] = {"type": kind, "values": stored.entry(), "missing": missing}
+        columns[target] = replace(entry, missing=missing)
         if kind == "float" and name not in threshold and missing:
-            columns[target]["mean"] = mean_of(map_array(place, stored))
-        if ends is not None:
-            columns[target]["offsets"] = ends.entry()
+            columns[target].mean = mean_of(map_array(place, entry.values))
     return columns
 
 
@@ -366,15 +365,3 @@ def _number_type(name: str, column: Column, time: str) -> str:
     """How numbers are stored: times in 64 bits, since 32 tell them apart by two minutes only."""
     exact = name == time or (isinstance(column, np.ndarray) and holds_times(name, column))
     return "<f8" if exact else "<f4"
-
-
-def vocabularies(manifest: Manifest) -> dict[str, str]:
-    """Field of words -> the field whose vocabulary it has."""
-    user = manifest["options"]["fields"]["user"]
-    vocabulary_by_field = {
-        name: vocabulary_of(suffix, name, user)
-        for suffix, entry in {"inter": manifest, **manifest["sides"], **manifest["extra"]}.items()
-        for name, column in entry["columns"].items()
-        if column["type"].startswith("token")
-    }
-    return {name: name for name in manifest["words"] if name not in ENTITIES} | vocabulary_by_field

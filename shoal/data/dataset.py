@@ -1,4 +1,4 @@
-"""Dataset: prepared interactions with remapped ids, side features, vocabularies and splits.
+"""Dataset: interactions with remapped ids, side features, vocabularies and splits.
 
 Everything is a numpy array (possibly memory-mapped), so training needs neither the raw files nor
 the library that parsed them.
@@ -7,13 +7,12 @@ the library that parsed them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from shoal.config.data_section import CellOptions
 from shoal.config.schema import SplitSection
-from shoal.data.pairs import PHASES, Pairs, count_pairs
 
 FieldType = Literal["token", "token_seq", "float", "float_seq"]
 Phase = Literal["train", "valid", "test"]
@@ -32,6 +31,72 @@ class Ragged:
 
 Column = np.ndarray | Ragged
 Columns = dict[str, Column]
+
+
+PHASES = ("train", "valid", "test")
+BY_PHASE = ("users", "pairs", "earlier")
+
+
+@dataclass
+class Pairs:
+    """Numbers of rows, and by phase of users, of different pairs, and of those met before."""
+
+    rows: int = 0
+    repeated: int = 0  # rows whose pair another row has already
+    users: list[int] = field(default_factory=lambda: [0, 0, 0])
+    pairs: list[int] = field(default_factory=lambda: [0, 0, 0])
+    earlier: list[int] = field(default_factory=lambda: [0, 0, 0])  # pairs that a phase before has
+
+    @classmethod
+    def from_entry(cls, entry: dict[str, Any]) -> Pairs:
+        """The counts in a manifest; TypeError where it holds something else."""
+        lists = {name: [*counts_of(dict(zip(PHASES, entry[name]))).values()] for name in BY_PHASE}
+        return cls(**counts_of({n: entry[n] for n in ("rows", "repeated")}), **lists)  # type: ignore[arg-type]
+
+    def __add__(self, other: Pairs) -> Pairs:
+        """The counts of both, which have no user in common."""
+        sums = {
+            name: [a + b for a, b in zip(getattr(self, name), getattr(other, name))]
+            for name in BY_PHASE
+        }
+        return Pairs(self.rows + other.rows, self.repeated + other.repeated, **sums)
+
+
+def counts_of(counts: dict[str, Any]) -> dict[str, int]:
+    """The values by name if all are counts; else TypeError."""
+    if not all(type(count) is int and count >= 0 for count in counts.values()):
+        raise TypeError(f"{counts} are no counts")
+    return {str(key): count for key, count in counts.items()}
+
+
+def count_pairs(users: np.ndarray, items: np.ndarray, phases: np.ndarray, num_items: int) -> Pairs:
+    """Counts of rows: users and items int [n], phases [n] of 0, 1 and 2.
+
+    >>> import numpy as np
+    >>> users, items = np.array([1, 1, 1, 2]), np.array([7, 7, 8, 7])
+    >>> pairs = count_pairs(users, items, np.array([0, 2, 0, 1]), 10)
+    >>> pairs.repeated, pairs.pairs, pairs.earlier
+    (1, [2, 1, 1], [0, 0, 1])
+    """
+    # Rows of one pair come together, those of earlier phases first: one sort is enough.
+    keys = np.sort((users.astype(np.int64) * num_items + items) << 2 | phases)
+    keys = keys[_first(keys)]
+    pairs, phase = keys >> 2, keys & 3
+    before, owner = ~_first(pairs), pairs // num_items
+    return Pairs(
+        len(users),
+        len(users) - int((~before).sum()),
+        [int(_first(owner[phase == n]).sum()) for n in range(len(PHASES))],
+        np.bincount(phase, minlength=len(PHASES)).tolist(),
+        np.bincount(phase[before], minlength=len(PHASES)).tolist(),
+    )
+
+
+def _first(values: np.ndarray) -> np.ndarray:
+    """Which of sorted values are not there before: bool [n]."""
+    first = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return first
 
 
 @dataclass

@@ -47,9 +47,6 @@ ORDERED = tuple(
     SLASHES.format(sign=sign, year=year) for sign, year in (("/", ANY_YEAR), ("-", FOUR_YEAR))
 )
 YEAR_1000 = -30_610_224_000  # a date before it is a year of fewer than four digits
-UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-# From here on a number is in the next unit: as seconds it would be in the year 5138.
-LONG_AFTER = 1e11
 LOOKED_AT = 100  # dates of a column, to find out how they are written
 MOST_WAYS = 8
 
@@ -283,24 +280,6 @@ def _by_form(text: pl.Series, form: str) -> pl.Series:
     is_west = (sign.fill_null("") == "-").cast(pl.Float64)
     seconds = days * 86400 + hour * 3600 + minute * 60 + second - shift * 60 * (1 - 2 * is_west)
     return seconds.set(~sound.fill_null(False), None).alias(text.name)
-
-
-def unit_of(numbers: pl.Series) -> str:
-    """The unit of times that are numbers, by their median: s, ms, us or ns since 1970.
-
-    >>> import polars as pl
-    >>> [unit_of(pl.Series([1.7 * 10**power])) for power in (9, 12, 15, 18)]
-    ['s', 'ms', 'us', 'ns']
-    """
-    middle = numbers.drop_nulls().abs().median()
-    size = float(middle) if isinstance(middle, int | float) else 0.0
-    return next((u for u, factor in UNITS.items() if size < LONG_AFTER * factor), "ns")
-
-
-def seconds_of_numbers(numbers: pl.Series, unit: str) -> pl.Series:
-    """Times in a unit as seconds."""
-    factor = UNITS.get(unit, 1.0)
-    return numbers if factor == 1.0 else numbers / factor
 
 
 def shown_time(seconds: float) -> str:

@@ -15,14 +15,14 @@ from typing import Literal
 import numpy as np
 
 from shoal.config.data_section import Transform
+from shoal.data.column_meaning import DAY, MILLISECONDS, hour, weekday
+from shoal.data.column_store import chunks
 from shoal.data.dataset import Column, Dataset, Ragged
 from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken, fold
 from shoal.data.features import LENGTH, Feature
 from shoal.data.history import Earlier
 from shoal.data.ids import Ids, Words
-from shoal.data.passes import chunks
 from shoal.data.raw_columns import gather
-from shoal.data.times import DAY, MILLISECONDS, hour, weekday
 
 Take = Callable[[np.ndarray], Taken]
 Change = Callable[[np.ndarray], np.ndarray]

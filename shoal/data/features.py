@@ -16,8 +16,8 @@ import numpy as np
 from shoal.config.data_section import Kind, Loss, Side, Transform, Vocabulary
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
+from shoal.data.column_meaning import has_hours, holds_times
 from shoal.data.dataset import Column, Dataset, FieldType, Ragged
-from shoal.data.times import has_hours, holds_times
 
 KIND_OF: dict[FieldType, Kind] = {
     "token": "id",

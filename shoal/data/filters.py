@@ -16,9 +16,10 @@ import numpy as np
 from shoal.config.errors import did_you_mean
 from shoal.config.intervals import Interval, parse_intervals
 from shoal.config.schema import DataSection
+from shoal.data.column_store import chunks, count_ids
 from shoal.data.dataset import FieldType
-from shoal.data.passes import by_user, chunks, count_ids
 from shoal.data.raw_columns import RawTable
+from shoal.data.user_ranges import by_user
 
 logger = logging.getLogger(__name__)
 

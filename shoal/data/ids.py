@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from shoal.data import vocabulary
 
@@ -67,29 +65,6 @@ class Ids:
                 f"{noun} {odd!r} is not known to this model; it knows {len(self) - 1}"
             )
         return numbers
-
-
-def pack_words(words: Iterable[str]) -> dict[str, Tensor]:
-    """All words in one run of `bytes`, and `offsets`: where each begins, and the last ends."""
-    packed = vocabulary.Words.from_list(words)
-    offsets = np.concatenate([np.zeros(1, np.int64), packed.ends])
-    return {"bytes": torch.from_numpy(packed.text.copy()), "offsets": torch.from_numpy(offsets)}
-
-
-def unpack_words(packed: Mapping[str, Tensor]) -> vocabulary.Words:
-    """The words that `pack_words` packed; ValueError where they are damaged."""
-    text, offsets = packed["bytes"].numpy(), packed["offsets"].numpy()
-    if not (
-        text.dtype == np.uint8
-        and offsets.dtype == np.int64
-        and text.ndim == offsets.ndim == 1
-        and len(offsets) >= 2
-        and offsets[0] == 0
-        and offsets[-1] == len(text)
-        and bool((np.diff(offsets) >= 0).all())
-    ):
-        raise ValueError("words that do not lie within their text")
-    return vocabulary.Words(text, offsets[1:])
 
 
 def word_of(value: Any) -> str:

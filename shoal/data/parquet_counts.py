@@ -2,7 +2,7 @@
 
 Two questions are answered here: whether the counts can be true (`check_counts`), and whether the
 columns that are to be read would become too many times the size of the file (`check_content`). A
-file may have any number of rows: see shoal/data/bounds.py.
+file may have any number of rows: see shoal/data/bounded_files.py.
 
 One changed byte can make the number of values of a page negative or 2^58, and a reader that gets no
 memory ends the process instead of raising. The footer and the heads of pages are structs of
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.data.bounds import (
+from shoal.data.bounded_files import (
     MOST_COLUMNS,
     MOST_DEPTH,
     VALUE_BYTES,

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shoal.config.data_section import CellOptions
-from shoal.config.errors import did_you_mean
-from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 
 
@@ -88,60 +86,3 @@ class Raw:
     side: dict[str, RawTable] = field(default_factory=dict)
     parts: np.ndarray | None = None
     left_out: dict[str, int] = field(default_factory=dict)
-
-
-def choose_columns(config: DataSection, suffix: str, available: list[str], where: str) -> list[str]:
-    """Columns of one file that data.load and data.unload leave, in the order of the file."""
-    load = (config.load or {}).get(suffix)
-    unload = (config.unload or {}).get(suffix)
-    if load is not None and unload is not None:
-        raise ValueError(
-            f"data.load and data.unload both name {suffix!r}; name its columns in one of them"
-        )
-    for option, names in (("load", load), ("unload", unload)):
-        for name in names or []:
-            if name not in available and name != "*":
-                raise ValueError(
-                    f"data.{option}.{suffix}: {where} has no column {name!r}; it has "
-                    f"{', '.join(available)}{did_you_mean(name, available)}"
-                )
-    if load is not None and "*" not in load:
-        return [name for name in available if name in load]
-    return [name for name in available if name not in (unload or [])]
-
-
-def interaction_columns(config: DataSection, where: str) -> tuple[dict[str, FieldType], list[str]]:
-    """The four columns of a source of plain interactions: name -> type, and those to load."""
-    fields = config.fields
-    named = [*(config.load or {}), *(config.unload or {}), *config.extra_suffixes]
-    extra = [suffix for suffix in named if suffix != "inter"]
-    if extra or config.presplit is not None:
-        raise ValueError(
-            f"{where} holds interactions in one file only: take {', '.join(extra) or 'the parts'} "
-            "out of data.load, data.unload, data.extra_suffixes or data.presplit, or use atomic "
-            "files"
-        )
-    kinds: dict[str, FieldType] = {
-        fields.user: "token",
-        fields.item: "token",
-        fields.rating: "float",
-        fields.time: "float",
-    }
-    load = choose_columns(config, "inter", list(kinds), where)
-    for needed in (fields.user, fields.item):
-        if needed not in load:
-            raise ValueError(
-                f"data.load leaves out {needed!r} of {where}, which is needed; add it to "
-                "data.load.inter or take it out of data.unload.inter"
-            )
-    return kinds, load
-
-
-def number_defaults(config: DataSection) -> dict[str, float]:
-    """Column -> what an empty number is, where data.features says so."""
-    return {
-        settings.get("column", name): float(default)
-        for name, settings in (config.features or {}).items()
-        if isinstance(default := settings.get("default"), int | float)
-        and settings.get("kind") in ("number", "numbers")
-    }

@@ -7,7 +7,8 @@ change of world size changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from shoal.data.feature_table import FeatureTable
 from shoal.data.prefetch import ahead
 from shoal.data.random import Shuffle, Unshuffled
 from shoal.data.sampler import NegativeSampler, SeenPairs
+
+T = TypeVar("T")
 
 
 class Reader:
@@ -201,3 +204,14 @@ def seen_in_training(dataset: Dataset) -> SeenPairs:
     if stored is not None:
         return SeenPairs.sorted(*stored, *sizes)
     return SeenPairs(dataset.user_ids("train"), dataset.item_ids("train"), *sizes)
+
+
+def one_ahead(batches: Iterable[T]) -> Iterator[tuple[T, T | None]]:
+    """Each batch with the one after it, so that the one after may be prepared."""
+    before = None
+    for batch in batches:
+        if before is not None:
+            yield before, batch
+        before = batch
+    if before is not None:
+        yield before, None

@@ -19,8 +19,9 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal.config.data_section import KINDS_OF_CELLS, CellOptions
+from shoal.data.column_meaning import seconds_of_numbers, unit_of
 from shoal.data.dataset import FieldType
-from shoal.data.dates import DateOrder, holds_dates, seconds_of_dates, seconds_of_numbers, unit_of
+from shoal.data.dates import DateOrder, holds_dates, seconds_of_dates
 
 if TYPE_CHECKING:
     import polars as pl
@@ -218,10 +219,12 @@ def _of_times(text: pl.Series) -> ColumnReading:
     import polars as pl
 
     numbers = text.cast(pl.Float64, strict=False)
+    reading = ColumnReading("float", unit=unit_of(numbers) if numbers.count() else "", is_time=True)
+    if not numbers.has_nulls():  # no dates
+        return reading
     order = DateOrder()
     order.add(text)
-    unit = unit_of(numbers) if numbers.count() else ""
-    return ColumnReading("float", order=order.leading, unit=unit, is_time=True)
+    return replace(reading, order=order.leading)
 
 
 def _share(rows: pl.Series) -> float:

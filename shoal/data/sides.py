@@ -9,36 +9,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
+from shoal.data.column_meaning import holds_times
 from shoal.data.column_store import Place, Stored, map_array, write_array
 from shoal.data.dataset import Column, Columns, FieldType, Ragged
 from shoal.data.filters import SIDES
+from shoal.data.manifest import NETWORK, ColumnEntry, TableEntry, vocabulary_of
 from shoal.data.raw_columns import RawColumn, RawTable, gather
-from shoal.data.times import holds_times
 from shoal.data.vocabulary import number
 
 logger = logging.getLogger(__name__)
 
-ENTITIES = ("head_id", "tail_id", "entity_id")  # of .kg and .link: one vocabulary
-NETWORK = ("source", "target", "source_id", "target_id")  # of .net: users
-Entry = dict[str, Any]
-
-
-def vocabulary_of(suffix: str, field: str, user: str) -> str:
-    """The field whose vocabulary a column of words has."""
-    if suffix == "net" and field in NETWORK:
-        return user
-    return ENTITIES[0] if suffix in ("kg", "link") and field in ENTITIES else field
-
 
 def with_row(
     place: Place,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, TableEntry],
     sides: Mapping[str, RawTable],
     config: DataSection,
     words: Mapping[str, dict[str, int]],
@@ -51,7 +40,7 @@ def with_row(
         field = getattr(config.fields, suffix)
         has = has_row[field] = np.zeros(len(words[field]), dtype=bool)
         if suffix in entries:  # codes of words that a folder has are their ids
-            row_mask = map_array(place, Stored.from_entry(entries[suffix]["known"]))
+            row_mask = map_array(place, _row_mask(entries[suffix]))
             has[: len(row_mask)] = row_mask > 0
         if suffix in sides:
             column = sides[suffix].columns[field]
@@ -59,6 +48,13 @@ def with_row(
             codes = (words[field].get(word) for word in column.words[column.values].tolist())
             has[[code for code in codes if code is not None]] = True
     return has_row
+
+
+def _row_mask(entry: TableEntry) -> Stored:
+    """Which ids of users or items have a row in their table."""
+    if entry.has_row is None:
+        raise KeyError("known")
+    return entry.has_row
 
 
 def number_sides(
@@ -86,22 +82,22 @@ def number_sides(
 def write_side(
     place: Place,
     prefix: str,
-    entry: Entry | None,
+    entry: TableEntry | None,
     table: RawTable | None,
     ids: Mapping[str, np.ndarray],
     key: str,
     size: int,
     dtype: str,
-) -> Entry:
+) -> TableEntry:
     """Columns of `size` ids, of those that are there (`entry`) and of a table; their entry."""
     held = 0
     rows = np.full(size, -1, dtype=np.int64)  # of what was there, with the table's behind it
     old: Columns = {}
     types: dict[str, FieldType] = {}
     if entry is not None:
-        types = {name: one["type"] for name, one in entry["columns"].items()}
-        old = {name: map_column(place, one) for name, one in entry["columns"].items()}
-        held = len(Stored.from_entry(entry["known"]))
+        types = {name: column.type for name, column in entry.columns.items()}
+        old = {name: column.map(place) for name, column in entry.columns.items()}
+        held = len(_row_mask(entry))
     if table is not None:
         folder_types, types = (
             types,
@@ -114,7 +110,7 @@ def write_side(
             )
         rows[ids[key]] = held + np.arange(len(table))
     if entry is not None:
-        has = np.flatnonzero(map_array(place, Stored.from_entry(entry["known"])))
+        has = np.flatnonzero(map_array(place, _row_mask(entry)))
         rows[has] = has
     rows[0] = -1
     columns = {}
@@ -126,7 +122,7 @@ def write_side(
             place, f"{prefix}-{position}", column, kind, dtype, filled_rows=rows >= 0
         )
     row_mask = write_array(place, f"{prefix}-known.bin", (rows >= 0).astype(np.uint8), "|u1")
-    return {"known": row_mask.entry(), "columns": columns}
+    return TableEntry(columns, row_mask)
 
 
 def write_extra(
@@ -136,7 +132,7 @@ def write_extra(
     ids: Mapping[str, np.ndarray],
     config: DataSection,
     dtype: str,
-) -> Entry:
+) -> TableEntry:
     """Columns of another table, without the rows that name users or items that are not there."""
     is_kept = np.ones(len(table), dtype=bool)
     for name, column_ids in ids.items():
@@ -161,7 +157,7 @@ def write_extra(
         )
         for position, (name, kind) in enumerate(table.types.items())
     }
-    return {"columns": columns}
+    return TableEntry(columns)
 
 
 def _values(table: RawTable, name: str, ids: Mapping[str, np.ndarray]) -> Column:
@@ -196,49 +192,27 @@ def write_column(
     kind: FieldType,
     dtype: str,
     filled_rows: np.ndarray | None = None,
-) -> Entry:
+) -> ColumnEntry:
     """A whole column; dtype: of ids. filled_rows: rows that have values, where row 0 is padding."""
-    entry: Entry = {"type": kind}
+    offsets, mean = None, None
     if isinstance(column, Ragged):
         missing, values = np.diff(column.offsets) == 0, column.values
-        entry["offsets"] = write_array(place, f"{name}-ends.bin", column.offsets, "<i8").entry()
+        offsets = write_array(place, f"{name}-ends.bin", column.offsets, "<i8")
     else:
         values = column
         missing = np.isnan(values) if kind == "float" else values == 0
     if kind == "float" and missing.any():
-        entry["mean"] = mean_of(values)
+        mean = mean_of(values)
         if filled_rows is not None:
             values[0] = 0.0
     if not kind.startswith("token"):
         dtype = "<f8" if values.dtype == np.float64 else "<f4"
     stored = write_array(place, f"{name}.bin", values, dtype)
-    entry["values"] = stored.entry()
-    entry["missing"] = int((missing if filled_rows is None else missing & filled_rows).sum())
-    return entry
+    num_missing = int((missing if filled_rows is None else missing & filled_rows).sum())
+    return ColumnEntry(kind, stored, offsets, num_missing, mean)
 
 
 def mean_of(values: np.ndarray) -> float:
     """The mean of numbers that are not empty; 0 where all are."""
     numbers = values[~np.isnan(values)]
     return float(numbers.mean(dtype=np.float64)) if len(numbers) else 0.0
-
-
-def map_column(place: Place, entry: Entry) -> Column:
-    """A column as it is kept, of one value or one list in every row; an empty number is NaN."""
-    values = map_array(place, Stored.from_entry(entry["values"]))
-    if "offsets" not in entry:
-        return values
-    return Ragged(values, map_array(place, Stored.from_entry(entry["offsets"])))
-
-
-def map_columns(
-    place: Place, entries: Mapping[str, Entry], fills: Mapping[str, float] | None = None
-) -> Columns:
-    """Columns by name. An empty number is as `fills` says of its column, else the others' mean."""
-    columns: Columns = {}
-    for name, entry in entries.items():
-        column = columns[name] = map_column(place, entry)
-        if "mean" in entry and isinstance(column, np.ndarray):
-            fill = np.float32((fills or {}).get(name, entry["mean"]))
-            columns[name] = np.where(np.isnan(column), fill, column)
-    return columns

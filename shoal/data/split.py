@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from shoal.config.schema import SplitSection
-from shoal.data.pairs import PHASES
+from shoal.data.dataset import PHASES
 
 VERBS = ("train", "validate", "test")  # what the rows of a phase are for
 

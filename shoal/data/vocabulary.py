@@ -6,15 +6,17 @@ numbered in the same way. Neither depends on how the files were cut into pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, overload
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from shoal.data.column_store import Place, Stored, append_to, map_array
+from shoal.data.column_store import Place, Stored, append_to, kept_values, map_array
 from shoal.data.dataset import Column
-from shoal.data.passes import kept_values
 from shoal.data.raw_columns import RawColumn
 
 PAD = "[PAD]"
@@ -125,29 +127,69 @@ def number_kept(
     return numbers, {names[code]: number for number, code in enumerate(code_of.tolist())}
 
 
-def stored_words(place: Place, entry: dict[str, Any]) -> Words:
-    """The vocabulary that a manifest's entry names."""
-    return Words(*(map_array(place, Stored.from_entry(entry[part])) for part in ("text", "ends")))
+@dataclass
+class StoredWords:
+    """The files of a vocabulary: the text of its words, and where each of them ends."""
+
+    text: Stored
+    ends: Stored
+
+    @classmethod
+    def from_entry(cls, entry: dict[str, Any]) -> StoredWords:
+        """The vocabulary that an entry of a manifest names."""
+        return cls(Stored.from_entry(entry["text"]), Stored.from_entry(entry["ends"]))
+
+    def entry(self) -> dict[str, Any]:
+        """The entry of the manifest for this vocabulary."""
+        return {"text": self.text.entry(), "ends": self.ends.entry()}
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def map(self, place: Place) -> Words:
+        """Its words; those of a folder are memory-mapped."""
+        return Words(map_array(place, self.text), map_array(place, self.ends))
 
 
-def known_words(place: Place, entry: dict[str, Any] | None) -> dict[str, int]:
-    """Word -> id of those that a manifest's entry names."""
-    if entry is None:
+def known_words(place: Place, stored: StoredWords | None) -> dict[str, int]:
+    """Word -> id of the words that are kept; None: there are none yet but the padding."""
+    if stored is None:
         return {PAD: 0}
-    return {word: number for number, word in enumerate(stored_words(place, entry))}
+    return {word: number for number, word in enumerate(stored.map(place))}
 
 
 def append_words(
-    place: Place, entry: dict[str, Any] | None, name: str, ids: dict[str, int]
-) -> dict[str, Any]:
-    """Write the words that are new, of word -> id in order (`entry` None: all); their entry."""
-    if entry is None:
-        text, ends = Stored(f"words-{name}.bin", "|u1"), Stored(f"ends-{name}.bin", "<i8")
-    else:
-        text, ends = Stored.from_entry(entry["text"]), Stored.from_entry(entry["ends"])
-    new = Words.from_list(islice(ids, len(ends), None))
-    for stored, values in ((text, new.text), (ends, len(text) + new.ends)):
-        writer = append_to(place, stored)
+    place: Place, stored: StoredWords | None, name: str, ids: dict[str, int]
+) -> StoredWords:
+    """Write the words that are new, of word -> id in order (`stored` None: all of them)."""
+    if stored is None:
+        stored = StoredWords(Stored(f"words-{name}.bin", "|u1"), Stored(f"ends-{name}.bin", "<i8"))
+    new = Words.from_list(islice(ids, len(stored), None))
+    for part, values in ((stored.text, new.text), (stored.ends, len(stored.text) + new.ends)):
+        writer = append_to(place, part)
         writer.write(values)
         writer.close()
-    return {"text": text.entry(), "ends": ends.entry()}
+    return stored
+
+
+def pack_words(words: Iterable[str]) -> dict[str, Tensor]:
+    """All words in one run of `bytes`, and `offsets`: where each begins, and the last ends."""
+    packed = Words.from_list(words)
+    offsets = np.concatenate([np.zeros(1, np.int64), packed.ends])
+    return {"bytes": torch.from_numpy(packed.text.copy()), "offsets": torch.from_numpy(offsets)}
+
+
+def unpack_words(packed: Mapping[str, Tensor]) -> Words:
+    """The words that `pack_words` packed; ValueError where they are damaged."""
+    text, offsets = packed["bytes"].numpy(), packed["offsets"].numpy()
+    if not (
+        text.dtype == np.uint8
+        and offsets.dtype == np.int64
+        and text.ndim == offsets.ndim == 1
+        and len(offsets) >= 2
+        and offsets[0] == 0
+        and offsets[-1] == len(text)
+        and bool((np.diff(offsets) >= 0).all())
+    ):
+        raise ValueError("words that do not lie within their text")
+    return Words(text, offsets[1:])

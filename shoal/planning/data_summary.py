@@ -8,14 +8,21 @@ from typing import NamedTuple
 from shoal.clicks import ClickData, open_clicks
 from shoal.config.schema import Config
 from shoal.config.yaml_io import inline
-from shoal.data.data_warnings import find_data_warnings
 from shoal.data.dataset import Dataset
 from shoal.data.encode import encode
 from shoal.data.features import Feature, features_of, options
 from shoal.data.loading.load import load_dataset, with_side_files
 from shoal.data.loading.location import named_data
 from shoal.data.protocol import decide, protocol_of
-from shoal.data.statistics import describe, leakage, per_item, per_user, spread, time_span
+from shoal.data.statistics import (
+    describe,
+    find_data_warnings,
+    leakage,
+    per_item,
+    per_user,
+    spread,
+    time_span,
+)
 from shoal.distributed.world import World
 from shoal.embedding.placements.planner import in_columns
 from shoal.models import find

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.config.data_section import DataSection
-from shoal.data.column_names import is_outcome
+from shoal.data.column_meaning import is_outcome
 from shoal.data.sources.roles import NAMES, need_roles, roles_of
-from shoal.data.sources.table import columns_of, read_frame
+from shoal.data.sources.tables import columns_of, read_frame
 from shoal.runs.input_data import check_there, encoding_of
 from shoal.training.evaluation.leakage import SUSPICIOUS, auc_alone, bucketed, rows_to_check
 

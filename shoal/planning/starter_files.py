@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from shoal.config.data_section import DATASETS
 from shoal.config.yaml_io import inline
-from shoal.data.data_warnings import find_data_warnings
 from shoal.data.dataset import Dataset
 from shoal.data.loading.captions import columns_of_captions
 from shoal.data.loading.load import load_dataset
@@ -23,7 +22,7 @@ from shoal.data.protocol import takes_items_again
 from shoal.data.reading import filled, find_reading, numbers_of, shown_readings
 from shoal.data.sources.fetch import ARCHIVES
 from shoal.data.sources.roles import shown
-from shoal.data.statistics import time_span
+from shoal.data.statistics import find_data_warnings, time_span
 from shoal.files.durable import no_links
 from shoal.models import find
 from shoal.planning.first_look import FirstLook, look_at

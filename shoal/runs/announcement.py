@@ -7,10 +7,9 @@ from typing import Any
 
 from shoal.clicks import ClickData
 from shoal.config.schema import TrainSection
-from shoal.data.data_warnings import find_data_warnings
 from shoal.data.dataset import Dataset
 from shoal.data.reader import Reader
-from shoal.data.statistics import describe
+from shoal.data.statistics import describe, find_data_warnings
 from shoal.runs.parts import Parts
 from shoal.training.evaluation import ClickEvaluator
 

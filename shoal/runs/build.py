@@ -1,6 +1,6 @@
 """From a config to the parts of a run, stage by stage.
 
-training_data.py   the data set, and what a model may know of it
+training_data.py   what a model may know of the data set
 model_setup.py     the model, in its strategy
 readers.py         training samples as the model wants them
 data_size.py       what the size of the data decides
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,11 +20,14 @@ import torch
 from shoal.clicks import InMemory, Layout, open_clicks
 from shoal.clicks.per_feature import log_features
 from shoal.config.key_applicability import refuse_unread
-from shoal.config.schema import Config
+from shoal.config.schema import Config, DataSection, StartSection
 from shoal.data.dataset import Dataset
-from shoal.data.features import labels_of
+from shoal.data.encode import encode
+from shoal.data.feature_table import FeatureTable
+from shoal.data.features import features_of, labels_of, with_actions
 from shoal.data.joined import JoinedSamples, check_packable, packed_rows, weights_of
-from shoal.data.loading.location import named_data
+from shoal.data.loading.load import load_dataset, with_side_files
+from shoal.data.loading.location import NamedData, interactions_of, named_data
 from shoal.data.protocol import decide, decide_log
 from shoal.data.reader import Reader
 from shoal.distributed.world import World
@@ -34,7 +38,9 @@ from shoal.runs.fingerprint import feature_shapes, fingerprint, training_fingerp
 from shoal.runs.model_setup import MakeStrategy, set_up
 from shoal.runs.parts import Parts, is_packed
 from shoal.runs.readers import make_reader
-from shoal.runs.training_data import codes_of, facts_of, load_data, refuse_labels
+from shoal.runs.training_data import codes_of, facts_of, refuse_labels
+from shoal.runs.vocabulary_growth import grow, refuse_new_words
+from shoal.runs.warm_start import known_words
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.evaluation.clicks import TILE_ROWS
 from shoal.training.evaluation.leakage import LeakageCheck
@@ -43,8 +49,16 @@ from shoal.training.strategies import make_strategy
 log = logging.getLogger("shoal")
 
 
-def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> Parts:
-    """Load the data, construct the model and set it up with its strategy, as `make` makes it."""
+def build(
+    config: Config,
+    world: World,
+    make: MakeStrategy = make_strategy,
+    data: NamedData | None = None,
+) -> Parts:
+    """Load the data, construct the model and set it up with its strategy, as `make` makes it.
+
+    data: what `named_data` says of the config, where it was asked before.
+    """
     refuse_unread(config, world.size, world.device.type)
     torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
     model_class = find(config.model.name)
@@ -55,15 +69,16 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
             f"train.positives={config.train.positives} draws pairs of a user and an item, which "
             f"{config.model.title} does not learn from; set train.positives=each"
         )
-    if named_data(config.data, clicks).kind == "clicks":
-        return _build_clicks(config, world, model_class, make)
+    data = data or named_data(config.data, clicks)
+    if data.kind == "clicks":
+        return _build_clicks(config, world, data.source, model_class, make)
     if clicks:
-        return _build_joined(config, world, model_class, make)
-    return _build_interactions(config, world, model_class, make)
+        return _build_joined(config, world, data.source, model_class, make)
+    return _build_interactions(config, world, data.source, model_class, make)
 
 
 def _build_interactions(
-    config: Config, world: World, model_class: type[Model], make: MakeStrategy
+    config: Config, world: World, source: str, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
     """The parts for a model of users and items, or of sequences."""
     # The data, and what a model may know about it.
@@ -75,6 +90,7 @@ def _build_interactions(
         config.run.seed,
         title,
         world,
+        source,
         reads_features=model_class.reads_features,
     )
     config = decide(config, dataset)
@@ -133,7 +149,7 @@ def _build_interactions(
 
 
 def _build_joined(
-    config: Config, world: World, model_class: type[Model], make: MakeStrategy
+    config: Config, world: World, source: str, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
     """The parts for a click model and labelled interactions, with the features of both sides."""
     dataset, table = load_data(
@@ -142,6 +158,7 @@ def _build_joined(
         config.run.seed,
         config.model.title,
         world,
+        source,
         reads_features=True,
         reads_history=model_class.reads_history,
         reads_actions=model_class.reads_actions,
@@ -198,13 +215,13 @@ def _build_joined(
 
 
 def _build_clicks(
-    config: Config, world: World, model_class: type[Model], make: MakeStrategy
+    config: Config, world: World, source: str, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
     """The parts for a click model and a click log."""
     refuse_labels(config.data, config.model.title)
     _refuse_valid_users(config.eval.valid_users, config.model.title)
     config = decide_without_size(config)
-    data = open_clicks(config, world, TILE_ROWS)
+    data = open_clicks(config, world, TILE_ROWS, source)
     layout = data.layout
     facts = Facts(
         num_slots=len(layout.slots),
@@ -275,3 +292,56 @@ def _refuse_valid_users(valid_users: int | str | None, title: str) -> None:
             f"eval.valid_users={valid_users}: {title} predicts clicks, "
             "and its validation reads the rows of all users; leave it out"
         )
+
+
+def load_data(
+    data: DataSection,
+    start: StartSection,
+    seed: int,
+    title: str,
+    world: World,
+    source: str,
+    reads_features: bool = False,
+    reads_history: bool = False,
+    reads_actions: bool = False,
+) -> tuple[Dataset, FeatureTable | None]:
+    """The data set and, where they are read, its features, with histories and their actions.
+
+    Rank 0 prepares first, so that the others find what it prepared. title: the model,
+    for errors; source: where interactions come from.
+    """
+    data = with_side_files(data, source) if reads_features else data
+    if world.is_main:
+        dataset = load_dataset(data, seed, source)
+        world.barrier()
+    else:
+        world.barrier()
+        dataset = load_dataset(data, seed, source)
+    features = features_of(dataset, data, reads_history) if reads_features else ()
+    if start.vocabulary is not None:
+        vocabulary = known_words(Path(start.vocabulary))
+        if reads_features:
+            refuse_new_words(title, dataset, features, vocabulary)
+        dataset = grow(dataset, vocabulary)
+    if not reads_features:
+        return dataset, None
+    if reads_actions:
+        features = with_actions(dataset, features, labels_of(dataset, data))
+    return dataset, encode(dataset, features, all_labels=reads_actions)
+
+
+def describe_items(config: Config, features: bool) -> tuple[Dataset, Facts]:
+    """The data set of a config, and the facts that a model would know about it.
+
+    features: whether they are read where the config's model has no use for them.
+    """
+    dataset, table = load_data(
+        config.data,
+        config.start,
+        config.run.seed,
+        config.model.title,
+        World(),
+        interactions_of(config.data),
+        reads_features=features or find(config.model.name).reads_features,
+    )
+    return dataset, facts_of(dataset, table, config.train.negatives, config.data.max_len)

@@ -23,12 +23,12 @@ from shoal import config as config_room
 from shoal.clicks import InMemory
 from shoal.clicks.encoder import FeatureEncoder
 from shoal.config.output import flat
-from shoal.data.data_warnings import find_data_warnings
 from shoal.data.dataset import Column, Dataset
 from shoal.data.features import Feature, options
 from shoal.data.ids import Ids
 from shoal.data.joined import BatchSamples
 from shoal.data.sources.frames import to_polars
+from shoal.data.statistics import find_data_warnings
 from shoal.files.durable import no_links
 from shoal.files.folders import inner_folder
 from shoal.launch.hosts import LaunchError

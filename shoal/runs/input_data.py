@@ -13,11 +13,11 @@ from shoal.config.data_section import DataSection, FieldsSection
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import CLICK_FORMATS, ModelSection
 from shoal.config.yaml_io import inline
-from shoal.data.compressed_text import open_text, plain_name
+from shoal.data.bounded_files import open_text, plain_name
 from shoal.data.loading.location import data_values, holds_log
 from shoal.data.sources.files import find_files, is_remote
 from shoal.data.sources.roles import NAMES, need_roles, roles_of, shown
-from shoal.data.sources.table import columns_of, format_of
+from shoal.data.sources.tables import columns_of, format_of
 from shoal.data.sources.text import TextFormat
 from shoal.models import find
 

@@ -25,10 +25,10 @@ from shoal import config as config_room
 from shoal.config import Command, ConfigError, Resolved
 from shoal.config.output import flat
 from shoal.config.plugins import refuse_while_running
-from shoal.config.schema import Config, LaunchSection, RunSection
+from shoal.config.schema import Config, DataSection, LaunchSection, ModelSection, RunSection
 from shoal.config.sources import Origin
 from shoal.config.trust import OwnValues, check_code_trusted, check_trusted
-from shoal.data.loading.location import named_data
+from shoal.data.loading.location import NamedData, named_data
 from shoal.distributed.gpus import check_gpus, choose_gpus, pick_device
 from shoal.distributed.hosts import WorldError, is_loopback
 from shoal.distributed.rank_variables import is_worker, set_rank
@@ -238,8 +238,7 @@ def _train(resolved: Resolved, resume: bool) -> dict[str, Any]:
     config, section = resolved.config, resolved.config.launch
     if config.strategy.name == "ps":
         check_installed()
-    if section.nproc:  # refuse what cannot be read before anything is made
-        named_data(config.data, find(config.model.name).kind == "clicks")
+    if section.nproc:  # refuse what cannot be written before anything is made
         for tracker in config.run.trackers:
             find_tracker(tracker)
     if not is_worker():
@@ -250,8 +249,9 @@ def _train(resolved: Resolved, resume: bool) -> dict[str, Any]:
         return train_here(resolved, resume)
     for name in own_names(resolved.config.model.name, resolved.config.eval.metrics):
         check_launchable(name)
-    if section.nproc:
-        secret_of(section)  # refuse what cannot be launched before anything is made
+    if section.nproc:  # refuse what cannot be read or launched before anything is made
+        data_of(config.data, config.model.name)
+        secret_of(section)
     if not section.nproc or section.group_offset:  # rank 0 is on another host
         train_launched(resolved, resume)
         return {}
@@ -321,9 +321,16 @@ def connect_as(run: RunSection, launch: LaunchSection) -> World:
     return SharedGpu(world, pick_device(run.device, world.rank)) if shares_gpu else world
 
 
+def data_of(section: DataSection, model: str) -> NamedData:
+    """The data that a config names for its model; ValueError where it is not there."""
+    return named_data(section, find(model).kind == "clicks")
+
+
 def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """Train as one process: alone, or as the rank that the environment says."""
     config = resolved.config
+    # What cannot be read is refused before anything is made.
+    data = data_of(config.data, config.model.name)
     world = connect_as(config.run, config.launch)
     code = own_code(config.model.name, config.eval.metrics)
     with ExitStack() as stack:
@@ -345,7 +352,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             host_log.info("host %s joined %s", world.host, world.place)
         # Data and model; what the data decided is in the config from here on.
         with early_heartbeat(config, world.rank):
-            parts = build(config, world)
+            parts = build(config, world, data=data)
         config = parts.config
         agree(world, "data", parts.fingerprint)
         parts.strategy.on_peer_lost(_leave)
@@ -395,7 +402,9 @@ def _leave(why: str) -> None:
 
 def run_folder(config: Config) -> RunFolder:
     """The folder that the config names, or a new one."""
-    return RunFolder(config.run.output or RunFolder.new_name(config.run.root, label(config)))
+    return RunFolder(
+        config.run.output or RunFolder.new_name(config.run.root, label(config.model, config.data))
+    )
 
 
 def comparable(config: Config, code: Mapping[str, bytes] = MappingProxyType({})) -> dict[str, Any]:
@@ -422,6 +431,6 @@ def agree(world: World, subject: str, values: dict[str, Any]) -> None:
             )
 
 
-def label(config: Config) -> str:
+def label(model: ModelSection, data: DataSection) -> str:
     """The stem of a new run's folder."""
-    return f"{config.model.title}-{config.data.title}"
+    return f"{model.title}-{data.title}"

@@ -11,7 +11,7 @@ from shoal.config.schema import Config
 from shoal.data.ids import Ids
 from shoal.data.item_codes import distinguished, quality, write_codes
 from shoal.models.nn.semantic_ids import Method, item_vectors, quantise
-from shoal.runs.training_data import describe_items
+from shoal.runs.build import describe_items
 
 log = logging.getLogger("shoal")
 WIDTH = 64  # of vectors that are made of interactions or of several features

@@ -2,62 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.config.schema import Config, DataSection, NegativesSection, StartSection
+from shoal.config.schema import DataSection, NegativesSection
 from shoal.data.dataset import Dataset
-from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
-from shoal.data.features import features_of, labels_of, with_actions
 from shoal.data.ids import Ids
 from shoal.data.item_codes import fitted, read_codes
 from shoal.data.knowledge import knowledge_of
-from shoal.data.loading.load import load_dataset, with_side_files
 from shoal.data.sampler import log_weights
-from shoal.distributed.world import World
-from shoal.models import find
 from shoal.models.base import Facts, Model
-from shoal.runs.vocabulary_growth import grow, refuse_new_words
-from shoal.runs.warm_start import known_words
-
-
-def load_data(
-    data: DataSection,
-    start: StartSection,
-    seed: int,
-    title: str,
-    world: World,
-    reads_features: bool = False,
-    reads_history: bool = False,
-    reads_actions: bool = False,
-) -> tuple[Dataset, FeatureTable | None]:
-    """The data set and, where they are read, its features, with histories and their actions.
-
-    Rank 0 prepares first, so that the others find what it prepared. title: the model, for errors.
-    """
-    data = with_side_files(data) if reads_features else data
-    if world.is_main:
-        dataset = load_dataset(data, seed)
-        world.barrier()
-    else:
-        world.barrier()
-        dataset = load_dataset(data, seed)
-    features = features_of(dataset, data, reads_history) if reads_features else ()
-    if start.vocabulary is not None:
-        vocabulary = known_words(Path(start.vocabulary))
-        if reads_features:
-            refuse_new_words(title, dataset, features, vocabulary)
-        dataset = grow(dataset, vocabulary)
-    if not reads_features:
-        return dataset, None
-    if reads_actions:
-        features = with_actions(dataset, features, labels_of(dataset, data))
-    return dataset, encode(dataset, features, all_labels=reads_actions)
 
 
 def facts_of(
@@ -86,7 +44,7 @@ def facts_of(
         features=() if table is None else table.features,
         per_feature=table is not None,
         table=table,
-        knowledge=knowledge_of(dataset),
+        knowledge=knowledge_of(dataset) if "kg" in dataset.extra else None,
         **extra_facts,
     )
 
@@ -109,19 +67,3 @@ def refuse_labels(data: DataSection, title: str, weighted: bool = False) -> None
                 f"data.{key} is for click models on tables of interactions (data.files, atomic "
                 f"files){also}, and {title} reads something else here; leave it out"
             )
-
-
-def describe_items(config: Config, features: bool) -> tuple[Dataset, Facts]:
-    """The data set of a config, and the facts that a model would know about it.
-
-    features: whether they are read where the config's model has no use for them.
-    """
-    dataset, table = load_data(
-        config.data,
-        config.start,
-        config.run.seed,
-        config.model.title,
-        World(),
-        reads_features=features or find(config.model.name).reads_features,
-    )
-    return dataset, facts_of(dataset, table, config.train.negatives, config.data.max_len)

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from shoal.data.dataset import Columns, Dataset, Phase, Ragged
 from shoal.data.features import Feature
-from shoal.data.ids import pack_words, unpack_words
 from shoal.data.raw_columns import gather
 from shoal.data.sampler import distinct
+from shoal.data.vocabulary import pack_words, unpack_words
 from shoal.files.durable import open_regular, replace_durably
 from shoal.kernels.topk import Pairs
 

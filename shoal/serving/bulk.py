@@ -28,10 +28,10 @@ from shoal.clicks import ClickLog
 from shoal.clicks.encoder import LogEncoder
 from shoal.clicks.per_feature import per_feature
 from shoal.config.schema import DataSection
-from shoal.data.compressed_text import open_text, plain_name
+from shoal.data.bounded_files import open_text, plain_name
 from shoal.data.ids import Ids
 from shoal.data.prepared.inputs import form_of
-from shoal.data.sources.table import read_frame
+from shoal.data.sources.tables import read_frame
 from shoal.kernels.topk import Pairs
 from shoal.recommender.recommender import NO_IDS
 from shoal.serving.artifact.artifact import Artifact, Fields

@@ -23,13 +23,14 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, cast
 
+from shoal.data.reader import one_ahead
 from shoal.distributed.liveness import BEAT
 from shoal.distributed.stop_signals import STOPPING
 from shoal.models.nn.dropout import end_steps
 from shoal.ps.worker.lease import Lease
 from shoal.training.cursor import Cursor
 from shoal.training.slow_steps import SLOW
-from shoal.training.steps import one_ahead, solve
+from shoal.training.steps import solve
 from shoal.training.strategies.ps import ParameterServers
 from shoal.training.trainer import Trainer
 

@@ -1,9 +1,8 @@
-"""What a training step is given: batches one ahead, its own random numbers, hard negatives."""
+"""What a training step is given: its own random numbers, hard negatives, a learning rate."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +13,6 @@ from shoal.data.reader import Reader
 from shoal.distributed.world import World
 from shoal.models.base import Model
 from shoal.models.nn.dropout import begin_step
-
-T = TypeVar("T")
 
 
 def solve(model: Model, seed: int, device: torch.device) -> None:
@@ -52,17 +49,6 @@ def check_reader(reader: Reader, config: Config) -> None:
             "reader of clicks knows only when it has read all; use constant, or "
             "data.clicks.reader memory"
         )
-
-
-def one_ahead(batches: Iterable[T]) -> Iterator[tuple[T, T | None]]:
-    """Each batch with the one after it, so that the one after may be prepared."""
-    before = None
-    for batch in batches:
-        if before is not None:
-            yield before, batch
-        before = batch
-    if before is not None:
-        yield before, None
 
 
 def in_step(batches: Iterator[Batch], reader: Reader, world: World) -> Iterator[Batch]:

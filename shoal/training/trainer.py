@@ -22,7 +22,7 @@ from shoal.config.schema import Config
 from shoal.data.batch import Batch
 from shoal.data.dataset import Phase
 from shoal.data.fingerprint import DIGESTS
-from shoal.data.reader import Reader
+from shoal.data.reader import Reader, one_ahead
 from shoal.distributed.stop_signals import STOPPING, Agreement
 from shoal.kernels.host_memory import keep_freed_memory
 from shoal.models.nn.dropout import end_steps
@@ -44,7 +44,6 @@ from shoal.training.steps import (
     in_step,
     keep_hardest,
     learning_rate,
-    one_ahead,
     seed_step,
     solve,
 )

@@ -37,7 +37,7 @@ SMALL = [
         "--data.synthetic.items=40",
         "--data.synthetic.interactions=1200",
     ),
-    *("--train.epochs=1", "--run.progress=false", "--run.tensorboard=false"),
+    *("--train.epochs=1", "--run.progress=false", "--run.trackers=[]"),
 ]
 
 

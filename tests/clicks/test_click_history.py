@@ -130,7 +130,7 @@ def test_a_history_with_its_actions(folder: Path) -> None:
     assert "history" not in table.join(None, np.array([3]), np.array([1]), histories=False)[0]
 
 
-def test_names_beside_a_history_are_taken(folder: Path) -> None:
+def test_feature_names_that_a_history_uses_are_refused(folder: Path) -> None:
     features = {
         "item_id": {"kind": "id"},
         "past": {"kind": "sequence", "column": "item_id", "table": "item_id"},

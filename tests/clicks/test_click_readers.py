@@ -91,7 +91,7 @@ def test_every_sample_once_whatever_the_world(log: ClickLog, kind: str, batch_si
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("start", [0, 1, 3, 6, 7])
-def test_a_resumed_epoch_goes_on_where_it_stood(log: ClickLog, kind: str, start: int) -> None:
+def test_a_resumed_epoch_continues_where_it_stopped(log: ClickLog, kind: str, start: int) -> None:
     reader = make(kind, log, 4)
     for rank, size in [(0, 1), (1, 2)]:
         whole = [numbers(batch) for batch in reader.batches(2, rank, size)]
@@ -335,7 +335,7 @@ def own(folder: Path, name: str = "", batch_size: int = 4) -> Custom:
     return Custom(spec, log.files, {"train.batch_size": 4}, LAYOUT, batch_size)
 
 
-def test_a_reader_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_reader(tmp_path: Path) -> None:
     reader = own(tmp_path)
     assert reader.num_batches is None
     assert [numbers(b) for b in reader.batches(0)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -344,7 +344,7 @@ def test_a_reader_of_ones_own(tmp_path: Path) -> None:
     assert isinstance(lists, Jagged) and lists.values.tolist() == [4, 5, 0]
 
 
-def test_what_is_wrong_with_a_reader_of_ones_own(tmp_path: Path) -> None:
+def test_errors_of_a_custom_reader(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sample 1 is 2 arrays; a sample is a list of 4 arrays"):
         list(own(tmp_path, ":Short").batches(0))
     with pytest.raises(ValueError, match="has no class Nobody; its classes are RecDataset, Lists"):

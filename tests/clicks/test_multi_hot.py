@@ -111,7 +111,7 @@ def test_tables_that_grow_keep_slots_apart(folder: Path) -> None:
     assert ((ids.values - 1) >> 32 == slot).all()
 
 
-def test_questions_to_a_model_have_the_ids_of_the_log(folder: Path) -> None:
+def test_rows_to_predict_get_the_ids_of_the_log(folder: Path) -> None:
     given = log(folder)
     encoder = LogEncoder(given.layout, "multi_hot", {})
     batch = encoder.batch(encoder.frame([{"C1": [0, 5], "C2": 6, "I1": 0.5}]))

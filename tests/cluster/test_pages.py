@@ -158,7 +158,7 @@ def do(folder: Path, command: str) -> None:
 
 @pytest.mark.parametrize("page", ["recbole"])
 def test_recbole_in_short(folder: Path) -> None:
-    do(folder, RECBOLE + "--nproc=1 --epochs=1 --run.tensorboard=false")
+    do(folder, RECBOLE + "--nproc=1 --epochs=1 --run.trackers=[]")
     found = result(run_of(folder))
     assert (found["model"], found["dataset"], found["epochs"]) == ("BPR", "ml-100k", 1)
 
@@ -176,7 +176,7 @@ def synthetic(samples: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("page", ["torchrec"])
 def test_bert4rec_in_short(folder: Path) -> None:
-    small = "--num_epochs 1 --emb_dim 8 --max_len 8 --run.tensorboard=false"
+    small = "--num_epochs 1 --emb_dim 8 --max_len 8 --run.trackers=[]"
     do(folder, f"python {BERT4REC.replace(' -- ', ' ')}dmp {small}")
     config = yaml.safe_load((run_of(folder) / "config.yaml").read_text())
     assert (config["strategy"]["name"], config["data"]["name"]) == ("sharded", "random")
@@ -186,7 +186,7 @@ def test_bert4rec_in_short(folder: Path) -> None:
 def test_goodreads_in_short(folder: Path) -> None:
     pytest.importorskip("polars")
     do(folder, "python preprocessing.py")
-    do(folder, "python train.py --n_epochs=1 --run.tensorboard=false")
+    do(folder, "python train.py --n_epochs=1 --run.trackers=[]")
     assert result(run_of(folder))["model"] == "BERT4Rec"
 
 

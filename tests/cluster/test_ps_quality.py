@@ -10,7 +10,7 @@ from commands import finish, result
 from shoal.clicks.synthetic import synthetic_clicks
 from shoal.config.schema import SyntheticClicksSection
 
-QUIET = ["--run.progress=false", "--run.tensorboard=false", "--run.threads=1"]
+QUIET = ["--run.progress=false", "--run.trackers=[]", "--run.threads=1"]
 SYNTHETIC = [
     "--model=DNN",
     "--model.dim=8",

@@ -32,7 +32,7 @@ CONFIG = {
     "rows.shrink.max_age": 6,
     "rows.shrink.min_score": 1,
     "run.progress": False,
-    "run.tensorboard": False,
+    "run.trackers": [],
     "run.threads": 1,
 }
 

@@ -100,7 +100,7 @@ def trained(tmp_path: Path) -> Path:
             "train.batch_size": 10,
             "run.output": str(tmp_path / "run"),
             "run.progress": False,
-            "run.tensorboard": False,
+            "run.trackers": [],
         }
     )
     return tmp_path / "run"

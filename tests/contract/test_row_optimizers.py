@@ -15,6 +15,7 @@ from small import first_batches, small_config
 from torch import Tensor
 
 from shoal.config.schema import RowOptimizerOptions
+from shoal.data.reader import one_ahead
 from shoal.distributed.world import World
 from shoal.embedding.engines.init import initial_rows
 from shoal.kernels.core import load_core
@@ -22,7 +23,6 @@ from shoal.optimizers.row_optimizer import ALIASES, HYPER_PARAMETERS, row_optimi
 from shoal.ps.server.server import Server
 from shoal.runs.build import build
 from shoal.runs.parts import Parts
-from shoal.training.steps import one_ahead
 
 STEPS, LR, BATCH = 50, 0.2, 61
 # What train.optimizer.rows says; the table of items has a rate of its own besides.

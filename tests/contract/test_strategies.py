@@ -16,12 +16,13 @@ from small import first_batches, small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.config.schema import Config
+from shoal.data.reader import one_ahead
 from shoal.distributed.world import World
 from shoal.embedding.placements import replicated
 from shoal.runs.build import build
 from shoal.runs.parts import Parts
 from shoal.training.checkpoint.writing import Checkpoints, read, restore_into
-from shoal.training.steps import keep_hardest, one_ahead
+from shoal.training.steps import keep_hardest
 
 STEPS = 50
 MODELS: dict[str, dict[str, Any]] = {

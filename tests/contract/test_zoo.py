@@ -18,7 +18,7 @@ from ranks import run_ranks
 from zoo_models import ACROSS, DATA, MODELS, zoo_config
 
 import shoal
-import shoal.runs.training_data as training_data
+import shoal.runs.build as building
 from shoal.config.schema import Config, DataSection
 from shoal.data.dataset import Dataset
 from shoal.distributed.world import World
@@ -44,7 +44,7 @@ def each(names: list[str]) -> list[Any]:
 def data_made_once() -> Iterator[None]:
     """The same synthetic data for all: it is what takes longest to make."""
     made: dict[str, Dataset] = {}
-    load = training_data.load_dataset
+    load = building.load_dataset
 
     def once(section: DataSection, seed: int) -> Dataset:
         key = f"{section.model_dump_json()} {seed}"
@@ -52,9 +52,9 @@ def data_made_once() -> Iterator[None]:
             made[key] = load(section, seed)
         return made[key]
 
-    training_data.load_dataset = once
+    building.load_dataset = once
     yield
-    training_data.load_dataset = load
+    building.load_dataset = load
 
 
 def made(name: str, world: World, **values: Any) -> tuple[Parts, Config]:

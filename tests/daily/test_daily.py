@@ -24,8 +24,8 @@ from shoal.cli import main as cli
 from shoal.cli.new import write_model
 from shoal.config.schema import Config
 from shoal.daily.follow import TrainedFiles, is_whole, seconds_of
+from shoal.data.dataset import PHASES
 from shoal.data.loading.load import load_dataset
-from shoal.data.pairs import PHASES
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
 from shoal.distributed.world import World
@@ -40,7 +40,7 @@ from shoal.runs.vocabulary_growth import FILE, TAKEN, grow, read_vocabularies
 from shoal.runs.warm_start import begin
 from shoal.serving.artifact import export
 
-QUIET = {"run.progress": False, "run.tensorboard": False, "run.log_level": "warning"}
+QUIET = {"run.progress": False, "run.trackers": [], "run.log_level": "warning"}
 
 
 def write_day(root: Path, name: str, users: range, items: range, seed: int) -> Path:

@@ -15,8 +15,8 @@ from shoal.clicks.log import ClickLog
 from shoal.clicks.readers import load as load_clicks
 from shoal.clicks.samples import Layout
 from shoal.config.schema import DataSection
-from shoal.data import arrow_counts, bounds, parquet_counts
-from shoal.data.bounds import MOST_COLUMNS, MOST_DEPTH, most_bytes
+from shoal.data import arrow_counts, bounded_files, parquet_counts
+from shoal.data.bounded_files import MOST_COLUMNS, MOST_DEPTH, most_bytes
 from shoal.data.dataset import Dataset
 from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob
@@ -115,7 +115,7 @@ def test_real_rows_are_read_however_many(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["parquet", "arrow", "stream", "csv", "jsonl"])
 def test_too_many_columns(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_COLUMNS == 65_536
-    for module in (bounds, parquet_counts, arrow_counts):
+    for module in (bounded_files, parquet_counts, arrow_counts):
         monkeypatch.setattr(module, "MOST_COLUMNS", 100)
     frame = pl.DataFrame({"user_id": [1], "item_id": [1]})
     frame = frame.with_columns(**{f"c{k}": pl.lit(k) for k in range(99)})
@@ -127,7 +127,7 @@ def test_too_many_columns(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         trained(path)
 
 
-def test_objects_with_keys_of_their_own(tmp_path: Path) -> None:
+def test_objects_with_different_keys(tmp_path: Path) -> None:
     lines = [json.dumps({"user_id": 1, "item_id": 2, f"k{n}": 1}) for n in range(4_000)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     with pytest.raises(ValueError, match=r"4,000 rows of 4,002 columns"):

@@ -46,7 +46,7 @@ def test_labels_are_those_of_click_models() -> None:
         (["user", "x"], "no column looks like the item; it has user, x. Name it: --item=NAME"),
     ],
 )
-def test_what_is_missing(columns: list[str], said: str) -> None:
+def test_columns_without_a_role_are_named(columns: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         need_roles("a.csv", columns, roles_of(columns), "--{}=NAME")
 

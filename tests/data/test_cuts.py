@@ -233,7 +233,7 @@ def test_models_without_histories_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["async", "geo"])
 @pytest.mark.parametrize("key, value", [("train.balance", True), ("train.batch_tokens", 500)])
-def test_workers_that_update_apart_are_refused(mode: str, key: str, value: object) -> None:
+def test_workers_with_separate_updates_are_refused(mode: str, key: str, value: object) -> None:
     servers = {"strategy__name": "ps", "strategy__ps__mode": mode}
     with pytest.raises(ConfigError, match=f"{key}: does not go with strategy.ps.mode={mode}"):
         small_config("SASRec", **{key.replace(".", "__"): value}, **servers)

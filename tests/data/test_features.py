@@ -258,6 +258,6 @@ def test_a_context_aware_model_on_real_data(tmp_path: Path) -> None:
     root = os.environ.get("SHOAL_TEST_DATA")
     if root is None or not (Path(root) / "ml-100k" / "ml-100k.user").is_file():
         pytest.skip("SHOAL_TEST_DATA names no folder with ml-100k")
-    given = {"data.cache": False, "run.output": str(tmp_path / "run"), "run.tensorboard": False}
+    given = {"data.cache": False, "run.output": str(tmp_path / "run"), "run.trackers": []}
     result = shoal.run("DeepFM", "ml-100k", data_path=root, epochs=3, show_progress=False, **given)
     assert result["test"]["auc"] > 0.765 and result["test"]["logloss"] < 0.58

@@ -42,7 +42,7 @@ REMEDY = ". Use the config of that run, or name another folder with --output"
         ({"counters": True}, "counters was None, is now True"),
     ],
 )  # fmt: skip
-def test_only_what_differs_is_told(change: dict[str, Any], told: str) -> None:
+def test_only_differences_are_reported(change: dict[str, Any], told: str) -> None:
     assert mismatch(CLICKS, {**CLICKS, **change}) == f"belong to another run: {told}{REMEDY}"
 
 

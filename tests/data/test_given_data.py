@@ -46,7 +46,7 @@ def call(*words: str) -> str:
 def test_a_rating_that_the_model_does_not_read_is_named(model: str, weighs: bool) -> None:
     rows = [f"u{n % 20},i{n % 31},{n % 11 - 5}" for n in range(600)]
     Path("signed.csv").write_text("\n".join(["user,item,rating", *rows]) + "\n")
-    short = ["--train.epochs=1", "--run.progress=false", "--run.tensorboard=false", "--output", "s"]
+    short = ["--train.epochs=1", "--run.progress=false", "--run.trackers=[]", "--output", "s"]
     call("train", "signed.csv", f"--model={model}", *short)
     log = Path("s/train.log").read_text()
     assert f"{model} does not read rating: every row is something that the user took" in log
@@ -55,8 +55,8 @@ def test_a_rating_that_the_model_does_not_read_is_named(model: str, weighs: bool
     assert "does not read rating" not in Path("high/train.log").read_text()
 
 
-def test_the_walk_of_a_newcomer() -> None:
-    short = ["--train.epochs=1", "--run.progress=false", "--run.tensorboard=false"]
+def test_a_first_run_from_describing_a_file_to_recommending() -> None:
+    short = ["--train.epochs=1", "--run.progress=false", "--run.trackers=[]"]
     told = call("data", "describe", "BX-Book-Ratings.csv", *QUOTED, "--html", "page.html")
     assert GUESSED + ", rating = Book-Rating; change with --user=NAME, " in told
     assert "The number of inters: 600" in told and Path("page.html").exists()
@@ -170,7 +170,7 @@ def test_a_run_in_the_place_of_an_artifact() -> None:
     assert said in str(CliRunner().invoke(app, words).exception)
 
 
-def test_json_lines_with_keys_of_their_own() -> None:
+def test_json_lines_with_different_keys() -> None:
     lines = [json.dumps({"uid": u, "asin": i, "overall": s}) for u, i, s in ROWS]
     Path("reviews.jsonl").write_text("\n".join(lines) + "\n")
     told = call("data", "describe", "reviews.jsonl")

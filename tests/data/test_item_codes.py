@@ -22,7 +22,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert fitted("codes.json", given, ITEMS).tolist() == [[0, 0], *codes.tolist()]
 
 
-def test_items_that_share_codes_get_a_last_one_and_it_is_logged(
+def test_items_with_the_same_codes_get_another_one_which_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     given = {"7": [2, 2], "a": [2, 2], 'b "<i>"': [1, 0], "gone": [2, 2]}
@@ -66,7 +66,7 @@ def test_missing_files_and_items_are_named(tmp_path: Path) -> None:
         fitted("codes.json", {"a": [1, 2]}, ITEMS)
 
 
-def test_quality_counts_who_shares_codes_and_which_are_used() -> None:
+def test_quality_counts_shared_and_used_codes() -> None:
     codes = torch.tensor([[0, 3], [0, 3], [0, 3], [2, 1]])
     found = quality(codes)
     assert (found["unique"], found["shared"], found["largest_group"]) == (0.25, 3, 3)

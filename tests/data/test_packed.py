@@ -123,7 +123,7 @@ def prepared(path: Path) -> None:
 @pytest.mark.parametrize("head", [b"", b"user_id,item_id\n"])
 @pytest.mark.parametrize("byte", [b"a", b"\n"])
 @pytest.mark.parametrize("read", [table, atomic, log, count, prepared])
-def test_a_bomb_ends_in_one_error_and_fills_no_memory(
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused(
     read: Callable[[Path], None], byte: bytes, head: bytes, tmp_path: Path
 ) -> None:
     zstandard = pytest.importorskip("zstandard")

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from shoal.config.intervals import parse_intervals
 from shoal.config.schema import DataSection
+from shoal.data.column_store import EVERYTHING
 from shoal.data.filters import kept_rows, within
 from shoal.data.loading.load import load_dataset
 from shoal.data.loading.location import interactions_of
-from shoal.data.passes import EVERYTHING
 
 HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 
@@ -62,7 +62,7 @@ def test_intervals(text, inside):
 
 
 @pytest.mark.parametrize("text", ["", "3", "[3,4", "[3]", "[a,4]", "[1,2],[3,4]", "[nan,3]", "1,2"])
-def test_what_is_no_interval(text):
+def test_wrong_intervals_are_refused(text):
     with pytest.raises(ValueError, match=r"data\.filter\.x: .* is not an interval; write"):
         parse_intervals(text, "data.filter.x")
 
@@ -142,7 +142,7 @@ def test_upper_bound_of_interactions(toy):
 USERS = "user_id:token\tage:float\tjob:token\nb\t20\tcook\nq\t40\tpilot\nb\t99\tnobody\n"
 
 
-def test_interactions_of_absent_users_go_unless_told_otherwise(toy):
+def test_interactions_of_absent_users_are_left_out_by_default(toy):
     assert pairs(toy(ROWS, user=USERS)) == [("b", "x"), ("b", "z")]
     assert len(pairs(toy(ROWS, user=USERS, filter={"by_user_or_item": False}))) == 6
 
@@ -189,7 +189,7 @@ def test_filters_that_cannot_be(toy, options, named):
         toy(ROWS, filter=options)
 
 
-def test_users_file_that_knows_nobody(toy):
+def test_a_user_file_without_known_users(toy):
     with pytest.raises(ValueError, match=r"data\.filter\.by_user_or_item leaves no interactions"):
         toy(ROWS, user="user_id:token\tage:float\nnobody\t1\n")
 
@@ -258,7 +258,7 @@ def test_auto_picks_the_source(tmp_path):
         picked("tow")
 
 
-def test_the_log_tells_of_filters_ids_and_splits(toy, caplog, monkeypatch):
+def test_the_log_names_filters_ids_and_splits(toy, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)
     caplog.set_level(logging.INFO, "shoal")
     rows = [(u, i, 3, 10 * u + i) for u in range(6) for i in range(5)]

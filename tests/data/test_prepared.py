@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from small import DATA, NO_DROPOUT, small_config
 
-from shoal.data import passes as partition
+from shoal.data import column_store
 from shoal.data import random as random_room
 from shoal.data.history import Histories
 from shoal.data.loading.load import load_dataset
@@ -90,7 +90,7 @@ SETTINGS = [
 def test_a_prepared_folder_holds_what_the_files_give(raw, settings, small, monkeypatch) -> None:
     """Ids, words, columns, splits and histories, however little memory there is."""
     if small:
-        monkeypatch.setattr(partition, "CHUNK", 101)
+        monkeypatch.setattr(column_store, "CHUNK", 101)
         monkeypatch.setattr(text, "TEXT_BYTES", 1 << 10)
     config = config_of(raw, **{k.replace(".", "__"): v for k, v in settings.items()})
     there = load_dataset(config.data, seed=5)
@@ -218,7 +218,7 @@ def test_formats_give_the_same(tmp_path) -> None:
     assert len({one["interactions"] for one in made}) == 1
 
 
-def test_bad_input_is_told_once_and_leaves_nothing(tmp_path) -> None:
+def test_bad_input_is_one_error_and_leaves_nothing(tmp_path) -> None:
     config, to = config_of(tmp_path, data__split__order="file").data, tmp_path / "to"
     csv = write_csv(tmp_path / "a.csv", rows())
     cut = tmp_path / "cut.csv.gz"
@@ -320,7 +320,7 @@ def test_a_damaged_view_is_made_again(tmp_path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
-def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path) -> None:
+def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     csv = write_csv(tmp_path / "a.csv", rows(count=100_000))
@@ -343,7 +343,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path) -> None:
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
-def test_an_order_that_is_not_kept_is_one(monkeypatch) -> None:
+def test_a_computed_order_is_a_permutation(monkeypatch) -> None:
     """Every number once, the same by any slices, another in every epoch."""
     monkeypatch.setattr(random_room, "IN_MEMORY", 0)
     for n in (1, 2, 3, 10, 97, 5000):

@@ -89,7 +89,7 @@ def arrays_of(view: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "{}", "[]", '{"body": 3, "sha256": ""}', ""])
-def test_a_manifest_that_is_none(prepared: DataSection, text: str) -> None:
+def test_a_file_that_is_no_manifest_is_refused(prepared: DataSection, text: str) -> None:
     (Path(prepared.path) / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match="is damaged"):
         load_dataset(prepared, 5)
@@ -107,7 +107,7 @@ def test_a_manifest_that_is_none(prepared: DataSection, text: str) -> None:
         lambda body: body["words"]["item_id"].pop("ends"),
     ],
 )
-def test_a_manifest_of_other_things(prepared: DataSection, change: Any) -> None:
+def test_a_manifest_with_wrong_entries_is_refused(prepared: DataSection, change: Any) -> None:
     path = Path(prepared.path) / "manifest.json"
     body = json.loads(path.read_text())["body"]
     change(body)
@@ -116,7 +116,9 @@ def test_a_manifest_of_other_things(prepared: DataSection, change: Any) -> None:
         load_dataset(prepared, 5)
 
 
-def test_a_manifest_has_an_end(prepared: DataSection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_manifest_is_bounded(
+    prepared: DataSection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "DOCUMENT_BYTES", 100)
     with pytest.raises(ValueError, match="more than 100 bytes"):
         load_dataset(prepared, 5)

@@ -42,7 +42,7 @@ def lines_of(count: int, lists: bool, first: int = 0) -> list[str]:
 def config_of(path: Path, **values: Any) -> Config:
     keys = {key.replace("__", "."): value for key, value in values.items()}
     given = {"model": "LR", "train.batch_size": 64, "data.path": str(path), "run.progress": False}
-    return resolve(values={**given, "run.tensorboard": False, **SLOTS, **keys}).config
+    return resolve(values={**given, "run.trackers": [], **SLOTS, **keys}).config
 
 
 def write(folder: Path, lists: bool = False) -> Path:
@@ -162,7 +162,7 @@ def test_losses_and_figures_equal_those_of_the_files(tmp_path) -> None:
             **{"model": "DNN", "model.layers": [8], "data.path": str(tmp_path), **SLOTS},
             **{"data.clicks.train": train, "data.clicks.test": test, "data.features": features},
             **{"train.epochs": 2, "train.batch_size": 64, "eval.metrics": ["AUC"]},
-            **{"run.progress": False, "run.tensorboard": False},
+            **{"run.progress": False, "run.trackers": []},
             "run.output": str(tmp_path / f"run-{number}"),
         }
         result = train_here(resolve(values=values))

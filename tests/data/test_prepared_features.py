@@ -224,7 +224,7 @@ def test_losses_equal_those_of_the_raw_files(raw, tmp_path) -> None:
     assert len(losses[0][0]) == 2 and losses[0] == losses[1]
 
 
-def test_describe_tells_what_a_folder_holds(raw, tmp_path) -> None:
+def test_describe_prints_what_a_folder_holds(raw, tmp_path) -> None:
     config = config_of(raw)
     prepare(PrepareJob(files_of(raw), tmp_path / "shop", config.data, config.run.seed))
     told = describe_run(config_of(tmp_path))

@@ -45,7 +45,7 @@ def test_every_ranking_model_has_the_same_protocol(tmp_path: Path, model: str) -
     assert decided(untimed, f"--model.name={model}") == AT_RANDOM
 
 
-def test_no_model_of_shoal_brings_a_protocol_of_its_own() -> None:
+def test_no_model_changes_the_protocol() -> None:
     for name in MODELS:
         own = getattr(find(name).Options, "DEFAULTS", {})
         assert not [key for key in own if key.startswith(("data.split", "eval."))], name

@@ -15,7 +15,8 @@ from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
 from shoal.data.sources import text
-from shoal.data.sources.quotes import CellFormat
+from shoal.data.sources.csv import CellFormat, read_cells
+from shoal.data.sources.text import Lines
 
 FIELDS = {"user": "User-ID", "item": "ISBN", "rating": "Book-Rating"}
 HEAD = '"User-ID";"ISBN";"Book-Rating"'
@@ -23,18 +24,43 @@ GOOD = [f'"u{n % 7}";"i{n % 5}";"{n % 10}"' for n in range(60)]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_quotes_are_taken_off_only_where_that_is_exact(seed: int) -> None:
-    """Whatever stands in a text: what is taken off reads as what csv reads of it."""
+def test_polars_reads_quotes_only_where_it_reads_what_csv_reads(seed: int) -> None:
+    """Whatever stands in a text: where Polars reads it, cells and lines are those of csv."""
     random = np.random.default_rng(seed)
-    for _ in range(200):
-        body = "".join(random.choice(list('";ab\n'), random.integers(1, 14)))
-        plain = CellFormat(";").without_quotes(body.encode())
-        if plain is None:
+    num_read = 0
+    for _ in range(400):
+        body = "".join(random.choice(list('"";;ab\n'), random.integers(1, 14)))
+        row_lines = CellFormat(";").row_lines(body.encode(), 2)
+        if row_lines is None or "\n\n" in body or body[0] == "\n" or body[-1] == "\n":
             continue
-        rows = list(csv.reader(io.StringIO(body, newline=""), delimiter=";", strict=True))
-        lines = [line.split(";") if line else [] for line in plain.decode().split("\n")]
-        full = [[row for row in some if any(row) or len(row) > 1] for some in (rows, lines)]
-        assert full[0] == full[1], body
+        reader = csv.reader(io.StringIO(body, newline=""), delimiter=";", strict=True)
+        rows, lines = [], []
+        first = 0
+        for row in reader:
+            rows.append([cell or None for cell in row])
+            lines.append(first)
+            first = reader.line_num
+        frame, numbers, skipped = read_cells(
+            body.encode(), ["x", "y"], CellFormat(";"), ["x", "y"], Lines("text", 0)
+        )
+        assert [list(row) for row in frame.rows()] == rows, body
+        assert row_lines.tolist() == lines, body
+        assert numbers is None or numbers.tolist() == lines, body
+        assert skipped == 0
+        num_read += 1
+    assert num_read
+
+
+@pytest.mark.parametrize("title", ['"a, b"', '"a ""b"" c"', '"a\nb"', '""'])
+def test_sound_quotes_are_read_at_once(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Separators, quotes and ends of lines within a cell need no line by line reading."""
+    monkeypatch.setattr(CellFormat, "rows", lambda *arguments: pytest.fail("line by line"))
+    body = f"1,{title},x\n2,c,x".encode()
+    names = ["id", "title", "last"]
+    frame, numbers, _ = read_cells(body, names, CellFormat(","), names, Lines("text", 2))
+    expected = next(csv.reader(io.StringIO(title, newline="")))[0]
+    assert frame["title"].to_list() == [expected or None, "c"]
+    assert numbers is None or numbers.tolist() == [2, 4]
 
 
 def write(folder: Path, rows: list[str], encoding: str = "latin-1") -> Path:
@@ -107,7 +133,7 @@ def test_nothing_quotes(read: Any, tmp_path: Path) -> None:
     assert '"i3"' in read(path, quote=None, fields=named).vocab['"ISBN"']
 
 
-def test_where_all_rows_are_bad_the_first_is_shown(tmp_path: Path) -> None:
+def test_the_first_of_only_bad_rows_is_shown(tmp_path: Path) -> None:
     path = write(tmp_path, [row.replace('"', "") + ";x" for row in GOOD])
     with pytest.raises(
         ValueError, match=r"all 60 are bad.*BX\.csv, line 2: 4 cells where"

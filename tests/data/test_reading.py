@@ -23,7 +23,7 @@ from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
 from shoal.data.reading import ColumnReading, find_reading, lists_of, numbers_of, times_of
-from shoal.data.sources import readings
+from shoal.data.sources import typed
 from shoal.data.statistics import describe
 
 # Values of a column, what they are read as, and what the first becomes.
@@ -191,7 +191,7 @@ def test_the_same_from_other_formats(form: str, tmp_path: Path) -> None:
     assert np.array_equal(data.flat("price"), expected.flat("price"))
 
 
-def test_the_key_says_otherwise(tmp_path: Path) -> None:
+def test_data_cells_overrides_what_was_found(tmp_path: Path) -> None:
     cells = {"genres": {"kind": "id"}, "price": {"kind": "id"}}
     data = trained(write(tmp_path), cells=cells)
     assert data.types["genres"] == data.types["price"] == "token"
@@ -223,7 +223,7 @@ def test_prepare_decides_day_and_month_as_training_does(
     late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One date at the end of a large file decides for all, which parts of it do not have."""
-    monkeypatch.setattr(readings, "SAMPLE_PLACES", 1)
+    monkeypatch.setattr(typed, "SAMPLE_PLACES", 1)
     lines = [f"u{n % 50},i{n % 37},0{n % 9 + 1}/02/2024,a,1,1" for n in range(60_000)]
     path = write(tmp_path, [*lines, f"u1,i1,{late},a,1,1"])
     both = [read(path).flat("timestamp") for read in (trained, prepared)]
@@ -232,7 +232,7 @@ def test_prepare_decides_day_and_month_as_training_does(
 
 
 @pytest.mark.parametrize("read", [trained, prepared])
-def test_days_or_months_that_nothing_decides(read: Any, tmp_path: Path) -> None:
+def test_ambiguous_days_and_months_are_refused(read: Any, tmp_path: Path) -> None:
     lines = [f"u{n},i{n},0{n + 1}/02/2024,a,1,1" for n in range(9)]
     path = write(tmp_path, lines)
     with pytest.raises(AmbiguousDates, match=r"data\.cells\.timestamp\.order=day"):

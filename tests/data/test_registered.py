@@ -21,7 +21,7 @@ from shoal.data.loading.location import named_data
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
 from shoal.data.raw_columns import Raw, RawColumn, RawTable
-from shoal.data.sources.table import Part, TableHeader
+from shoal.data.sources.tables import Part, TableHeader
 from shoal.data.sources.typed import FilePiece
 
 

@@ -347,7 +347,7 @@ def test_different_negatives_do_not_depend_on_the_slicing():
         assert np.array_equal(whole[k::4], part)
 
 
-def test_who_has_fewer_unseen_items_gets_them_all_and_zeros():
+def test_users_with_too_few_unseen_items_get_all_of_them_and_zeros():
     items = np.arange(1, 20)
     sampler = NegativeSampler(
         SeenPairs(np.ones(15, int), items[:15], 2, 20),

@@ -235,7 +235,7 @@ GOOD = HEAD + "".join(f"{k % 3},{k},4,{k}\n" for k in range(20))
         ("a.xyz", GOOD, "a.xyz does not say what it is; set data.format"),
     ],
 )
-def test_bad_input_is_told_once_and_clearly(
+def test_bad_input_is_one_clear_error(
     tmp_path: Path, name: str, text: str | bytes, said: str
 ) -> None:
     with pytest.raises(ValueError) as caught:

@@ -12,11 +12,11 @@ import pytest
 
 import shoal
 from shoal.config.schema import DataSection
+from shoal.data.column_meaning import holds_times, hour, weekday
 from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import features_of, options
 from shoal.data.loading.load import load_dataset
-from shoal.data.times import holds_times, hour, weekday
 
 ROWS = 300
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)  # a Monday
@@ -116,7 +116,9 @@ def test_a_part_of_a_time_stands_first(folder: Path) -> None:
         ("date", [np.nan], False),
     ],
 )
-def test_names_and_values_tell_times(name: str, values: list[float], expected: bool) -> None:
+def test_times_are_recognised_by_names_and_values(
+    name: str, values: list[float], expected: bool
+) -> None:
     assert holds_times(name, np.array(values)) is expected
 
 
@@ -126,7 +128,7 @@ def test_parts_of_times_before_1970() -> None:
     assert (hour(seconds)[0], weekday(seconds)[0]) == (17, moment.weekday())
 
 
-def test_predictions_may_say_the_time_or_not(folder: Path) -> None:
+def test_predictions_with_and_without_a_time(folder: Path) -> None:
     frame = pl.read_csv(folder / "inter.csv").drop("sent_ms", "seen", "dwell_time")
     keys = {"run.output": str(folder / "run"), "run.progress": False, "epochs": 1}
     fitted = shoal.fit("LR", frame, label="click", **keys)

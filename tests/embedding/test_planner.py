@@ -74,7 +74,7 @@ def test_the_table_of_figures() -> None:
 
 def test_too_little_memory_and_unknown_tables_are_refused() -> None:
     with pytest.raises(ValueError, match=r"need 183\.1 MiB .* allows 102\.4 MiB"):
-        plan([BIG], memory=0.1)
+        plan([BIG], memory="102.4MiB")
     with pytest.raises(
         ValueError, match=r"names 'bog'; the model has tables: big.*; did you mean big\?"
     ):

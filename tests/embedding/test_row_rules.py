@@ -114,7 +114,7 @@ def test_tables_that_cannot() -> None:
 def test_strategies_that_cannot() -> None:
     geo = Geo(World(), StrategySection(name="ps", ps=ServersSection(mode="geo", addresses=["x:1"])))
     with pytest.raises(ValueError, match=f"strategy {geo.name} cannot do .* copies of their"):
-        geo.setup(make_model("DNN", "grows"), SGD, seed=1, rows=rules(decay={"every": 1}))
+        geo.setup(make_model("DNN", "grows"), SGD, seed=1, rows=rules(counter_decay={"every": 1}))
 
 
 # ---- counts of a push ---------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_clipping_counts_occurrences_all_the_same() -> None:
 
 ALL = rules(
     admission={"threshold": 4.0, "show_coefficient": 0.5},
-    decay={"every": 3, "rate": 0.75},
+    counter_decay={"every": 3, "rate": 0.75},
     shrink={"every": 4, "max_age": 3, "min_score": 0.5},
 )
 
@@ -252,7 +252,7 @@ RUN = {
     "rows.shrink.every": 7,
     "rows.shrink.capacity": 60,
     "run.progress": False,
-    "run.tensorboard": False,
+    "run.trackers": [],
 }
 
 

@@ -331,7 +331,7 @@ def killed_config(folder):
         "rows.tiers.ssd": str(folder / "ssd"),
         "run.output": str(folder / "run"),
         "run.progress": False,
-        "run.tensorboard": False,
+        "run.trackers": [],
     }
     return resolve(values=values)
 

@@ -131,7 +131,7 @@ def _table(form: str, seeds: list[bytes]) -> Target:
     from shoal.config.schema import DataSection
     from shoal.data.loading.load import load_dataset
     from shoal.data.prepared.preparation import PrepareJob, prepare
-    from shoal.data.sources.table import columns_of
+    from shoal.data.sources.tables import columns_of
 
     fields = FieldsSection(user="user", item="item", rating="rating")
 
@@ -175,8 +175,7 @@ def _archive(folder: Path) -> Target:
 
 def _cache(folder: Path) -> Target:
     from shoal.config.schema import DataSection
-    from shoal.data.cache import check_cache
-    from shoal.data.loading.load import load_dataset
+    from shoal.data.loading.load import check_cache, load_dataset
 
     home = folder / "cached"
     (home / "ml").mkdir(parents=True)

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from shoal.data.batch import Batch, Jagged
+from shoal.data.reader import one_ahead
 from shoal.models import find
 from shoal.models.base import Facts, Model
-from shoal.training.steps import one_ahead
 from shoal.training.strategies import Strategy
 
 BATCH, SLOTS, DENSE, ROWS = 61, 5, 3, 300

@@ -64,6 +64,6 @@ def click_config(**values: Any) -> Config:
         "train.epochs": 2,
         "train.optimizer.lr": 0.01,
         "run.progress": False,
-        "run.tensorboard": False,
+        "run.trackers": [],
     }
     return resolve(values={**small, **given}).config

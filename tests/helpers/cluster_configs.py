@@ -16,7 +16,7 @@ DATA = {
     "eval.repeatable": False,
     "run.threads": 1,
     "run.progress": False,
-    "run.tensorboard": False,
+    "run.trackers": [],
 }
 MODELS: dict[str, dict[str, Any]] = {
     "BPR": {"model": "BPR", "model.embedding_size": 16},

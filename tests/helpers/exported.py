@@ -35,7 +35,7 @@ CLICKS = {
     "train.batch_size": 100,
     "train.optimizer.lr": 0.01,
     "run.progress": False,
-    "run.tensorboard": False,
+    "run.trackers": [],
 }
 
 

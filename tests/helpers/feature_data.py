@@ -66,7 +66,7 @@ def values(folder: Path | str, model: str = "DNN", **more: Any) -> dict[str, Any
         "data.fields.label": "click",
         "train.batch_size": 61,
         "run.progress": False,
-        "run.tensorboard": False,
+        "run.trackers": [],
         **small.get(model, {}),
         **given,
     }

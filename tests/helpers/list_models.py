@@ -11,13 +11,13 @@ import torch
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
+from shoal.data.reader import one_ahead
 from shoal.distributed.shared_gpu import SharedGpu
 from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
 from shoal.embedding.placements.row_requests import BagPieces
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
-from shoal.training.steps import one_ahead
 from shoal.training.strategies import Strategy, make_strategy
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

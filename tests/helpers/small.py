@@ -17,7 +17,7 @@ DATA = {
     "data.synthetic.interactions": 4000,
     "data.max_len": 12,
     "run.progress": False,
-    "run.tensorboard": False,
+    "run.trackers": [],
 }
 NO_DROPOUT = {
     "BPR": {"model.embedding_size": 16},

@@ -72,6 +72,6 @@ def acts_config(folder: Path | str, model: str = "HSTURanker", **more: Any) -> d
         "train.batch_size": 256,
         "run.device": "cpu",
         "run.progress": False,
-        "run.tensorboard": False,
+        "run.trackers": [],
         **given,
     }

@@ -10,7 +10,7 @@ from commands import ROOT, Command
 BIN = Path(sys.executable).parent
 COMPONENT = ROOT / "shoal" / "cli" / "torchx.py"
 assert COMPONENT.is_file(), "it moved: what needs TorchX would fail where it is installed"
-QUIET = ["--run.threads=1", "--run.progress=false", "--run.tensorboard=false"]
+QUIET = ["--run.threads=1", "--run.progress=false", "--run.trackers=[]"]
 CLICKS = [  # synthetic: the same log on every host
     "--model=DNN",
     "--model.dim=4",

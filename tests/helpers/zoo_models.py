@@ -13,7 +13,7 @@ DATA = {
     "data.max_len": 8,
     "train.batch_size": 13,
     "run.progress": False,
-    "run.tensorboard": False,
+    "run.trackers": [],
 }
 WIDTH, HIDDEN = {"model.embedding_size": 8}, {"model.hidden_size": 8}
 BOTH = {**WIDTH, **HIDDEN}

@@ -180,7 +180,7 @@ def test_artifacts_of_closed_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(export, "check_apart", check_here)
     data: dict[str, Any] = {"data.name": "synthetic", "data.synthetic.users": 61}
     data |= {"data.synthetic.items": 47, "data.synthetic.interactions": 1000}
-    quiet = {"run.progress": False, "run.tensorboard": False, "run.log_level": "warning"}
+    quiet = {"run.progress": False, "run.trackers": [], "run.log_level": "warning"}
     for model in ("EASE", "IALS", "Pop", "UserKNN"):
         folder = tmp_path / model
         shoal.run(model=model, config_dict={**data, **quiet, "run.output": str(folder)})

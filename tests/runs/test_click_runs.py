@@ -35,7 +35,7 @@ SHORT = {
     "train.epochs": 3,
     "train.optimizer.lr": 0.02,
     "run.progress": False,
-    "run.tensorboard": False,
+    "run.trackers": [],
 }
 
 

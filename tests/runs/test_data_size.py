@@ -18,7 +18,7 @@ from shoal.training import estimate
 from shoal.training.evaluation import Evaluator, evaluator
 from shoal.training.evaluation.phases import sampled_users
 
-SYNTHETIC = {"data.name": "synthetic", "run.progress": False, "run.tensorboard": False}
+SYNTHETIC = {"data.name": "synthetic", "run.progress": False, "run.trackers": []}
 SMALL = {
     "data.synthetic.users": 150,
     "data.synthetic.items": 80,

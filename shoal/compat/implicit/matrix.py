@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from shoal.data.bounds import EXPANSION, most_bytes
+from shoal.data.bounded_files import EXPANSION, most_bytes
 from shoal.runs.fit import Fitted, ItemVectors, fit
 
 NONE = np.finfo(np.float32).min  # the score of a place that no item is left for

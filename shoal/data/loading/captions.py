@@ -12,14 +12,14 @@ from itertools import pairwise
 import numpy as np
 
 from shoal.config.schema import DataSection
-from shoal.data.compressed_text import packed_or_not
+from shoal.data.bounded_files import packed_or_not
 from shoal.data.dataset import Dataset, Ragged
 from shoal.data.loading.location import interactions_of
 from shoal.data.raw_columns import RawColumn
 from shoal.data.sources.atomic import ATOMIC
 from shoal.data.sources.files import local_data
 from shoal.data.sources.movielens import titles
-from shoal.data.sources.table import read_table
+from shoal.data.sources.tables import read_table
 
 # What a name ends in, in small letters and without signs; the first that fits.
 ENDINGS = {

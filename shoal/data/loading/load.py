@@ -1,9 +1,22 @@
-"""Raw data -> Dataset: pick the source, filter, number ids, split; or take it from the cache."""
+"""Raw data -> Dataset: pick the source, filter, number ids, split; or take it from the cache.
+
+The cache is a folder of columns next to the raw files. Its name is a hash of the files and of the
+options that decide what is stored. A folder is written under a temporary name and committed by
+rename, so it is there in full or not at all; every file is checked against the manifest on load,
+the manifest against its own SHA-256, and ids against the vocabularies that they number. A folder of
+an earlier version is not read: its name differs, so the columns are made again.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,27 +24,44 @@ import numpy as np
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
-from shoal.data.cache import cache_folder, read_cache, write_cache
-from shoal.data.column_store import Memory, Place, Stored, map_array, write_array
-from shoal.data.columns import Manifest, SourceRows, add_rows
-from shoal.data.compressed_text import packed_or_not
-from shoal.data.dataset import Dataset, Ragged
+from shoal.data.bounded_files import packed_or_not
+from shoal.data.column_store import (
+    DamagedFolder,
+    Memory,
+    Place,
+    Stored,
+    all_stored,
+    check_arrays,
+    filled_folder,
+    map_array,
+    read_document,
+    write_array,
+    write_document,
+)
+from shoal.data.columns import SourceRows, add_rows
+from shoal.data.dataset import PHASES, Dataset, Pairs, Ragged, count_pairs
 from shoal.data.loading.location import interactions_of
-from shoal.data.manifest import parts_of, words_of
-from shoal.data.pairs import Pairs, count_pairs
+from shoal.data.manifest import Manifest, check_columns, check_range, parts_of, words_of
 from shoal.data.prepared import dataset as prepared
 from shoal.data.raw_columns import Raw
 from shoal.data.sources import SOURCES
 from shoal.data.sources.files import local_data
 from shoal.data.split import phase_of_rows, rows_by_phase
+from shoal.files.folders import inner_folder, remove_folder
 
 logger = logging.getLogger(__name__)
 
+VERSION = 8  # of the format and of preparation: raise it when either changes what is stored
+MANIFEST = "manifest.json"
 
-def load_dataset(config: DataSection, seed: int) -> Dataset:
-    """The prepared data set that the config describes; `seed` decides a random split."""
+
+def load_dataset(config: DataSection, seed: int, source_name: str | None = None) -> Dataset:
+    """The prepared data set that the config describes; `seed` decides a random split.
+
+    source_name: where the interactions come from, if that was asked before (`interactions_of`).
+    """
     config = local_data(config)
-    name = interactions_of(config)
+    name = source_name or interactions_of(config)
     if name == "prepared":
         return prepared.open_prepared(config, seed)
     source = SOURCES[name]
@@ -39,13 +69,13 @@ def load_dataset(config: DataSection, seed: int) -> Dataset:
     if not files or not config.cache:  # what is generated comes faster than a cache is read
         return build(source.read(config), config, seed)
     folder = cache_folder(files, config, seed)
-    manifest = read_cache(folder)
-    if manifest is None:
+    document = read_cache(folder)
+    if document is None:
         raw = source.read(config)
-        manifest = write_cache(folder, lambda place: _prepare(raw, config, seed, place))
-        if manifest is None:
+        document = write_cache(folder, lambda place: _prepare(raw, config, seed, place))
+        if document is None:
             return build(raw, config, seed)
-    return _open(folder, manifest, config)
+    return _open(folder, document, config)
 
 
 QUICK_START: dict[str, dict[str, Any]] = {  # what RecBole's quick start chooses for click models
@@ -60,13 +90,14 @@ QUICK_START: dict[str, dict[str, Any]] = {  # what RecBole's quick start chooses
 }
 
 
-def with_side_files(config: DataSection) -> DataSection:
+def with_side_files(config: DataSection, source_name: str | None = None) -> DataSection:
     """The config for a model that reads features: with the existing files of users and items.
 
     Files, columns and labels that the config names itself are not changed.
+    source_name: where the interactions come from, if that was asked before (`interactions_of`).
     """
     config = local_data(config)
-    source = interactions_of(config)
+    source = source_name or interactions_of(config)
     if source == "prepared":  # its columns were chosen when it was made
         return config
     quick = QUICK_START.get(config.stem, {})
@@ -93,16 +124,14 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
     return _open(memory, _prepare(raw, config, seed, memory), config)
 
 
-def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> Manifest:
-    """Write the columns of a data set, split; their manifest."""
+def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> dict[str, Any]:
+    """Write the columns of a data set, split; the document of the cache."""
     inter, fields = raw.inter, config.fields
     rows = SourceRows(inter.types, [inter.columns], raw.side, inter.where, inter.cells)
-    options = {"fields": fields.model_dump()}
-    manifest, keep = add_rows(rows, config, place, {"options": options}, ids_as="<i8")
-    columns = manifest["columns"]
+    empty = Manifest({"fields": fields.model_dump()})
+    manifest, keep = add_rows(rows, config, place, empty, ids_as="<i8")
     users, items = (
-        map_array(place, Stored.from_entry(columns[name]["values"]))
-        for name in (fields.user, fields.item)
+        map_array(place, manifest.columns[name].values) for name in (fields.user, fields.item)
     )
     # The phase of each row that was kept: by the files, or by data.split.
     if raw.parts is not None:
@@ -113,20 +142,17 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> Manifest
             )
         phases = raw.parts if keep is None else raw.parts[keep]
     else:
-        entry = columns.get(fields.time)
-        times = None if entry is None else map_array(place, Stored.from_entry(entry["values"]))
+        time = manifest.columns.get(fields.time)
+        times = None if time is None else map_array(place, time.values)
         phases = phase_of_rows(config.split, seed, users, times)
-    num_users, num_items = (
-        len(Stored.from_entry(manifest["words"][name]["ends"]))
-        for name in (fields.user, fields.item)
-    )
+    num_users, num_items = (len(manifest.words[name]) for name in (fields.user, fields.item))
     splits = rows_by_phase(phases)
     logger.info("densified ids: %d users, %d items", num_users - 1, num_items - 1)
     sizes = ", ".join(f"{phase} {len(rows)}" for phase, rows in splits.items())
     logger.info("split interactions: %s", sizes)
+    manifest.left_out = {**raw.left_out, **manifest.left_out}
     return {
-        **manifest,
-        "left_out": {**raw.left_out, **manifest["left_out"]},
+        **manifest.document(),
         "splits": {
             phase: write_array(place, f"rows-{phase}.bin", row_numbers, "<i8").entry()
             for phase, row_numbers in splits.items()
@@ -135,8 +161,9 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> Manifest
     }
 
 
-def _open(place: Place, manifest: Manifest, config: DataSection) -> Dataset:
+def _open(place: Place, document: dict[str, Any], config: DataSection) -> Dataset:
     """The data set of columns that `_prepare` wrote."""
+    manifest = Manifest.from_document(document)
     words = words_of(place, manifest)
     arrays = {id(one): np.asarray(one) for one in words.values()}
     dataset = Dataset(
@@ -144,9 +171,9 @@ def _open(place: Place, manifest: Manifest, config: DataSection) -> Dataset:
         vocab={name: arrays[id(one)] for name, one in words.items()},
         splits={
             phase: map_array(place, Stored.from_entry(entry))
-            for phase, entry in manifest["splits"].items()
+            for phase, entry in document["splits"].items()
         },
-        pairs=Pairs.from_entry(manifest["pairs"]),
+        pairs=Pairs.from_entry(document["pairs"]),
         **parts_of(place, manifest, config),
     )
     _normalize(dataset, config)
@@ -184,3 +211,66 @@ def _normalize(dataset: Dataset, config: DataSection) -> None:
                 part[:] = 1.0
             else:
                 part[:] = (part - np.float64(low)) / (high - low)
+
+
+# ---- the cache -----------------------------------------------------------------------------------
+
+
+def cache_folder(files: list[Path], config: DataSection, seed: int) -> Path:
+    """Where the data set prepared from these files is kept."""
+    options = config.model_dump(
+        exclude={"path", "synthetic", "random", "max_len", "cache", "format"}
+    )
+    split = config.split
+    if config.presplit is None and split.order in ("random", "auto") and split.seed is None:
+        options["seed"] = seed
+    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    text = json.dumps([VERSION, states, options], sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return files[0].parent / ".shoal" / f"{config.title}-{key}"
+
+
+def read_cache(folder: Path) -> dict[str, Any] | None:
+    """The document of a cache folder; None (and a warning) when it is damaged."""
+    if not folder.is_dir():
+        return None
+    try:
+        return check_cache(folder)
+    except DamagedFolder as damage:
+        logger.warning("cache %s is damaged (%s); preparing the data again", folder, damage)
+        return None
+
+
+def check_cache(folder: Path) -> dict[str, Any]:
+    """The document of a folder that is as it was written; else DamagedFolder."""
+    try:
+        document = read_document(folder / MANIFEST, VERSION)
+        check_arrays(folder, all_stored(document), whole=True)
+        manifest = Manifest.from_document(document)
+        check_columns(folder, manifest)
+        if set(document["splits"]) != set(PHASES):
+            raise DamagedFolder(f"the phases are {', '.join(document['splits'])}")
+        for phase, entry in document["splits"].items():
+            rows = map_array(folder, Stored.from_entry(entry))
+            check_range(f"rows of {phase}", rows, 0, manifest.rows)
+        return document
+    except DamagedFolder:
+        raise
+    except Exception as error:  # whatever an author can write into it
+        raise DamagedFolder(f"{type(error).__name__}: {error}") from error
+
+
+def write_cache(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
+    """Have `write` fill a folder and return its document; None where no cache can be kept."""
+    try:
+        inner_folder(folder.parent.parent, folder.parent.name)
+        for leftover in folder.parent.glob(".*.tmp"):  # left by writers that were killed
+            with suppress(OSError):
+                if time.time() - leftover.stat().st_mtime > 24 * 3600:
+                    remove_folder(folder.parent.parent, folder.parent.name, leftover.name)
+        with filled_folder(folder, lambda: read_cache(folder) is not None) as work:
+            write_document(work / MANIFEST, {"version": VERSION, **write(work)})
+        return check_cache(folder)
+    except (OSError, DamagedFolder) as error:
+        logger.info("no cache in %s (%s); the data is prepared on every run", folder.parent, error)
+        return None

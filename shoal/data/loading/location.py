@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import CLICK_FORMATS, GENERATED, DataSection
 from shoal.config.yaml_io import inline
-from shoal.data.compressed_text import plain_name
+from shoal.data.bounded_files import plain_name
 from shoal.data.prepared import dataset as prepared
 from shoal.data.sources import FORMATS, SOURCES
 from shoal.data.sources.files import is_remote, local_data
@@ -23,7 +23,7 @@ OF_INTERACTIONS = ("fields", "filter", "threshold", "normalize", "load", "unload
 OF_CLICKS = ("slots", "dense", "label", "group", "rows", "pipe_command", "custom", "split_files")
 
 
-class Named(NamedTuple):
+class NamedData(NamedTuple):
     """Interactions (synthetic, random, prepared, atomic, tables, movielens), or a click log
     (synthetic_clicks, prepared, log)."""
 
@@ -31,13 +31,13 @@ class Named(NamedTuple):
     source: str
 
 
-def named_data(data: DataSection, clicks: bool) -> Named:
+def named_data(data: DataSection, clicks: bool) -> NamedData:
     """What a model reads (`clicks`: it is a click model); ValueError where that is not said."""
     data = local_data(data)
     if not reads_log(data, clicks):
         source = interactions_of(data)
         _refuse(data.clicks, OF_CLICKS, "data.clicks.", f"a click log, and {data.title} is none")
-        return Named("interactions", source)
+        return NamedData("interactions", source)
     if not clicks:
         raise ValueError(
             f"data.{_says_log(data)} names a click log, and this model learns from interactions of "
@@ -55,12 +55,12 @@ def named_data(data: DataSection, clicks: bool) -> Named:
             raise ValueError(
                 f"data.format {data.format}: data.clicks.train must name the files to train on"
             )
-        return Named("clicks", "synthetic_clicks")
+        return NamedData("clicks", "synthetic_clicks")
     if data.clicks.train is None:
         raise ValueError("data.clicks.train must name the files to train on")
     if prepared.find_log(data.clicks.train, data.path) is not None:
-        return Named("clicks", "prepared")
-    return Named("clicks", "log")
+        return NamedData("clicks", "prepared")
+    return NamedData("clicks", "log")
 
 
 def reads_log(data: DataSection, clicks: bool) -> bool:

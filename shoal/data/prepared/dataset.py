@@ -24,14 +24,13 @@ from shoal.config.schema import PREPARED, DataSection, SplitSection
 from shoal.config.yaml_io import inline
 from shoal.data.column_store import (
     DamagedFolder,
-    Stored,
     all_stored,
     check_arrays,
     map_array,
     read_document,
 )
 from shoal.data.dataset import Dataset
-from shoal.data.manifest import check_columns, parts_of, words_of
+from shoal.data.manifest import Manifest, check_columns, parts_of, words_of
 from shoal.data.prepared import views
 from shoal.data.prepared.engine import Here
 from shoal.data.sources.files import places_of
@@ -68,15 +67,15 @@ def open_prepared(config: DataSection, seed: int) -> Dataset:
             f"no prepared folder: neither {config.folder} nor {config.path} has a "
             f"{MANIFEST}; make one with `shoal prepare INPUT... --to DIR` and set data.path=DIR"
         )
-    with manifest_of(folder) as manifest:
-        if "layout" in manifest:
+    with manifest_of(folder) as document:
+        if "layout" in document:
             raise ValueError(
                 f"{folder} holds a click log, not interactions; read it with a click model and "
                 f"data.clicks.train={folder}"
             )
-        _check_options(folder, manifest["options"], config)
-        _check_bytes(folder, manifest)
-        return _open(folder, manifest, config, seed)
+        _check_options(folder, document["options"], config)
+        _check_bytes(folder, document)
+        return _open(folder, document, config, seed)
 
 
 @contextmanager
@@ -119,9 +118,9 @@ def refuse_absent(config: DataSection) -> None:
             )
 
 
-def _check_bytes(folder: Path, manifest: dict[str, Any]) -> None:
+def _check_bytes(folder: Path, document: dict[str, Any]) -> None:
     """Compare files with their checksums, and ids with the words they number."""
-    if not check_arrays(folder, all_stored(manifest)):
+    if not check_arrays(folder, all_stored(document)):
         logger.info(
             "%s is large: its checksums are not compared at every start; "
             "`shoal prepare --check --to %s` does",
@@ -129,57 +128,54 @@ def _check_bytes(folder: Path, manifest: dict[str, Any]) -> None:
             folder,
         )
         return
-    check_columns(folder, manifest)
+    check_columns(folder, Manifest.from_document(document))
 
 
 def view_of(
     folder: Path,
-    manifest: dict[str, Any],
+    document: dict[str, Any],
     split: SplitSection,
     seed: int,
     memory: int = 1 << 31,
     engine: Here | None = None,
 ) -> views.View:
     """The rows of a folder split, in parts of so much memory where that was not done before."""
-    fields, words = manifest["options"]["fields"], manifest["words"]
-    split = decide_split(split, fields["time"] in manifest["columns"])
-    place = folder / "views" / views.view_key(manifest["interactions"], split, seed)
-    users, items = (
-        len(Stored.from_entry(words[fields[side]]["ends"])) for side in ("user", "item")
-    )
-    rows, sizes = manifest["rows"], (users, items)
+    manifest = Manifest.from_document(document)
+    fields, columns = manifest.fields, manifest.columns
+    split = decide_split(split, fields["time"] in columns)
+    place = folder / "views" / views.view_key(document["interactions"], split, seed)
+    rows = manifest.rows
+    sizes = (len(manifest.words[fields["user"]]), len(manifest.words[fields["item"]]))
     view = views.open_view(place, rows, sizes)
     if view is None:
         logger.info("%s is split for the first time as data.split says; it is kept", folder)
         names = {side: fields[side] for side in ("user", "item", "time")}
-        if split.order == "file" or fields["time"] not in manifest["columns"]:
+        if split.order == "file" or fields["time"] not in columns:
             del names["time"]
-        entries = {side: manifest["columns"][name]["values"] for side, name in names.items()}
-        columns = {
-            side: map_array(folder, Stored.from_entry(entry)) for side, entry in entries.items()
-        }
-        views.make_view(place, columns, sizes, split, seed, memory, engine or Here())
+        arrays = {side: map_array(folder, columns[name].values) for side, name in names.items()}
+        views.make_view(place, arrays, sizes, split, seed, memory, engine or Here())
         view = views.open_view(place, rows, sizes)
         if view is None:
             raise DamagedFolder(f"{place} is not what was written there")
     return view
 
 
-def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int) -> Dataset:
+def _open(folder: Path, document: dict[str, Any], config: DataSection, seed: int) -> Dataset:
     try:
-        view = view_of(folder, manifest, config.split, seed)
+        view = view_of(folder, document, config.split, seed)
     except OSError as error:
         raise ValueError(
             f"{folder} cannot be written ({error.strerror}), and the split of a prepared folder is "
             "kept there; make room, or let `shoal prepare` make it, with the same data.split and "
             "run.seed"
         ) from error
+    manifest = Manifest.from_document(document)
     return Dataset(
-        name=manifest["name"],
+        name=document["name"],
         pairs=view.pairs,
         vocab=cast(dict[str, np.ndarray], words_of(folder, manifest)),
         splits={phase: view.arrays[f"rows-{phase}"] for phase in PHASES},
-        digests={"interactions": manifest["interactions"], "splits": view.splits},
+        digests={"interactions": document["interactions"], "splits": view.splits},
         kept=view.arrays,
         **parts_of(folder, manifest, config),
     )

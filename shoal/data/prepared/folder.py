@@ -26,7 +26,7 @@ from shoal.files.folders import remove_folder
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int], object]  # called with the number of bytes that were read
-Manifest = dict[str, Any]
+Document = dict[str, Any]  # what manifest.json holds, of interactions or of a click log
 
 
 @dataclass
@@ -56,23 +56,23 @@ class PrepareSteps:
         raise NotImplementedError  # every kind of data writes its own
 
     def add(
-        self, job: PrepareJob, paths: list[Path], folder: Path, manifest: Manifest, work: Path
-    ) -> Manifest:
+        self, job: PrepareJob, paths: list[Path], folder: Path, manifest: Document, work: Path
+    ) -> Document:
         """Write the rows of files behind those in `folder`; the manifest that will name them."""
         raise NotImplementedError  # every kind of data writes its own
 
-    def check(self, job: PrepareJob, manifest: Manifest, new: list[Path]) -> None:
+    def check(self, job: PrepareJob, manifest: Document, new: list[Path]) -> None:
         """Refuse inputs and options that do not fit an existing folder."""
 
-    def finish(self, job: PrepareJob, manifest: Manifest, folder: Path) -> None:
+    def finish(self, job: PrepareJob, manifest: Document, folder: Path) -> None:
         """Write what is computed from all rows, where it is missing: the split."""
 
-    def outdated(self, job: PrepareJob, manifest: Manifest, new_manifest: Manifest) -> list[Path]:
+    def outdated(self, job: PrepareJob, manifest: Document, new_manifest: Document) -> list[Path]:
         """Files and folders that an append has replaced, to remove."""
         return []
 
 
-def carry_out(job: PrepareJob, steps: PrepareSteps) -> Manifest:
+def carry_out(job: PrepareJob, steps: PrepareSteps) -> Document:
     """Prepare a folder, or add to it; its manifest. What is there already is not done again."""
     to, paths = job.to, steps.paths(job)
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def check(to: Path) -> int:
     return len(stored)
 
 
-def _check_same_options(job: PrepareJob, manifest: Manifest, now: dict[str, Any]) -> None:
+def _check_same_options(job: PrepareJob, manifest: Document, now: dict[str, Any]) -> None:
     was = manifest["options"]
     if ("clicks" in was) != ("clicks" in now):
         raise ValueError(
@@ -151,8 +151,8 @@ def _check_same_options(job: PrepareJob, manifest: Manifest, now: dict[str, Any]
 
 
 def _add(
-    job: PrepareJob, paths: list[Path], manifest: Manifest, steps: PrepareSteps, is_new: bool
-) -> Manifest:
+    job: PrepareJob, paths: list[Path], manifest: Document, steps: PrepareSteps, is_new: bool
+) -> Document:
     """Write the rows of files into a new folder, or behind those that are there."""
     with _work(job) as work:
         folder = work if is_new else job.to

@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
-from shoal.data.compressed_text import plain_name
+from shoal.data.bounded_files import plain_name
+from shoal.data.column_store import EVERYTHING
 from shoal.data.dataset import FieldType
 from shoal.data.filters import SIDES
-from shoal.data.passes import EVERYTHING
+from shoal.data.manifest import Manifest
 from shoal.data.prepared.engine import Here
 from shoal.data.raw_columns import RawColumn, RawTable
 from shoal.data.reading import ColumnReading, reading_of
 from shoal.data.sources.atomic import ATOMIC
 from shoal.data.sources.files import find_files, input_files
 from shoal.data.sources.movielens import RATINGS
-from shoal.data.sources.readings import find_readings, typed_reading
-from shoal.data.sources.table import (
+from shoal.data.sources.tables import (
     FORMATS,
     Part,
     TableFormat,
@@ -35,7 +35,13 @@ from shoal.data.sources.table import (
     read_table,
     wanted_columns,
 )
-from shoal.data.sources.typed import Columns, declared_types, filled_numbers
+from shoal.data.sources.typed import (
+    Columns,
+    declared_types,
+    filled_numbers,
+    find_readings,
+    typed_reading,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -142,16 +148,16 @@ class Input:
 
 
 def open_inputs(
-    paths: list[Path], config: DataSection, memory: int, manifest: Mapping[str, Any]
+    paths: list[Path], config: DataSection, memory: int, manifest: Manifest
 ) -> list[Input]:
     """How files are read: columns whose file does not say it as the first one shows.
 
     manifest: of the folder that they are added to, whose columns were read before.
     """
-    types: dict[str, FieldType] = {n: one["type"] for n, one in manifest.get("columns", {}).items()}
+    types: dict[str, FieldType] = {n: one.type for n, one in manifest.columns.items()}
     readings: dict[str, ColumnReading] | None = None
-    if types and "cells" in manifest:
-        cells = manifest["cells"]
+    if types and manifest.cells is not None:
+        cells = manifest.cells
         readings = {
             name: reading_of(cells[name]) if name in cells else typed_reading(kind, config)
             for name, kind in types.items()

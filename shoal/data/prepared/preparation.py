@@ -18,14 +18,14 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
-from shoal.data.column_store import Stored, all_stored, map_array
+from shoal.data.column_store import all_stored, chunks, map_array
 from shoal.data.columns import SourceRows, add_rows
 from shoal.data.dataset import FieldType
 from shoal.data.filters import looks_at_all
-from shoal.data.passes import chunks
+from shoal.data.manifest import Manifest
 from shoal.data.prepared import views
 from shoal.data.prepared.dataset import DECIDED, refuse_absent, view_of
-from shoal.data.prepared.folder import Manifest, PrepareJob, PrepareSteps, carry_out
+from shoal.data.prepared.folder import Document, PrepareJob, PrepareSteps, carry_out
 from shoal.data.prepared.inputs import (
     Input,
     expand,
@@ -38,12 +38,11 @@ from shoal.data.prepared.inputs import (
 from shoal.data.raw_columns import RawColumn
 from shoal.data.reading import cells_of
 from shoal.data.sources.text import is_by_line
-from shoal.data.vocabulary import stored_words
 
 logger = logging.getLogger(__name__)
 
 
-def prepare(job: PrepareJob) -> Manifest:
+def prepare(job: PrepareJob) -> Document:
     """Prepare a folder of interactions, or add to it; its manifest."""
     return carry_out(job, InteractionSteps())
 
@@ -68,11 +67,13 @@ class InteractionSteps(PrepareSteps):
         """What preparation decides."""
         return {key: job.config.model_dump()[key] for key in DECIDED}
 
-    def check(self, job: PrepareJob, manifest: Manifest, new: list[Path]) -> None:
+    def check(self, job: PrepareJob, manifest: Document, new: list[Path]) -> None:
         """Refuse columns that the folder does not have, and an append that cannot be exact."""
         inter, sides = sort_out(new or self.paths(job), job.config)
         for path in inter[:1]:
-            _same_columns(open_inputs([path], job.config, job.memory, manifest)[0], manifest)
+            columns_there = Manifest.from_document(manifest)
+            inputs = open_inputs([path], job.config, job.memory, columns_there)
+            _same_columns(inputs[0], columns_there)
         if not new or not job.append:
             return
         if needed := looks_at_all(job.config):
@@ -91,11 +92,12 @@ class InteractionSteps(PrepareSteps):
                 )
 
     def add(
-        self, job: PrepareJob, paths: list[Path], folder: Path, manifest: Manifest, work: Path
-    ) -> Manifest:
+        self, job: PrepareJob, paths: list[Path], folder: Path, manifest: Document, work: Path
+    ) -> Document:
         """Append the rows of files to the columns in `folder`; the manifest that will name them."""
         config, (files, side_paths) = job.config, sort_out(paths, job.config)
-        inputs = open_inputs(files, config, job.memory, manifest)
+        columns_there = Manifest.from_document(manifest)
+        inputs = open_inputs(files, config, job.memory, columns_there)
         skipped: Counter[Path] = Counter()
 
         def pieces() -> Iterator[dict[str, RawColumn]]:
@@ -110,17 +112,19 @@ class InteractionSteps(PrepareSteps):
         scratch.mkdir()
         cells, sides = cells_of(inputs[0].readings), read_sides(side_paths, config)
         rows = SourceRows(_kinds(inputs), pieces(), sides, job.inputs[0], cells)
-        new_manifest, _ = add_rows(rows, config, folder, manifest, "<i4", scratch, job.memory)
+        new_manifest, _ = add_rows(
+            rows, config, folder, columns_there, "<i4", scratch=scratch, memory=job.memory
+        )
         shutil.rmtree(scratch)
-        new_manifest["bad_rows"] = manifest.get("bad_rows", 0) + skipped.total()
-        new_manifest["interactions"] = _digest(folder, new_manifest)
-        return new_manifest
+        new_manifest.bad_rows += skipped.total()
+        interactions = _digest(folder, new_manifest)
+        return {**manifest, **new_manifest.document(), "interactions": interactions}
 
-    def finish(self, job: PrepareJob, manifest: Manifest, folder: Path) -> None:
+    def finish(self, job: PrepareJob, manifest: Document, folder: Path) -> None:
         """The split that the config asks for, where it is not there."""
         view_of(folder, manifest, job.config.split, job.seed, job.memory, job.engine)
 
-    def outdated(self, job: PrepareJob, manifest: Manifest, new_manifest: Manifest) -> list[Path]:
+    def outdated(self, job: PrepareJob, manifest: Document, new_manifest: Document) -> list[Path]:
         """The view of the rows before, and columns of side tables that were written anew."""
         key = views.view_key(manifest["interactions"], job.config.split, job.seed)
         view = job.to / "views" / key
@@ -146,13 +150,10 @@ def refuse_unsupported(config: DataSection) -> None:
             )
 
 
-def _types(manifest: Manifest) -> dict[str, FieldType]:
-    return {name: column["type"] for name, column in manifest.get("columns", {}).items()}
-
-
 def _same_columns(file: Input, manifest: Manifest) -> None:
     """Refuse an input whose columns are not those of the folder."""
-    folder_types, options = _types(manifest), manifest["options"]
+    folder_types: dict[str, FieldType] = {n: one.type for n, one in manifest.columns.items()}
+    options = manifest.options
     kinds = {n: k for n, k in file.types.items() if n not in (options["threshold"] or {})}
     if options["threshold"]:
         folder_types.pop(options["fields"]["label"], None)
@@ -178,13 +179,12 @@ def _kinds(inputs: list[Input]) -> dict[str, FieldType]:
     return dict(kinds)
 
 
-def _digest(folder: Path, manifest: dict[str, Any]) -> str:
+def _digest(folder: Path, manifest: Manifest) -> str:
     """The digest of users, items and their words; the same data read directly has the same."""
     digest = hashlib.sha256()
-    fields = manifest["options"]["fields"]
-    for name in (fields["user"], fields["item"]):
-        ids = map_array(folder, Stored.from_entry(manifest["columns"][name]["values"]))
+    for name in (manifest.fields["user"], manifest.fields["item"]):
+        ids = map_array(folder, manifest.columns[name].values)
         for part in chunks(len(ids)):
             digest.update(ids[part].astype(np.int64).data)
-        digest.update("\n".join(stored_words(folder, manifest["words"][name])).encode())
+        digest.update("\n".join(manifest.words[name].map(folder)).encode())
     return digest.hexdigest()

@@ -31,6 +31,8 @@ from shoal.data.column_store import (
     Stored,
     all_stored,
     check_arrays,
+    chunks,
+    count_ids,
     filled_folder,
     map_array,
     read_document,
@@ -38,11 +40,11 @@ from shoal.data.column_store import (
     write_array,
     write_document,
 )
-from shoal.data.pairs import Pairs, count_pairs
-from shoal.data.passes import by_user, chunks, count_ids
+from shoal.data.dataset import Pairs, count_pairs
 from shoal.data.prepared.engine import Here
 from shoal.data.sampler import distinct
 from shoal.data.split import PHASES, phase_of_rows, phases_in_order
+from shoal.data.user_ranges import by_user
 
 VERSION = 1
 DOCUMENT = "view.json"

@@ -1,9 +1,9 @@
 """Sources of interactions and formats of tables, one file each, and the list of them.
 
 source.py     what a source is
-table.py      what a format of tables is
-text.py       tables of text, in parts of bounded size; quotes.py: cells that are quoted
-typed.py      types of columns, and their values checked
+tables.py     tables of any format; what a format is
+text.py       text, in parts of bounded size; csv.py: lines of cells; jsonl.py: of objects
+typed.py      types of columns, how cells are read, and their values checked
 """
 
 from shoal.data.sources.atomic import Atomic
@@ -14,8 +14,7 @@ from shoal.data.sources.movielens import MovieLens
 from shoal.data.sources.random import Random
 from shoal.data.sources.source import SOURCES, Source, register
 from shoal.data.sources.synthetic import Synthetic
-from shoal.data.sources.table import FORMATS, TableFormat, register_table
-from shoal.data.sources.tables import Tables
+from shoal.data.sources.tables import FORMATS, TableFormat, Tables, register_table
 
 for _source in (Synthetic(), Random(), Atomic(), Tables(), MovieLens()):
     register(_source)  # they are looked for in this order

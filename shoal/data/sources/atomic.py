@@ -13,13 +13,13 @@ import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
-from shoal.data.compressed_text import packed_or_not
+from shoal.data.bounded_files import packed_or_not
 from shoal.data.dataset import FieldType
 from shoal.data.raw_columns import Raw
-from shoal.data.sources.quotes import CellFormat
+from shoal.data.sources.csv import CellFormat, CellHeader, CellText
 from shoal.data.sources.source import Source
-from shoal.data.sources.table import TableHeader, read_table
-from shoal.data.sources.text import TextFormat, first_line
+from shoal.data.sources.tables import read_table
+from shoal.data.sources.text import first_line
 
 _TYPES = list(get_args(FieldType))
 PARTS_OF = {
@@ -74,15 +74,16 @@ class Atomic(Source):
         return Raw(tables.pop("inter"), tables, parts, left_out)
 
 
-class AtomicText(TextFormat):
+class AtomicText(CellText):
     """Text whose header has types."""
 
     name = "atomic"
     endings = (".inter", ".user", ".item")
 
-    def header(self, path: Path, config: DataSection) -> TableHeader:
+    def header(self, path: Path, config: DataSection) -> CellHeader:
         types = read_header(first_line(path, config.encoding), config.separator, str(path))
-        return TableHeader(list(types), types, CellFormat(config.separator, None))
+        cells = CellFormat(config.separator, quote=None)
+        return CellHeader(list(types), types, cells=cells)
 
 
 ATOMIC = AtomicText()

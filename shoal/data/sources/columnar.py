@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shoal.config.schema import DataSection
 from shoal.data import arrow_counts, parquet_counts
-from shoal.data.bounds import check_expansion
-from shoal.data.passes import EVERYTHING
-from shoal.data.sources.readings import SAMPLE_PLACES, SAMPLE_ROWS
-from shoal.data.sources.table import Part, TableFormat, TableHeader
-from shoal.data.sources.typed import FilePiece
+from shoal.data.bounded_files import check_expansion
+from shoal.data.column_store import EVERYTHING
+from shoal.data.sources.tables import Part, TableFormat, TableHeader
+from shoal.data.sources.typed import SAMPLE_PLACES, SAMPLE_ROWS, FilePiece
 from shoal.files.durable import open_regular
 
 if TYPE_CHECKING:

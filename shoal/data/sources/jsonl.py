@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.config.schema import DataSection
-from shoal.data.bounds import (
+from shoal.data.bounded_files import (
     MOST_DEPTH,
     VALUE_BYTES,
     check_columns,
     check_depth,
     check_expansion,
+    open_text,
 )
-from shoal.data.compressed_text import open_text
-from shoal.data.sources.table import TableHeader
+from shoal.data.sources.tables import TableHeader
 from shoal.data.sources.text import Lines, TextFormat
 
 if TYPE_CHECKING:

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shoal.config.schema import DataSection
-from shoal.data.bounds import most_bytes
-from shoal.data.compressed_text import packed_or_not, plain_name
-from shoal.data.raw_columns import Raw, interaction_columns
-from shoal.data.sources.quotes import CellFormat
+from shoal.data.bounded_files import most_bytes, packed_or_not, plain_name
+from shoal.data.raw_columns import Raw
+from shoal.data.sources.csv import CellFormat, CellHeader, CellText
 from shoal.data.sources.source import Source
-from shoal.data.sources.table import Part, TableHeader, read_table
-from shoal.data.sources.text import BOM, TextFormat, first_line
+from shoal.data.sources.tables import Part, TableHeader, interaction_columns, read_table
+from shoal.data.sources.text import BOM, first_line
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
 MOVIES = {
@@ -82,7 +81,7 @@ class MovieLens(Source):
         return Raw(table, left_out={"data.bad_rows": bad} if bad else {})
 
 
-class Ratings(TextFormat):
+class Ratings(CellText):
     """Ratings as text. name: of the file, which says how it is laid out; body: in an archive."""
 
     def __init__(self, name: str, body: bytes | None = None):
@@ -93,7 +92,7 @@ class Ratings(TextFormat):
     def reads(self, path: Path) -> bool:
         return plain_name(path).name == self.file
 
-    def header(self, path: Path, config: DataSection) -> TableHeader:
+    def header(self, path: Path, config: DataSection) -> CellHeader:
         where = str(path) if self.body is None else f"{path}:{self.file}"
         kinds, _ = interaction_columns(config, where)
         if self.has_header:
@@ -107,7 +106,8 @@ class Ratings(TextFormat):
                     f"{where}, line 1: {head[:80]!r} where {','.join(_CSV_HEADER)} was expected; "
                     "is this a MovieLens file? Other data can be given as atomic files"
                 )
-        return TableHeader(list(kinds), kinds, CellFormat(SEPARATORS[self.file], None), where)
+        cells = CellFormat(SEPARATORS[self.file], quote=None)
+        return CellHeader(list(kinds), kinds, where, cells)
 
     def parts(self, path: Path, header: TableHeader, memory: int) -> Iterator[Part]:
         if self.body is None:

@@ -9,8 +9,9 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.random import hash64, uniform_below
-from shoal.data.raw_columns import Raw, RawColumn, RawTable, interaction_columns
+from shoal.data.raw_columns import Raw, RawColumn, RawTable
 from shoal.data.sources.source import Source
+from shoal.data.sources.tables import interaction_columns
 
 
 class Random(Source):

@@ -7,7 +7,7 @@ Every guess of columns is made here: for a file of data on a command line, for `
 import re
 from collections.abc import Iterable, Mapping
 
-from shoal.data.column_names import words_of
+from shoal.data.column_meaning import words_of
 
 # What a column is called, without words such as id or number; of several the first.
 NAMES = {

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.config.schema import DataSection, SyntheticSection
-from shoal.data.raw_columns import Raw, RawColumn, RawTable, interaction_columns
+from shoal.data.raw_columns import Raw, RawColumn, RawTable
 from shoal.data.sources.source import Source
+from shoal.data.sources.tables import interaction_columns
 
 STAGES = 8  # steps in which a user's taste turns
 MIN_PER_USER = 5

@@ -1,30 +1,23 @@
-"""Tables of text: lines of cells, cut at line ends into parts of bounded size.
+"""Tables of text: lines, decoded, and cut at line ends into parts of bounded size.
 
-The good path never touches a row in Python; only where something is wrong, or cells are quoted, are
-lines looked at one by one. Blank lines hold nothing. Packed text is unpacked on the way.
+What a line holds is for the formats: cells (csv.py) or an object (jsonl.py). Packed text is
+unpacked on the way.
 """
 
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
 from shoal.config.schema import DataSection
-from shoal.data.bounds import LONGEST_LINE
-from shoal.data.compressed_text import is_packed, open_text
-from shoal.data.passes import EVERYTHING
-from shoal.data.sources.quotes import CellFormat
-from shoal.data.sources.readings import SAMPLE_BYTES, SAMPLE_PLACES
-from shoal.data.sources.table import Part, TableFormat, TableHeader
-from shoal.data.sources.typed import OR_SKIP, FilePiece
+from shoal.data.bounded_files import LONGEST_LINE, is_packed, open_text
+from shoal.data.column_store import EVERYTHING
+from shoal.data.sources.tables import Part, TableFormat, TableHeader
+from shoal.data.sources.typed import SAMPLE_BYTES, SAMPLE_PLACES, FilePiece
 from shoal.files.durable import open_regular
 
 if TYPE_CHECKING:
@@ -33,9 +26,6 @@ if TYPE_CHECKING:
 TEXT_BYTES = 1 << 26  # of text at a time, at most, where memory is bounded
 WHOLE = -1  # where a part that is the whole file stops
 BOM = b"\xef\xbb\xbf"
-# Stands for separators longer than the one byte that Polars allows, and between cells of which
-# some hold the separator.
-STAND_IN = "\x1f"
 
 
 class Lines(NamedTuple):
@@ -105,8 +95,7 @@ class TextFormat(TableFormat):
         self, body: bytes, header: TableHeader, columns: list[str], lines: Lines
     ) -> tuple[pl.DataFrame, np.ndarray | None, int]:
         """The rows of lines, the line of each (None: they follow each other), and bad ones."""
-        assert header.cells is not None
-        return read_cells(body, header.names, header.cells, columns, lines)
+        raise NotImplementedError  # every format writes its own
 
 
 def sampled_text(path: Path, encoding: str, has_header: bool) -> tuple[int, bytes]:
@@ -150,91 +139,6 @@ def _line(source: BinaryIO, path: Path) -> bytes:
             "every line?"
         )
     return line
-
-
-def read_cells(
-    body: bytes,
-    names: list[str],
-    cells: CellFormat,
-    columns: list[str],
-    lines: Lines,
-) -> tuple[pl.DataFrame, np.ndarray | None, int]:
-    """The cells of `columns` (all are `names`) as text; the line of each row; bad rows."""
-    import polars as pl
-
-    file_cells = cells
-    if len(cells.separator.encode()) != 1:
-        if STAND_IN.encode() in body:
-            raise ValueError(
-                f"{lines.name}: contains the control character 0x1f, which cannot be read together "
-                f"with the separator {cells.separator!r}; use a separator of one character"
-            )
-        body = body.replace(cells.separator.encode(), STAND_IN.encode())
-        cells = replace(cells, separator=STAND_IN)
-    body = cells.without_null(body)
-    if cells.marked(body) and (plain := cells.without_quotes(body)) is not None:
-        body = plain
-    rows = body.count(b"\n") + 1
-    whole = body.count(cells.separator.encode()) == rows * (len(names) - 1)
-    blank = b"\n\n" in body or body[:1] in (b"", b"\n")
-    if whole and not blank and not cells.marked(body):
-        with suppress(pl.exceptions.PolarsError):
-            frame = _frame(body, names, columns, cells.separator, None)
-            if len(frame) == rows and not (len(names) > 1 and frame[names[-1]].has_nulls()):
-                return frame, None, 0
-    good_rows, line_numbers, skipped = io.StringIO(), [], 0
-    writer = csv.writer(good_rows, delimiter=cells.separator, lineterminator="\n")
-    for line, row in cells.rows(body, len(names)):
-        if row == []:  # a blank line
-            continue
-        number = lines.first + line - 1
-        over = not lines.whole and not isinstance(row, csv.Error) and "\n" in "".join(row)
-        if isinstance(row, csv.Error) or len(row) != len(names) or over:
-            if not lines.skip:
-                problem = "a cell goes over the end of its line; write such files as Parquet"
-                problem = problem if over else _wrong(row, names, file_cells)
-                raise ValueError(f"{lines.name}, line {number}: {problem}")
-            skipped += 1
-            continue
-        line_numbers.append(number)
-        writer.writerow(row)
-    if not line_numbers:
-        frame = pl.DataFrame(schema=dict.fromkeys(names, pl.String))
-    else:
-        frame = _frame(good_rows.getvalue().encode(), names, columns, cells.separator, '"')
-    return frame, np.array(line_numbers, np.int64), skipped
-
-
-def _frame(
-    body: bytes, names: list[str], columns: list[str], separator: str, quote: str | None
-) -> pl.DataFrame:
-    """The given columns as text, and the last one, which shows whether lines are whole."""
-    import polars as pl
-
-    return pl.read_csv(
-        body,
-        has_header=False,
-        separator=separator,
-        quote_char=quote,
-        schema=dict.fromkeys(names, pl.String),
-        columns=[k for k, name in enumerate(names) if name in columns or name == names[-1]],
-    )
-
-
-def _wrong(row: list[str] | csv.Error, names: list[str], cells: CellFormat) -> str:
-    """What is wrong with a row, and the remedy."""
-    if isinstance(row, csv.Error):
-        escape = "nothing" if cells.escape is None else repr(cells.escape)
-        return (
-            f"{row}; cells are quoted by {cells.quote!r} (data.quote; null: by nothing), and "
-            f"{escape} escapes a quote within a cell (data.escape, such as \\): set them, correct "
-            f"the line{OR_SKIP}"
-        )
-    return (
-        f"{len(row)} cells where the header names {len(names)} ({', '.join(names)}): "
-        f"{cells.separator.join(row)[:80]!r}; correct the line, set data.separator or data.quote "
-        f"if they are others{OR_SKIP}"
-    )
 
 
 def first_line(path: Path, encoding: str = "utf-8") -> str:

@@ -95,7 +95,7 @@ def search(
     # The folder of the search, and the space: of the caller, of the search that continues, or the
     # model's default.
     text = config_room.dump(resolved.with_values({"run.output": None}, "shoal tune").config)
-    folder = Path(output or RunFolder.new_name("studies", label(config)))
+    folder = Path(output or RunFolder.new_name("studies", label(config.model, config.data)))
     is_begun = (folder / "space.yaml").is_file()
     if space is None and is_begun:
         space = folder / "space.yaml"

@@ -30,9 +30,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.data.ids import Ids, pack_words, unpack_words
+from shoal.data.ids import Ids
 from shoal.data.loading.captions import ENDINGS
-from shoal.data.vocabulary import Words
+from shoal.data.vocabulary import Words, pack_words, unpack_words
 from shoal.files.durable import count, is_plain_name, open_regular, sync_folder, write_durably
 from shoal.training.checkpoint.reading import digest
 

@@ -302,6 +302,8 @@ class Evaluator:
         if best is None:
             best = self._best_scores(model, data, bounds, queries, keep, pairs)
         for number, tile in enumerate(bounds):
+            if tile[0] == tile[1]:  # this rank has no users left, others do
+                continue
             counts = pairs[number].result() if pairs else (None, None, None)
             self._add_tile(data, tile, best[number].items(), *counts)
 

@@ -41,7 +41,7 @@ def record_of(folder: Path) -> RunRecord:
 def test_a_real_run_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     small = {"data.synthetic": {"users": 90, "items": 60, "interactions": 2000}}
-    keys = {"run.log_level": "warning", "run.progress": False, "run.tensorboard": False}
+    keys = {"run.log_level": "warning", "run.progress": False, "run.trackers": []}
     for name in ("first", "second"):
         shoal.run("BPR", "synthetic", epochs=2, **small, **keys, **{"run.output": f"runs/{name}"})
     done = CliRunner().invoke(app, ["report", "runs/first"])

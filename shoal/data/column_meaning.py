@@ -1,4 +1,4 @@
-"""Columns that hold times, and what is known of each of them: hour, weekday, age.
+"""What a column means, by its name and its values: a moment, an outcome.
 
 Times are seconds since 1970, or milliseconds as JavaScript counts them. A table of ids made of them
 would have a row for every moment, and no moment comes again.
@@ -6,10 +6,24 @@ would have a row for every moment, and no moment comes again.
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from shoal.data.column_names import words_of
+if TYPE_CHECKING:
+    import polars as pl
 
+# Words of columns that say what came of an interaction: known after it, never before.
+OUTCOMES = (
+    "added basket booked bookmarked bought buy cart checkout click clicked clicks commented "
+    "completed completion consumed conversion conversions converted ctr cvr dwell finished "
+    "followed gmv installed label like liked likes listened opened outcome paid payment played "
+    "plays playtime purchase purchased purchases refunded replied reserved responded response "
+    "returned revenue reward sale sales saved shared signup skipped sold spend spent subscribed "
+    "target timespent viewtime watch watched"
+)
 HOUR, DAY = 3600, 86_400
 NAMES = {"time", "timestamp", "datetime", "date", "day", "ts", "at", "on", "when", "moment"}
 NAMES |= {"birth", "birthday", "birthdate", "born", "dob", "published", "released", "joined"}
@@ -18,6 +32,26 @@ FIRST, LAST = -2_208_988_800, 4_102_444_800  # from 1900 to 2100
 # Of a column whose name says nothing: from September 2001 to May 2033.
 FIRST_OF_ANY, LAST_OF_ANY = 1_000_000_000, 2_000_000_000
 MILLISECONDS = 100_000_000_000  # larger numbers are no seconds: it would be the year 5138
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+# From here on a number is in the next unit: as seconds it would be in the year 5138.
+LONG_AFTER = 1e11
+
+
+def is_outcome(column: str) -> bool:
+    """Whether a column says what came of an interaction, by its name.
+
+    >>> is_outcome("is_bought"), is_outcome("watchTime"), is_outcome("price")
+    (True, True, False)
+    """
+    words = words_of(column)
+    joined = {first + second for first, second in pairwise(words)}  # view_time
+    plain = {word.removeprefix("is").removesuffix("flag") for word in words}
+    return not {*words, *plain, *joined}.isdisjoint(OUTCOMES.split())
+
+
+def words_of(column: str) -> list[str]:
+    """The words of a name, in lower case."""
+    return re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column).lower())
 
 
 def holds_times(name: str, values: np.ndarray) -> bool:
@@ -69,3 +103,21 @@ def weekday(values: np.ndarray) -> np.ndarray:
 def has_hours(values: np.ndarray) -> bool:
     """Whether times are more than dates: some are not at midnight."""
     return bool((np.nan_to_num(seconds(values)) % DAY != 0).any())
+
+
+def unit_of(numbers: pl.Series) -> str:
+    """The unit of times that are numbers, by their median: s, ms, us or ns since 1970.
+
+    >>> import polars as pl
+    >>> [unit_of(pl.Series([1.7 * 10**power])) for power in (9, 12, 15, 18)]
+    ['s', 'ms', 'us', 'ns']
+    """
+    middle = numbers.drop_nulls().abs().median()
+    size = float(middle) if isinstance(middle, int | float) else 0.0
+    return next((u for u, factor in UNITS.items() if size < LONG_AFTER * factor), "ns")
+
+
+def seconds_of_numbers(numbers: pl.Series, unit: str) -> pl.Series:
+    """Times in a unit as seconds."""
+    factor = UNITS.get(unit, 1.0)
+    return numbers if factor == 1.0 else numbers / factor

@@ -1,4 +1,4 @@
-"""What makes metrics doubtful is counted and said: in the log, by describe, on its page."""
+"""Warnings about data whose metrics mean little: in the log, by describe, on its page."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from shoal.cli.main import app
 from shoal.clicks.memory_mapped import prepare_log
 from shoal.config.launch_section import RunSection
 from shoal.config.schema import DataSection
-from shoal.data.data_warnings import find_data_warnings
+from shoal.data.dataset import Pairs, count_pairs
 from shoal.data.loading.load import load_dataset
-from shoal.data.pairs import Pairs, count_pairs
 from shoal.data.prepared import preparation as preparing
 from shoal.data.prepared.folder import PrepareJob
+from shoal.data.statistics import find_data_warnings
 from shoal.planning.data_summary import describe_run
 from shoal.runs.fit import Fitted
 from shoal.runs.run import resolve
 
 HEAD = "user_id,item_id,rating\n"
 ROWS = [f"u{n % 40},i{n * 7 % 31},{n % 5}" for n in range(600) if n < 31 * 40]
-QUIET = {"run.progress": False, "run.tensorboard": False, "run.log_level": "warning"}
+QUIET = {"run.progress": False, "run.trackers": [], "run.log_level": "warning"}
 SHORT = {**QUIET, "train.epochs": 1, "model.embedding_size": 4, "data.cache": False}
 
 
