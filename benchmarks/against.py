@@ -7,9 +7,10 @@ Both commits are put into folders of their own, each with its native core, and a
 command line alone; with `--keep FOLDER` they stay there for the next time. Times are seconds of an
 epoch as result.json has them (`start`: from the command to the first step; `evaluation`: of one
 evaluation), and those of a whole run after its start. Of the cases `service` they are seconds of a
-request, by the clock and of CPU time of the service: each side trains a SASRec (50 positions, width
-64, some 7,000 items), exports and serves it, and answers a fixed number of requests. Medians over
-rounds; a ratio above 1 is slower than before.
+request, by the clock (all requests, then those of the slowest one in a hundred) and of CPU time of
+the service: each side trains a SASRec (50 positions, width 64, some 7,000 items), exports and
+serves it, and answers a fixed number of requests. Medians over rounds; a ratio above 1 is slower
+than before.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def seconds_of(side: Path, name: str, words: list[str]) -> tuple[float, float]:
     return found[key], found["total"] - found["startup"]
 
 
-def seconds_of_request(side: Path, clients: int) -> tuple[float, float]:
-    """Seconds of a request to the service of a side, by the clock and of its CPU time."""
+def seconds_of_request(side: Path, clients: int) -> tuple[float, float, float]:
+    """Seconds of a request to the service of a side: by the clock, of its CPU time, and p99."""
     python, place = side / ".side" / "bin" / "python", side / ".service"
     if not (place / "names.json").exists():
         shutil.rmtree(place, ignore_errors=True)
@@ -170,7 +171,7 @@ def seconds_of_request(side: Path, clients: int) -> tuple[float, float]:
             done = subprocess.run(asked, check=True, capture_output=True, text=True)
             used = cpu_seconds(process.pid) - used
         found = json.loads(done.stdout)
-        return 1 / found["rate"], used / found["all"]
+        return 1 / found["rate"], used / found["all"], found["p99"] / 1e3
     finally:
         process.terminate()
         process.wait()
@@ -195,7 +196,7 @@ def main() -> None:
             "| --- | --- | --- | --- | --- | --- | --- |"
         )
         for name in options.cases:
-            times: list[list[tuple[float, float]]] = [[], []]
+            times: list[list[tuple[float, ...]]] = [[], []]
             for _ in range(options.rounds):
                 for side, spent in zip(sides, times):
                     if name in SERVICES:
@@ -203,10 +204,13 @@ def main() -> None:
                     else:
                         spent.append(seconds_of(side, name, CASES[name]))
             cells = []
-            for what in range(2):
-                before, now = (statistics.median(one[what] for one in spent) for spent in times)
+            for seconds_before, seconds_now in zip(zip(*times[0]), zip(*times[1])):
+                before, now = statistics.median(seconds_before), statistics.median(seconds_now)
                 cells.append(f"{before:.5f} | {now:.5f} | {now / before:.3f}")
-            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+            print(f"| {name} | {' | '.join(cells[:2])} |")
+            if name in SERVICES:
+                print(f"| {name}: p99 | {cells[2]} | | | |")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

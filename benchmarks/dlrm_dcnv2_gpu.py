@@ -279,7 +279,7 @@ def measure_tiers(args: argparse.Namespace) -> None:
     for name, gpu in ((f"{args.tiers:.0%} of the rows", budget), ("all rows", None)):
         strategy = make_strategy(args, "float32", gpu=gpu)
         wait(args)
-        cached = [e for e in strategy.engines.values() if e.offloaded]
+        cached = [e for e in strategy.rows.engines.values() if e.offloaded]
         say(f"{name}: made, {len(cached)} tables in tiers{memory(args)}")
         losses = []
         for k, (batch, following) in enumerate(pairwise(batches)):

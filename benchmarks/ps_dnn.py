@@ -164,7 +164,7 @@ def text_batches(shape: dict[str, Any], path: str) -> Iterator[Any]:
 def serve(
     queue: Any, number: int, index: int, bind: str, keys: str | None, journal: str | None
 ) -> None:
-    from shoal.ps.key_files import read_keys
+    from shoal.distributed.key_files import read_keys
     from shoal.ps.server.server import Server
 
     torch.set_num_threads(1)
@@ -190,7 +190,7 @@ def measure(workers: int, servers: int, task: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:  # which only its user can enter
         guard, keys = task.get("guard"), None
         if guard == "keys":
-            from shoal.ps.key_files import make_keys
+            from shoal.distributed.key_files import make_keys
 
             keys = str(make_keys(f"{folder}/keys"))
         count = servers * task.get("ps", {}).get("replicas", 1)

@@ -31,12 +31,12 @@ import torch
 import zmq
 
 from shoal.config.schema import OptimizerSection
+from shoal.distributed.curve import CurveGate, use_keys
+from shoal.distributed.key_files import make_keys, read_keys
 from shoal.embedding.rows.table import Init, Table
 from shoal.kernels.host_memory import keep_freed_memory
 from shoal.ps.address import endpoint
-from shoal.ps.key_files import make_keys, read_keys
 from shoal.ps.server.server import Server
-from shoal.ps.sockets import CurveGate, use_keys
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.worker.client import Client, SplitIds
 

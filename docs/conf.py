@@ -43,7 +43,7 @@ SIDE_BAR = {
     ),
     "Understand": (
         "understand",
-        "laws distributed strategies failure planner rows tiers security zoo architecture "
+        "laws distributed strategies failure planner rows tiers security zoo architecture request "
         "contributing changelog",
     ),
     "Benchmarks": ("benchmarks", "index results method"),

@@ -44,7 +44,8 @@ def _print(report: dict[str, Any], metric: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    names = [metric, *(name for name in report["mean"] if name != metric)][:6]
+    # Metrics that all cuts have: the folder of a finished one may be somebody else's.
+    names = sorted(report["mean"], key=lambda name: name != metric)[:6]
     table = Table(title=f"{report['model']} on {report['dataset']}, tested in time")
     for head in ("cut", "test from", "train", "test", "best epoch", *names):
         table.add_column(head)

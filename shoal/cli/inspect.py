@@ -123,17 +123,17 @@ def config_schema() -> None:
 def keys_make(
     folder: Annotated[str, typer.Argument(help="A new folder for the keys.")],
 ) -> None:
-    """Make the keys that workers and servers of different hosts know each other by."""
-    from shoal.ps import check_installed
+    """Make the keys by which processes of several hosts know each other, for a run."""
+    from shoal.distributed.hosts import check_installed
 
-    check_installed()
-    from shoal.ps.key_files import make_keys
+    check_installed("keys")
+    from shoal.distributed.key_files import make_keys
 
     key_folder = make_keys(folder)
     typer.echo(
-        f"{key_folder}: copy {key_folder}/for-servers to the hosts of servers and "
-        f"{key_folder}/for-workers to those of workers, and set strategy.ps.keys to the folder "
-        "that holds them"
+        f"{key_folder}: copy {key_folder}/for-workers to every host with ranks and "
+        f"{key_folder}/for-servers to the hosts of servers, and set launch.secret (with parameter "
+        "servers strategy.ps.keys) to the folder that holds them"
     )
 
 

@@ -301,8 +301,8 @@ def server(
     """
     with importing():
         from shoal.config.row_rules import TiersSection
+        from shoal.distributed.key_files import read_keys
         from shoal.launch.child import follow_launcher, is_launched
-        from shoal.ps.key_files import read_keys
         from shoal.ps.server.process import run_server
         from shoal.training.run_folder import start_logging
 

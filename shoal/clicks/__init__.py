@@ -3,7 +3,7 @@
 from shoal.clicks.data import ClickData, open_clicks
 from shoal.clicks.formats import FORMATS, ClickFormat, LineFormat, register
 from shoal.clicks.log import ClickLog
-from shoal.clicks.readers import ClickReader, InMemory, Split, Stream
+from shoal.clicks.readers import ClickReader, InMemory, SplitFiles, Stream
 from shoal.clicks.samples import Layout, Samples
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "Layout",
     "LineFormat",
     "Samples",
-    "Split",
+    "SplitFiles",
     "Stream",
     "open_clicks",
     "register",

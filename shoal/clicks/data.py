@@ -14,12 +14,12 @@ from shoal.clicks.custom import Custom
 from shoal.clicks.formats import FORMATS, LineFormat
 from shoal.clicks.log import ClickLog, pick_format, read_layout
 from shoal.clicks.memory_mapped import open_log
-from shoal.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
+from shoal.clicks.readers import ClickReader, InMemory, SplitFiles, Stream, load, share
 from shoal.clicks.samples import Layout, Samples
 from shoal.config.errors import did_you_mean
 from shoal.config.output import flat
 from shoal.config.schema import ClicksSection, Config
-from shoal.data.dataset import Phase
+from shoal.data.dataset import Split
 from shoal.data.loading.location import named_data
 from shoal.data.prepared.dataset import find_log
 from shoal.data.reading import shown_readings
@@ -27,13 +27,13 @@ from shoal.data.sources.files import find_files
 from shoal.data.statistics import DOES, FEW, few
 from shoal.distributed.world import World
 
-PHASES: tuple[Phase, ...] = ("train", "valid", "test")
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 OF_FILES = ("pipe_command", "custom", "split_files")
 
 
 @dataclass
 class ClickData:
-    """What a run reads: the layout, the training reader and a reader for each phase to evaluate."""
+    """What a run reads: the layout, the training reader and a reader for each split to evaluate."""
 
     name: str
     form: str
@@ -44,8 +44,8 @@ class ClickData:
     readers: dict[str, ClickReader]
     files: dict[str, list[Path]]
     fingerprint: dict[str, Any]
-    sources: dict[str, str]  # phase -> where its samples come from, in the user's words
-    # phase -> names of its files that are trained on too
+    sources: dict[str, str]  # split -> where its samples come from, in the user's words
+    # split -> names of its files that are trained on too
     trained_on: dict[str, list[str]] = field(default_factory=dict)
 
     def describe(self) -> str:
@@ -56,20 +56,20 @@ class ClickData:
             f"The number of dense values: {len(self.layout.dense)}",
             f"Ids are: {f'below {self.layout.rows}' if self.layout.rows else 'any of 64 bits'}",
         ]
-        for phase, reader in {"train": self.reader, **self.readers}.items():
-            inner = reader.inner if isinstance(reader, Split) else reader
-            files = f"{len(self.files[phase])} files, " if phase in self.files else ""
+        for split, reader in {"train": self.reader, **self.readers}.items():
+            inner = reader.inner if isinstance(reader, SplitFiles) else reader
+            files = f"{len(self.files[split])} files, " if split in self.files else ""
             num_samples = inner.known_samples
             count = (
                 "a number of samples known at the end"
                 if num_samples is None
                 else f"{num_samples} samples"
             )
-            scope = " of this process" if isinstance(reader, Split) else ""
+            scope = " of this process" if isinstance(reader, SplitFiles) else ""
             rate = ""
             if isinstance(inner, InMemory) and isinstance(inner.samples, Samples) and num_samples:
                 rate = f", click rate {inner.samples.labels.mean(dtype='float64'):.4f}"
-            lines.append(f"The {phase} log: {files}{count}{scope}{rate}")
+            lines.append(f"The {split} log: {files}{count}{scope}{rate}")
         lines += [f"Read {line}; data.cells says otherwise" for line in self.read_as()]
         return "\n".join(lines)
 
@@ -80,12 +80,12 @@ class ClickData:
     def warnings(self) -> list[str]:
         """A sentence for each reason why metrics of this log mean little."""
         warnings = [
-            f"{len(names):,} of the files to {DOES[phase]} on are trained on too ({names[0]}"
+            f"{len(names):,} of the files to {DOES[split]} on are trained on too ({names[0]}"
             f"{', ...' if len(names) > 1 else ''}); metrics then tell what was remembered: name "
-            f"other files with data.clicks.{phase}"
-            for phase, names in self.trained_on.items()
+            f"other files with data.clicks.{split}"
+            for split, names in self.trained_on.items()
         ]
-        counts = {phase: reader.known_samples or 0 for phase, reader in self.readers.items()}
+        counts = {split: reader.known_samples or 0 for split, reader in self.readers.items()}
         return warnings + [
             few(p, count, "sample") for p, count in counts.items() if 0 < count < FEW
         ]
@@ -119,12 +119,12 @@ def open_clicks(config: Config, world: World, tile: int, source: str | None = No
 
 def _synthetic(config: Config, world: World, tile: int) -> ClickData:
     section, clicks = config.data.clicks.synthetic, config.data.clicks
-    _refuse(config, (*PHASES, *OF_FILES), "data.format synthetic_clicks is generated")
+    _refuse(config, (*SPLITS, *OF_FILES), "data.format synthetic_clicks is generated")
     layout = synthetic.layout(section)
     samples: dict[str, Samples] = {
-        p: synthetic.synthetic_clicks(section, p).samples for p in PHASES
+        p: synthetic.synthetic_clicks(section, p).samples for p in SPLITS
     }
-    sources: dict[str, str] = dict.fromkeys(PHASES, "data.clicks.synthetic")
+    sources: dict[str, str] = dict.fromkeys(SPLITS, "data.clicks.synthetic")
     shuffle = config.train.shuffle and clicks.reader == "memory"
     fingerprint = {"planted": section.model_dump(mode="json"), "shuffle": shuffle}
     reader, readers = _in_memory(config, world, tile, layout, samples)
@@ -143,12 +143,12 @@ def _synthetic(config: Config, world: World, tile: int) -> ClickData:
 
 
 def _keys(clicks: ClicksSection) -> dict[str, str]:
-    """Phase -> the key that names its files: of valid and test, one that is absent is the other."""
+    """Split -> the key that names its files: of valid and test, one that is absent is the other."""
     parts = {"train": ("train",), "valid": ("valid", "test"), "test": ("test", "valid")}
-    keys_by_phase = {
-        phase: [key for key in keys if getattr(clicks, key)] for phase, keys in parts.items()
+    keys_by_split = {
+        split: [key for key in keys if getattr(clicks, key)] for split, keys in parts.items()
     }
-    return {phase: keys[0] for phase, keys in keys_by_phase.items() if keys}
+    return {split: keys[0] for split, keys in keys_by_split.items() if keys}
 
 
 def _refuse(config: Config, keys: tuple[str, ...], why: str) -> None:
@@ -162,14 +162,14 @@ def _refuse(config: Config, keys: tuple[str, ...], why: str) -> None:
 def _in_memory(
     config: Config, world: World, tile: int, layout: Layout, samples: Mapping[str, Samples]
 ) -> tuple[ClickReader, dict[str, ClickReader]]:
-    """Readers of samples that are there: that of training, and those of the other phases."""
+    """Readers of samples that are there: that of training, and those of the other splits."""
     shuffle = config.train.shuffle and config.data.clicks.reader == "memory"
     batch_size = config.samples_per_step(world.size)
     reader = InMemory(samples["train"], layout, batch_size, config.run.seed, shuffle)
     return reader, {
-        phase: InMemory(phase_samples, layout, tile, tile=tile)
-        for phase, phase_samples in samples.items()
-        if phase != "train"
+        split: InMemory(split_samples, layout, tile, tile=tile)
+        for split, split_samples in samples.items()
+        if split != "train"
     }
 
 
@@ -179,20 +179,20 @@ def _prepared(config: Config, world: World, tile: int) -> ClickData:
     _refuse(config, OF_FILES, "data.clicks.train is a prepared folder")
     logs: dict[str, tuple[Samples, Layout, list[list[Any]]]] = {}
     sources: dict[str, str] = {}
-    for phase, key in _keys(clicks).items():
+    for split, key in _keys(clicks).items():
         folder = find_log(getattr(clicks, key), data.path)
         if folder is None:
             raise ValueError(
                 f"data.clicks.{key} is no prepared folder, and data.clicks.train is one; prepare "
                 f"it too: shoal prepare {getattr(clicks, key)} --to DIR"
             )
-        logs[phase] = open_log(folder)
-        sources[phase] = f"data.clicks.{key} ({folder})"
+        logs[split] = open_log(folder)
+        sources[split] = f"data.clicks.{key} ({folder})"
     _, layout, files = logs["train"]
-    for phase, (_, other_layout, _) in logs.items():
+    for split, (_, other_layout, _) in logs.items():
         if other_layout != layout:
             raise ValueError(
-                f"{sources[phase]} has other columns than {sources['train']}; prepare both with "
+                f"{sources[split]} has other columns than {sources['train']}; prepare both with "
                 "the same data.clicks options"
             )
     for key in ("label", "rows", "slots", "dense"):
@@ -204,7 +204,7 @@ def _prepared(config: Config, world: World, tile: int) -> ClickData:
                 f"data.clicks.{key} is {chosen}, and {sources['train']} was prepared with "
                 f"{equivalents[-1]}; leave it out, or prepare it again"
             )
-    samples = {phase: log[0] for phase, log in logs.items()}
+    samples = {split: log[0] for split, log in logs.items()}
     reader, readers = _in_memory(config, world, tile, layout, samples)
     reader.prefetch = True  # a disk may have to be waited for
     fingerprint = _fingerprint(config, layout, files)
@@ -220,7 +220,7 @@ def _prepared(config: Config, world: World, tile: int) -> ClickData:
         fingerprint=fingerprint,
         sources=sources,
         trained_on=_trained_on(
-            config, {phase: log[2] for phase, log in logs.items()}, lambda f: f[0]
+            config, {split: log[2] for split, log in logs.items()}, lambda f: f[0]
         ),
     )
 
@@ -250,14 +250,14 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         raise ValueError(f"data.clicks.pipe_command works on lines; {form} files have none")
     files: dict[str, list[Path]] = {}
     sources: dict[str, str] = {}
-    for phase, key in _keys(clicks).items():
-        paths = files[phase] = find_files(getattr(clicks, key), data.path, f"data.clicks.{key}")
+    for split, key in _keys(clicks).items():
+        paths = files[split] = find_files(getattr(clicks, key), data.path, f"data.clicks.{key}")
         rest = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        sources[phase] = f"data.clicks.{key} ({paths[0]}{rest})"
+        sources[split] = f"data.clicks.{key} ({paths[0]}{rest})"
     layout = read_layout(data, form, files["train"])
     logs = {
-        phase: ClickLog(paths, form, layout, clicks.pipe_command, data.separator)
-        for phase, paths in files.items()
+        split: ClickLog(paths, form, layout, clicks.pipe_command, data.separator)
+        for split, paths in files.items()
     }
     maker = _Maker(config, world, tile)
     readers: dict[str, ClickReader] = {}
@@ -288,17 +288,17 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
 def _trained_on(
     config: Config, files: Mapping[str, list[Any]], name: Callable[[Any], str]
 ) -> dict[str, list[str]]:
-    """Phase -> names of its files that are trained on too, unless they are tested first."""
+    """Split -> names of its files that are trained on too, unless they are tested first."""
     shared = {
-        phase: [entry for entry in entries if entry in files["train"]]
-        for phase, entries in files.items()
+        split: [entry for entry in entries if entry in files["train"]]
+        for split, entries in files.items()
     }
     if config.start.test_first:
         return {}
     return {
-        phase: [name(entry) for entry in entries]
-        for phase, entries in shared.items()
-        if entries and phase != "train" and getattr(config.data.clicks, phase) is not None
+        split: [name(entry) for entry in entries]
+        for split, entries in shared.items()
+        if entries and split != "train" and getattr(config.data.clicks, split) is not None
     }
 
 
@@ -330,7 +330,7 @@ class _Maker:
         most = inner.num_batches  # of all workers: as many steps for each
         if most is not None:
             most = int(self.world.stack(torch.tensor([most], device=self.world.device)).max())
-        return Split(inner, rank, size, most)
+        return SplitFiles(inner, rank, size, most)
 
     def _make(
         self, files: ClickLog, batch_size: int, counts: list[int] | None, tile: int | None = None

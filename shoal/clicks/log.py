@@ -1,4 +1,4 @@
-"""ClickLog: the files of one phase of a click log, as blocks of samples in order."""
+"""ClickLog: the files of one split of a click log, as blocks of samples in order."""
 
 from __future__ import annotations
 

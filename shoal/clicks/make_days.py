@@ -19,7 +19,7 @@ import numpy as np
 from shoal.clicks.multi_hot import ENDING
 from shoal.clicks.synthetic import auc, bag_sizes, indices, synthetic_ids, synthetic_samples
 from shoal.config.schema import SyntheticClicksSection
-from shoal.data.dataset import Phase
+from shoal.data.dataset import Split
 from shoal.files.durable import written
 
 BLOCK_IDS = 1 << 22  # drawn at a time
@@ -41,10 +41,10 @@ def make_days(section: SyntheticClicksSection, folder: Path, days: int) -> dict[
     bounds = [len(train) * day // days for day in range(days + 1)]
     for day, (first, last) in enumerate(pairwise(bounds)):
         _write(section, train[first:last], folder / "train" / f"day_{day}")
-    phases: tuple[Phase, ...] = ("valid", "test")
+    splits: tuple[Split, ...] = ("valid", "test")
     return {
-        phase: _write(section, indices(section, phase), folder / phase / f"day_{day}")
-        for day, phase in enumerate(phases, start=days)
+        split: _write(section, indices(section, split), folder / split / f"day_{day}")
+        for day, split in enumerate(splits, start=days)
     }
 
 

@@ -1,8 +1,8 @@
 """Readers of click logs: batches of samples, global batch k sliced over ranks.
 
-InMemory  all samples are loaded and shuffled by (seed, epoch); exact global batches
-Stream    samples in the order of the files; a rank parses only its slice of every batch
-Split     a worker's batches come from its own share of the files
+InMemory    all samples are loaded and shuffled by (seed, epoch); exact global batches
+Stream      samples in the order of the files; a rank parses only its slice of every batch
+SplitFiles  a worker's batches come from its own share of the files
 
 Every sample is given exactly once per epoch, for any number of ranks.
 """
@@ -280,7 +280,7 @@ def _within(spans: list[Span], low: int, high: int) -> list[Span]:
     return result
 
 
-class Split(ClickReader):
+class SplitFiles(ClickReader):
     """A worker's share of the files: `inner` reads them alone, in batches of the worker's share.
 
     Workers whose files end first go on with empty batches, so that all make as many steps.

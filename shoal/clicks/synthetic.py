@@ -19,7 +19,7 @@ import numpy as np
 
 from shoal.clicks.samples import Layout, Samples
 from shoal.config.schema import SyntheticClicksSection
-from shoal.data.dataset import Phase
+from shoal.data.dataset import Split
 from shoal.data.random import hash64, uniform
 
 DEVIATION = {"slots": 1.0, "pairs": 0.7, "dense": 0.7}
@@ -29,7 +29,7 @@ IDS, LABELS, DENSE, WEIGHTS, FACTORS, DENSE_WEIGHTS = range(6)
 
 @dataclass(frozen=True)
 class SyntheticClicks:
-    """One phase: its samples, and the true probability of a click of each, float64 [n]."""
+    """One split: its samples, and the true probability of a click of each, float64 [n]."""
 
     samples: Samples
     probabilities: np.ndarray
@@ -70,16 +70,16 @@ def layout(section: SyntheticClicksSection) -> Layout:
     return Layout(names, ("dense_feature",) * section.dense, "click", rows)
 
 
-def indices(section: SyntheticClicksSection, phase: Phase) -> range:
-    """Numbers of one phase's samples. valid and test have a tenth of the training samples each."""
+def indices(section: SyntheticClicksSection, split: Split) -> range:
+    """Numbers of one split's samples. valid and test have a tenth of the training samples each."""
     tenth = max(1, section.samples // 10)
-    first = {"train": 0, "valid": section.samples, "test": section.samples + tenth}[phase]
-    return range(first, first + (section.samples if phase == "train" else tenth))
+    first = {"train": 0, "valid": section.samples, "test": section.samples + tenth}[split]
+    return range(first, first + (section.samples if split == "train" else tenth))
 
 
-def synthetic_clicks(section: SyntheticClicksSection, phase: Phase) -> SyntheticClicks:
-    """The samples of one phase."""
-    return synthetic_samples(section, np.asarray(indices(section, phase)))
+def synthetic_clicks(section: SyntheticClicksSection, split: Split) -> SyntheticClicks:
+    """The samples of one split."""
+    return synthetic_samples(section, np.asarray(indices(section, split)))
 
 
 def synthetic_samples(section: SyntheticClicksSection, index: np.ndarray) -> SyntheticClicks:

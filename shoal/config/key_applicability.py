@@ -71,11 +71,6 @@ def _sharded_refusals(
 
     encrypt: what ranks send; counts_steps: all ranks must agree on something in every step.
     """
-    if section.backend == "torchrec":
-        for name in ("groups", "groups_every", "wire_dtype"):
-            key = f"strategy.{name}"
-            if getattr(section, name) != KEYS[key].default:
-                yield key, "strategy.backend=torchrec has none: set strategy.backend=native"
     if section.groups == 1 and section.groups_every > 1:
         yield "strategy.groups_every", "there is one group: set strategy.groups to 2 or more"
     if section.groups > 1 and encrypt:

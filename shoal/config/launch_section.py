@@ -56,7 +56,8 @@ class LaunchSection(Section):
     )
     secret: str | None = Field(
         None,
-        description="several hosts: file (mode 0600) with the secret of all; null: SHOAL_SECRET",
+        description="several hosts: keys of those who may join: folder of `shoal keys make`, or "
+        "file (mode 0600) with a random text; null: SHOAL_SECRET",
     )
     plain: bool = Field(
         False, description="several hosts: whoever reaches the port may join, without a secret"

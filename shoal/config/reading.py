@@ -9,7 +9,14 @@ from typing import Any
 from shoal.config.dialect import Dialect
 from shoal.config.errors import nearest
 from shoal.config.keys import KEYS, SECTIONS, Key, allowed, describe_value
-from shoal.config.renamed_keys import FORMER_UNITS, RenamedKey, current_value, find_renamed
+from shoal.config.renamed_keys import (
+    FORMER_UNITS,
+    REMOVED_KEYS,
+    RemovedKey,
+    RenamedKey,
+    current_value,
+    find_renamed,
+)
 from shoal.config.sizes import UNITS, write_size
 from shoal.config.sources import BARE, Layer, Origin
 from shoal.config.yaml_io import inline
@@ -110,6 +117,9 @@ class ConfigReader:
         if renamed := find_renamed(key):
             self._renamed(key, *renamed, value, path)
             return
+        if removed := REMOVED_KEYS.get(key):
+            self._removed(key, removed, value, path)
+            return
         entry = self.keys.get(key)
         section = SECTIONS.get(key) or (entry.section if entry else None)
         if section and isinstance(value, dict) and value:
@@ -142,6 +152,13 @@ class ConfigReader:
         self.old_words[key] = f"{new}{shown}"
         implied = bool(value == renamed.gives_way)
         self._set(new, converted, self.layer.origin(path), path[0], implied)
+
+    def _removed(self, key: str, removed: RemovedKey, value: Any, path: tuple[str, ...]) -> None:
+        """A key that is gone: noted where it says what holds anyway, else refused with advice."""
+        if value == removed.default:
+            self.old_words[key] = f"nothing, it is always {removed.default}"
+        else:
+            self._error(path, f"{key}: given {inline(value)}. {removed.advice}")
 
     def _with_unit(self, key: str, value: Any) -> Any:
         """A size that is written as a plain number, in bytes of the unit that it used to be in."""

@@ -64,6 +64,23 @@ RENAMED_VALUES: dict[str, Mapping[str, str]] = {
     "data.format": {"planted": "synthetic", "planted_clicks": "synthetic_clicks"},
 }
 
+
+@dataclass(frozen=True)
+class RemovedKey:
+    """A key that is gone: the value under which a config still means what it did, and advice."""
+
+    default: Any
+    advice: str
+
+
+REMOVED_KEYS: dict[str, RemovedKey] = {
+    "strategy.backend": RemovedKey(
+        "native",
+        "TorchRec's tables are no backend any more: leave the key out. Shoal's own tables have the "
+        "same numbers, read the same checkpoints, and have every optimizer and placement",
+    ),
+}
+
 # Sizes that were plain numbers, each with the unit it was in. A size is text with a unit now.
 FORMER_UNITS: dict[str, str] = {
     "strategy.memory": "GiB",

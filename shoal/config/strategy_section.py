@@ -84,9 +84,6 @@ class StrategySection(Section):
         "auto",
         description="where rows and dense parameters live; auto: single, or ddp on many processes",
     )
-    backend: Annotated[Literal["native", "torchrec"], ReadBy(("sharded",), refused=True)] = Field(
-        "native", description="sharded: whose code holds, sends and updates the rows"
-    )
     ps: ServersSection = Field(default_factory=ServersSection)
     place: Annotated[Place, SHARDED] = Field(
         "auto", description="sharded: how tables are divided over the ranks; auto: by their size"

@@ -15,7 +15,7 @@ from shoal.config.data_section import CellOptions
 from shoal.config.schema import SplitSection
 
 FieldType = Literal["token", "token_seq", "float", "float_seq"]
-Phase = Literal["train", "valid", "test"]
+Split = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,31 @@ Column = np.ndarray | Ragged
 Columns = dict[str, Column]
 
 
-PHASES = ("train", "valid", "test")
-BY_PHASE = ("users", "pairs", "earlier")
+SPLITS = ("train", "valid", "test")
+BY_SPLIT = ("users", "pairs", "earlier")
 
 
 @dataclass
 class Pairs:
-    """Numbers of rows, and by phase of users, of different pairs, and of those met before."""
+    """Numbers of rows, and by split of users, of different pairs, and of those met before."""
 
     rows: int = 0
     repeated: int = 0  # rows whose pair another row has already
     users: list[int] = field(default_factory=lambda: [0, 0, 0])
     pairs: list[int] = field(default_factory=lambda: [0, 0, 0])
-    earlier: list[int] = field(default_factory=lambda: [0, 0, 0])  # pairs that a phase before has
+    earlier: list[int] = field(default_factory=lambda: [0, 0, 0])  # pairs that a split before has
 
     @classmethod
     def from_entry(cls, entry: dict[str, Any]) -> Pairs:
         """The counts in a manifest; TypeError where it holds something else."""
-        lists = {name: [*counts_of(dict(zip(PHASES, entry[name]))).values()] for name in BY_PHASE}
+        lists = {name: [*counts_of(dict(zip(SPLITS, entry[name]))).values()] for name in BY_SPLIT}
         return cls(**counts_of({n: entry[n] for n in ("rows", "repeated")}), **lists)  # type: ignore[arg-type]
 
     def __add__(self, other: Pairs) -> Pairs:
         """The counts of both, which have no user in common."""
         sums = {
             name: [a + b for a, b in zip(getattr(self, name), getattr(other, name))]
-            for name in BY_PHASE
+            for name in BY_SPLIT
         }
         return Pairs(self.rows + other.rows, self.repeated + other.repeated, **sums)
 
@@ -69,8 +69,8 @@ def counts_of(counts: dict[str, Any]) -> dict[str, int]:
     return {str(key): count for key, count in counts.items()}
 
 
-def count_pairs(users: np.ndarray, items: np.ndarray, phases: np.ndarray, num_items: int) -> Pairs:
-    """Counts of rows: users and items int [n], phases [n] of 0, 1 and 2.
+def count_pairs(users: np.ndarray, items: np.ndarray, splits: np.ndarray, num_items: int) -> Pairs:
+    """Counts of rows: users and items int [n], splits [n] of 0, 1 and 2.
 
     >>> import numpy as np
     >>> users, items = np.array([1, 1, 1, 2]), np.array([7, 7, 8, 7])
@@ -78,17 +78,17 @@ def count_pairs(users: np.ndarray, items: np.ndarray, phases: np.ndarray, num_it
     >>> pairs.repeated, pairs.pairs, pairs.earlier
     (1, [2, 1, 1], [0, 0, 1])
     """
-    # Rows of one pair come together, those of earlier phases first: one sort is enough.
-    keys = np.sort((users.astype(np.int64) * num_items + items) << 2 | phases)
+    # Rows of one pair come together, those of earlier splits first: one sort is enough.
+    keys = np.sort((users.astype(np.int64) * num_items + items) << 2 | splits)
     keys = keys[_first(keys)]
-    pairs, phase = keys >> 2, keys & 3
+    pairs, split = keys >> 2, keys & 3
     before, owner = ~_first(pairs), pairs // num_items
     return Pairs(
         len(users),
         len(users) - int((~before).sum()),
-        [int(_first(owner[phase == n]).sum()) for n in range(len(PHASES))],
-        np.bincount(phase, minlength=len(PHASES)).tolist(),
-        np.bincount(phase[before], minlength=len(PHASES)).tolist(),
+        [int(_first(owner[split == n]).sum()) for n in range(len(SPLITS))],
+        np.bincount(split, minlength=len(SPLITS)).tolist(),
+        np.bincount(split[before], minlength=len(SPLITS)).tolist(),
     )
 
 
@@ -109,7 +109,7 @@ class Dataset:
     extra       further files by suffix (kg, link, net and additional ones), as columns
     types       field -> type as the header of its file states it
     vocab       token field -> its words, array of str or mapped; vocab[f][0] is "[PAD]"
-    splits      phase -> int64 row numbers of `inter`; every kept row is in exactly one phase
+    splits      split -> int64 row numbers of `inter`; every kept row is in exactly one split
     missing     file suffix -> column -> empty cells that it had
     left_out    config key -> rows of the files that it left out
     cells       column -> how its cells were read, where that is not as they stand
@@ -132,7 +132,7 @@ class Dataset:
     cells: dict[str, CellOptions] = field(default_factory=dict)
     pairs: Pairs | None = None  # see counted
     split: SplitSection | None = None  # how data.split made `splits`, without auto
-    # of a prepared folder: ids by phase, histories and pairs of its view (prepared/views.py)
+    # of a prepared folder: ids by split, histories and pairs of its view (prepared/views.py)
     kept: dict[str, np.ndarray] = field(default_factory=dict)
     # SHA-256 of `interactions` and `splits`, where they are known without reading them all
     digests: dict[str, str] = field(default_factory=dict)
@@ -152,13 +152,13 @@ class Dataset:
         return len(self.inter[self.user_field])
 
     def counted(self) -> Pairs:
-        """What is there twice, and in several phases; counted once."""
+        """Counts of pairs that are there twice, or in several splits; they are counted once."""
         if self.pairs is None:
-            phases = np.zeros(self.num_inter, np.int8)
-            for number, phase in enumerate(PHASES):
-                phases[self.splits[phase]] = number
+            numbers = np.zeros(self.num_inter, np.int8)
+            for number, split in enumerate(SPLITS):
+                numbers[self.splits[split]] = number
             users, items = (np.asarray(self.inter[f]) for f in (self.user_field, self.item_field))
-            self.pairs = count_pairs(users, items, phases, self.num_items)
+            self.pairs = count_pairs(users, items, numbers, self.num_items)
         return self.pairs
 
     def flat(self, name: str) -> np.ndarray:
@@ -167,27 +167,27 @@ class Dataset:
         assert isinstance(column, np.ndarray)
         return column
 
-    def history(self, phases: tuple[Phase, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Items of these phases by user, in order, and offsets [users + 1]; None: not kept so."""
-        if not self.kept or phases != PHASES[: len(phases)]:
+    def history(self, splits: tuple[Split, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Items of these splits by user, in order, and offsets [users + 1]; None: not kept so."""
+        if not self.kept or splits != SPLITS[: len(splits)]:
             return None
-        return self.kept[f"history-{len(phases)}"], self.kept[f"offsets-{len(phases)}"]
+        return self.kept[f"history-{len(splits)}"], self.kept[f"offsets-{len(splits)}"]
 
     def seen(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Keys and starts of the training pairs as `Seen.sorted` takes them; None: not kept so."""
         return (self.kept["seen"], self.kept["seen-starts"]) if self.kept else None
 
-    def user_ids(self, phase: Phase) -> np.ndarray:
-        """User ids of one phase's interactions, in the order of the split."""
-        return self._ids("user", self.user_field, phase)
+    def user_ids(self, split: Split) -> np.ndarray:
+        """User ids of one split's interactions, in the order of its rows."""
+        return self._ids("user", self.user_field, split)
 
-    def item_ids(self, phase: Phase) -> np.ndarray:
-        """Item ids of one phase's interactions, in the order of the split."""
-        return self._ids("item", self.item_field, phase)
+    def item_ids(self, split: Split) -> np.ndarray:
+        """Item ids of one split's interactions, in the order of its rows."""
+        return self._ids("item", self.item_field, split)
 
-    def _ids(self, side: str, field: str, phase: Phase) -> np.ndarray:
+    def _ids(self, side: str, field: str, split: Split) -> np.ndarray:
         """Kept ones of training as they lie on disk, int32: they are the many."""
         if not self.kept:
-            return self.flat(field)[self.splits[phase]]
-        ids = self.kept[f"{side}-{phase}"]
-        return ids if phase == "train" else ids.astype(np.int64)
+            return self.flat(field)[self.splits[split]]
+        ids = self.kept[f"{side}-{split}"]
+        return ids if split == "train" else ids.astype(np.int64)

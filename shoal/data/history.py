@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.data.dataset import Dataset, Phase
+from shoal.data.dataset import Dataset, Split
 
 
 class Histories:
-    """Items of every user in the order of time (or of the file), up to a phase's end.
+    """Items of every user in the order of time (or of the file), up to a split's end.
 
     user 1: a b c    user 2: d        items    a b c d
                                       offsets  0 0 3 4      (user 0 is padding)
@@ -17,22 +17,22 @@ class Histories:
     def __init__(
         self,
         dataset: Dataset,
-        phases: tuple[Phase, ...],
+        splits: tuple[Split, ...],
         max_len: int,
         timed: bool = False,
-        request_phase: Phase | None = None,
+        request_split: Split | None = None,
     ):
         """timed: keep the times of items.
 
-        request_phase: the first interaction of a user in this phase is the request.
+        request_split: the first interaction of a user in this split is the request.
         """
         self.max_len = max_len
         self.times: np.ndarray | None = None  # int64, of items
-        stored_history = None if timed else dataset.history(phases)
+        stored_history = None if timed else dataset.history(splits)
         if stored_history is not None:
             self.items, self.offsets = stored_history
             return
-        rows = np.sort(np.concatenate([dataset.splits[phase] for phase in phases]))
+        rows = np.sort(np.concatenate([dataset.splits[split] for split in splits]))
         users = np.asarray(dataset.inter[dataset.user_field])[rows]
         items = np.asarray(dataset.inter[dataset.item_field])[rows]
         if dataset.time_field is not None and dataset.time_field in dataset.inter:
@@ -50,7 +50,7 @@ class Histories:
                     "history; name their column in data.fields.time, or choose another model"
                 )
             self.times = times[order].astype(np.int64)
-            self._requests = _first_times(dataset, request_phase)
+            self._requests = _first_times(dataset, request_split)
 
     def windows(self) -> Numbered:
         """Windows that cover every (item, next item) pair once, laid from the end of a sequence.
@@ -161,13 +161,13 @@ class Earlier:
         return self.events[places], offsets
 
 
-def _first_times(dataset: Dataset, phase: Phase | None) -> np.ndarray:
-    """The time of each user's first interaction of a phase: int64 [num_users], 0 without one."""
+def _first_times(dataset: Dataset, split: Split | None) -> np.ndarray:
+    """The time of each user's first interaction of a split: int64 [num_users], 0 without one."""
     first_times = np.zeros(dataset.num_users, dtype=np.int64)
-    if phase is not None:
-        users = dataset.user_ids(phase)
+    if split is not None:
+        users = dataset.user_ids(split)
         assert dataset.time_field is not None
-        times = dataset.flat(dataset.time_field)[dataset.splits[phase]]
+        times = dataset.flat(dataset.time_field)[dataset.splits[split]]
         order = np.argsort(-times, kind="stable")  # the earliest is written last
         first_times[users[order]] = times[order].astype(np.int64)
     return first_times

@@ -14,7 +14,18 @@ Words = Sequence[str] | np.ndarray | vocabulary.Words
 
 
 class UnknownName(ValueError):
-    """A user, an item or a value was named that a model does not know."""
+    """A user, an item or a value was named that a model does not know.
+
+    public: the sentence for strangers, who do not learn how many names the model knows.
+    """
+
+    def __init__(self, public: str, num_known: int):
+        super().__init__(public, num_known)
+        self.public = public
+        self.num_known = num_known
+
+    def __str__(self) -> str:
+        return f"{self.public}; it knows {self.num_known}"
 
 
 class Ids:
@@ -61,9 +72,7 @@ class Ids:
         numbers = self.find(ids)
         if not numbers.all():
             odd = str(ids[int((numbers == 0).argmax())])[:80]
-            raise UnknownName(
-                f"{noun} {odd!r} is not known to this model; it knows {len(self) - 1}"
-            )
+            raise UnknownName(f"{noun} {odd!r} is not known to this model", len(self) - 1)
         return numbers
 
 

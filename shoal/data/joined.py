@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
-from shoal.data.dataset import Dataset, Phase
+from shoal.data.dataset import Dataset, Split
 from shoal.data.feature_table import FeatureTable, fold
 from shoal.data.features import Feature, Label
 from shoal.data.random import hash64
@@ -36,13 +36,13 @@ class JoinedSamples:
     def __init__(
         self,
         dataset: Dataset,
-        phase: Phase,
+        split: Split,
         table: FeatureTable,
         labels: tuple[Label, ...],
         weight: str | None = None,
         packed: bool = False,
     ):
-        self.rows = dataset.splits[phase]
+        self.rows = dataset.splits[split]
         self.table = table
         self.packed = packed
         self.users = np.asarray(dataset.inter[dataset.user_field])

@@ -6,7 +6,8 @@ file may have any number of rows: see shoal/data/bounded_files.py.
 
 One changed byte can make the number of values of a page negative or 2^58, and a reader that gets no
 memory ends the process instead of raising. The footer and the heads of pages are structs of
-Thrift's compact protocol; only their sizes and counts are looked at, pages are not read.
+Thrift's compact protocol; only their sizes and counts are looked at, pages are not read. They are
+read here because Polars shows no counts of a file but its rows, and pyarrow is no dependency.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def protocol_of(data: DataSection, section: EvalSection) -> Protocol | None:
 
 
 def click_log_protocol(sources: dict[str, str]) -> str:
-    """The protocol of a click log in words; sources: where the samples of each phase come from."""
+    """The protocol of a click log in words; sources: where the samples of each split come from."""
     return f"rows of {sources['test']} tested, those of {sources['valid']} validate"
 
 

@@ -77,7 +77,7 @@ class RawTable:
 
 @dataclass
 class Raw:
-    """All tables of a data set by suffix; parts: phase (0, 1, 2) of each row of pre-split files.
+    """All tables of a data set by suffix; parts: split (0, 1, 2) of each row of pre-split files.
 
     left_out: config key -> rows of interactions that it left out.
     """

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from shoal.config.schema import SplitSection
-from shoal.data.dataset import PHASES
+from shoal.data.dataset import SPLITS
 
-VERBS = ("train", "validate", "test")  # what the rows of a phase are for
+VERBS = ("train", "validate", "test")  # what the rows of a split are for
 
 AUTO = "auto"
 
@@ -39,10 +39,10 @@ def decide_split(split: SplitSection, timed: bool) -> SplitSection:
     return split.model_copy(update={"by": by, "order": order})
 
 
-def phase_of_rows(
+def split_of_rows(
     config: SplitSection, seed: int, users: np.ndarray, times: np.ndarray | None
 ) -> np.ndarray:
-    """The phase of each row, 0, 1 or 2: uint8 [rows]; users: int [rows], times: float64 [rows]."""
+    """The split of each row, 0, 1 or 2: uint8 [rows]; users: int [rows], times: float64 [rows]."""
     config, rows = decide_split(config, times is not None), len(users)
     if (config.order == "time" or config.at is not None) and times is None:
         key = "data.split.at" if config.at is not None else "data.split.order: time"
@@ -53,7 +53,7 @@ def phase_of_rows(
         )
     if config.at is not None:
         assert times is not None
-        return phases_by_time(config.moments, times)
+        return splits_by_time(config.moments, times)
     if config.order == "time":
         assert times is not None
         order = np.argsort(times, kind="stable")
@@ -73,23 +73,23 @@ def phase_of_rows(
     if config.group_by == "user":
         order = order[np.argsort(users[order], kind="stable")]
         sizes = np.bincount(users)
-    phases = np.empty(rows, dtype=np.uint8)
-    phases[order] = phases_in_order(config, sizes)
-    return phases
+    splits = np.empty(rows, dtype=np.uint8)
+    splits[order] = splits_in_order(config, sizes)
+    return splits
 
 
-def phases_by_time(moments: list[float], times: np.ndarray) -> np.ndarray:
-    """The phase of each row: before the first moment 0, from the last on 2, between them 1.
+def splits_by_time(moments: list[float], times: np.ndarray) -> np.ndarray:
+    """The split of each row: before the first moment 0, from the last on 2, between them 1.
 
     ValueError where a part has no row.
 
-    >>> phases_by_time([10.0, 20.0], np.array([9.0, 20.0, 10.0, 19.5]))
+    >>> splits_by_time([10.0, 20.0], np.array([9.0, 20.0, 10.0, 19.5]))
     array([0, 2, 1, 1], dtype=uint8)
     """
     kinds = np.array([0, 2] if len(moments) == 1 else [0, 1, 2], dtype=np.uint8)
-    phases = kinds[np.searchsorted(moments, times, side="right")]
+    splits = kinds[np.searchsorted(moments, times, side="right")]
     for kind in kinds:
-        if not (phases == kind).any():
+        if not (splits == kind).any():
             dates = ", ".join(map(shown_time, moments))
             span = "there are no rows"
             if len(times):
@@ -98,7 +98,7 @@ def phases_by_time(moments: list[float], times: np.ndarray) -> np.ndarray:
                 f"data.split.at: {dates}: no interaction is left to {VERBS[kind]} on; {span}: name "
                 "dates within (times count as seconds since 1970)"
             )
-    return phases
+    return splits
 
 
 def shown_time(seconds: float) -> str:
@@ -114,23 +114,23 @@ def shown_time(seconds: float) -> str:
     return moment.isoformat().removesuffix("T00:00:00")
 
 
-def phases_in_order(config: SplitSection, sizes: np.ndarray) -> np.ndarray:
-    """The phase of every row of groups of so many rows, one after the other: uint8 [sum of sizes].
+def splits_in_order(config: SplitSection, sizes: np.ndarray) -> np.ndarray:
+    """The split of every row of groups of so many rows, one after the other: uint8 [sum of sizes].
 
-    >>> phases_in_order(SplitSection(by="leave_one_out"), np.array([3, 0, 1]))
+    >>> splits_in_order(SplitSection(by="leave_one_out"), np.array([3, 0, 1]))
     array([0, 1, 2, 0], dtype=uint8)
     """
     if config.by == "ratio":
         valid, test = ratio_counts(sizes, config.ratio)
     else:
         valid, test = leave_counts(sizes, config.leave)
-    kinds = np.tile(np.arange(len(PHASES), dtype=np.uint8), len(sizes))
+    kinds = np.tile(np.arange(len(SPLITS), dtype=np.uint8), len(sizes))
     return np.repeat(kinds, np.stack([sizes - valid - test, valid, test], 1).reshape(-1))
 
 
-def rows_by_phase(phase_of_row: np.ndarray) -> dict[str, np.ndarray]:
-    """phase -> ascending row numbers, from each row's phase number 0, 1 or 2."""
-    return {phase: np.flatnonzero(phase_of_row == i) for i, phase in enumerate(PHASES)}
+def rows_by_split(split_of_row: np.ndarray) -> dict[str, np.ndarray]:
+    """split -> ascending row numbers, from each row's split number 0, 1 or 2."""
+    return {split: np.flatnonzero(split_of_row == i) for i, split in enumerate(SPLITS)}
 
 
 def ratio_counts(sizes: np.ndarray, ratio: list[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.data.column_meaning import is_outcome
-from shoal.data.dataset import PHASES, Column, Dataset
+from shoal.data.dataset import SPLITS, Column, Dataset
 from shoal.data.dates import shown_time
 from shoal.data.reading import shown_readings
 
@@ -154,18 +154,18 @@ def find_data_warnings(
             "there already; where a pair counts once, data.filter.duplicates=first (or last) keeps "
             "one of each"
         )
-    for number, phase in enumerate(PHASES) if evaluated and not repeatable else ():
+    for number, split in enumerate(SPLITS) if evaluated and not repeatable else ():
         if earlier := pair_counts.earlier[number]:
             warnings.append(
-                f"{earlier:,} of {pair_counts.pairs[number]:,} (user, item) pairs to {DOES[phase]} "
+                f"{earlier:,} of {pair_counts.pairs[number]:,} (user, item) pairs to {DOES[split]} "
                 "on "
-                f"are among those to {' or '.join(DOES[p] for p in PHASES[:number])} on; ranking "
+                f"are among those to {' or '.join(DOES[p] for p in SPLITS[:number])} on; ranking "
                 "leaves out what a user has seen, so they count as misses: keep one of each with "
                 "data.filter.duplicates=first, or rank them with eval.repeatable=true"
             )
-    counts = dict(zip(PHASES[1:], pair_counts.users[1:])) if evaluated else {}
+    counts = dict(zip(SPLITS[1:], pair_counts.users[1:])) if evaluated else {}
     return warnings + [
-        few(phase, count, "user") for phase, count in counts.items() if 0 < count < FEW
+        few(split, count, "user") for split, count in counts.items() if 0 < count < FEW
     ]
 
 
@@ -194,9 +194,9 @@ def share_of_ones(column: Column) -> float | None:
     return share if 0 < share < 1 else None
 
 
-def few(phase: str, count: int, unit: str) -> str:
+def few(split: str, count: int, unit: str) -> str:
     """The warning about a part with fewer than FEW users or samples; unit: which of the two."""
     return (
-        f"metrics of the {phase} part are over {count} {unit}{'s' * (count > 1)}, fewer than "
+        f"metrics of the {split} part are over {count} {unit}{'s' * (count > 1)}, fewer than "
         f"{FEW}: chance moves them far; give that part more data (data.split)"
     )

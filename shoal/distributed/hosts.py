@@ -8,11 +8,20 @@ import re
 import socket
 import stat
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
+
+from shoal import how_to_install
 
 
 class WorldError(RuntimeError):
     """The ranks could not find each other, or something in the group cannot work."""
+
+
+def check_installed(purpose: str) -> None:
+    """Refuse what goes by ZeroMQ where pyzmq is missing, which the extra `servers` installs."""
+    if find_spec("zmq") is None:
+        raise ValueError(f"{purpose} need pyzmq: {how_to_install('servers')}")
 
 
 def look_up(address: str) -> None:
@@ -24,6 +33,12 @@ def look_up(address: str) -> None:
             f"the host {address!r} is unknown ({error.strerror}); check --ip: it is the address of "
             "the first host"
         ) from error
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens at an address and nowhere else; OSError where that cannot be."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address, family=family, backlog=1024)
 
 
 def is_loopback(host: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shoal.distributed.channel import HOLDS, MEET, MeetingPlace
+from shoal.distributed.meeting import HOLDS, MEET, MeetingPlace
 
 
 def is_worker() -> bool:

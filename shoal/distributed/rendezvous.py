@@ -1,8 +1,8 @@
 """Rendezvous: where the processes of a run find each other, and whom it lets in.
 
 One process holds it: bytes by name, which the others set, get, wait for, add to. All open a channel
-to it (channel.py). Nothing received is unpickled or evaluated, and whoever has not proved to belong
-to the run is cut off before a single name is read.
+to it (meeting.py). Nothing received is unpickled or evaluated, and a process that has not proved
+that it belongs to the run is cut off before a single name is read.
 
 Our own launcher, and `set_rank`, name its place (SHOAL_MEET). Other launchers (torchrun, TorchX,
 Slurm) name the address of a TCPStore instead, and control who can reach that one.
@@ -17,13 +17,24 @@ import struct
 import threading
 from contextlib import suppress
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from shoal.distributed.channel import HOLDS, LARGEST, MEET, MeetingPlace, read_secret, receive, send
-from shoal.distributed.handshake import Door
-from shoal.distributed.hosts import WorldError, is_loopback, look_up, which_it_has
+from shoal.distributed.hosts import (
+    WorldError,
+    check_installed,
+    is_loopback,
+    listen_at,
+    look_up,
+    private_folder,
+    which_it_has,
+)
 from shoal.distributed.liveness import BEAT
+from shoal.distributed.meeting import HOLDS, LARGEST, MEET, MeetingPlace, read_secret, receive, send
+
+if TYPE_CHECKING:
+    from shoal.distributed.streams import Streams
 
 NOTHING = struct.pack("<d", 0.0)
 
@@ -40,17 +51,49 @@ class Rendezvous:
         self._bytes = 0
         self._changed = threading.Condition()
         self._free = threading.Semaphore(self.members)
+        self._streams: Streams | None = None
         try:
-            self._door = Door(place, secret, self._serve)
+            self._local = place if place.path else self._open_port(place, secret)
+            self._listener = self._local.listen()
         except OSError as error:
             raise WorldError(_why_not(place, error)) from error
+        threading.Thread(target=self._accept, name="rendezvous", daemon=True).start()
+
+    def _open_port(self, place: MeetingPlace, secret: bytes) -> MeetingPlace:
+        """Lead what comes to the port of other hosts to a socket of this process, and return it."""
+        check_installed("several hosts")
+        from shoal.distributed.curve import derive_keys
+        from shoal.distributed.streams import Streams
+
+        local = MeetingPlace(path=str(private_folder() / f"meeting-{place.port}"))
+        self._streams = Streams()
+        try:
+            self._streams.listen(place.host, place.port, derive_keys(secret), local.path)
+        except OSError:
+            self._streams.close()
+            raise
+        return local
 
     def close(self) -> None:
         """Accept no more connections."""
-        self._door.close()
-        if self.place.path:
-            with suppress(OSError):
-                os.unlink(self.place.path)
+        if self._streams is not None:
+            self._streams.close()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._listener.close()
+        with suppress(OSError):
+            os.unlink(self._local.path)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            try:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except RuntimeError:  # the system has no room
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, EOFError, ValueError):
@@ -238,7 +281,7 @@ def _tcp_store(rank: int, size: int, address: str, port: int, timeout: float) ->
     listening = None
     try:
         if holds and is_loopback(address):  # torch itself would listen everywhere
-            listening = MeetingPlace(host=address, port=port).listen().detach()
+            listening = listen_at(address, port).detach()
         return dist.TCPStore(
             address,
             port,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,17 +21,19 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.distributed.channel import read_secret
 from shoal.distributed.gloo import MakeOptions, gloo_with, options_at
 from shoal.distributed.gpus import choose_gpus, pick_device, too_few
 from shoal.distributed.hosts import WorldError, address_towards, which_it_has
 from shoal.distributed.liveness import BEAT
+from shoal.distributed.meeting import read_secret
 from shoal.distributed.peer_errors import PeerLost, Talking
 from shoal.distributed.rank_variables import is_first, is_first_of_host, is_worker
 from shoal.distributed.rendezvous import Membership
 from shoal.distributed.shm_group import ShmGroup, meet
-from shoal.distributed.tunnel import Tunnel
 from shoal.distributed.waiting import shorten_waits
+
+if TYPE_CHECKING:
+    from shoal.distributed.tunnel import Tunnel
 
 # torch 2.13 renamed it and warns about the old name; older versions have only that.
 all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -56,7 +58,7 @@ def connect(
     """The world this process was started in, alone where no launcher set rank variables.
 
     shared_memory: whether processes of one host talk through it, rather than by sockets.
-    encrypt: whether ranks of several hosts talk through tunnels.
+    encrypt: whether what ranks of several hosts send each other is encrypted.
     """
     choose_gpus(gpu_ids, tell=is_first())
     if not is_worker() or int(os.environ["WORLD_SIZE"]) == 1:
@@ -229,6 +231,8 @@ class Group(World):
                 "launch.encrypt is for CPUs (NCCL cannot be led through a tunnel) and needs "
                 "launch.secret; leave it out and encrypt the network itself, with WireGuard say"
             )
+        from shoal.distributed.tunnel import Tunnel  # only here is pyzmq needed
+
         return Tunnel(self._joined.store, self.rank, self.size, secret, self._address)
 
     def _form_group(self) -> None:

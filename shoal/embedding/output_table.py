@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from shoal.distributed.world import World
+from shoal.embedding.engines.row_engine import flat_grads
 from shoal.embedding.rows.placement import Sharding
-from shoal.embedding.rows.store import EVERY, Ids, flat_grads
+from shoal.embedding.rows.store import EVERY, Ids
 from shoal.embedding.rows.table import Table
 from shoal.embedding.softmax.deferred import Deferred
 from shoal.embedding.softmax.full import full_softmax_loss

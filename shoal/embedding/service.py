@@ -10,8 +10,8 @@ synchronize   what is under way arrives: the model is evaluated or saved next
 saved         the stores whose rows this process writes into a checkpoint
 
 Implementations: rows in this process (placements/local.py), on every rank (placements/
-replicated.py), split over the ranks (placements/sharded.py), in TorchRec's collections (placements/
-torchrec.py) and with parameter servers (shoal.ps.worker.remote).
+replicated.py), split over the ranks (placements/sharded.py) and with parameter servers
+(shoal.ps.worker.remote).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
+from shoal.embedding.engines.row_engine import flat_ids
 from shoal.embedding.output_table import InPlaceRows, OutputTable
 from shoal.embedding.rows.bags import Bags
-from shoal.embedding.rows.store import EVERY, Every, Ids, Store, flat_ids
+from shoal.embedding.rows.store import EVERY, Every, Ids, Store
 from shoal.embedding.rows.table import Table
 from shoal.kernels.codes import add_rows, distinct
 
@@ -208,7 +209,11 @@ class RowService(ABC):
         """Forget the batch in training: the model is evaluated or saved next."""
         self.batch = None
 
-    # ---- checkpoints ----------------------------------------------------------------------------
+    # ---- measurements and checkpoints -----------------------------------------------------------
+
+    def memory_of(self, name: str) -> int | None:
+        """Bytes of a table's rows in this process; None: they are elsewhere."""
+        return None
 
     @property
     def steps(self) -> dict[str, int]:

@@ -82,6 +82,9 @@ def rank(
         best = _keep_best if quick else _plain
         places[a:b], values[a:b] = best(fill, a, b, num_items, topk, pairs)
 
+    if num_queries <= TILE and torch.get_num_threads() == 1:
+        work(0)  # as each batch of a service is: nothing to share
+        return places, values
     with ThreadTeam() as workers:
         workers.each(work, range(0, num_queries, TILE))
     return places, values
@@ -238,6 +241,8 @@ class ProductTopK:
 
     def items(self) -> Tensor:
         """[b, keep] item ids, 0 where a query has fewer candidates."""
+        if not len(self.queries):  # of a process without users
+            return torch.zeros(0, self.best.keep, dtype=torch.int64)
         return self.best.items()
 
 

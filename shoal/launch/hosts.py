@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 
 from shoal.config.schema import LaunchSection
-from shoal.distributed.channel import read_secret
-from shoal.distributed.hosts import is_loopback
+from shoal.distributed.hosts import check_installed, is_loopback
+from shoal.distributed.meeting import read_secret
 
 
 class LaunchError(RuntimeError):
@@ -45,12 +45,13 @@ def secret_of(section: LaunchSection) -> bytes:
     """The secret of all hosts; b"" where no other host can connect, or all may."""
     if host_of(section)[0] == 1 or is_loopback(section.ip):
         return b""
+    check_installed("several hosts")
     secret = read_secret(section.secret)
     if not secret and not section.plain:
         raise ValueError(
-            "several hosts, and no secret that says who may join: make one with `(umask 077; head "
-            "-c 32 /dev/urandom | base64 > FILE)`, copy it to every host and set "
-            "launch.secret=FILE (or the variable SHOAL_SECRET); on a network of your own, "
+            "several hosts, and no secret that says who may join: make keys with `shoal keys make "
+            "KEYS`, copy KEYS/for-workers to every host and set launch.secret=KEYS/for-workers "
+            "(or put a random text in the variable SHOAL_SECRET); on a network of your own, "
             "launch.plain=true does without"
         )
     return secret

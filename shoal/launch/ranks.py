@@ -18,8 +18,8 @@ from pathlib import Path
 
 import shoal
 from shoal.config.schema import LaunchSection
-from shoal.distributed.channel import MEET, MeetingPlace
 from shoal.distributed.hosts import WorldError, look_up
+from shoal.distributed.meeting import MEET, MeetingPlace
 from shoal.distributed.rank_variables import rank_variables
 from shoal.distributed.rendezvous import Rendezvous, RunStore
 from shoal.distributed.world import TIMEOUT

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.config.schema import Config
+from shoal.distributed.hosts import check_installed
 from shoal.launch.children import RESUME, Children
 from shoal.launch.hosts import LaunchError
 from shoal.launch.watch import Hang, Signs, signs_of
-from shoal.ps import check_installed
 from shoal.training.run_folder import RunFolder
 
 END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are done
@@ -218,9 +218,9 @@ def early_heartbeat(config: Config, rank: int) -> Iterator[None]:
     if config.strategy.name != "ps" or not section.addresses:
         yield
         return
-    check_installed()
+    check_installed("parameter servers")
+    from shoal.distributed.key_files import read_keys
     from shoal.kernels.host_memory import keep_freed_memory
-    from shoal.ps.key_files import read_keys
     from shoal.ps.worker.client import Client  # only here is pyzmq needed
 
     keep_freed_memory()

@@ -74,15 +74,8 @@ class Loop:
             world = connect(device)
             atexit.register(world.close)
         self.world = world
-        several = world.size > 1 or self.backend != "native"
-        self._inner = make_strategy(
-            StrategySection(
-                name="sharded" if several else "single",
-                backend=self.backend,
-                **sections,
-            ),
-            world,
-        )
+        name = "sharded" if world.size > 1 else "single"
+        self._inner = make_strategy(StrategySection(name=name, **sections), world)
         self.weighing = Weighing(1.0 / world.size if reduction == "mean" else 1.0)
         self.in_embedding_scope = False
         self._built: list[nn.Module] = []  # torch's embeddings, to be taken over

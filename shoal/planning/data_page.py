@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.data.dataset import Dataset, Phase
+from shoal.data.dataset import Dataset, Split
 from shoal.data.features import Feature
 from shoal.data.statistics import (
     Leakage,
@@ -99,7 +99,7 @@ def _spreads(users: np.ndarray, items: np.ndarray) -> Html:
 
 def _parts(dataset: Dataset, leaks: Leakage) -> Html:
     rows = []
-    phases: tuple[Phase, ...] = ("train", "valid", "test")
+    phases: tuple[Split, ...] = ("train", "valid", "test")
     for phase in phases:
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
         rows.append((phase, len(users), len(np.unique(users)), len(np.unique(items))))

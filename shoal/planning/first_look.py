@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.config.data_section import DataSection
-from shoal.data.column_meaning import is_outcome
+from shoal.data.column_meaning import holds_times, is_outcome
+from shoal.data.dates import holds_dates
+from shoal.data.reading import filled
 from shoal.data.sources.roles import NAMES, need_roles, roles_of
 from shoal.data.sources.tables import columns_of, read_frame
 from shoal.runs.input_data import check_there, encoding_of
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
 # Two values that mean no and yes.
 PAIRS = ({"0", "1"}, {"false", "true"}, {"no", "yes"}, {"n", "y"}, {"f", "t"}, {"-1", "1"})
+
+# An order's number beside a click is filled in few rows, so that its AUC is small; but those are
+# all clicks.
+ALMOST_NONE = 0.05  # of the share of other labels in all rows
+BY_CHANCE = 1e-6
 
 
 @dataclass
@@ -68,6 +75,16 @@ class FirstLook:
                 shares[name] = float(column.is_in(ones).mean() or 0.0)  # type: ignore[arg-type]
         return shares
 
+    @cached_property
+    def moments(self) -> list[str]:
+        """Columns that hold dates or times, and have no role."""
+        used_columns = self.roles.values()
+        return [
+            name
+            for name in self.columns
+            if name not in used_columns and _holds_moments(self.frame[name])
+        ]
+
     @property
     def share(self) -> float:
         """The share of rows that were taken, by the label."""
@@ -92,12 +109,14 @@ class FirstLook:
                 reasons[name] = "a rating is given afterwards"
             elif name in self.two_valued:
                 reasons[name] = f"it is yes or no, as {label} is"
-            elif (auc := self._auc_alone(name, label, threshold)) >= SUSPICIOUS:
-                reasons[name] = f"it predicts {label} too well: AUC {auc:.2f} from it alone"
+            elif reason := self._suspicion(name, label, threshold):
+                reasons[name] = reason
         return reasons
 
-    def _auc_alone(self, name: str, label: str, threshold: float | None) -> float:
-        """How well a column alone predicts the label, on a sample of the rows."""
+    def _suspicion(self, name: str, label: str, threshold: float | None) -> str:
+        """Why the values of a column may be outcomes, by a sample of the rows; empty: they seem
+        not to be.
+        """
         import polars as pl
 
         places = np.linspace(0, len(self.frame) - 1, rows_to_check(len(self.columns)))
@@ -114,7 +133,24 @@ class FirstLook:
             codes = column.cast(pl.String).rank("dense").fill_null(0).to_numpy().astype(np.int64)
         rows = np.flatnonzero(clicked.is_not_null().to_numpy())
         labels = clicked.to_numpy()[rows].astype(np.float32)
-        return auc_alone(np.arange(len(rows)), codes[rows], labels)
+        codes = codes[rows]
+        auc = auc_alone(np.arange(len(rows)), codes, labels)
+        if auc >= SUSPICIOUS:
+            return f"it predicts {label} too well: AUC {auc:.2f} from it alone"
+        values, numbers_of_values, counts = np.unique(
+            codes, return_inverse=True, return_counts=True
+        )
+        is_usual = numbers_of_values == counts.argmax()
+        if len(values) > 1 and _only_clicks(labels[~is_usual], float(labels.mean())):
+            usual = column.gather(rows)[int(is_usual.argmax())]
+            return f"{label} is 1 wherever it is not {'empty' if usual is None else usual}"
+        return ""
+
+
+def _only_clicks(labels: np.ndarray, share: float) -> bool:
+    """Whether nearly all labels are 1, which chance does not give; share: of 1 in all rows."""
+    others = 1 - labels.mean()
+    return others <= ALMOST_NONE * (1 - share) and share ** len(labels) < BY_CHANCE
 
 
 def look_at(path: Path, owner_roles: Mapping[str, str]) -> FirstLook:
@@ -168,6 +204,24 @@ def _is_number(series: pl.Series) -> bool:
         return True
     numbers = series.cast(pl.Float64, strict=False)
     return numbers.null_count() == series.null_count() and numbers.min() == 0
+
+
+def _holds_moments(column: pl.Series) -> bool:
+    """Whether all values of a column are dates or times, in text or as numbers."""
+    import polars as pl
+
+    if column.dtype.is_temporal():
+        return True
+    if column.dtype == pl.String:
+        text = filled(column)
+        numbers = text.cast(pl.Float64, strict=False)
+        if numbers.null_count() > text.null_count():
+            return any(holds_dates(text, order) for order in ("day", "month"))
+    elif column.dtype.is_numeric():
+        numbers = column
+    else:
+        return False
+    return holds_times(column.name, numbers.cast(pl.Float64).to_numpy())
 
 
 def _plain(value: object) -> str:

@@ -32,7 +32,7 @@ EXTRAS = {
     "tune": ("optuna", "shoal tune"),
     "index": ("usearch", "shoal recommend --approximate"),
     "onnx": ("onnxruntime", "shoal export --onnx"),
-    "torchrec": ("torchrec", "tables sharded by TorchRec"),
+    "torchrec": ("torchrec", "tests of sharded tables against TorchRec's"),
     "ray": ("ray", "training on a Ray cluster"),
     "torchx": ("torchx", "jobs on Slurm and Kubernetes"),
     "mlflow": ("mlflow", "run.trackers"),

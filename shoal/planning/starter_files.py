@@ -156,6 +156,7 @@ def _build_file_section(answers: QuickstartAnswers, look: FirstLook, notes: list
             for name in look.two_valued
             if name not in roles.values()
         ]
+    notes += _describe_unused_times(look)
     lines.append(
         f"  load: {{inter: {inline(loaded_columns)}}}  # the columns to read; the others are not"
     )
@@ -196,6 +197,18 @@ def _build_clicks_section(
             "click, below it is none"
         )
     return lines
+
+
+def _describe_unused_times(look: FirstLook) -> list[str]:
+    """A note where a column may be the time of the rows, and its name did not say so."""
+    if "time" in look.roles or not look.moments:
+        return []
+    names = " or ".join(look.moments)
+    return [
+        f"careful: no column is taken as the time, and {names} looks like dates or times; if rows "
+        f"happened then, use {' or '.join(f'--time={name}' for name in look.moments)}: tests are "
+        "then of what came last, as in use"
+    ]
 
 
 def _describe_encoding(look: FirstLook) -> list[str]:
@@ -331,7 +344,10 @@ def _refuse_tiny_data(answers: QuickstartAnswers, dataset: Dataset) -> None:
 
 def _describe_counts(dataset: Dataset) -> str:
     """Size of a data set, its first and last time, and the rows that keys leave out."""
-    omissions = [f"{count:,} rows are left out by {key}" for key, count in dataset.left_out.items()]
+    omissions = [
+        f"{count:,} {'row is' if count == 1 else 'rows are'} left out by {key}"
+        for key, count in dataset.left_out.items()
+    ]
     size = f"{dataset.num_users - 1:,} users with {dataset.num_items - 1:,} items"
     span = time_span(dataset)
     times = "" if span is None else f", from {span[0]} to {span[1]}"

@@ -9,31 +9,18 @@ lost them.
 
 from __future__ import annotations
 
-import threading
-
 import zmq
-from zmq.utils import z85
 
+from shoal.distributed.curve import CurveGate, CurveKeys, use_keys
 from shoal.ps.address import check_private, endpoint
-from shoal.ps.key_files import Keys
 from shoal.ps.wire import PIECE
 
 MOST_UNREAD = 1000
-WHO_MAY = "inproc://zeromq.zap.01"  # where libzmq asks who may come in (RFC 27)
 
 
-class Context(zmq.Context):
-    """A ZeroMQ context that does not block when it is dropped without being closed.
-
-    ZeroMQ's own waits until its sockets are closed, in whichever thread happens to collect it;
-    after an error these may be garbage themselves, and then it waits for ever.
-    """
-
-    def __del__(self) -> None:
-        pass
-
-
-def connect(context: zmq.Context, address: str, keys: Keys | None, seconds: float) -> zmq.Socket:
+def connect(
+    context: zmq.Context, address: str, keys: CurveKeys | None, seconds: float
+) -> zmq.Socket:
     """The socket of a worker to a server, which need not be up yet; it waits so long to receive."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
@@ -48,15 +35,8 @@ def connect(context: zmq.Context, address: str, keys: Keys | None, seconds: floa
     return socket
 
 
-def use_keys(socket: zmq.Socket, keys: Keys) -> None:
-    """Make a worker's socket speak CURVE to the servers."""
-    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.peer)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-
-
 def listen(
-    context: zmq.Context, bind: str, index: int, keys: Keys | None, plain: bool
+    context: zmq.Context, bind: str, index: int, keys: CurveKeys | None, plain: bool
 ) -> zmq.Socket:
     """The socket of a server; without keys only this host reaches it, unless `plain` insists."""
     if keys is None and not plain:
@@ -82,34 +62,3 @@ def listen(
             "an address of this host"
         ) from error
     return socket
-
-
-class CurveGate:
-    """Makes a socket a CURVE server and lets in only those who hold the workers' key."""
-
-    def __init__(self, context: zmq.Context, socket: zmq.Socket, keys: Keys):
-        self._allowed = z85.decode(keys.peer)
-        self._questions = context.socket(zmq.REP)
-        self._questions.setsockopt(zmq.LINGER, 0)
-        self._questions.bind(WHO_MAY)
-        socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-        threading.Thread(target=self._watch, name="gate", daemon=True).start()
-
-    def _watch(self) -> None:
-        while True:
-            try:
-                question = self._questions.recv_multipart()
-                self._questions.send_multipart(self._decide(question))
-            except zmq.ZMQError:  # the context ends, and waits for this socket to be closed
-                self._questions.close()
-                return
-
-    def _decide(self, question: list[bytes]) -> list[bytes]:
-        version, number = question[:2]
-        has_worker_key = (
-            len(question) == 7 and question[5] == b"CURVE" and question[6] == self._allowed
-        )
-        code, text = (b"200", b"OK") if has_worker_key else (b"400", b"unknown key")
-        return [version, number, code, text, b"worker" if has_worker_key else b"", b""]

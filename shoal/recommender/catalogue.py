@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.config.schema import DataSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.dataset import Phase
+from shoal.data.dataset import Split
 from shoal.data.history import Histories
 from shoal.data.ids import Ids
 from shoal.data.joined import candidates
@@ -27,7 +27,7 @@ from shoal.recommender.recommender import NO_IDS, History, asked_at, padded
 from shoal.training.evaluation import Evaluator
 from shoal.training.evaluation.phases import UserLists
 
-ALL: tuple[Phase, ...] = ("train", "valid", "test")
+ALL: tuple[Split, ...] = ("train", "valid", "test")
 BLOCK = 1024  # vectors made at a time
 
 

@@ -218,6 +218,10 @@ class Recommender:
         return {role: text for role, text in caption.items() if text}
 
     @cached_property
+    def _num_items(self) -> int:
+        return len(self.items)
+
+    @cached_property
     def _units(self) -> Tensor:
         return torch.nn.functional.normalize(self.catalogue.item_vectors, eps=1e-12)
 
@@ -286,7 +290,7 @@ class Recommender:
 
         allowed: the items that alone may come, ascending; `without`: pairs that may not.
         """
-        num_items = len(self.items) if allowed is None else len(allowed)
+        num_items = self._num_items if allowed is None else len(allowed)
         rows, banned = without
         if allowed is None:
             rows = np.concatenate([rows, np.arange(count)])

@@ -19,7 +19,7 @@ from typing import Any
 from shoal import config as config_room
 from shoal.config import Resolved
 from shoal.config.collective import VARIABLE, choose_backend
-from shoal.distributed.channel import read_secret
+from shoal.distributed.meeting import read_secret
 from shoal.launch.ray_ranks import RayWorkers, run_on_ray
 from shoal.models.own import check_launchable
 from shoal.runs.results import check_copied

@@ -30,7 +30,7 @@ from shoal.config.sources import Origin
 from shoal.config.trust import OwnValues, check_code_trusted, check_trusted
 from shoal.data.loading.location import NamedData, named_data
 from shoal.distributed.gpus import check_gpus, choose_gpus, pick_device
-from shoal.distributed.hosts import WorldError, is_loopback
+from shoal.distributed.hosts import WorldError, check_installed, is_loopback
 from shoal.distributed.rank_variables import is_worker, set_rank
 from shoal.distributed.shared_gpu import SharedGpu
 from shoal.distributed.world import PeerLost, World, connect
@@ -42,7 +42,6 @@ from shoal.models import find, lookup
 from shoal.models.base import Model
 from shoal.models.own import check_launchable, give, is_given, is_own
 from shoal.optimizers.selection import problems as row_optimizer_problems
-from shoal.ps import check_installed
 from shoal.runs.announcement import announce
 from shoal.runs.build import build
 from shoal.runs.decay import ages_after, save_ages
@@ -237,7 +236,7 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
 def _train(resolved: Resolved, resume: bool) -> dict[str, Any]:
     config, section = resolved.config, resolved.config.launch
     if config.strategy.name == "ps":
-        check_installed()
+        check_installed("parameter servers")
     if section.nproc:  # refuse what cannot be written before anything is made
         for tracker in config.run.trackers:
             find_tracker(tracker)
@@ -291,11 +290,9 @@ def resolve_with_roles(
         )
     key_values: dict[str, Any] = {}
     if servers.keys is not None:
-        # All workers have theirs: it says who may join them, and hides what they tell each other.
+        # All workers have them: they decide who may join, and encrypt what workers send each other.
         if resolved.config.launch.secret is None:
-            part = Path(servers.keys) / "for-workers"  # or it is the part that has been copied
-            keys = part if part.is_dir() else Path(servers.keys)
-            key_values["launch.secret"] = str(keys / "worker.secret")
+            key_values["launch.secret"] = servers.keys
         on_cpus = resolved.config.run.device == "cpu" or not torch.cuda.is_available()
         if on_cpus and not is_loopback(ip) and resolved.origins["launch.encrypt"] == "default":
             key_values["launch.encrypt"] = True

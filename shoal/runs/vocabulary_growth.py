@@ -19,7 +19,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save
 from torch import Tensor
 
-from shoal.data.dataset import Columns, Dataset, Phase, Ragged
+from shoal.data.dataset import Columns, Dataset, Ragged, Split
 from shoal.data.features import Feature
 from shoal.data.raw_columns import gather
 from shoal.data.sampler import distinct
@@ -31,7 +31,7 @@ log = logging.getLogger("shoal")
 FILE = "vocabulary.safetensors"
 TAKEN = "taken.safetensors"
 MOST_TAKEN = 1 << 27  # interactions: a file of 1 GiB
-ALL: tuple[Phase, ...] = ("train", "valid", "test")
+ALL: tuple[Split, ...] = ("train", "valid", "test")
 
 
 def save_vocabularies(folder: Path, dataset: Dataset) -> None:

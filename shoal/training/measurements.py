@@ -11,8 +11,6 @@ from torch import Tensor
 
 from shoal.config.schema import Config
 from shoal.embedding.engines.init import initial_rows
-from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup
 from shoal.training.strategies.base import Strategy
@@ -37,7 +35,8 @@ def peak_memory(strategy: Strategy) -> list[dict[str, Any]]:
     world, names = strategy.world, list(strategy.tables)
     gpu = torch.cuda.max_memory_reserved(world.device) if world.device.type == "cuda" else -1
     local_sizes = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, gpu]
-    local_sizes += [_held(strategy, name) for name in names]
+    held_sizes = [strategy.rows.memory_of(name) for name in names]
+    local_sizes += [-1 if size is None else size for size in held_sizes]
     all_sizes = world.stack(
         torch.tensor(local_sizes, dtype=torch.int64, device=world.device)
     ).tolist()
@@ -46,15 +45,6 @@ def peak_memory(strategy: Strategy) -> list[dict[str, Any]]:
         {"host_peak": host, "gpu_peak": gpu, "tables": dict(zip(names, held))}
         for host, gpu, *held in sizes_by_rank
     ]
-
-
-def _held(strategy: Strategy, name: str) -> int:
-    """Bytes of a table's rows in this process; -1: they are elsewhere."""
-    table = strategy.rows.tables[name]
-    engine = table.engine if isinstance(table, ShardedTable) else table
-    if engine is None:  # another rank has all of them
-        return 0
-    return engine.memory if isinstance(engine, RowEngine) else -1
 
 
 def table_figures(strategy: Strategy, seed: int | None) -> dict[str, dict[str, Any]]:

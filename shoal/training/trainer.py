@@ -20,7 +20,7 @@ from torch import Tensor
 import shoal
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
-from shoal.data.dataset import Phase
+from shoal.data.dataset import Split
 from shoal.data.fingerprint import DIGESTS
 from shoal.data.reader import Reader, one_ahead
 from shoal.distributed.stop_signals import STOPPING, Agreement
@@ -339,7 +339,7 @@ class Trainer:
             cursor.finished = True
         return False
 
-    def _evaluate(self, phase: Phase, keep: bool = False) -> tuple[dict[str, float], float]:
+    def _evaluate(self, phase: Split, keep: bool = False) -> tuple[dict[str, float], float]:
         started = time.perf_counter()
 
         def shown(steps: Iterable[T], total: int | None) -> Iterator[T]:

@@ -145,6 +145,7 @@ def write_noise(name: str, outcome: str, kind: str, rows: int) -> str:
     random = np.random.default_rng(len(outcome))
     clicked = random.random(rows) < 0.3
     sure = clicked & (random.random(rows) < 0.7)
+    rare = clicked & (np.arange(rows) % 7 == 0)
     values = {
         "flag": sure.astype(int),
         "word": np.where(sure, "yes", "no"),
@@ -153,6 +154,8 @@ def write_noise(name: str, outcome: str, kind: str, rows: int) -> str:
         "seconds": (random.exponential(20, rows) * np.where(clicked, 3, 1)).round(1),
         "id": np.where(sure, np.char.add("T", random.integers(0, 10**6, rows).astype(str)), ""),
         "date": np.where(sure, "2024-03-05 10:00:00", ""),
+        "rare id": np.where(rare, np.char.add("T", np.arange(rows).astype(str)), ""),
+        "rare amount": np.where(rare, np.arange(rows) % 89 + 0.5, 0.0),
         "stars": np.where(clicked, random.integers(3, 6, rows), random.integers(1, 4, rows)),
     }[kind]
     columns = (random.integers(0, 400, rows), random.integers(0, 200, rows), clicked.astype(int))
@@ -177,6 +180,8 @@ OUTCOMES = [
     ("x4", "id"),
     ("x5", "date"),
     ("x6", "stars"),
+    ("order_id", "rare id"),
+    ("x7", "rare amount"),
 ]
 
 
@@ -246,6 +251,15 @@ def test_a_yes_and_no_without_a_name_is_mentioned() -> None:
     rows = [f"{n % 30},{n * 7 % 23},{n * n % 3 % 2}" for n in range(300)]
     told = call(write("x.csv", "\n".join(["user,item,mobile", *rows])))
     assert "careful: mobile is 0 or 1" in told and "--label=mobile" in told
+
+
+@pytest.mark.parametrize("moment", ["2024-03-{:02} 10:00", "17000000{:02}"])
+def test_times_under_a_name_that_says_nothing_are_mentioned(moment: str) -> None:
+    rows = [f"{n % 30},{n * 7 % 23},{moment.format(n % 28 + 1)},{n}" for n in range(300)]
+    told = call(write("x.csv", "\n".join(["user,item,x1,x2", *rows])))
+    assert "x1 looks like dates or times" in told and "use --time=x1: tests" in told
+    told = call("x.csv", "--time=x1", "--to", "timed")
+    assert "looks like dates" not in told and "from 20" in told
 
 
 def test_outcomes_are_asked_about_on_a_terminal(here: Path) -> None:

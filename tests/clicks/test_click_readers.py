@@ -15,7 +15,7 @@ from shoal.clicks import readers as room
 from shoal.clicks.custom import Custom
 from shoal.clicks.data import open_clicks
 from shoal.clicks.log import ClickLog
-from shoal.clicks.readers import InMemory, Split, Stream, load, share
+from shoal.clicks.readers import InMemory, SplitFiles, Stream, load, share
 from shoal.clicks.samples import Layout
 from shoal.data.batch import Batch, Jagged
 from shoal.distributed.world import World
@@ -210,7 +210,7 @@ def test_split_files(tmp_path: Path, kind: str, size: int) -> None:
         world.all_reduce = lambda tensor: torch.tensor(SIZES)  # type: ignore[method-assign]
         world.stack = lambda tensor: torch.tensor(steps)  # type: ignore[method-assign]
         opened = open_clicks(config, world, 4)
-        assert isinstance(opened.reader, Split)
+        assert isinstance(opened.reader, SplitFiles)
         readers.append(opened.reader)
     own = [[f.name for f in every.part(rank, size).files] for rank in range(size)]
     found = []

@@ -209,6 +209,14 @@ def as_npy(array: np.ndarray) -> bytes:
     return out.getvalue()
 
 
+def header_alone(*shape: int) -> bytes:
+    """A member that states a shape, and holds nothing."""
+    out = io.BytesIO()
+    facts = {"descr": "<i4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(out, facts)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
 def compress(place: Path) -> None:
     with np.load(place) as arrays:
         np.savez_compressed(place, **arrays)
@@ -243,6 +251,22 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "holds object; ids are int32",
     ),
     "cut": (lambda f: rewrite(f / IDS, lambda m: {**m, "1.npy": m["1.npy"][:-8]}), "ends before"),
+    "a bag of 2^40": (
+        lambda f: rewrite(f / IDS, lambda m: {**m, "1.npy": header_alone(166, 1 << 40)}),
+        "ends before",
+    ),
+    "more than can be counted": (  # 2^66 bytes are 0 of 64 bits
+        lambda f: rewrite(f / IDS, lambda m: {**m, "1.npy": header_alone(1 << 32, 1 << 32)}),
+        "ends before",
+    ),
+    "rows below none": (
+        lambda f: rewrite(f / IDS, lambda m: {**m, "1.npy": header_alone(-166, -1)}),
+        "ends before",
+    ),
+    "labels without rows": (
+        lambda f: (f / LABELS).write_bytes(header_alone(1 << 40, 1)),
+        "no file of arrays",
+    ),
     "pickled labels": (
         lambda f: (f / LABELS).write_bytes(pickle.dumps([Trap()])),
         "no file of arrays",

@@ -15,7 +15,7 @@ from cluster_configs import LONG, MODELS, write_config
 from commands import ROOT, TIMEOUT, Command, errors, finish, is_alive, newest_step, processes, shoal
 from ranks import free_port
 
-from shoal.distributed.channel import MeetingPlace
+from shoal.distributed.meeting import MeetingPlace
 from shoal.distributed.rendezvous import Rendezvous
 from shoal.launch.hosts import LaunchError
 from shoal.runs.run import resolve, run, train

@@ -13,7 +13,7 @@ from cluster_configs import LONG, MODELS, SHORT, write_config
 from commands import SHOAL, Command, errors, finish, metrics, newest_step, result
 from net_hosts import ADDRESSES, Hosts
 
-from shoal.ps.key_files import make_keys
+from shoal.distributed.key_files import make_keys
 
 pytestmark = pytest.mark.slow
 

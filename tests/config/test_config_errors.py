@@ -361,7 +361,8 @@ def test_keys_of_sharded_under_other_strategies(key: str, value: Any, write) -> 
     [
         ("ddp", {"strategy.graph": True}, "read under strategy.name=single: choose that, or set "),
         ("auto", {"strategy.graph": True, "nproc": 2}, "or set strategy.graph=auto"),
-        ("ddp", {"strategy.backend": "torchrec"}, "name=sharded: choose that, or set strategy.ba"),
+        ("ddp", {"strategy.backend": "torchrec"}, "are no backend any more: leave the key out"),
+        ("sharded", {"strategy.backend": "torchrec"}, "are no backend any more: leave the key out"),
         ("ddp", {"strategy.ps.keys": "folder"}, "name=ps: choose that, or set strategy.ps.keys=n"),
         ("auto", {"launch.servers": 2}, "given 2, which has no effect under strategy auto"),
     ],
@@ -371,6 +372,11 @@ def test_what_a_user_would_count_on_is_refused(
 ) -> None:
     (error,) = errors(**{"strategy.name": strategy, **values})
     assert error.startswith(f"python: {next(iter(values))}: given ") and expected in error
+
+
+def test_the_former_backend_key_is_read_where_it_says_what_holds_anyway() -> None:
+    (note,) = resolve(**{"strategy.name": "sharded", "strategy.backend": "native"}).notes
+    assert note.endswith("strategy.backend: write nothing, it is always native")
 
 
 def test_keys_that_a_strategy_reads() -> None:

@@ -26,7 +26,6 @@ GROUPS = {"strategy.name": "sharded", "strategy.groups": 2}
             "servers take float32 or bfloat16",
         ),
         ({"strategy.name": "sharded", "strategy.groups_every": 4}, "strategy.groups to 2 or more"),
-        ({**GROUPS, "strategy.backend": "torchrec"}, r"strategy\.backend=native"),
         ({**GROUPS, "launch.encrypt": True}, "leave out one of the two"),
         (
             {**GROUPS, "strategy.groups_every": 2, "rows.admission.threshold": 2.0},

@@ -300,14 +300,3 @@ def test_a_published_model_is_spread_as_it_is(tmp_path: Path) -> None:
     assert third_party(World(), "spread") == pytest.approx(expected, rel=1e-4)
     for rank in run_ranks(third_party, 2, tmp_path / "ranks", "spread"):
         assert rank == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_loop_on_torchrecs_tables(tmp_path: Path) -> None:
-    pytest.importorskip("torchrec", reason="TorchRec is not installed")
-    pytest.importorskip("fbgemm_gpu", reason="FBGEMM is not installed")
-    for name in OPTIMIZERS:
-        expected = loop_alone(name)
-        assert loop(World(), "plain", name, "torchrec") == pytest.approx(expected, rel=1e-4)
-        for rank in run_ranks(loop, 2, tmp_path / name, "plain", name, "torchrec"):
-            assert rank == pytest.approx(expected, rel=1e-4)

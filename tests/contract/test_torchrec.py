@@ -1,7 +1,6 @@
-"""Backend torchrec of strategy sharded trains as the native one does, and says what it cannot."""
+"""Sharded tables train as TorchRec's do (the oracle of tests/helpers/torchrec_rows.py)."""
 
 import json
-import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +14,6 @@ from ranks import run_ranks
 from services import pull, push
 from small import first_batches, small_config
 
-from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
 from shoal.distributed.world import World
@@ -27,12 +25,14 @@ from shoal.training.checkpoint.snapshot import restore_into, take_snapshot
 from shoal.training.strategies import Strategy, make_strategy
 
 HAVE = all(find_spec(name) is not None for name in ("torchrec", "fbgemm_gpu"))
+if HAVE:
+    import torchrec_rows  # noqa: F401 - registers the strategy `torchrec`
 needs_torchrec = pytest.mark.skipif(not HAVE, reason="TorchRec and FBGEMM are not installed")
 
 STEPS = 20
 BACKENDS: dict[str, dict[str, Any]] = {
     "native": {"name": "sharded", "place": "row"},
-    "torchrec": {"name": "sharded", "backend": "torchrec"},
+    "torchrec": {"name": "torchrec"},
 }
 # DNN's lists repeat ids, and every seventh of its batches is one sample, so that a rank has none;
 # BPR of batch size 1 leaves one rank empty all the time.
@@ -99,7 +99,7 @@ def trained(world: World, model: str, optimizer: str, backend: str) -> dict[str,
 
 
 def relay(world: World) -> list[float]:
-    """Losses of a run that a checkpoint hands to the other backend twice."""
+    """Losses of a run that a checkpoint hands to the other side twice."""
     losses: list[float] = []
     state = None
     for number, backend in enumerate(["native", "torchrec", "native"]):
@@ -194,7 +194,9 @@ SIZES = pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark
 @needs_torchrec
 @SIZES
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_the_backends_agree(size: int, case: tuple[str, str], folder: Path) -> None:
+def test_losses_rows_and_state_equal_those_of_torchrec(
+    size: int, case: tuple[str, str], folder: Path
+) -> None:
     for number, rank in enumerate(run(size, folder)):
         native, torchrec = (rank[f"{' '.join(case)} {backend}"] for backend in BACKENDS)
         assert torchrec["losses"] == pytest.approx(native["losses"], rel=1e-5)
@@ -238,52 +240,10 @@ def test_gradients_are_those_of_the_mean_loss_summed_before_the_optimizer(
 
 @needs_torchrec
 @SIZES
-def test_checkpoints_go_from_one_backend_to_the_other(size: int, folder: Path) -> None:
+def test_checkpoints_go_to_torchrec_and_back(size: int, folder: Path) -> None:
     for rank in run(size, folder):
         expected = rank["DeepFM adagrad native"]["losses"]
         assert rank["relay"] == pytest.approx(expected, rel=1e-5)
-
-
-REFUSED: list[tuple[dict[str, Any], dict[str, Any], float | None, int | None, str]] = [
-    ({}, {"name": "adam"}, None, 7, "optimizer.name=adam.*by sgd and adagrad"),
-    ({}, {"name": "sparse_adam"}, None, 7, "optimizer.name=sparse_adam"),
-    ({}, {"name": "rmsprop"}, None, 7, "optimizer.name=rmsprop"),
-    ({}, {"name": "sgd", "weight_decay": 0.1}, None, 7, "optimizer.weight_decay"),
-    ({}, {"name": "sgd"}, 1.0, 7, "clip_grad_norm.*leave that out"),
-    ({}, {"name": "sgd"}, None, None, "table 'my.many' that grows: give it rows"),
-    ({"place": "column"}, {"name": "sgd"}, None, 7, "placed by column, but by row"),
-    ({"place": "replicate"}, {"name": "sgd"}, None, 7, "placed by replicate"),
-    ({"tables": {"few": {"place": "table"}}}, {"name": "sgd"}, None, 7, "'few' placed by table"),
-    ({"tables": {"few": {"by": "hash"}}}, {"name": "sgd"}, None, 7, "'few' cut by hash"),
-    ({"tables": {"fewer": {"by": "range"}}}, {"name": "sgd"}, None, 7, "did you mean few"),
-    ({"memory": 1}, {"name": "sgd"}, None, 7, "strategy.memory allows"),
-]
-
-
-@needs_torchrec
-@pytest.mark.parametrize("section, optimizer, clip, rows, message", REFUSED)
-def test_what_it_cannot_do_is_refused(
-    section: dict[str, Any],
-    optimizer: dict[str, Any],
-    clip: float | None,
-    rows: int | None,
-    message: str,
-) -> None:
-    strategy = make_strategy(StrategySection(**BACKENDS["torchrec"], **section), World())
-    with pytest.raises(ValueError, match=message):
-        strategy.setup(Weighted(rows), OptimizerSection(**optimizer), 1, clip)
-
-
-@needs_torchrec
-def test_rules_for_rows_are_refused() -> None:
-    strategy = make_strategy(StrategySection(**BACKENDS["torchrec"]), World())
-    with pytest.raises(ValueError, match=r"torchrec has no tables that grow.*backend=native"):
-        strategy.setup(
-            Weighted(None),
-            OptimizerSection(name="sgd"),
-            1,
-            rows=RowsSection.model_validate({"counter_decay": {"every": 1}}),
-        )
 
 
 @needs_torchrec
@@ -294,20 +254,3 @@ def test_an_id_without_a_row_is_refused() -> None:
     with pytest.raises(ValueError, match=r"table 'my.many' has no row 7"):
         pull(strategy.rows, "my.many", torch.tensor([1, 7]))
     world.close()
-
-
-@pytest.mark.parametrize("missing", ["torchrec", "fbgemm_gpu.split_embedding_configs"])
-def test_without_torchrec_the_error_says_how_to_install_it(
-    missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("shoal.embedding.placements.torchrec", "shoal.training.strategies.torchrec"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ValueError, match=r"make extras EXTRAS=torchrec.*backend=native"):
-        make_strategy(StrategySection(**BACKENDS["torchrec"]), World())
-
-
-@pytest.mark.parametrize("name", ["auto", "single", "ddp", "ps"])
-def test_other_strategies_have_no_backend(name: Any) -> None:
-    with pytest.raises(ValueError, match=r"backend is torchrec.*strategy.name=sharded"):
-        make_strategy(StrategySection(name=name, backend="torchrec"), World())

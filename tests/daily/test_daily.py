@@ -24,7 +24,7 @@ from shoal.cli import main as cli
 from shoal.cli.new import write_model
 from shoal.config.schema import Config
 from shoal.daily.follow import TrainedFiles, is_whole, seconds_of
-from shoal.data.dataset import PHASES
+from shoal.data.dataset import SPLITS
 from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
@@ -226,7 +226,7 @@ def test_prepared_data_is_numbered_by_known_words(root: Path, tmp_path: Path) ->
     dataset = load_dataset(resolve(values=values).config.data, 0)
     grown = grow(dataset, {"item_id": ["[PAD]", "i99", "i3"]})
     assert dataset.kept
-    for phase in PHASES:
+    for phase in SPLITS:
         before = dataset.vocab["item_id"][dataset.item_ids(phase)]
         assert (grown.vocab["item_id"][grown.item_ids(phase)] == before).all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import resource
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
 from shoal.data.sources.columnar import check_text
+from shoal.data.sources.roles import roles_of
+from shoal.data.sources.tables import columns_of
 
 MIB = 1 << 20
 ROWS = 12_000_000  # of two columns: 192 MB of numbers
@@ -132,6 +135,19 @@ def test_objects_with_different_keys(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     with pytest.raises(ValueError, match=r"4,000 rows of 4,002 columns"):
         trained(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_keys_that_fill_more_than_a_block_of_the_file(packed: bool, tmp_path: Path) -> None:
+    """The first object is read whole, however long: its keys are the columns."""
+    wide = {f"k{n}": 1 for n in range(60_000)}
+    lines = [json.dumps({**wide, "user_id": n % 9, "item_id": n % 7}) for n in range(20)]
+    text = "\n".join(lines).encode()
+    path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")
+    path.write_bytes(gzip.compress(text) if packed else text)
+    columns = columns_of(path, DataSection())
+    assert len(columns) == 60_002 and columns[-2:] == ["user_id", "item_id"]
+    assert roles_of(columns) == {"user": "user_id", "item": "item_id"}
 
 
 @pytest.mark.parametrize("depth", [MOST_DEPTH + 1, 100_000])

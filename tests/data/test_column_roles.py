@@ -22,6 +22,8 @@ KNOWN = {
     "LastFM": ("userID,artistID,weight", "userID,artistID,,"),
     "orders": ("Order Nr,Customer No.,Product Code,birth_date", "Customer No.,Product Code,,"),
     "plain names": ("product,product_id,user,created_at", "user,product_id,,created_at"),
+    "shop": ("uid,sku,title,qty,ordered_at", "uid,sku,,ordered_at"),
+    "words": ("customer,ean,when bought,session_length", "customer,ean,,when bought"),
     "nothing": ("a,b,c,,", ",,,"),
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ import random
 import re
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,9 +27,11 @@ from shoal.cli.main import app
 
 PACKAGE = Path(shoal.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "understand" / "csv_to_batch.md"
+PREFIX = f"{PACKAGE}/"
 MOST_FILES = 25
 CALLERS = ("runs/", "training/")  # rooms whose files count where they call down to the data
 DATA_CALLS = {("data/loading/load.py", "load_dataset"), ("data/reader.py", "Interactions.make")}
+QUESTIONS = ("named_data", "interactions_of")
 
 
 class FileTrace:
@@ -36,6 +39,7 @@ class FileTrace:
 
     def __init__(self) -> None:
         self.files: set[str] = set()
+        self.questions: Counter[str] = Counter()  # which data a config names
         self.state = "before"
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -50,16 +54,19 @@ class FileTrace:
             return
         if file.startswith("models/") and function.endswith(".forward"):
             self.state = "after"
+            sys.setprofile(None)  # what follows runs at full speed
         elif file.startswith("data/"):
             self.files.add(file)
+            if function in QUESTIONS:
+                self.questions[function] += 1
             if (file, function) in DATA_CALLS:
                 self.files |= callers_of(frame)
 
 
 def place_of(frame: FrameType) -> str | None:
     """The file of a call within the package; None: it is another's."""
-    path = Path(frame.f_code.co_filename)
-    return str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else None
+    name = frame.f_code.co_filename
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
 
 
 def callers_of(frame: FrameType) -> set[str]:
@@ -86,30 +93,35 @@ def write_ratings(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-@pytest.fixture()
-def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    monkeypatch.chdir(tmp_path)
-    write_ratings(tmp_path / "ratings.csv")
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> FileTrace:
+    folder = tmp_path_factory.mktemp("flow")
+    write_ratings(folder / "ratings.csv")
     words = ["train", "ratings.csv", "--train.epochs=1", "--run.progress=false"]
-    trace = FileTrace()
-    before = sys.getprofile()
-    threading.setprofile(trace)
-    sys.setprofile(trace)
-    try:
-        result = CliRunner().invoke(app, words, catch_exceptions=False)
-    finally:
-        sys.setprofile(before)
-        threading.setprofile(None)
+    file_trace, before = FileTrace(), sys.getprofile()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        threading.setprofile(file_trace)
+        sys.setprofile(file_trace)
+        try:
+            result = CliRunner().invoke(app, words, catch_exceptions=False)
+        finally:
+            sys.setprofile(before)
+            threading.setprofile(None)
     assert result.exit_code == 0, result.output
-    assert trace.state == "after"
-    return trace.files
+    assert file_trace.state == "after"
+    return file_trace
 
 
-def test_the_page_names_the_files_that_run(traced: set[str]) -> None:
+def test_the_page_names_the_files_that_run(trace: FileTrace) -> None:
     listed = re.findall(r"^\d+\. `shoal/([^`]+\.py)`", PAGE.read_text(), re.MULTILINE)
     assert len(listed) == len(set(listed))
-    assert set(listed) == traced
+    assert set(listed) == trace.files
 
 
-def test_the_flow_is_short(traced: set[str]) -> None:
-    assert len(traced) <= MOST_FILES
+def test_the_flow_is_short(trace: FileTrace) -> None:
+    assert len(trace.files) <= MOST_FILES
+
+
+def test_a_config_is_asked_once_which_data_it_names(trace: FileTrace) -> None:
+    assert trace.questions == dict.fromkeys(QUESTIONS, 1)

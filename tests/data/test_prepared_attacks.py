@@ -16,7 +16,7 @@ from shoal.data.loading.load import load_dataset
 from shoal.data.prepared import views
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
-from shoal.data.split import PHASES
+from shoal.data.split import SPLITS
 
 
 @pytest.fixture
@@ -63,12 +63,12 @@ def test_a_view_that_is_of_other_columns_is_made_again(prepared: DataSection, wh
     """The core follows these numbers as they are: it ended with a segmentation fault."""
     name, change, dtype = SPOILED[what]
     dataset, view = load_dataset(prepared, 5), view_of(prepared)
-    before = {phase: dataset.user_ids(phase).copy() for phase in PHASES}  # they are mapped
+    before = {split: dataset.user_ids(split).copy() for split in SPLITS}  # they are mapped
     whole = files.map_array(view, files.Stored.from_entry(arrays_of(view)[name])).copy()
     rewrite(view, name, change(whole), dtype)
     after = load_dataset(prepared, 5)
-    for phase in PHASES:
-        np.testing.assert_array_equal(before[phase], after.user_ids(phase))
+    for split in SPLITS:
+        np.testing.assert_array_equal(before[split], after.user_ids(split))
     np.testing.assert_array_equal(
         files.map_array(view, files.Stored.from_entry(arrays_of(view)[name])), whole
     )

@@ -13,14 +13,14 @@ from shoal.config.schema import DataSection, SplitSection
 from shoal.data.loading.load import load_dataset
 from shoal.data.prepared import preparation as preparing
 from shoal.data.prepared.folder import PrepareJob
-from shoal.data.split import PHASES, phase_of_rows, rows_by_phase
+from shoal.data.split import SPLITS, rows_by_split, split_of_rows
 from shoal.runs.run import resolve
 
 
 def split(users, times=None, seed=0, **options):
     users = np.array(users, dtype=np.int64)
     times = None if times is None else np.array(times, dtype=np.float64)
-    return rows_by_phase(phase_of_rows(SplitSection(**options), seed, users, times))
+    return rows_by_split(split_of_rows(SplitSection(**options), seed, users, times))
 
 
 def plain_counts(total, ratio):
@@ -109,14 +109,14 @@ def test_leave_one_out(leave, expected):
 def test_a_split_may_have_a_seed_of_its_own():
     users = np.repeat(np.arange(1, 51), 20)
     one, other = (split(users, seed=s)["test"] for s in (1, 2))
-    own = rows_by_phase(phase_of_rows(SplitSection(seed=1), 2, users, None))["test"]
+    own = rows_by_split(split_of_rows(SplitSection(seed=1), 2, users, None))["test"]
     assert own.tolist() == one.tolist() != other.tolist()
 
 
 def test_random_order_is_written_down():
     # So that a change of the generator or of the rule cannot pass unnoticed.
     parts = split([1] * 10, seed=2020, ratio=[0.5, 0.2, 0.3])
-    assert [parts[p].tolist() for p in PHASES] == [[0, 2, 4, 5, 7], [1, 6], [3, 8, 9]]
+    assert [parts[p].tolist() for p in SPLITS] == [[0, 2, 4, 5, 7], [1, 6], [3, 8, 9]]
 
 
 # MovieLens may not be handed on, so a clone has it only where somebody names its folder.
@@ -199,7 +199,7 @@ def test_dates_need_times_and_rows_that_are_not_split_yet(tmp_path):
     with pytest.raises(ValueError, match=r"data\.split\.at needs a time column"):
         split([1, 1], at=["2024-01-01"])
     (tmp_path / "t.csv").write_text("user_id,item_id,timestamp\nu,i,1\nu,j,2\n")
-    files = dict.fromkeys(PHASES, "t.csv")
+    files = dict.fromkeys(SPLITS, "t.csv")
     given = {"path": str(tmp_path), "files": files, "split": {"at": "1970-01-01"}, "cache": False}
     with pytest.raises(ValueError, match="are train, valid and test parts already"):
         load_dataset(DataSection.model_validate(given), 1)

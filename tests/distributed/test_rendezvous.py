@@ -1,4 +1,4 @@
-"""Who is let in where ranks meet, and what a stranger can do there: nothing."""
+"""The rendezvous of a run: what its store does, and that strangers are refused."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import pytest
 import torch.distributed as dist
 from ranks import free_port
 
-from shoal.distributed import channel, hosts
-from shoal.distributed import handshake as door
-from shoal.distributed.channel import MeetingPlace, PeerRefused, read_secret, secured
+from shoal.distributed import hosts, streams
+from shoal.distributed.curve import derive_keys
 from shoal.distributed.hosts import WorldError, is_loopback, private_folder
+from shoal.distributed.key_files import KeysError, make_keys
+from shoal.distributed.meeting import MeetingPlace, read_secret
 from shoal.distributed.rendezvous import Rendezvous, RunStore
+from shoal.distributed.streams import PeerRefused, Streams
 from shoal.launch.hosts import secret_of
 from shoal.runs.run import resolve
 
@@ -42,7 +44,7 @@ def works(place: MeetingPlace, secret: bytes = SECRET) -> bool:
     return store.get("a") == b"b"
 
 
-def test_the_words_of_a_store(tmp_path: Path, place: MeetingPlace) -> None:
+def test_store_sets_gets_waits_adds_and_deletes(tmp_path: Path, place: MeetingPlace) -> None:
     near = MeetingPlace(path=str(tmp_path / "meeting"))
     meeting = Rendezvous(near)
     for one, secret in ((near, b""), (place, SECRET)):
@@ -63,22 +65,22 @@ def test_the_words_of_a_store(tmp_path: Path, place: MeetingPlace) -> None:
     assert not os.path.exists(near.path)
 
 
-def test_another_secret_is_refused_and_the_right_one_still_comes_in(
+def test_wrong_secret_is_refused_and_logged(
     place: MeetingPlace, caplog: pytest.LogCaptureFixture
 ) -> None:
     for wrong in (OTHER, b""):
         with pytest.raises(PeerRefused, match="did not let us in: give every host the same"):
             RunStore(place, wrong, 5.0)
     assert works(place)
-    # Whoever is refused knows it before the door, a thread of its own, has logged it.
+    # A peer knows that it is refused before the thread at the port has logged it.
     for _ in range(500):
-        if caplog.text.count("does not know the secret of this run") == 2:
+        if "does not know the secret of this run" in caplog.text:
             return
         time.sleep(0.01)
     pytest.fail(f"two were refused, and the log says {caplog.text!r}")
 
 
-def test_a_host_that_does_not_know_the_secret_is_not_believed() -> None:
+def test_rendezvous_with_another_secret_is_refused() -> None:
     place = MeetingPlace(host="127.0.0.1", port=free_port())
     meeting = Rendezvous(place, OTHER)
     with pytest.raises(PeerRefused, match="did not let us in"):
@@ -86,36 +88,19 @@ def test_a_host_that_does_not_know_the_secret_is_not_believed() -> None:
     meeting.close()
 
 
-def test_who_sits_between_two_ends_can_prove_nothing(place: MeetingPlace) -> None:
-    """Both ends know the secret, and their proofs are handed on: they are of other connections."""
-    between = socket.create_server(("127.0.0.1", 0))
-
-    def hand_on() -> None:
-        mine = channel.context(True).wrap_socket(between.accept()[0], server_side=True)
-        theirs = socket.create_connection((place.host, place.port))
-        theirs = channel.context(False).wrap_socket(theirs)
-        theirs.sendall(mine.recv(32))
-        mine.sendall(theirs.recv(32) or b"?" * 32)
-
-    thread = threading.Thread(target=hand_on)
-    thread.start()
-    with pytest.raises(PeerRefused):
-        RunStore(MeetingPlace(host="127.0.0.1", port=between.getsockname()[1]), SECRET, 5.0)
-    thread.join()
-    assert works(place)
-
-
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (channel, door):
-        monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr(streams, "HANDSHAKE_SECONDS", 1.0)
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE"  # as far as ZeroMQ's own goes
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9"], ids=["same", "other"])
-@pytest.mark.parametrize("words", [b"", b"\x16\x03\x01"], ids=["silent", "half a handshake"])
-def test_a_crowd_keeps_nobody_out(
+@pytest.mark.parametrize("words", [b"", GREETING], ids=["silent", "half a handshake"])
+def test_many_connections_keep_no_host_out(
     place: MeetingPlace, address: str, words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others come from the address of the one who belongs here, or from another one."""
+    """Strangers come from the address of the host that belongs here, or from another one."""
     hurry(monkeypatch)
     crowd = [socket.socket() for _ in range(300)]
     for stranger in crowd:
@@ -139,57 +124,67 @@ def test_a_crowd_keeps_nobody_out(
         ("fe80::1%eth0", "fe80::/64"),
     ],
 )
-def test_an_address_has_a_share_of_the_places(host: str, share: str) -> None:
-    assert door._share_of(host) == share
+def test_places_are_counted_by_address_or_network(host: str, share: str) -> None:
+    assert streams._share_of(host) == share
 
 
-def test_strangers_are_cut_off(place: MeetingPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nonsense, silence, a TCPStore, and more of them than may stand at the door at a time."""
+def read_all(connection: socket.socket) -> bytes:
+    """What a connection receives until the other end closes it: of a stranger, a greeting."""
+    received = b""
+    with suppress(ConnectionError):
+        while part := connection.recv(1 << 16):
+            received += part
+    return received
+
+
+def test_strangers_are_disconnected(place: MeetingPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nonsense, silence, a TCPStore, and more of them than have places at a time."""
     hurry(monkeypatch)
     silent = [socket.create_connection((place.host, place.port)) for _ in range(100)]
     for words in (b"\0" * 100, b"\xff" * 100_000, b"GET / HTTP/1.0\r\n\r\n"):
         stranger = socket.create_connection((place.host, place.port), timeout=60)
         with stranger, suppress(ConnectionError):
             stranger.sendall(words)
-            assert not stranger.recv(1 << 16).startswith(b"\x17")  # no word of a channel
+            assert len(read_all(stranger)) <= 64
     with pytest.raises(RuntimeError):
         dist.TCPStore(place.host, place.port, 2, False, timedelta(seconds=1))
     assert works(place)
     for stranger in silent:
         stranger.settimeout(5)
-        with suppress(ConnectionError):
-            assert stranger.recv(1) == b""
+        assert len(read_all(stranger)) <= 64
         stranger.close()
 
 
 @pytest.mark.parametrize(
     "message", [b"\xff\xff\xff\xff", b"\x05\0\0\0\x09\0\0\0a", b"\x02\0\0\0ab", b"\0\0\0\0"]
 )
-def test_a_guest_that_speaks_nonsense_harms_itself_alone(
+def test_malformed_message_ends_only_its_own_connection(
     place: MeetingPlace, message: bytes
 ) -> None:
-    guest = secured(socket.create_connection((place.host, place.port)), SECRET, listens=False)
-    guest.sendall(message)
-    guest.settimeout(5)
-    assert guest.recv(100) == b""
+    opener = Streams()
+    connection = opener.connect(place.host, place.port, derive_keys(SECRET), 5.0)
+    connection.sendall(message)
+    connection.settimeout(5)
+    assert connection.recv(100) == b""
     assert works(place)
+    opener.close()
 
 
-def test_a_port_that_is_taken() -> None:
+def test_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(WorldError, match=f"port {port} on 127.0.0.1 is in use by another prog"):
             Rendezvous(MeetingPlace(host="127.0.0.1", port=port), SECRET)
 
 
-def test_an_address_of_another_host_is_named_with_our_own() -> None:
+def test_address_of_another_host_is_reported_with_ours() -> None:
     assert "127.0.0.1" in hosts.addresses_here()
     place = MeetingPlace(host="198.51.100.7", port=free_port())
     with pytest.raises(WorldError, match=r"--ip=198.51.100.7 is no address of this host, which ha"):
         Rendezvous(place, SECRET)
 
 
-def test_what_a_killed_run_left_is_taken_over(tmp_path: Path) -> None:
+def test_socket_of_a_killed_run_is_replaced(tmp_path: Path) -> None:
     place = MeetingPlace(path=str(tmp_path / "meeting"))
     left = place.listen()
     with pytest.raises(OSError, match="in use"):
@@ -220,9 +215,7 @@ def test_loopback(host: str, is_one: bool) -> None:
     assert is_loopback(host) == is_one
 
 
-def test_a_folder_that_others_can_enter_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts.tempfile, "tempdir", str(tmp_path))
     folder = private_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and private_folder() == folder
@@ -235,7 +228,9 @@ def test_a_folder_that_others_can_enter_is_refused(
         private_folder()
 
 
-def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_is_read_from_a_private_file_a_key_folder_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SHOAL_SECRET", raising=False)
     file = tmp_path / "secret"
     file.write_text("0123456789abcdef\n")
@@ -249,21 +244,26 @@ def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_secret(str(file))
     with pytest.raises(ValueError, match="cannot be read: No such file"):
         read_secret(str(tmp_path / "none"))
+    folder = make_keys(tmp_path / "keys")
+    for part in (folder, folder / "for-workers"):
+        assert read_secret(str(part)) == (folder / "for-workers/worker.secret").read_bytes()[:40]
+    with pytest.raises(KeysError, match=r"for-servers/worker\.secret"):
+        read_secret(str(folder / "for-servers"))
     assert read_secret(None) == b""
     monkeypatch.setenv("SHOAL_SECRET", "0123456789abcdef")
     assert read_secret(None) == b"0123456789abcdef"
 
 
-def test_several_hosts_need_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_hosts_without_a_secret_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHOAL_SECRET", raising=False)
 
-    def given(*words: str) -> bytes:
+    def secret_for(*words: str) -> bytes:
         hosts = ("--nproc=1", "--world_size=2", "--port=5678", *words)
         return secret_of(resolve((), hosts).config.launch)
 
     with pytest.raises(ValueError, match="several hosts, and no secret that says who may join"):
-        given("--ip=127.evil.example")
-    assert given("--ip=192.0.2.1", "--launch.plain=true") == b""
-    assert given("--ip=127.0.0.1") == b""  # a socket that only the user can open
+        secret_for("--ip=127.evil.example")
+    assert secret_for("--ip=192.0.2.1", "--launch.plain=true") == b""
+    assert secret_for("--ip=127.0.0.1") == b""  # a socket that only the user can open
     monkeypatch.setenv("SHOAL_SECRET", "0123456789abcdef")
-    assert given("--ip=192.0.2.1") == b"0123456789abcdef"
+    assert secret_for("--ip=192.0.2.1") == b"0123456789abcdef"

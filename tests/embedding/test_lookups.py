@@ -7,7 +7,8 @@ import torch
 from services import attach, taken
 
 from shoal.data.batch import Batch
-from shoal.embedding.engines.local import make_local, pull_all
+from shoal.embedding.engines.local import make_local
+from shoal.embedding.engines.row_engine import pull_all
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core

@@ -18,7 +18,8 @@ from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
 from shoal.data.batch import Batch
 from shoal.distributed.world import World
-from shoal.embedding.engines.local import make_local, push_all
+from shoal.embedding.engines.local import make_local
+from shoal.embedding.engines.row_engine import push_all
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.admission import Admission, admission_of, shrink_of
 from shoal.embedding.rows.table import Init, Table

@@ -1,6 +1,7 @@
 """Back-tests: several cuts in time, each a run that knows nothing of what comes after it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,27 @@ def test_finished_cuts_are_kept_and_others_resumed(done: Path) -> None:
     assert first.stat().st_mtime_ns == written and last.is_file()
     with pytest.raises(ValueError, match=r"cut-1 holds a run of another config; name another"):
         backtest(given(train__epochs=3), 3, [], str(done))
+
+
+def test_a_finished_cut_of_somebody_else(done: Path, tmp_path: Path) -> None:
+    """Its figures are shown where they are numbers of metrics that all cuts have, or refused."""
+    folder = tmp_path / "theirs"
+    shutil.copytree(done, folder)
+    file = folder / "cut-2" / "result.json"
+    own = json.loads(file.read_text())
+    words = [f"--{key}={json.dumps(value)}" for key, value in SHORT.items()]
+    words = ["backtest", "--model=BPR", *words, "--cuts=3", f"--output={folder}"]
+
+    def call(**result: Any) -> Any:
+        file.write_text(json.dumps({**own, **result}))
+        return CliRunner().invoke(app, words)
+
+    assert call(test={}).exit_code == 0
+    only = call(test={"ndcg@10": 0.5, "of their own": 1.0})
+    assert only.exit_code == 0 and "ndcg@10" in only.output and "own" not in only.output
+    for wrong in ({"test": {"ndcg@10": "0.5"}}, {"test": 5}, {"best_valid": []}):
+        refused = call(**wrong)
+        assert "remove that run's folder" in str(refused.exception)
 
 
 def test_the_command_prints_a_table(done: Path, tmp_path: Path) -> None:

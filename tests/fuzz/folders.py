@@ -105,7 +105,7 @@ def prepared(folder: Path, lines: bytes) -> dict[str, Target]:
     from shoal.data.loading.load import load_dataset
     from shoal.data.prepared import views
     from shoal.data.prepared.preparation import PrepareJob, prepare
-    from shoal.data.split import PHASES
+    from shoal.data.split import SPLITS
 
     raw, home = folder / "prepared" / "ml.inter", folder / "prepared" / "to"
     raw.parent.mkdir()
@@ -121,7 +121,7 @@ def prepared(folder: Path, lines: bytes) -> dict[str, Target]:
             dataset = load_dataset(config, 1)
             for words in dataset.vocab.values():
                 list(words)
-            for phase in PHASES:
+            for phase in SPLITS:
                 dataset.user_ids(phase), dataset.item_ids(phase)
         finally:
             view.mkdir(exist_ok=True)

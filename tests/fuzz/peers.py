@@ -184,7 +184,7 @@ def answers() -> dict[str, Target]:
 
 def rendezvous(folder: Path) -> dict[str, Target]:
     """Messages of a process that belongs to the run, and of strangers at the door."""
-    from shoal.distributed.channel import MeetingPlace, receive, send
+    from shoal.distributed.meeting import MeetingPlace, receive, send
     from shoal.distributed.rendezvous import Rendezvous, RunStore
 
     secret = b"0123456789abcdef"
@@ -213,18 +213,17 @@ def rendezvous(folder: Path) -> dict[str, Target]:
                 verb, _, *rest = receive(other)  # nobody waits for what others would set
                 near.answer([verb, now, *rest])
 
-    def knock(made: Path) -> None:
+    def connect(made: Path) -> None:
         with suppress(OSError), socket.create_connection((far.host, far.port)) as stranger:
             stranger.sendall(made.read_bytes()[: 1 << 16])
         store = RunStore(far, secret, 3600.0)
         assert store.add("count", 1) > 0
 
-    hello = (
-        b"\x16\x03\x01\x00\x31\x01\x00\x00\x2d\x03\x03" + bytes(34) + b"\x00\x02\xc0\x19\x01\x00"
-    )
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE".ljust(55, b"\0")
+    hello = greeting + b"\x04\xc8\x05HELLO\x01\x00" + bytes(72 + 32 + 8 + 80)
     return {
         "meeting": Target([*seeds, b"".join(seeds)], "message", read),
-        "door": Target([hello + bytes(4)], "hello", knock, every=EVERY),
+        "door": Target([hello], "hello", connect, every=EVERY),
     }
 
 

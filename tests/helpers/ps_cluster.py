@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
+from shoal.distributed.curve import Context
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.ps.server.process import run_server
 from shoal.ps.server.server import Server
-from shoal.ps.sockets import Context
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import Kind, MessageHeader, parse_header
-from shoal.ps.worker.client import Client, SplitIds
+from shoal.ps.worker.client import Client, ServerRequest
 
 SECONDS = 30.0  # for anything that must happen at all
 START_SECONDS = 180.0  # for a process to begin, on a machine that has much else to do
@@ -135,7 +135,7 @@ def at_servers(spec: Spec, folder: Path | None = None) -> Iterator[Client]:
 # ---- rows ---------------------------------------------------------------------------------------
 
 
-def share_of(client: Client, table: int, ids: Tensor) -> tuple[SplitIds, Tensor]:
+def share_of(client: Client, table: int, ids: Tensor) -> tuple[ServerRequest, Tensor]:
     """Ids by server, and where each of them stood."""
     spec = client.spec
     assert spec is not None
@@ -143,7 +143,7 @@ def share_of(client: Client, table: int, ids: Tensor) -> tuple[SplitIds, Tensor]
     owners = sharding.owners(ids).clamp(max=spec.servers - 1)  # padding is nobody's: ask the last
     order = owners.argsort(stable=True)
     counts = torch.bincount(owners, minlength=spec.servers).tolist()
-    return SplitIds(table, ids[order], counts), order
+    return ServerRequest(table, ids[order], counts), order
 
 
 def pull(client: Client, table: int, ids: Sequence[int], step: int = -1) -> Tensor:

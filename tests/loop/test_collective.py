@@ -36,6 +36,8 @@ def test_other_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="COLLECTIVE_STRATEGY is 'nativ'"):
         alone()
     assert alone(backend="native").backend == "native"
+    with pytest.raises(ValueError, match=r"backend is torchrec.*leave the key out"):
+        alone(backend="torchrec")
 
 
 def test_an_embedding_needs_a_scope() -> None:

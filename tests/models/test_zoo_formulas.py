@@ -2,6 +2,7 @@
 
 import math
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,25 @@ ITEMS = torch.tensor([1, 2, 3, 2, 3, 3, 4, 4, 1, 4])  # user 4 took item 4 twice
 
 def parts_of(name: str, **values: object) -> Parts:
     return build(zoo_config(name, **values), World())
+
+
+# --- queries
+
+
+@pytest.mark.parametrize(
+    "name", ["SASRec", "SASRecF", "FDSA", "S3Rec", "CL4SRec", "HSTU", "GRU4Rec"]
+)
+def test_a_query_is_the_state_at_the_last_item(name: str) -> None:
+    """Also where the model computes the last place alone."""
+    model: Any = parts_of(name).model
+    history = torch.tensor([[3, 1, 4, 0, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0, 0, 0], [*range(1, 9)]])
+    times = torch.zeros(3, 9, dtype=torch.int64)
+    users = torch.zeros(3, dtype=torch.int64)
+    batch = Batch(3, {"user_id": users, "history": history, "history_time": times})
+    with torch.inference_mode():
+        states = model.eval().states(batch)
+        expected = model.asked(torch.stack([states[0, 2], states[1, 0], states[2, 7]]))
+        torch.testing.assert_close(model.encode_query(batch), expected)
 
 
 # --- losses

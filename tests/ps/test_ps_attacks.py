@@ -30,10 +30,10 @@ from ps_cluster import (
 
 from shoal.config.row_rules import RowRules
 from shoal.config.schema import Config
+from shoal.distributed.key_files import make_keys, read_keys
 from shoal.launch.servers import Servers
 from shoal.ps import sockets
 from shoal.ps.address import stays_here
-from shoal.ps.key_files import make_keys, read_keys
 from shoal.ps.server import state
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec, TableSpec
@@ -260,6 +260,22 @@ def test_memory_before_a_key_is_shown(tmp_path: Path) -> None:
             line.close()
         with joined([address], make_spec(), keys=read_keys(keys, "worker")) as client:
             assert pull(client, 0, [1]).shape == (1, 4)
+
+
+def test_300_silent_connections_keep_no_worker_out(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+    options = {"keys": read_keys(keys, "server")}
+    with server_process(tmp_path, **options) as (process, address):
+        before = resident(process.pid)
+        host, port = address.split(":")
+        lines = [socket.create_connection((host, int(port)), timeout=60) for _ in range(300)]
+        for line in lines[::2]:
+            line.sendall(b"\xff" + bytes(8) + b"\x7f\x03")  # half a greeting
+        with joined([address], make_spec(), keys=read_keys(keys, "worker")) as client:
+            assert pull(client, 0, [1]).shape == (1, 4)
+        assert resident(process.pid) - before < 64 << 20
+        for line in lines:
+            line.close()
 
 
 def test_a_frame_that_is_too_large() -> None:

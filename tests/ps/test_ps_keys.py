@@ -15,8 +15,9 @@ import pytest
 import torch
 from ps_cluster import Proxy, Threads, get_dense, joined, make_spec, pull, push, serving
 
+from shoal.distributed.curve import CurveKeys
+from shoal.distributed.key_files import KeysError, make_keys, read_keys
 from shoal.distributed.world import PeerLost
-from shoal.ps.key_files import Keys, KeysError, make_keys, read_keys
 from shoal.ps.wire import Kind
 from shoal.ps.worker.client import Client
 
@@ -135,15 +136,15 @@ def test_a_worker_with_the_keys(folder: Path, running: Threads) -> None:
     assert running.join() == [0]
 
 
-def wrong_keys(folder: Path, tmp_path: Path) -> dict[str, Keys | None]:
+def wrong_keys(folder: Path, tmp_path: Path) -> dict[str, CurveKeys | None]:
     """Whom a server must not answer."""
     good = read_keys(folder, "worker")
     other = read_keys(make_keys(tmp_path / "other"), "worker")
     return {
         "no keys": None,
-        "another worker's": Keys(other.public, other.secret, good.peer),
-        "only what is public": Keys(good.public, other.secret, good.peer),
-        "another server's": Keys(good.public, good.secret, other.peer),
+        "another worker's": CurveKeys(other.public, other.secret, good.peer),
+        "only what is public": CurveKeys(good.public, other.secret, good.peer),
+        "another server's": CurveKeys(good.public, good.secret, other.peer),
     }
 
 

@@ -37,7 +37,7 @@ from shoal.ps.wire import (
 )
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.link import ServerError
-from shoal.ps.worker.transfer import SplitIds, cut
+from shoal.ps.worker.transfer import ServerRequest, cut
 
 HEADER = struct.Struct("<4sHHIIQqQ")
 TABLES = [  # dim, rows
@@ -105,12 +105,12 @@ def test_requests_that_are_refused(body: bytes, message: str) -> None:
 def test_ids_are_read_where_they_lie() -> None:
     """Of a tensor that has gaps a copy is made, so that no other memory is read."""
     every_other = torch.arange(10)[::2]
-    share = SplitIds(0, every_other, [5])
+    share = ServerRequest(0, every_other, [5])
     assert share.ids.is_contiguous() and share.ids.tolist() == [0, 2, 4, 6, 8]
 
 
 def test_large_requests_are_cut() -> None:
-    shares = [SplitIds(0, torch.arange(5), [3, 2]), SplitIds(1, torch.arange(4), [4, 0])]
+    shares = [ServerRequest(0, torch.arange(5), [3, 2]), ServerRequest(1, torch.arange(4), [4, 0])]
     assert cut(shares, [16, 8], 0, 40) == [[(0, 0, 2)], [(0, 2, 3), (1, 0, 3)], [(1, 3, 4)]]
     assert cut(shares, [16, 8], 1, 40) == [[(0, 3, 5), (1, 4, 4)]]
     assert cut(shares, [16, 1], 0, 40) == cut(shares, [16, 8], 0, 40)  # ids take room, too
@@ -221,7 +221,7 @@ def test_rows_of_two_servers(core: bool, flags: int, monkeypatch: pytest.MonkeyP
         assert torch.equal(pull(client, 0, ids), expected)
         monkeypatch.setattr(shoal.ps.worker.client, "REQUEST_VALUES", 50)
         assert torch.equal(pull(client, 0, ids), expected)
-        none = SplitIds(0, torch.empty(0, dtype=torch.int64), [0, 0])
+        none = ServerRequest(0, torch.empty(0, dtype=torch.int64), [0, 0])
         assert client.start_pull([none]).wait()[0].shape == (0, 4)
 
 
@@ -297,7 +297,7 @@ def test_rows_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -
     ids = torch.arange(30)
     with serving(1) as running, joined(running.addresses, make_spec("sgd")) as client:
         expected = pull(client, 0, ids.tolist())
-        first, second = (client.start_pull([SplitIds(0, ids, [30])]) for _ in range(2))
+        first, second = (client.start_pull([ServerRequest(0, ids, [30])]) for _ in range(2))
         link = client.links[0]
         for send in list(link.due.values()):
             send()
@@ -305,7 +305,7 @@ def test_rows_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -
         assert all(torch.equal(one.wait()[0], expected) for one in (second, first))
         assert torch.equal(pull(client, 0, ids.tolist()), expected)
         assert not link.due and not link.rows and not link.came
-        third = client.start_pull([SplitIds(0, ids, [30])])
+        third = client.start_pull([ServerRequest(0, ids, [30])])
         header = client.header(Kind.STATS)
         link.ask(header, [])
         for send in list(link.due.values()):
@@ -318,11 +318,11 @@ def test_rows_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -
 def test_rows_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their memory lives until they came; an error instead of rows is told."""
     with serving(1) as running, joined(running.addresses, make_spec("sgd")) as client:
-        client.start_pull([SplitIds(0, torch.arange(30), [30])])
+        client.start_pull([ServerRequest(0, torch.arange(30), [30])])
         assert client.stats() and not client.links[0].rows
-        unknown = client.start_pull([SplitIds(0, torch.arange(3), [3])])
+        unknown = client.start_pull([ServerRequest(0, torch.arange(3), [3])])
         unknown.wait()
         monkeypatch.setattr(client, "session", 5)
         with pytest.raises(ServerError):
-            client.start_pull([SplitIds(0, torch.arange(3), [3])]).wait()
+            client.start_pull([ServerRequest(0, torch.arange(3), [3])]).wait()
         assert not client.links[0].due and not client.links[0].rows

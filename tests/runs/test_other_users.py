@@ -10,16 +10,17 @@ import socket
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
 
 import torch
 from other_user import as_nobody, needs_root, reached
 
-from shoal.distributed.channel import MeetingPlace
+from shoal.distributed.curve import derive_keys
 from shoal.distributed.hosts import private_folder
 from shoal.distributed.liveness import Beat, stack_of
+from shoal.distributed.meeting import MeetingPlace
 from shoal.distributed.rendezvous import Rendezvous, RunStore
-from shoal.distributed.tunnel import Tunnel
+from shoal.distributed.streams import Streams
+from shoal.distributed.tunnel import _is_own_user
 from shoal.embedding.engines.row_records import RowRecords
 from shoal.launch.hosts import scratch_folder
 
@@ -49,29 +50,34 @@ def test_what_processes_leave_for_the_hang_watch() -> None:
 
 def connect(place: str, port: int) -> bytes:
     with socket.create_connection((place, port), timeout=10) as line:
+        line.sendall(b"x")
         return line.recv(1)
 
 
-def test_a_tunnel_hands_on_for_its_own_user() -> None:
-    """The loopback address of a far rank is open to all of the host; only ours are handed on."""
-    far, came = socket.create_server(("127.0.0.1", 0)), threading.Event()
+def test_tunnel_forwards_only_connections_of_its_own_user() -> None:
+    """The loopback address of a rank on another host is open to all users of this host."""
+    target, accepted = socket.create_server(("127.0.0.1", 0)), threading.Event()
 
     def accept() -> None:
-        line, _ = far.accept()
-        came.set()
+        line, _ = target.accept()
+        accepted.set()
         line.close()
 
     threading.Thread(target=accept, daemon=True).start()
-    ours: Any = Tunnel(None, 0, 2, b"the secret of this run", "127.0.0.1")  # type: ignore[arg-type]
+    keys = derive_keys(b"the secret of this run")
+    remote, local = Streams(), Streams()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     try:
-        ours._call(ours._stand_in("127.0.0.1", port, *far.getsockname()))
-        assert as_nobody(connect, "127.0.0.1", port) == b"" and not came.is_set()
-        assert connect("127.0.0.1", port) == b"" and came.wait(10)
+        remote_port = remote.listen("127.0.0.1", 0, keys, target.getsockname())
+        address = ("127.0.0.1", remote_port)
+        local.forward(("127.0.0.1", port), address, keys, _is_own_user)
+        assert as_nobody(connect, "127.0.0.1", port) == b"" and not accepted.is_set()
+        assert connect("127.0.0.1", port) == b"" and accepted.wait(10)
     finally:
-        ours.close()
-        far.close()
+        local.close()
+        remote.close()
+        target.close()
 
 
 def rows_of_nobody(folder: Path) -> list[int]:

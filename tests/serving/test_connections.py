@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,12 @@ class Running:
         async def large(request: Request) -> Response:
             return PlainTextResponse("x" * 100_000)
 
+        async def slow(request: Request) -> Response:
+            await asyncio.sleep(1.0)  # the body is not read meanwhile
+            return PlainTextResponse("late")
+
         route = [
+            Route("/slow", guard.guarded(slow), methods=["POST"]),
             Route("/large", guard.guarded(large)),
             Route("/{number}", guard.guarded(echo), methods=["GET", "POST"]),
         ]
@@ -247,6 +254,20 @@ def test_an_idle_connection_is_ended(running: Running) -> None:
     assert running.ask(GET % 1).endswith(b"/1")  # by the service, since this side does not
 
 
+def test_300_silent_connections_keep_nobody_waiting() -> None:
+    """Some never say a word, others stop in the middle of a head; all are ended in time."""
+    with Running(Bounds(head_seconds=1.0, read_seconds=0.5, idle_seconds=1.0)) as running:
+        links = [running.connect() for _ in range(300)]
+        for link in links[::2]:
+            link.sendall(GET[:9])
+        begun = time.monotonic()
+        assert running.ask(GET % 1).endswith(b"/1")
+        assert time.monotonic() - begun < 30  # of a busy machine; alone it takes a second
+        for link in links:
+            with link:
+                assert b"200 OK" not in until_closed(link)
+
+
 def test_few_requests_wait_and_the_client_with_them(running: Running) -> None:
     """At most so many, and those of the portion that was parsed last."""
     data = b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -258,6 +279,23 @@ def test_few_requests_wait_and_the_client_with_them(running: Running) -> None:
                 assert len(connection._waiting) <= most
                 assert len(connection._unparsed) <= 1 << 19
                 assert connection.transport.get_write_buffer_size() < 1 << 18
+
+
+def test_a_body_that_is_not_read_is_bounded(running: Running) -> None:
+    """What is parsed of it, at most a portion beyond the bound; the client waits with the rest."""
+    head = b"POST /slow HTTP/1.1\r\nhost: localhost\r\ncontent-length: 30000000\r\n\r\n"
+    with running.connect() as link:
+        link.sendall(head)
+        most = 0
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            send_what_fits(link, b"y" * 100_000)
+            for connection in running.connections:
+                exchange = connection._answering
+                most = max(most, 0 if exchange is None else len(exchange.body))
+                assert len(connection._unparsed) <= 1 << 19
+            time.sleep(0.01)
+    assert BOUNDS.body_bytes <= most <= BOUNDS.body_bytes + PORTION
 
 
 def test_a_client_that_does_not_read_is_dropped(running: Running) -> None:
@@ -282,6 +320,21 @@ def test_clients_that_leave_while_they_pipeline(
             link.close()
         assert running.ask(GET % 3).endswith(b"/3")
     assert [record.getMessage() for record in caplog.records] == []
+
+
+TEST_OF_BOUND = {
+    "head_bytes": test_a_head_has_at_most_64_KiB,
+    "head_seconds": test_a_head_must_come_in_time,
+    "unanswered": test_few_requests_wait_and_the_client_with_them,
+    "body_bytes": test_a_body_that_is_not_read_is_bounded,
+    "outgoing_bytes": test_few_requests_wait_and_the_client_with_them,
+    "read_seconds": test_a_client_that_does_not_read_is_dropped,
+    "idle_seconds": test_an_idle_connection_is_ended,
+}
+
+
+def test_every_bound_has_a_test() -> None:
+    assert TEST_OF_BOUND.keys() == {bound.name for bound in fields(Bounds)}
 
 
 @pytest.mark.slow

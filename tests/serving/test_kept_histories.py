@@ -12,7 +12,7 @@ from zoo_models import zoo_config
 
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.artifact.kept_histories import ALWAYS_EXTENDED, KeptHistories
-from shoal.serving.service.questions import Recommend
+from shoal.serving.service.questions import Recommend, answer_batch
 from shoal.serving.service.service import Service
 
 MANY = 1 << 26
@@ -150,7 +150,7 @@ def test_in_service(folder: Path) -> None:
     for _ in range(3):
         times = [*person.times[1:], person.times[-1]]
         asked = Recommend(history=person.items, times=times, topk=8)
-        (answer,) = service.answer("recommend", [asked])
+        (answer,) = answer_batch(service.model, "recommend", [asked])
         found = [(one["item"], one["score"]) for one in answer["items"]]
         same(found, person.asks(Artifact(folder), later=0))
         person.goes_on()

@@ -140,6 +140,9 @@ def test_only_an_unknown_name_is_answered_with_404(running: Running) -> None:
     item = running.service.model.items.words[1]
     status, answer = running.call("POST", "/v1/score", {"user": "nobody", "items": [item]})
     assert (status, answer["error"]) == (404, "user 'nobody' is not known to this model")
+    name = "is not known; 422"  # whatever is named, the sentence is whole
+    status, answer = running.call("POST", "/v1/score", {"user": name, "items": [item]})
+    assert (status, answer["error"]) == (404, f"user {name!r} is not known to this model")
     # The words of an error do not decide: this one repeats a key of the request.
     status, answer = running.call("POST", "/v1/recommend", {"user": "1", "not known": 1})
     assert status == 422 and answer["error"].startswith("unknown key 'not known'; allowed: ")

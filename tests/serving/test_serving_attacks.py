@@ -26,6 +26,7 @@ from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.artifact.files import write_words
 from shoal.serving.http.listening import read_token
+from shoal.serving.service import app as routes
 from shoal.serving.service import questions
 from shoal.serving.service.app import QUESTIONS
 from shoal.serving.service.questions import Predict, Recommend
@@ -71,20 +72,21 @@ def test_names_of_items_do_nothing_to_a_terminal(
     assert "[/bold]" in done.output and "\x1b" not in done.output and "\x07" not in done.output
 
 
-def test_nobody_is_refused_for_what_another_one_asks(artifacts: dict[str, Path]) -> None:
+def test_nobody_is_refused_for_what_another_one_asks(
+    artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests that wait are answered together; one of them cannot be answered at all."""
     with Running(artifacts["DNN"]) as found:
         service = found.service
         together: list[int] = []
-        answer = service.answer
 
-        def spoiled(kind: str, asked: Any) -> Any:
+        def spoiled(model: Artifact, kind: str, asked: Any) -> Any:
             together.append(len(asked))
             if any(7 in one.samples[0].values() for one in asked):
                 raise ValueError("a sample that no graph takes")
-            return answer(kind, asked)
+            return questions.answer_batch(model, kind, asked)
 
-        service.answer = spoiled  # type: ignore[method-assign]
+        monkeypatch.setattr(routes, "answer_batch", spoiled)
         slots = service.model.signature["layout"]["slots"]
         statuses: dict[int, int] = {}
 

@@ -94,9 +94,32 @@ def test_rows_that_no_training_leaves_behind_are_refused(tmp_path: Path, value: 
     assert snapshot is not None and snapshot.state["step"] == 1
 
 
+def safetensors(length: int = 48, **facts: tuple[str, list[int], list[int]]) -> bytes:
+    """A file whose header states these types, shapes and places, before `length` bytes."""
+    keys = ("dtype", "shape", "data_offsets")
+    header = json.dumps({name: dict(zip(keys, values)) for name, values in facts.items()}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(length)
+
+
+IDS = ("I64", [3], [0, 24])
+VALUES = ("F32", [3, 2], [24, 48])
+
+
 @pytest.mark.parametrize(
     "data",
     [
+        (99 << 20).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"[]",
+        safetensors(ids=IDS, values=("F32", [3, 2], [0, 24])),  # where the ids are
+        safetensors(ids=IDS, values=("F32", [3, 2], [48, 24])),
+        safetensors(ids=IDS, values=("F32", [3, 2], [24, 1 << 62])),
+        safetensors(ids=IDS, values=("F32", [1 << 62, 8], [24, 24])),  # 2^67 bytes are 0 of 64 bits
+        safetensors(ids=IDS, values=("F32", [1 << 61, 1 << 61], [24, 48])),
+        safetensors(ids=IDS, values=("F32", [-3, -2], [24, 48])),
+        safetensors(ids=IDS, values=("F32", [3, 2.5], [24, 48])),  # type: ignore[list-item]
+        safetensors(ids=IDS, values=("X9", [3, 2], [24, 48])),
+        safetensors(ids=("F32", [6], [0, 24]), values=VALUES),
+        safetensors(24, ids=IDS, values=VALUES),
         b"",
         b"\xff" * 100,
         (2**63).to_bytes(8, "little") + b"{}",

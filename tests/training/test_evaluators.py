@@ -12,6 +12,7 @@ from small import DATA, small_config
 
 import shoal
 from shoal.distributed.world import World
+from shoal.kernels.topk import ProductTopK
 from shoal.models.base import Facts, Model
 from shoal.recommender.catalogue import RunCatalogue
 from shoal.recommender.recommender import Recommender
@@ -82,6 +83,13 @@ def test_popular_lists_are_those_of_scoring_every_item(num_items: int) -> None:
         unseen = [item for item in range(1, num_items) if not has_seen[user, item]]
         expected = sorted(unseen, key=lambda item: -counts[item])[:6]
         assert shown == expected + [0] * (6 - len(expected))
+
+
+def test_a_process_without_users_has_no_lists() -> None:
+    """Fewer users validate than there are processes."""
+    best = ProductTopK(torch.empty(0, 4), 3, (np.empty(0, np.int64), np.empty(0, np.int64)))
+    best.add(torch.randn(5, 4), 0)
+    assert best.items().shape == (0, 3) and best.items().dtype == torch.int64
 
 
 def test_the_remedy_suits_the_model() -> None:

@@ -10,13 +10,8 @@ from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.config.schema import OptimizerSection
 from shoal.distributed.world import World
-from shoal.embedding.engines.local import (
-    begin_all,
-    lives_on_gpu,
-    make_local,
-    pull_all,
-    push_all,
-)
+from shoal.embedding.engines.local import lives_on_gpu, make_local
+from shoal.embedding.engines.row_engine import pull_all, push_all
 from shoal.embedding.engines.tiered import Tiered
 from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.rows.admission import Admission
@@ -104,12 +99,13 @@ def test_many_tables_step_together_and_every_row_at_once():
         assert [engine.step for engine in ours] == [engine.step for engine in theirs]
     for one, other in zip(ours, theirs):
         torch.testing.assert_close(one.pull(EVERY).cpu(), other.pull(EVERY))
-    assert all(engine.recordable for engine in ours)
-    begin_all(ours, 0.1)
+    rows = LocalRows({engine.table.name: engine for engine in ours}, {}, DEVICE)
+    assert rows.find_unrecordable() is None
+    rows.begin_replay(0.1, {})
     assert [engine.step for engine in ours] == [3, 3, 3]
     ours[1].step = 9
     with pytest.raises(ValueError, match=r"strategy\.graph=false"):
-        begin_all(ours, 0.1)
+        rows.begin_replay(0.1, {})
 
 
 def leaves_of_both(rows=20):

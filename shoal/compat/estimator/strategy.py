@@ -33,7 +33,7 @@ M = TypeVar("M", bound=nn.Module)
 class CollectiveStrategy(Loop):
     """Processes that train one model together; alone, the same loop on one.
 
-    backend: native or torchrec; None: what the variable COLLECTIVE_STRATEGY says.
+    backend: native, the one there is; None: what the variable COLLECTIVE_STRATEGY says.
     reduction: of your loss over a batch, `mean` or `sum`.
     device: auto, cpu or cuda. seed: of the first values of rows. `sections` are keys of a
     config's section strategy, such as place="row".

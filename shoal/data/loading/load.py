@@ -39,14 +39,14 @@ from shoal.data.column_store import (
     write_document,
 )
 from shoal.data.columns import SourceRows, add_rows
-from shoal.data.dataset import PHASES, Dataset, Pairs, Ragged, count_pairs
+from shoal.data.dataset import SPLITS, Dataset, Pairs, Ragged, count_pairs
 from shoal.data.loading.location import interactions_of
 from shoal.data.manifest import Manifest, check_columns, check_range, parts_of, words_of
 from shoal.data.prepared import dataset as prepared
 from shoal.data.raw_columns import Raw
 from shoal.data.sources import SOURCES
 from shoal.data.sources.files import local_data
-from shoal.data.split import phase_of_rows, rows_by_phase
+from shoal.data.split import rows_by_split, split_of_rows
 from shoal.files.folders import inner_folder, remove_folder
 
 logger = logging.getLogger(__name__)
@@ -133,31 +133,31 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> dict[str
     users, items = (
         map_array(place, manifest.columns[name].values) for name in (fields.user, fields.item)
     )
-    # The phase of each row that was kept: by the files, or by data.split.
+    # The split of each row that was kept: by the files, or by data.split.
     if raw.parts is not None:
         if config.split.at is not None:
             raise ValueError(
                 "data.split.at: the files are train, valid and test parts already; leave it out, "
                 "or give them as one (data.files.inter)"
             )
-        phases = raw.parts if keep is None else raw.parts[keep]
+        split_numbers = raw.parts if keep is None else raw.parts[keep]
     else:
         time = manifest.columns.get(fields.time)
         times = None if time is None else map_array(place, time.values)
-        phases = phase_of_rows(config.split, seed, users, times)
+        split_numbers = split_of_rows(config.split, seed, users, times)
     num_users, num_items = (len(manifest.words[name]) for name in (fields.user, fields.item))
-    splits = rows_by_phase(phases)
+    splits = rows_by_split(split_numbers)
     logger.info("densified ids: %d users, %d items", num_users - 1, num_items - 1)
-    sizes = ", ".join(f"{phase} {len(rows)}" for phase, rows in splits.items())
+    sizes = ", ".join(f"{split} {len(rows)}" for split, rows in splits.items())
     logger.info("split interactions: %s", sizes)
     manifest.left_out = {**raw.left_out, **manifest.left_out}
     return {
         **manifest.document(),
         "splits": {
-            phase: write_array(place, f"rows-{phase}.bin", row_numbers, "<i8").entry()
-            for phase, row_numbers in splits.items()
+            split: write_array(place, f"rows-{split}.bin", row_numbers, "<i8").entry()
+            for split, row_numbers in splits.items()
         },
-        "pairs": asdict(count_pairs(users, items, phases, num_items)),
+        "pairs": asdict(count_pairs(users, items, split_numbers, num_items)),
     }
 
 
@@ -170,8 +170,8 @@ def _open(place: Place, document: dict[str, Any], config: DataSection) -> Datase
         name=config.title,
         vocab={name: arrays[id(one)] for name, one in words.items()},
         splits={
-            phase: map_array(place, Stored.from_entry(entry))
-            for phase, entry in document["splits"].items()
+            split: map_array(place, Stored.from_entry(entry))
+            for split, entry in document["splits"].items()
         },
         pairs=Pairs.from_entry(document["pairs"]),
         **parts_of(place, manifest, config),
@@ -248,11 +248,11 @@ def check_cache(folder: Path) -> dict[str, Any]:
         check_arrays(folder, all_stored(document), whole=True)
         manifest = Manifest.from_document(document)
         check_columns(folder, manifest)
-        if set(document["splits"]) != set(PHASES):
-            raise DamagedFolder(f"the phases are {', '.join(document['splits'])}")
-        for phase, entry in document["splits"].items():
+        if set(document["splits"]) != set(SPLITS):
+            raise DamagedFolder(f"the splits are {', '.join(document['splits'])}")
+        for split, entry in document["splits"].items():
             rows = map_array(folder, Stored.from_entry(entry))
-            check_range(f"rows of {phase}", rows, 0, manifest.rows)
+            check_range(f"rows of {split}", rows, 0, manifest.rows)
         return document
     except DamagedFolder:
         raise

@@ -5,7 +5,7 @@
                       lists also where each ends (column-N-ends.bin)
     side-*.bin        what is known of users and items, by id (sides.py)
     words-N.bin       the words of an id field, and where each ends (ends-N.bin)
-    views/KEY/        rows by phase, and items by user (views.py)
+    views/KEY/        rows by split, and items by user (views.py)
 
 Only numpy is needed to read it.
 """
@@ -34,7 +34,7 @@ from shoal.data.manifest import Manifest, check_columns, parts_of, words_of
 from shoal.data.prepared import views
 from shoal.data.prepared.engine import Here
 from shoal.data.sources.files import places_of
-from shoal.data.split import PHASES, decide_split
+from shoal.data.split import SPLITS, decide_split
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ def _open(folder: Path, document: dict[str, Any], config: DataSection, seed: int
         name=document["name"],
         pairs=view.pairs,
         vocab=cast(dict[str, np.ndarray], words_of(folder, manifest)),
-        splits={phase: view.arrays[f"rows-{phase}"] for phase in PHASES},
+        splits={split: view.arrays[f"rows-{split}"] for split in SPLITS},
         digests={"interactions": document["interactions"], "splits": view.splits},
         kept=view.arrays,
         **parts_of(folder, manifest, config),

@@ -1,9 +1,9 @@
 """Views: how a prepared folder's rows are split, and each user's items in order.
 
-    views/KEY/  rows-PHASE    row numbers of a phase, ascending
-                user-PHASE    ids of these rows, so that they are not gathered again
-                item-PHASE
-                history-N     items of the first N phases by user, in order of time (or of the file)
+    views/KEY/  rows-SPLIT    row numbers of a split, ascending
+                user-SPLIT    ids of these rows, so that they are not gathered again
+                item-SPLIT
+                history-N     items of the first N splits by user, in order of time (or of the file)
                 offsets-N     where each user's items begin [users + 1]
                 seen          training pairs, user * items + item, ascending; what is no negative
                 seen-starts   where each user's pairs begin [users + 1]
@@ -43,25 +43,25 @@ from shoal.data.column_store import (
 from shoal.data.dataset import Pairs, count_pairs
 from shoal.data.prepared.engine import Here
 from shoal.data.sampler import distinct
-from shoal.data.split import PHASES, phase_of_rows, phases_in_order
+from shoal.data.split import SPLITS, split_of_rows, splits_in_order
 from shoal.data.user_ranges import by_user
 
 VERSION = 1
 DOCUMENT = "view.json"
-OF_PHASE = {"rows": "<i8", "user": "<i4", "item": "<i4"}
+OF_SPLIT = {"rows": "<i8", "user": "<i4", "item": "<i4"}
 STARTS = {"seen-starts": "seen", **{f"offsets-{n}": f"history-{n}" for n in (1, 2, 3)}}
 TYPES = {
-    **{f"{name}-{phase}": dtype for name, dtype in OF_PHASE.items() for phase in PHASES},
+    **{f"{name}-{split}": dtype for name, dtype in OF_SPLIT.items() for split in SPLITS},
     **{f"history-{n}": "<i4" for n in (1, 2, 3)},
     **dict.fromkeys((*STARTS, "seen"), "<i8"),
 }
 
 
-def view_key(digest: str, split: SplitSection, seed: int) -> str:
+def view_key(digest: str, section: SplitSection, seed: int) -> str:
     """The name of a view's folder."""
     # Without a seed that is null, as it was named before a split could have one of its own.
-    identity: list[Any] = [VERSION, digest, split.model_dump(exclude_none=True)]
-    if split.order == "random" and split.seed is None:
+    identity: list[Any] = [VERSION, digest, section.model_dump(exclude_none=True)]
+    if section.order == "random" and section.seed is None:
         identity.append(seed)
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -110,8 +110,8 @@ def _belongs(arrays: dict[str, np.ndarray], rows: int, sizes: tuple[int, int], w
         if (np.diff(starts) < 0).any():
             return False
     return all(
-        len(arrays[f"rows-{phase}"]) == len(arrays[f"{name}-{phase}"])
-        for phase in PHASES
+        len(arrays[f"rows-{split}"]) == len(arrays[f"{name}-{split}"])
+        for split in SPLITS
         for name in ("user", "item")
     )
 
@@ -120,7 +120,7 @@ def make_view(
     folder: Path,
     columns: dict[str, np.ndarray],
     sizes: tuple[int, int],
-    split: SplitSection,
+    section: SplitSection,
     seed: int,
     memory: int,
     engine: Here,
@@ -131,7 +131,7 @@ def make_view(
     """
     rows = len(columns["user"])
     with filled_folder(folder, lambda: open_view(folder, rows, sizes) is not None) as work:
-        body = _write(work, columns, sizes, split, seed, memory, engine)
+        body = _write(work, columns, sizes, section, seed, memory, engine)
         sync(work, all_stored(body))
         write_document(work / DOCUMENT, {"version": VERSION, **body})
 
@@ -140,7 +140,7 @@ def _write(
     work: Path,
     columns: dict[str, np.ndarray],
     sizes: tuple[int, int],
-    split: SplitSection,
+    section: SplitSection,
     seed: int,
     memory: int,
     engine: Here,
@@ -149,31 +149,31 @@ def _write(
     num_users, num_items = sizes
     users = columns["user"]
     counts = count_ids(users, num_users)
-    phases = _reserve(work / "phases", len(users))
+    splits = _reserve(work / "splits", len(users))
     # Whether the rows of each user are split by themselves, so that ranges of users are enough.
-    by_user_alone = split.group_by == "user" and split.order != "random" and split.at is None
-    if (split.order == "time" and "time" not in columns) or not by_user_alone:
+    by_user_alone = section.group_by == "user" and section.order != "random" and section.at is None
+    if (section.order == "time" and "time" not in columns) or not by_user_alone:
         # At random, or over all users at once: the order of all rows is in memory.
-        phases[:] = phase_of_rows(split, seed, users, columns.get("time"))
-    # One pass over ranges of users: the phase of each row, histories, and training pairs.
+        splits[:] = split_of_rows(section, seed, users, columns.get("time"))
+    # One pass over ranges of users: the split of each row, histories, and training pairs.
     histories = [Appender(work, Stored(f"history-{n}", "<i4")) for n in (1, 2, 3)]
     lengths = [np.zeros(num_users, dtype=np.int64) for _ in histories]
     seen = Appender(work, Stored("seen", "<i8"))
     seen_counts = np.zeros(num_users, dtype=np.int64)
     ranges = (
-        (span, part if by_user_alone else {**part, "phase": phases[part["row"]]}, counts[span])
+        (span, part if by_user_alone else {**part, "split": splits[part["row"]]}, counts[span])
         for span, part in by_user(columns, "user", counts, memory // engine.width, work)
     )
     pairs = Pairs()
-    sort = partial(_in_order, split=split)
-    for (span, _, _), (row, phase, owner, item) in engine.map(sort, ranges):
-        phases[row] = phase
+    sort = partial(_in_order, section=section)
+    for (span, _, _), (row, split, owner, item) in engine.map(sort, ranges):
+        splits[row] = split
         for n, (history, length) in enumerate(zip(histories, lengths)):
-            history.write(item[phase <= n])
-            local_users = owner[phase <= n] - span.start
+            history.write(item[split <= n])
+            local_users = owner[split <= n] - span.start
             length[span] = np.bincount(local_users, minlength=span.stop - span.start)
-        pairs += count_pairs(owner, item, phase, num_items)
-        trained = distinct(owner[phase == 0].astype(np.int64) * num_items + item[phase == 0])
+        pairs += count_pairs(owner, item, split, num_items)
+        trained = distinct(owner[split == 0].astype(np.int64) * num_items + item[split == 0])
         seen.write(trained)
         seen_counts += np.bincount(trained // num_items, minlength=num_users)
     # Where the pairs and the history of each user begin.
@@ -187,9 +187,9 @@ def _write(
         arrays[f"history-{n}"] = history.stored
         offsets = np.concatenate([[0], np.cumsum(length)])
         arrays[f"offsets-{n}"] = write_array(work, f"offsets-{n}", offsets, "<i8")
-    arrays |= _write_phases(work, columns, phases)
-    del phases
-    (work / "phases").unlink()
+    arrays |= _write_splits(work, columns, splits)
+    del splits
+    (work / "splits").unlink()
     return {
         "arrays": {name: stored.entry() for name, stored in arrays.items()},
         "splits": _digest_of_splits(work, arrays),
@@ -198,10 +198,10 @@ def _write(
 
 
 def _digest_of_splits(work: Path, arrays: dict[str, Stored]) -> str:
-    """SHA-256 of the rows of all phases: their numbers, and how many there are."""
+    """SHA-256 of the rows of all splits: their numbers, and how many there are."""
     digest = hashlib.sha256()
-    for phase in PHASES:
-        stored = arrays[f"rows-{phase}"]
+    for split in SPLITS:
+        stored = arrays[f"rows-{split}"]
         digest.update(np.int64(len(stored)).tobytes())
         rows = map_array(work, stored)
         for part in chunks(len(rows)):
@@ -210,16 +210,16 @@ def _digest_of_splits(work: Path, arrays: dict[str, Stored]) -> str:
 
 
 def _in_order(
-    task: tuple[slice, dict[str, np.ndarray], np.ndarray], split: SplitSection
+    task: tuple[slice, dict[str, np.ndarray], np.ndarray], section: SplitSection
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of some users in order of user and time: their numbers, phases, users and items.
+    """Rows of some users in order of user and time: their numbers, splits, users and items.
 
     task: which users, their rows, and how many each has. Phases are those of the rows, or split.
     """
     _, part, counts = task
     order = np.lexsort([part["time"], part["user"]] if "time" in part else [part["user"]])
-    phase = part["phase"][order] if "phase" in part else phases_in_order(split, counts)
-    return part["row"][order], phase, part["user"][order], part["item"][order]
+    split = part["split"][order] if "split" in part else splits_in_order(section, counts)
+    return part["row"][order], split, part["user"][order], part["item"][order]
 
 
 def _reserve(path: Path, size: int) -> np.ndarray:
@@ -230,21 +230,21 @@ def _reserve(path: Path, size: int) -> np.ndarray:
     return np.memmap(path, np.uint8, mode="r+", shape=(size,)) if size else np.empty(0, np.uint8)
 
 
-def _write_phases(
-    work: Path, columns: dict[str, np.ndarray], phases: np.ndarray
+def _write_splits(
+    work: Path, columns: dict[str, np.ndarray], splits: np.ndarray
 ) -> dict[str, Stored]:
     writers = {
-        (name, phase): Appender(work, Stored(f"{name}-{phase}", dtype))
-        for phase in PHASES
-        for name, dtype in OF_PHASE.items()
+        (name, split): Appender(work, Stored(f"{name}-{split}", dtype))
+        for split in SPLITS
+        for name, dtype in OF_SPLIT.items()
     }
-    for part in chunks(len(phases)):
+    for part in chunks(len(splits)):
         users, items = columns["user"][part], columns["item"][part]
-        for number, phase in enumerate(PHASES):
-            rows = np.flatnonzero(phases[part] == number)
-            writers["rows", phase].write(rows + part.start)
-            writers["user", phase].write(users[rows])
-            writers["item", phase].write(items[rows])
+        for number, split in enumerate(SPLITS):
+            rows = np.flatnonzero(splits[part] == number)
+            writers["rows", split].write(rows + part.start)
+            writers["user", split].write(users[rows])
+            writers["item", split].write(items[rows])
     for writer in writers.values():
         writer.close()
     return {writer.stored.file: writer.stored for writer in writers.values()}

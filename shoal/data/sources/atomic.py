@@ -25,7 +25,7 @@ _TYPES = list(get_args(FieldType))
 PARTS_OF = {
     2: (0, 2),
     3: (0, 1, 2),
-}  # phases of pre-split files, by their number: of two, none is valid
+}  # splits of pre-split files, by their number: of two, none is valid
 
 
 def files(config: DataSection) -> dict[str, list[Path]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.bounded_files import (
+    LONGEST_LINE,
     MOST_DEPTH,
     VALUE_BYTES,
     check_columns,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-HEADER_BYTES = 1 << 16  # in which the keys of the first objects stand
+HEADER_BYTES = 1 << 16  # in which the keys of the first objects stand; the first is read whole
 STEPS = np.zeros(256, np.int8)  # down and up in the nesting
 STEPS[[ord("["), ord("{")]], STEPS[[ord("]"), ord("}")]] = 1, -1
 
@@ -42,7 +43,10 @@ class JsonLines(TextFormat):
 
     def header(self, path: Path, config: DataSection) -> TableHeader:
         with open_text(path) as source:
-            lines = source.read(HEADER_BYTES).split(b"\n")
+            text = source.read(HEADER_BYTES)
+            if b"\n" not in text:  # the first object alone is longer
+                text += source.readline(LONGEST_LINE)
+        lines = text.split(b"\n")
         if not lines[0].strip():
             raise ValueError(f'{path} is empty; every line is an object, as in {{"user_id": 1}}')
         names: dict[str, None] = {}

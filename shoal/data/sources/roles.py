@@ -12,20 +12,23 @@ from shoal.data.column_meaning import words_of
 # What a column is called, without words such as id or number; of several the first.
 NAMES = {
     "user": "user uid username customer client member visitor reviewer account person profile "
-    "buyer shopper viewer reader listener player session",
+    "buyer shopper viewer reader listener player subscriber guest student session",
     "item": "item iid product article movie film book isbn asin parentasin sku news track song "
     "artist album video game app business restaurant hotel content post page course recipe stock "
-    "listing story show anime",
+    "listing story show anime ean gtin upc ad offer place venue dish",
     "rating": "rating ratings stars score overall",
     "time": "timestamp time ts datetime date unixreviewtime created day",
     "label": "label click clicked clicks isclick isclicked clickflag converted purchased bought "
     "liked target",
 }
 NUMBERS = {"id", "ids", "no", "nr", "num", "number", "code", "key"}
-MOMENTS = {"timestamp", "time", "datetime", "date", "ts", "at", "on"}
+MOMENTS = {"timestamp", "time", "datetime", "date", "ts", "at", "on", "when"}
 # What happens at the time of an interaction, not at a birth or a release.
 EVENTS = "order purchase event review rating click visit view created transaction invoice bought "
-EVENTS += "watched played rated added session interaction shown impression served"
+EVENTS += (
+    "watched played rated added session interaction shown impression served ordered purchased "
+)
+EVENTS += "clicked viewed reviewed listened borrowed rented visited seen started"
 
 
 def roles_of(columns: Iterable[str], clicks: bool = False) -> dict[str, str]:
@@ -61,8 +64,9 @@ def _meanings(column: str) -> list[tuple[str, str]]:
         meanings.append((rest.removesuffix("id") if rest == plain else rest, "number"))
     if words[-1] in ("rating", "ratings", "stars"):
         meanings.append((words[-1], "part"))
-    if words[-1] in MOMENTS and {*words} <= {*EVENTS.split(), *MOMENTS}:
-        meanings.append((words[-1] if words[-1] not in ("at", "on") else "time", "part"))
+    moment = words[0] if words[0] == "when" else words[-1]
+    if moment in MOMENTS and {*words} <= {*EVENTS.split(), *MOMENTS}:
+        meanings.append((moment if moment not in ("at", "on", "when") else "time", "part"))
     return meanings
 
 

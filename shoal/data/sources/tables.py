@@ -250,7 +250,13 @@ def _warn_of_bad_rows(path: Path, reader: Columns, is_own: np.ndarray, broken: i
         counts = {problem: int(is_own[rows].sum()) for problem, rows in reader.problems.items()}
         counts["the line cannot be read"] = broken
         why = ", ".join(f"{problem}: {rows}" for problem, rows in counts.items() if rows)
-        logger.warning("%s: %d bad rows are left out (data.bad_rows: skip; %s)", path, count, why)
+        logger.warning(
+            "%s: %d bad row%s left out (data.bad_rows: skip; %s)",
+            path,
+            count,
+            " is" if count == 1 else "s are",
+            why,
+        )
     return count
 
 

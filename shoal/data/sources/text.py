@@ -2,6 +2,9 @@
 
 What a line holds is for the formats: cells (csv.py) or an object (jsonl.py). Packed text is
 unpacked on the way.
+
+Polars reads the parts. Its own scan of a whole file is not used: it fills lines that are too short
+with nulls, and its batches do not say on which line they begin, which errors name.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from torch import Tensor
 from shoal.embedding.engines.gpu_cache import CachedGpuTables
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
+from shoal.embedding.engines.recordable import Recordable
 from shoal.embedding.engines.row_engine import AdamRows, RowEngine
 from shoal.embedding.rows.admission import Shrink
 from shoal.embedding.rows.bags import Bags, join_bags
@@ -49,7 +50,7 @@ def make_gpu_engines(
     return [engines[k] for k in range(len(tables))]
 
 
-class GpuEngine(RowEngine):
+class GpuEngine(RowEngine, Recordable):
     """One table of a group."""
 
     def __init__(self, group: GpuTables, number: int, fused: bool = False):
@@ -69,7 +70,7 @@ class GpuEngine(RowEngine):
         return self.group.sort(self._look_up(self._every))
 
     @property
-    def recordable(self) -> bool:  # type: ignore[override]
+    def recordable(self) -> bool:
         """A growing table is not: it may have to move its rows between two steps."""
         return not self.group.grows
 

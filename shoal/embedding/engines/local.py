@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from shoal.config.row_rules import TiersSection
 from shoal.embedding.engines import native
@@ -19,8 +18,6 @@ from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.rows.admission import Admission
-from shoal.embedding.rows.bags import Bags
-from shoal.embedding.rows.store import Every, Ids
 from shoal.embedding.rows.table import Table
 from shoal.kernels.core import has_core
 from shoal.kernels.machine import has_triton
@@ -207,91 +204,3 @@ def _make_tiered(
 def _slots(shares: Mapping[str, BudgetShare]) -> dict[str, int]:
     """How many rows of each table that must leave some out are in memory."""
     return {name: one.slots for name, one in shares.items() if one.slots is not None}
-
-
-def _by_kind(stores: Sequence[RowEngine]) -> dict[Any, list[int]]:
-    """The numbers of the stores of each class."""
-    kinds: dict[Any, list[int]] = {}
-    for k, store in enumerate(stores):
-        kinds.setdefault(type(store), []).append(k)
-    return kinds
-
-
-def pull_all(
-    stores: Sequence[RowEngine],
-    ids: Sequence[Ids],
-    learn: bool = False,
-    bags: Sequence[Bags | None] = (),
-) -> list[Tensor]:
-    """Rows of several stores, with one call per kind: ids[k] [n_k] -> [n_k, dim_k].
-
-    learn: a hint that the next `push_all` may be of these ids. bags[k]: rows are summed over them.
-    """
-    bags = bags or [None] * len(stores)
-    rows: dict[int, Tensor] = {}
-    for kind, members in _by_kind(stores).items():
-        member_arguments = [[arguments[k] for k in members] for arguments in (stores, ids, bags)]
-        pulled = kind.pull_many(
-            member_arguments[0], member_arguments[1], learn, member_arguments[2]
-        )
-        rows.update(zip(members, pulled))
-    return [rows[k] for k in range(len(stores))]
-
-
-def begin_all(stores: Sequence[RowEngine], lr: float) -> None:
-    """Count a step of stores whose recorded push is replayed next."""
-    for kind, members in _by_kind(stores).items():
-        kind.begin_many([stores[k] for k in members], lr)
-
-
-def push_all(
-    stores: Sequence[RowEngine],
-    parts: Sequence[tuple[Ids, Tensor]],
-    lr: float,
-    counts: Sequence[Tensor | None] = (),
-    pulled: Sequence[bool] = (),
-    bags: Sequence[Bags | None] = (),
-) -> None:
-    """One step of several stores, with one call per kind; parts[k]: ids, grads of stores[k].
-
-    counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
-    pulled[k]: the ids are those that the last pull that learns had of it, in that order.
-    bags[k]: gradients are those of its bags.
-    """
-    bags = bags or [None] * len(stores)
-    counts, pulled = counts or [None] * len(stores), pulled or [False] * len(stores)
-    uncounted = [k for k in range(len(stores)) if counts[k] is None]
-    for kind, members in _by_kind([stores[k] for k in uncounted]).items():
-        chosen = [uncounted[k] for k in members]
-        kind.push_many(
-            [stores[k] for k in chosen],
-            [parts[k][0] for k in chosen],
-            [parts[k][1] for k in chosen],
-            lr,
-            all(pulled[k] for k in chosen),
-            [bags[k] for k in chosen],
-        )
-    for store, (ids, grads), counted, store_bags in zip(stores, parts, counts, bags):
-        if counted is not None:
-            push_counted(store, ids, grads, lr, counted, store_bags)
-
-
-def push_counted(
-    store: RowEngine,
-    ids: Ids,
-    grads: Tensor,
-    lr: float,
-    counts: Tensor | None = None,
-    bags: Bags | None = None,
-) -> None:
-    """A step of a store; counts [n, 2], where it has counters: shows and clicks of each id."""
-    if bags is not None:
-        assert not isinstance(ids, Every)
-        store.push_bags(ids, grads, bags, lr, counts)
-        return
-    if counts is not None and not bool((counts[:, 0] > 0).all()):
-        shown = counts[:, 0] > 0  # rows that got no gradient are not updated
-        flat = store.flat_ids(ids)
-        ids, counts = flat[shown.to(flat.device)], counts[shown]
-        grads = grads[shown.to(grads.device)]
-    store.push(ids, grads, lr, counts)

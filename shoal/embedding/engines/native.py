@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.embedding.engines.counted_engine import CountedEngine
 from shoal.embedding.engines.init import recipe
-from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
+from shoal.embedding.engines.saved_rows import COUNTERS
 from shoal.embedding.rows.admission import ALONE, Admission, Filter, Pending, Shrink
 from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import Ids, Rows
@@ -21,7 +22,7 @@ from shoal.kernels.tables import BLOOM_LAYOUT, CoreTable
 from shoal.optimizers.row_optimizer import RowOptimizer
 
 
-class Native(RowEngine):
+class Native(CountedEngine):
     """Rows of one table in the native core. Safe for one writer and many readers at once."""
 
     def __init__(

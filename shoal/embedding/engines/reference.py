@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from shoal.embedding.engines.counted_engine import CountedEngine
 from shoal.embedding.engines.init import initial_rows, recipe, round_bfloat16, rounding_noise
-from shoal.embedding.engines.row_engine import COUNTERS, RowEngine
+from shoal.embedding.engines.saved_rows import COUNTERS
 from shoal.embedding.rows.admission import Admission, Pending, Shrink
 from shoal.embedding.rows.store import Ids, Rows
 from shoal.embedding.rows.table import Table
@@ -17,7 +18,7 @@ from shoal.optimizers.row_optimizer import RowOptimizer, update_rows
 Counters = tuple[float, float, int]  # show, click, last step
 
 
-class Reference(RowEngine):
+class Reference(CountedEngine):
     """Rows of one table in torch tensors. A growing table keeps a Python dict: id -> position."""
 
     def __init__(

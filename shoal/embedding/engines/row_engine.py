@@ -1,10 +1,10 @@
-"""RowEngine: what all engines share, the checks of what comes in."""
+"""RowEngine: rows in this process, read by `pull`, updated by `push`; checks of what comes in."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.engines.budgets import row_bytes
-from shoal.embedding.rows.admission import Admission, Filter, Pending, Shrink
+from shoal.embedding.engines.saved_rows import SavedRows
+from shoal.embedding.rows.admission import Admission, Shrink
 from shoal.embedding.rows.bags import Bags
-from shoal.embedding.rows.store import Every, Ids, Rows, Store, flat_ids
+from shoal.embedding.rows.store import Every, Ids
 from shoal.embedding.rows.table import Table
 from shoal.kernels.bags import sum_bags
 from shoal.kernels.codes import add_rows, distinct
 from shoal.optimizers.row_optimizer import RowOptimizer
-
-COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,13 @@ class AdamRows:
     numbers: Tensor  # of the present step: step size, eps, learning rate
 
 
-class RowEngine(ABC):
-    """A Store that holds its rows in this process. Subclasses hold the memory."""
+class RowEngine(SavedRows):
+    """Rows of one table in this process: read, updated, saved. Subclasses hold the memory.
 
-    recordable = False  # whether a push may be part of a CUDA graph; see `begin_many`
+    Engines that count ids are a CountedEngine (counted_engine.py), those whose updates may be
+    part of a CUDA graph are Recordable (recordable.py).
+    """
+
     offloaded = False  # whether rows may lie elsewhere, and are staged where they are used
     device = torch.device("cpu")  # where ids and gradients are wanted
 
@@ -101,16 +103,6 @@ class RowEngine(ABC):
 
     def prefetch(self, ids: Sequence[Tensor]) -> None:
         """Hint that these ids [n_k] are pulled soon; offloaded rows may be staged."""
-
-    def stage(self, ids: Sequence[Tensor]) -> None:
-        """Put the rows of all ids [n_k] of a recorded step where it reads them, before a replay."""
-
-    def forget(self) -> None:
-        """Drop every row of a growing table, and every count."""
-        counted = self.admission is not None
-        self.shrink(Shrink(min_score=math.inf) if counted else Shrink(min_norm=math.inf))
-        if counted:
-            self.decay(0.0)  # what a Bloom filter counted
 
     @abstractmethod
     def pull(self, ids: Ids) -> Tensor:
@@ -191,20 +183,6 @@ class RowEngine(ABC):
             else:
                 engine.push_bags(part, grad, engine_bags, lr)
 
-    @classmethod
-    def begin_many(cls, engines: Sequence[Any], lr: float) -> None:
-        """Count a step of engines that are `recordable`: their recorded push is replayed next."""
-        for engine in engines:
-            engine.begin(lr)
-
-    @abstractmethod
-    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
-        """Every row held, in chunks of ascending id."""
-
-    @abstractmethod
-    def restore(self, rows: Rows) -> None:
-        """Take over rows, values and state; a chunk that does not fit changes nothing."""
-
     @cached_property
     def _every(self) -> Tensor:
         return every_id(self.table).to(self.device)
@@ -241,64 +219,6 @@ class RowEngine(ABC):
         bags.check(self.table.name, n)
         return bags.to(self.device)
 
-    def check_rows(self, rows: Rows) -> None:
-        """Refuse a chunk that does not fit, before anything is changed."""
-        n = rows.ids.numel()
-        expected = self.state_shapes(n)
-        if rows.state.keys() != expected.keys():
-            raise ValueError(self._other_state(sorted(rows.state), sorted(expected)))
-        parts = {key: (rows.state[key], *known) for key, known in expected.items()}
-        values = rows.values, (n, self.table.dim), torch.float32
-        self._check_chunk("a chunk's", rows.ids, {"values": values, **parts})
-        self.table.check_ids(rows.ids)
-
-    def _check_chunk(self, owner: str, ids: Tensor, parts: dict[str, Any]) -> None:
-        """Refuse ids that do not ascend, and parts of another shape or dtype than expected."""
-        name, n = self.table.name, ids.numel()
-        for key, (part, shape, dtype) in {"ids": (ids, (n,), torch.int64), **parts}.items():
-            if part.dtype != dtype or part.shape != shape:
-                raise ValueError(
-                    f"table {name!r}: {owner} {key} is {part.dtype} {list(part.shape)}; for "
-                    f"{n} ids it must be {dtype} {list(shape)}"
-                )
-        if n > 1 and not bool((ids[1:] > ids[:-1]).all()):
-            raise ValueError(f"table {name!r}: {owner} ids must ascend, each id once")
-
-    def real_rows(self, rows: Rows) -> Rows:
-        """A chunk without the padding id, which always reads as zeros."""
-        padding = self.table.padding
-        return rows if padding is None else rows.select(rows.ids != padding)
-
-    def _other_state(self, saved_names: list[str], expected_names: list[str]) -> str:
-        """The error message for a chunk whose state is not the optimizer's."""
-        holds = f"the state {', '.join(saved_names)}" if saved_names else "no state"
-        keeps = (
-            f"{self.optimizer.name} keeps {', '.join(expected_names)}"
-            if expected_names
-            else "none is kept here"
-        )
-        message = f"table {self.table.name!r}: saved rows hold {holds}, and {keeps}: "
-        if not saved_names and self.optimizer.state_names():
-            return message + (
-                "they come from servers in mode geo, which keep no state, or from another "
-                "optimizer; go on with strategy.ps.mode=geo, or with the optimizer that wrote them"
-            )
-        if not expected_names:
-            message += "servers in mode geo keep no state, and neither does sgd; "
-        return message + "go on with the optimizer, and on servers the mode, that wrote them"
-
-    def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
-        return state_shapes_of(self.optimizer, self.table.dim, n, self.admission is not None)
-
-    def fresh_state(self, n: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """State and counters of n rows that had no gradient yet."""
-        begin = self.optimizer.initial_state()
-        return {
-            key: torch.full(shape, begin.get(key, 0.0), dtype=dtype, device=device)
-            for key, (shape, dtype) in self.state_shapes(n).items()
-        }
-
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Set the values of rows, distinct ids [n], values [n, dim]; their state stays."""
         if self.admission is not None:
@@ -309,22 +229,13 @@ class RowEngine(ABC):
     def _assign(self, ids: Tensor, values: Tensor) -> None:
         raise NotImplementedError  # every engine in host memory writes its own
 
-    def decay(self, factor: float) -> None:
-        """Multiply all counters, of rows and of ids without one."""
-        self.check_counted("decay")
-
+    @abstractmethod
     def shrink(self, rule: Shrink) -> int:
-        """Drop rows; returns how many went."""
-        self.check_shrink(rule)
-        return 0
+        """Drop rows of a growing table; returns how many went."""
 
-    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
-        """Counters of the ids without a row, in chunks of ascending id."""
-        return iter(())
-
-    def restore_pending(self, pending: Pending) -> None:
-        """Take over counters of ids without a row."""
-        self.check_pending(pending)
+    def forget(self) -> None:
+        """Drop every row of a growing table, and every count."""
+        self.shrink(Shrink(min_norm=math.inf))
 
     def flat_counts(self, counts: Tensor | None, n: int) -> Tensor | None:
         """Shows and clicks of ids as the engines take them: [n, 2] float32, on their device."""
@@ -353,59 +264,20 @@ class RowEngine(ABC):
         if self.table.rows is not None:
             raise ValueError(f"table {self.table.name!r} is fixed: only a table that grows shrinks")
 
-    def check_pending(self, pending: Pending) -> None:
-        """Refuse counters that do not fit, before anything is changed."""
-        self.check_counted("restore of counters")
-        shape = (pending.ids.numel(),)
-        parts = {key: (getattr(pending, key), shape, dtype) for key, dtype in COUNTERS.items()}
-        self._check_chunk("counters'", pending.ids, parts)
 
-    @property
-    def filter_facts(self) -> tuple[int, int]:
-        """Bytes and layout of the Bloom filter; (0, 0) where ids are counted exactly."""
-        return 0, 0
-
-    def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
-        """The Bloom filter in parts; none where ids are counted exactly."""
-        return iter(())
-
-    def restore_filter(self, part: Filter) -> None:
-        """Take over a part of a Bloom filter; one that does not fit changes nothing."""
-        self.check_counted("restore of counters")
-        if not filter_fits(self, part):
-            size, layout = self.filter_facts
-            own_filter = (
-                f"the table's has {size} of layout {layout}" if size else "the table has none"
-            )
-            raise ValueError(
-                f"table {self.table.name!r}: a Bloom filter of {part.size} bytes of layout "
-                f"{part.layout}, and {own_filter}: restore with the bloom_counters that wrote it"
-            )
-
-    def mark(self) -> int:
-        """A point in time that `export` can take up from; 0: changes are not tracked."""
-        return 0
-
-    def check_mark(self, since: int, oldest: int, newest: int) -> None:
-        """Refuse a mark that was never given, or is too old to know what came after."""
-        if not max(oldest, 1) <= since <= newest:
-            raise ValueError(
-                f"table {self.table.name!r}: mark {since} is not known; marks {max(oldest, 1)} to "
-                f"{newest} are: export all rows instead"
-            )
+def flat_ids(table: str, ids: Tensor) -> Tensor:
+    """Ids of any shape and strides as engines read them: [n] int64, contiguous."""
+    if ids.dtype != torch.int64:
+        raise ValueError(
+            f"table {table!r}: ids are {ids.dtype}; they must be torch.int64 (ids.long())"
+        )
+    return ids if ids.dim() == 1 and ids.is_contiguous() else ids.reshape(-1).contiguous()
 
 
-def state_shapes_of(
-    optimizer: RowOptimizer, dim: int, n: int, counted: bool
-) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of what is kept of n rows besides their values [n, dim]."""
-    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-        key: ((n, dim) if kind == "dim" else (n,), torch.float32)
-        for key, kind in optimizer.state_names().items()
-    }
-    if counted:
-        shapes |= {key: ((n,), dtype) for key, dtype in COUNTERS.items()}
-    return shapes
+def flat_grads(rows: Tensor) -> Tensor:
+    """The gradient that backward left on rows [..., dim]: [n, dim], contiguous."""
+    assert rows.grad is not None
+    return rows.grad.reshape(-1, rows.shape[-1]).contiguous()
 
 
 @cache
@@ -416,18 +288,86 @@ def every_id(table: Table) -> Tensor:
     return torch.arange(table.rows)
 
 
-def filter_fits(store: Store, part: Filter) -> bool:
-    """Whether a part is of a Bloom filter like a store's; one that cannot be is refused."""
-    counters, stop = part.counters, part.start + part.counters.numel()
-    if counters.dtype != torch.uint8 or counters.dim() != 1 or not len(counters):
-        raise ValueError(
-            f"table {store.table.name!r}: a Bloom filter's counters are {counters.dtype} "
-            f"{list(counters.shape)}; they must be torch.uint8 [n], n at least 1"
+# ---- engines of several tables ------------------------------------------------------------------
+
+
+def by_kind(stores: Sequence[RowEngine]) -> dict[Any, list[int]]:
+    """The numbers of the stores of each class."""
+    kinds: dict[Any, list[int]] = {}
+    for k, store in enumerate(stores):
+        kinds.setdefault(type(store), []).append(k)
+    return kinds
+
+
+def pull_all(
+    stores: Sequence[RowEngine],
+    ids: Sequence[Ids],
+    learn: bool = False,
+    bags: Sequence[Bags | None] = (),
+) -> list[Tensor]:
+    """Rows of several stores, with one call per kind: ids[k] [n_k] -> [n_k, dim_k].
+
+    learn: a hint that the next `push_all` may be of these ids. bags[k]: rows are summed over them.
+    """
+    bags = bags or [None] * len(stores)
+    rows: dict[int, Tensor] = {}
+    for kind, members in by_kind(stores).items():
+        member_arguments = [[arguments[k] for k in members] for arguments in (stores, ids, bags)]
+        pulled = kind.pull_many(
+            member_arguments[0], member_arguments[1], learn, member_arguments[2]
         )
-    if not 0 <= part.start < stop <= part.size:
-        raise ValueError(
-            f"table {store.table.name!r}: bytes {part.start} to {stop} of a Bloom filter of "
-            f"{part.size}"
+        rows.update(zip(members, pulled))
+    return [rows[k] for k in range(len(stores))]
+
+
+def push_all(
+    stores: Sequence[RowEngine],
+    parts: Sequence[tuple[Ids, Tensor]],
+    lr: float,
+    counts: Sequence[Tensor | None] = (),
+    pulled: Sequence[bool] = (),
+    bags: Sequence[Bags | None] = (),
+) -> None:
+    """One step of several stores, with one call per kind; parts[k]: ids, grads of stores[k].
+
+    counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
+    pulled[k]: the ids are those that the last pull that learns had of it, in that order.
+    bags[k]: gradients are those of its bags.
+    """
+    bags = bags or [None] * len(stores)
+    counts, pulled = counts or [None] * len(stores), pulled or [False] * len(stores)
+    uncounted = [k for k in range(len(stores)) if counts[k] is None]
+    for kind, members in by_kind([stores[k] for k in uncounted]).items():
+        chosen = [uncounted[k] for k in members]
+        kind.push_many(
+            [stores[k] for k in chosen],
+            [parts[k][0] for k in chosen],
+            [parts[k][1] for k in chosen],
+            lr,
+            all(pulled[k] for k in chosen),
+            [bags[k] for k in chosen],
         )
-    same_cut = store.admission is not None and part.share[1] == store.admission.share[1]
-    return same_cut and (part.size, part.layout) == store.filter_facts
+    for store, (ids, grads), counted, store_bags in zip(stores, parts, counts, bags):
+        if counted is not None:
+            push_counted(store, ids, grads, lr, counted, store_bags)
+
+
+def push_counted(
+    store: RowEngine,
+    ids: Ids,
+    grads: Tensor,
+    lr: float,
+    counts: Tensor | None = None,
+    bags: Bags | None = None,
+) -> None:
+    """A step of a store; counts [n, 2], where it has counters: shows and clicks of each id."""
+    if bags is not None:
+        assert not isinstance(ids, Every)
+        store.push_bags(ids, grads, bags, lr, counts)
+        return
+    if counts is not None and not bool((counts[:, 0] > 0).all()):
+        shown = counts[:, 0] > 0  # rows that got no gradient are not updated
+        flat = store.flat_ids(ids)
+        ids, counts = flat[shown.to(flat.device)], counts[shown]
+        grads = grads[shown.to(grads.device)]
+    store.push(ids, grads, lr, counts)

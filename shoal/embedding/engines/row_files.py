@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.row_engine import COUNTERS, filter_fits
+from shoal.embedding.engines.counted_engine import filter_fits
+from shoal.embedding.engines.saved_rows import COUNTERS
 from shoal.embedding.rows.admission import Filter, Pending
-from shoal.embedding.rows.store import Rows, Store
+from shoal.embedding.rows.store import CountedStore, Rows, Store, as_counted
 
 log = logging.getLogger("shoal")
 PENDING = ("ids", *COUNTERS)
@@ -31,13 +32,14 @@ def chunks(store: Store, chunk_rows: int = 1 << 20, **since: int) -> Iterator[di
     """
     for rows in store.export(chunk_rows, **since):
         yield _tensors(rows)
-    if store.admission is None:
+    counted_store = as_counted(store)
+    if counted_store is None:
         return
     state = {key: torch.empty(shape, dtype=t) for key, (shape, t) in store.state_shapes(0).items()}
     nothing = Rows(torch.empty(0, dtype=torch.int64), torch.empty(0, store.table.dim), state)
-    for pending in store.export_pending(chunk_rows):
+    for pending in counted_store.export_pending(chunk_rows):
         yield _tensors(nothing) | {f"pending.{key}": getattr(pending, key) for key in PENDING}
-    for part in store.export_filter():
+    for part in counted_store.export_filter():
         facts = torch.tensor([part.start, part.size, part.layout, *part.share])
         yield _tensors(nothing) | {"bloom.counters": part.counters, "bloom.facts": facts}
 
@@ -67,27 +69,26 @@ def take_over(
 
     A store that keeps no counters takes rows without them.
     """
-    counted = store.admission is not None
+    counted_store = as_counted(store)
     state = {key[len("state.") :]: v for key, v in tensors.items() if key.startswith("state.")}
     pending = {key: tensors[f"pending.{key}"] for key in PENDING if "pending.ids" in tensors}
     steps = [part["last_step"] for part in (state, pending) if "last_step" in part]
     row_filter: Filter | None = None
-    if counted and any(key in tensors for key in BLOOM):
-        row_filter = _filter_of_here(
-            store, tensors, files_read
-        )  # damaged: before anything is changed
-    if not counted:
+    if counted_store is not None and any(key in tensors for key in BLOOM):
+        # Before anything is changed, as the part may be damaged.
+        row_filter = _filter_of_here(counted_store, tensors, files_read)
+    if counted_store is None:
         state = {key: value for key, value in state.items() if key not in COUNTERS}
     rows = Rows(tensors["ids"], tensors["values"], state)
     store.restore(rows if choose is None else rows.select(choose(rows.ids)))
-    if counted and pending:
+    if counted_store is not None and pending:
         if choose is not None:
             chosen = choose(pending["ids"])
             pending = {key: value[chosen] for key, value in pending.items()}
-        store.restore_pending(Pending(**pending))
+        counted_store.restore_pending(Pending(**pending))
         files_read.counters = True
-    if row_filter is not None:
-        store.restore_filter(row_filter)
+    if counted_store is not None and row_filter is not None:
+        counted_store.restore_filter(row_filter)
         files_read.counters = True
     files_read.last_step = max(
         [files_read.last_step, *(int(one.max()) for one in steps if len(one))]
@@ -95,7 +96,7 @@ def take_over(
 
 
 def _filter_of_here(
-    store: Store, tensors: dict[str, Tensor], files_read: RowFilesRead
+    store: CountedStore, tensors: dict[str, Tensor], files_read: RowFilesRead
 ) -> Filter | None:
     """A file's part of a Bloom filter, if it is of the one that counts here."""
     name = store.table.name
@@ -126,10 +127,11 @@ def _filter_of_here(
 
 def warn_lost(store: Store, files_read: RowFilesRead) -> None:
     """After all files of a table: say so where ids without a row are counted anew."""
-    if store.admission is None or store.admission.threshold <= 0:
+    counted_store = as_counted(store)
+    if counted_store is None or store.admission is None or store.admission.threshold <= 0:
         return
     why = files_read.misfit
-    if why is None and store.filter_facts[0] and not files_read.counters:
+    if why is None and counted_store.filter_facts[0] and not files_read.counters:
         why = "it has no Bloom filter"
     if why is not None:
         log.warning(

@@ -30,9 +30,9 @@ from shoal.embedding.service import Gradients, RowGradients
 class RankGroups:
     """A rank and its peers: the ranks of the other groups that hold the same rows."""
 
-    def __init__(self, whole: World, peers: World | None = None, every: int = 1):
-        """whole: all ranks; peers: of this rank (None: there is one group); every: steps."""
-        self.whole, self.peers = whole, peers or World(whole.device)
+    def __init__(self, whole: World, peers: World, every: int = 1):
+        """whole: all ranks; every: the steps after which groups agree."""
+        self.whole, self.peers = whole, peers
         self.count, self.every = self.peers.size, every
         self.exact = every == 1
         self._touched: dict[str, list[Tensor]] = {}  # keys since groups last agreed
@@ -42,8 +42,6 @@ class RankGroups:
         self, gradients: Gradients, tables: Mapping[str, ShardedTable], precision: WirePrecision
     ) -> Gradients:
         """The gradients that this rank applies, from the gradients of its group."""
-        if self.count == 1:
-            return gradients
         if self.exact:
             return self._summed(gradients, tables, precision)
         for name, rows in gradients.items():

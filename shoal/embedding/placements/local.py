@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.engines.local import pull_all, push_all
-from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.engines.recordable import Recordable
+from shoal.embedding.engines.row_engine import RowEngine, by_kind, flat_grads, pull_all, push_all
 from shoal.embedding.output_table import InPlaceRows
 from shoal.embedding.rows.admission import apply_row_rules
 from shoal.embedding.rows.bags import Bags, join_bags
-from shoal.embedding.rows.store import Every, Ids, Store, flat_grads
+from shoal.embedding.rows.store import Every, Ids, Store
 from shoal.embedding.service import (
     Collected,
     Gradients,
@@ -100,6 +100,37 @@ class LocalRows(RowService):
             result.append(rows)
         return result
 
+    # ---- steps that are recorded as CUDA graphs --------------------------------------------------
+
+    @property
+    def offloaded_tables(self) -> set[str]:
+        """Tables whose rows may lie elsewhere, and are staged where they are used."""
+        return {name for name, engine in self.engines.items() if engine.offloaded}
+
+    def find_unrecordable(self) -> str | None:
+        """A table whose updates cannot be part of a CUDA graph; None: there is none."""
+        for name, engine in self.engines.items():
+            if not (isinstance(engine, Recordable) and engine.recordable):
+                return name
+        return None
+
+    def begin_replay(self, lr: float, ids: Mapping[str, Sequence[Tensor]]) -> None:
+        """Count a step of all tables, and stage the rows of offloaded ones: a recorded step is
+        replayed next. ids: of the step, by offloaded table.
+        """
+        engines = list(self.engines.values())
+        for kind, numbers in by_kind(engines).items():
+            kind.begin_many([engines[number] for number in numbers], lr)
+        for name, table_ids in ids.items():
+            engine = self.engines[name]
+            assert isinstance(engine, Recordable)
+            engine.stage(table_ids)
+
+    # ---- the rows --------------------------------------------------------------------------------
+
+    def memory_of(self, name: str) -> int:
+        return self.engines[name].memory
+
     def _rows_in_place(self, name: str) -> InPlaceRows | None:
         return InPlaceRows(self.engines[name])
 
@@ -167,7 +198,9 @@ def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:
     counts = (
         torch.cat([part.counts for part in parts if part.counts is not None]) if counted else None
     )
-    bags = join_bags([(len(part_ids), part.bags) for part_ids, part in zip(ids, parts)])
+    bags = None
+    if any(part.bags is not None for part in parts):
+        bags = join_bags([(len(part_ids), part.bags) for part_ids, part in zip(ids, parts)])
     grads = _end_to_end([part.grads for part in parts])
     return RowGradients(torch.cat(ids), grads, counts, bags=bags)
 

@@ -2,16 +2,17 @@
 
     bags of ids          7 3 3 9 | 7 0      (0 is padding: it never travels)
 
-    Distinct   keys      3 9 | 7            ranks 0 and 1; rows come back in the order of the keys
-               inverse   2 0 0 1 | 2 3      then a row of zeros
+    DistinctRows   keys      3 9 | 7          ranks 0 and 1; rows come back in the order of the keys
+                   inverse   2 0 0 1 | 2 3    then a row of zeros
 
-    BagPieces     keys      3 3 9 | 7 7        what a rank holds of a bag is a piece of it
-               lengths   3 | 1 1            of the pieces: one sum comes back for each
-               inverse   0 1 | 2            the pieces of each bag
+    BagPieces      keys      3 3 9 | 7 7      what a rank holds of a bag is a piece of it
+                   lengths   3 | 1 1          of the pieces: one sum comes back for each
+                   inverse   0 1 | 2          the pieces of each bag
 
 Rows of ids that repeat travel once, as distinct rows. For long bags of ids that do not repeat, only
 sums travel. The requester counts the bytes of both forms and takes the smaller; the owner reads the
 form from the head of each message. Gradients return the same way: one for each row or each sum.
+Servers are asked for distinct rows (shoal/ps/worker/transfer.py).
 """
 
 from __future__ import annotations
@@ -71,11 +72,27 @@ class Head:
 HEAD = len(Head(0, 0).numbers())
 
 
-class Distinct:
-    """The distinct ids of one table, grouped by owner, and where each id stands among them."""
+class RowRequest:
+    """What a process requests of the owners of one table's rows: of ranks, or of servers.
+
+    Vectors are grouped by owner: the first counts[0] are those of owner 0. everyone: each owner
+    holds all rows, and all counts are of the same vectors.
+    """
+
+    counts: list[int]
+    everyone = False
+
+    def part_of(self, owner: int) -> slice:
+        """The slice of the vectors that an owner sends."""
+        start = 0 if self.everyone else sum(self.counts[:owner])
+        return slice(start, start + self.counts[owner])
+
+
+class DistinctRows(RowRequest):
+    """A row for each distinct id of one table, and where each id stands among them."""
 
     def __init__(self, sharding: Sharding, ids: Tensor):
-        self.sharding = sharding
+        self.sharding, self.everyone = sharding, sharding.everyone
         if sharding.grows:
             self._group_growing(ids)
             return
@@ -120,7 +137,7 @@ class Distinct:
 
     def keys_of(self, rank: int) -> Tensor:
         """The ids that go to an owner."""
-        return self.keys[_part(self.counts, rank, self.sharding.everyone)]
+        return self.keys[self.part_of(rank)]
 
     def find(self, ids: Tensor) -> tuple[Tensor, bool]:
         """The place of each id, and whether any id is missing (its place then means nothing)."""
@@ -140,14 +157,15 @@ class Distinct:
         return self._place[places], missing
 
 
-class BagPieces:
-    """The ids of one table's bags by owner, and which pieces each bag consists of.
+class BagPieces(RowRequest):
+    """A sum for each piece of a bag: ids of one table's bags by owner, and the pieces of each bag.
 
     Counts are computed at once; ids are sorted only when they are sent, which is most of the work.
     """
 
     def __init__(self, sharding: Sharding, ids: Tensor, bags: Bags):
-        self.sharding, size, num_bags = sharding, sharding.size, len(bags)
+        self.sharding, self.everyone = sharding, sharding.everyone
+        size, num_bags = sharding.size, len(bags)
         self.weighted = bags.weights is not None
         self._weights = bags.weights
         self._owners, self._codes = sharding.assigned(ids)
@@ -184,7 +202,8 @@ class BagPieces:
         return codes - self.sharding.bounds[rank] if self.sharding.cut_by_rows else codes
 
     def _ids_of(self, rank: int) -> slice:
-        return _part(self.ids, rank, self.sharding.everyone)
+        start = 0 if self.everyone else sum(self.ids[:rank])
+        return slice(start, start + self.ids[rank])
 
     @cached_property
     def _order(self) -> Tensor:
@@ -209,7 +228,7 @@ class BagPieces:
         ]
 
 
-TableRequest = Distinct | BagPieces
+RankRequest = DistinctRows | BagPieces
 
 
 @dataclass(frozen=True)
@@ -219,7 +238,7 @@ class Requester:
     rank: int
     itemsize: int
 
-    def bytes(self, request: TableRequest, sharding: Sharding) -> int:
+    def bytes(self, request: RankRequest, sharding: Sharding) -> int:
         """Bytes on the wire: ids to the owners, vectors back, gradients to the owners."""
         total = 0
         for owner in range(sharding.size):
@@ -232,15 +251,17 @@ class Requester:
 
 def plan_request(
     sharding: Sharding, flat: list[Tensor], bags: Sequence[Bags | None], requester: Requester | None
-) -> TableRequest:
+) -> RankRequest:
     """Request distinct rows for lookups in one table, or sums where fewer bytes travel.
 
     flat: ids of each lookup; bags: of each lookup (None: it has none); requester: None requests
     rows in any case.
     """
     ids = flat[0] if len(flat) == 1 else torch.cat(flat)
-    rows = Distinct(sharding, ids)
+    rows = DistinctRows(sharding, ids)
     if requester is None or sharding.replicated:
+        return rows
+    if all(lookup_bags is None for lookup_bags in bags):
         return rows
     bags_by_lookup = []
     for lookup_ids, lookup_bags in zip(flat, bags):
@@ -254,12 +275,6 @@ def plan_request(
         return rows
     sums = BagPieces(sharding, ids, joined)
     return sums if requester.bytes(sums, sharding) <= requester.bytes(rows, sharding) else rows
-
-
-def _part(counts: Sequence[int], rank: int, everyone: bool) -> slice:
-    """The slice that goes to one owner, of items that are sorted by owner."""
-    start = 0 if everyone else sum(counts[:rank])
-    return slice(start, start + counts[rank])
 
 
 def _words(numbers: Tensor) -> Tensor:

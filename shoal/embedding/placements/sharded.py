@@ -16,78 +16,116 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.distributed.world import World
-from shoal.embedding.engines.local import pull_all
+from shoal.distributed.world import Arriving, World
+from shoal.embedding.engines.row_engine import pull_all, push_counted
 from shoal.embedding.output_table import InPlaceRows
-from shoal.embedding.placements.exchange import WirePrecision, exchange
+from shoal.embedding.placements.exchange import WirePrecision, exchange, pack, unpack
 from shoal.embedding.placements.groups import RankGroups
-from shoal.embedding.placements.remote_rows import RoutedRows, T
+from shoal.embedding.placements.row_requests import HEAD, Head, Requester
 from shoal.embedding.placements.sharded_table import ShardedTable
-from shoal.embedding.placements.trips import Route, TableTrip
+from shoal.embedding.placements.trips import RoutedRows, TableTrip, Trip
 from shoal.embedding.rows.admission import apply_row_rules
 from shoal.embedding.rows.bags import join_bags
 from shoal.embedding.rows.store import Every, Store
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients
 
 
-class SpreadRows(RoutedRows[T]):
-    """Tables whose rows ranks hold between them. Every call is made by all ranks."""
+class Route(Trip):
+    """A trip to the ranks that own the rows; all ranks make the same trips.
+
+    It is created, started and fetched by three calls, so that counts and then ids travel while the
+    caller computes something else.
+    """
 
     def __init__(
         self,
         world: World,
-        tables: Mapping[str, ShardedTable],
-        rules: Mapping[str, RowRules] | None = None,
-        groups: RankGroups | None = None,
+        placed: Mapping[str, ShardedTable],
+        lookups: Sequence[Lookup],
+        precision: WirePrecision,
     ):
-        """world: the ranks that share the tables; groups: of ranks that hold the same rows."""
-        super().__init__(tables, rules, world.device)
-        self.world, self.sharded = world, dict(tables)
-        self.groups = groups or RankGroups(world)
+        requester = Requester(world.rank, precision.itemsize)
+        super().__init__(placed, lookups, world.device, requester)
+        self.precision = precision
+        self.world, self.engines = world, {name: placed[name].engine for name in self.parts}
+        numbers = [
+            [part.heads[r].numbers() for part in self.parts.values()] for r in range(world.size)
+        ]
+        heads = torch.tensor(numbers, device=world.device).view(world.size, -1)
+        ones = [1] * world.size
+        self._heads: Arriving | None = world.start_all_to_all(heads, ones, ones)
+        self._messages: Arriving | None = None
 
-    @property
-    def stores(self) -> dict[str, Store]:
-        return dict(self.sharded)
-
-    def _everywhere(self, missing: bool) -> bool:
-        vote = torch.tensor([float(missing)], device=self.device)
-        return float(self.groups.whole.all_reduce(vote)) == 0
-
-    def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
-        if not learn:  # no gradients follow, so replicas are read without the other ranks
-            away = [one for one in lookups if not self.sharded[one.table].sharding.replicated]
-            if len(away) < len(lookups):
-                return self._pull_replicated(lookups, away)
-        return super().pull(lookups, learn)
-
-    def _pull_replicated(self, lookups: Sequence[Lookup], away: Sequence[Lookup]) -> list[Tensor]:
-        fetched = iter(self.pull(away, learn=False) if away else [])
-        rows = []
-        for lookup in lookups:
-            table = self.sharded[lookup.table]
-            if table.sharding.replicated:
-                assert table.engine is not None
-                flat = pull_all([table.engine], [lookup.flat], bags=[lookup.bags])[0]
-                rowwise = lookup.bags is not None or isinstance(lookup.ids, Every)
-                shape = flat.shape[:1] if rowwise else lookup.ids.shape  # type: ignore[union-attr]
-                rows.append(flat.to(self.device).view(*shape, flat.shape[1]))
-            else:
-                rows.append(next(fetched))
-        return rows
-
-    # ---- rows that never travel -----------------------------------------------------------------
-
-    def _rows_in_place(self, name: str) -> InPlaceRows | None:
-        table = self.sharded[name]
-        return (
-            InPlaceRows(table.engine, split=(table.sharding, self.world))
-            if table.sharding.cut_by_rows
-            else None
+    def start(self) -> None:
+        """Wait for the heads, then send the messages."""
+        if self._heads is None:
+            return
+        head_numbers = self._heads.wait().view(self.world.size, -1, HEAD).tolist()
+        self._heads = None
+        parts = list(self.parts.values())
+        for part, heads in zip(parts, zip(*head_numbers)):
+            part.peer_heads = [Head.read(*numbers) for numbers in heads]
+        ranks = range(self.world.size)
+        words = pack(
+            [[message for part in parts for message in part.request.message(r)] for r in ranks]
         )
+        sent = [sum(part.heads[r].words for part in parts) for r in ranks]
+        received = [sum(part.peer_heads[r].words for part in parts) for r in ranks]
+        self._messages = self.world.start_all_to_all(words, sent, received)
+
+    def arrive(self) -> None:
+        """Wait for the requests to this rank."""
+        self.start()
+        if self._messages is None:
+            return
+        parts = list(self.parts.values())
+        lengths = [[part.peer_heads[r].words for part in parts] for r in range(self.world.size)]
+        for part, messages in zip(parts, unpack(self._messages.wait(), lengths)):
+            part.receive_requests(messages)
+        self._messages = None
+
+    def fetch(self) -> None:
+        """Bring the rows here: owners read them now."""
+        self.arrive()
+        world, size = self.world, self.world.size
+        travelling = [part for part in self.parts.values() if not part.sharding.replicated]
+        for name, part in self.parts.items():
+            if part.sharding.replicated:
+                engine = self.engines[name]
+                assert engine is not None
+                part.take_rows(engine.pull(part.keys).to(world.device))
+        if not travelling:
+            return
+        served = [self._serve(part) for part in travelling]
+        outgoing = [
+            [
+                self.precision.narrow(rows[part.incoming(r)])
+                for part, rows in zip(travelling, served)
+            ]
+            for r in range(size)
+        ]
+        lengths = [[p.counts[r] * p.sharding.width(r) for p in travelling] for r in range(size)]
+        for part, pieces in zip(travelling, exchange(world, outgoing, lengths)):
+            rows = part.make_rows()
+            for r, piece in enumerate(pieces):
+                first, last = part.sharding.columns[r]
+                keys = part.outgoing(r)
+                vectors = self.precision.widen(piece)
+                rows[keys, first:last] = vectors.view(keys.stop - keys.start, last - first)
+
+    def _serve(self, part: TableTrip) -> Tensor:
+        """The vectors that ranks requested of this one: [n, columns held here]."""
+        engine, device = self.engines[part.sharding.table.name], self.world.device
+        if engine is None:
+            count, width = sum(part.peer_counts), part.sharding.width(self.world.rank)
+            return torch.empty(count, width, device=device)
+        if part.peer_bags is None:
+            return engine.pull(part.peer_ids).to(device)
+        return engine.pull_bags(part.peer_ids, part.peer_bags).to(device)
 
 
-class ShardedRows(SpreadRows[Route]):
-    """Engines of all ranks, read and updated by their owners."""
+class ShardedRows(RoutedRows[Route]):
+    """Engines of all ranks, read and updated by their owners. Every call is made by all ranks."""
 
     def __init__(
         self,
@@ -97,11 +135,37 @@ class ShardedRows(SpreadRows[Route]):
         groups: RankGroups | None = None,
         precision: WirePrecision | None = None,
     ):
-        super().__init__(world, tables, rules, groups)
+        """world: the ranks that share the tables; groups: where others hold the same rows."""
+        super().__init__(tables, rules, world.device)
+        self.world, self.sharded = world, dict(tables)
+        self.groups = groups
+        self.whole = world if groups is None else groups.whole  # all ranks
         self.precision = precision or WirePrecision()
         self._lists: set[int] = set()  # fields of the batch in training that are lists
         self._read: dict[int, bool] = {}  # fields read in this step: always pooled?
         self._pooled: dict[int, bool] = {}  # by field: pooled when it was last read?
+
+    @property
+    def stores(self) -> dict[str, Store]:
+        return dict(self.sharded)
+
+    def memory_of(self, name: str) -> int:
+        engine = self.sharded[name].engine
+        return 0 if engine is None else engine.memory  # None: other ranks have all of them
+
+    def _everywhere(self, missing: bool) -> bool:
+        vote = torch.tensor([float(missing)], device=self.device)
+        return float(self.whole.all_reduce(vote)) == 0
+
+    def _rows_in_place(self, name: str) -> InPlaceRows | None:
+        table = self.sharded[name]
+        return (
+            InPlaceRows(table.engine, split=(table.sharding, self.world))
+            if table.sharding.cut_by_rows
+            else None
+        )
+
+    # ---- before and while a model computes ------------------------------------------------------
 
     def begin(self, batch: object, lookups: Sequence[Lookup]) -> None:
         self._lists |= {
@@ -121,13 +185,25 @@ class ShardedRows(SpreadRows[Route]):
             if lookup.bags is None or lookup.field in self._pooled
         ]
 
-    def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
-        if learn:
-            for lookup in lookups:
-                if lookup.field is not None:
-                    pooled = lookup.bags is not None
-                    self._read[lookup.field] = self._read.get(lookup.field, True) and pooled
-        return super().pull(lookups, learn)
+    def _record_reads(self, lookups: Sequence[Lookup]) -> None:
+        super()._record_reads(lookups)
+        for lookup in lookups:
+            if lookup.field is not None:
+                pooled = lookup.bags is not None
+                self._read[lookup.field] = self._read.get(lookup.field, True) and pooled
+
+    def _pull_held(self, lookups: Sequence[Lookup]) -> dict[int, Tensor]:
+        """Rows of lookups in replicated tables, which no other rank is needed for."""
+        rows: dict[int, Tensor] = {}
+        for number, lookup in enumerate(lookups):
+            table = self.sharded[lookup.table]
+            if table.sharding.replicated:
+                assert table.engine is not None
+                flat = pull_all([table.engine], [lookup.flat], bags=[lookup.bags])[0]
+                rowwise = lookup.bags is not None or isinstance(lookup.ids, Every)
+                shape = flat.shape[:1] if rowwise else lookup.ids.shape  # type: ignore[union-attr]
+                rows[number] = flat.to(self.device).view(*shape, flat.shape[1])
+        return rows
 
     def _end_step(self) -> list[Route]:
         unread = dict.fromkeys(self._lists - self._pooled.keys(), False)
@@ -137,6 +213,8 @@ class ShardedRows(SpreadRows[Route]):
 
     def _trip(self, lookups: Sequence[Lookup]) -> Route:
         return Route(self.world, self.sharded, lookups, self.precision)
+
+    # ---- after backward -------------------------------------------------------------------------
 
     @staticmethod
     def _parts(trips: Sequence[Route]) -> list[TableTrip]:
@@ -152,13 +230,15 @@ class ShardedRows(SpreadRows[Route]):
         outputs = self._take_outputs({part.sharding.table.name for part in parts})
         unused = any(part.unused() is not None for part in parts if not part.placed.counted)
         flat = torch.cat([*dense, torch.tensor([float(unused)], device=self.device)])
-        flat = self.groups.whole.all_reduce(flat)
+        flat = self.whole.all_reduce(flat)
         gathered = self._send_all(self._parts(self._end_step()), some_unused=float(flat[-1]) > 0)
         rows = {
             name: self._joined(name, row_gradients + outputs.get(name, []))
             for name, row_gradients in gathered.items()
         }
-        return Collected(flat[:-1], self.groups.agreed(rows, self.sharded, self.precision))
+        if self.groups is not None:
+            rows = self.groups.agreed(rows, self.sharded, self.precision)
+        return Collected(flat[:-1], rows)
 
     def _send_all(self, parts: list[TableTrip], some_unused: bool) -> dict[str, list[RowGradients]]:
         """Gradients that came to this rank, of each trip, by table."""
@@ -199,19 +279,33 @@ class ShardedRows(SpreadRows[Route]):
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         for name, row_gradients in gradients.items():
-            self.sharded[name].push_own(row_gradients, lr, scale)
+            table = self.sharded[name]
+            if table.engine is not None:
+                grads = row_gradients.scaled(scale).grads
+                table.engine.step = table.step
+                push_counted(
+                    table.engine,
+                    row_gradients.ids,
+                    grads,
+                    lr,
+                    row_gradients.counts,
+                    row_gradients.bags,
+                )
+            table.step += 1
         for name, rules in self.rules.items():
             apply_row_rules(self.sharded[name], rules, self.sharded[name].sharding.num_shares)
         self._step_outputs(lr, scale)
-        self.groups.stepped(self.sharded)
+        if self.groups is not None:
+            self.groups.stepped(self.sharded)
 
     def synchronize(self) -> None:
         super().synchronize()
-        self.groups.agree(self.sharded)
+        if self.groups is not None:
+            self.groups.agree(self.sharded)
 
     def saved(self) -> Iterator[tuple[str, Store]]:
         """The stores of the first group; the other groups hold the same rows."""
-        if self.groups.peers.is_main:
+        if self.groups is None or self.groups.peers.is_main:
             yield from super().saved()
 
     def _send(self, parts: list[TableTrip], counted: list[TableTrip]) -> list[Tensor]:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from shoal.distributed.world import World
-from shoal.embedding.engines.local import push_counted
+from shoal.embedding.engines.counted_engine import CountedEngine
 from shoal.embedding.engines.native import filter_facts_of
-from shoal.embedding.engines.row_engine import COUNTERS, RowEngine, state_shapes_of
+from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.engines.saved_rows import COUNTERS, state_shapes_of
 from shoal.embedding.placements.shard_engine import SOME_ROWS
 from shoal.embedding.rows.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.rows.placement import Sharding
 from shoal.embedding.rows.store import Every, Ids, Rows
-from shoal.embedding.service import RowGradients
 from shoal.optimizers.row_optimizer import RowOptimizer
 
 LAST_ID = torch.iinfo(torch.int64).max
@@ -41,21 +41,8 @@ class ShardedTable:
         """engine: this rank's rows, None where it has none; admission: of every rank's engine."""
         self.table, self.sharding, self.world = sharding.table, sharding, world
         self.optimizer, self.engine, self.admission = optimizer, engine, admission
-        self.step = 0  # how many times `push_own` was called; set on restore
-
-    def push_own(self, row_gradients: RowGradients, lr: float, scale: float = 1.0) -> None:
-        """One optimizer step of rows that this rank holds, by the keys of its engine."""
-        if self.engine is not None:
-            self.engine.step = self.step
-            push_counted(
-                self.engine,
-                row_gradients.ids,
-                row_gradients.scaled(scale).grads,
-                lr,
-                row_gradients.counts,
-                row_gradients.bags,
-            )
-        self.step += 1
+        self.counted = admission is not None  # whether it is counted how often ids come
+        self.step = 0  # how many steps its rows have had; set on restore
 
     def keys(self, ids: Ids) -> Tensor:
         """Ids as keys of this rank's engine; every row as the range of its keys."""
@@ -69,13 +56,14 @@ class ShardedTable:
         return None if self.sharding.grows else self.sharding.shares[self.world.rank]
 
     @property
-    def counted(self) -> bool:
-        """Whether the table counts how often ids come."""
-        return self.admission is not None
+    def counted_engine(self) -> CountedEngine | None:
+        """This rank's engine of a table whose ids are counted; None: the rank has none."""
+        assert self.engine is None or isinstance(self.engine, CountedEngine)
+        return self.engine
 
     def decay(self, factor: float) -> None:
-        if self.engine is not None:
-            self.engine.decay(factor)
+        if self.counted_engine is not None:
+            self.counted_engine.decay(factor)
 
     def shrink(self, rule: Shrink) -> int:
         """Drop rows, each rank among its own; returns how many of the table went."""
@@ -109,11 +97,11 @@ class ShardedTable:
         self.engine.restore(Rows(keys[chosen], values, state))
 
     def restore_pending(self, pending: Pending) -> None:
-        if self.engine is None:
+        if self.counted_engine is None:
             return
         is_mine = self._mine(pending.ids)
         parts = [getattr(pending, key)[is_mine] for key in COUNTERS]
-        self.engine.restore_pending(Pending(pending.ids[is_mine], *parts))
+        self.counted_engine.restore_pending(Pending(pending.ids[is_mine], *parts))
 
     def _mine(self, ids: Tensor) -> Tensor:
         """Growing tables: which of the ids fall to this rank."""
@@ -155,8 +143,8 @@ class ShardedTable:
     def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
         """Yield on rank 0 the counters of ids without a row, in chunks; other ranks take part."""
         own_pending: Iterable[Pending] = []
-        if self.engine is not None:
-            own_pending = self.engine.export_pending(chunk_rows)
+        if self.counted_engine is not None:
+            own_pending = self.counted_engine.export_pending(chunk_rows)
         if self.sharding.replicated:
             if self.world.is_main:
                 yield from own_pending
@@ -181,15 +169,15 @@ class ShardedTable:
         return filter_facts_of(self.admission)  # a rank without an engine knows it too
 
     def restore_filter(self, part: Filter) -> None:
-        if self.engine is not None:
-            self.engine.restore_filter(part)
+        if self.counted_engine is not None:
+            self.counted_engine.restore_filter(part)
 
     def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
         """Yield on rank 0 the Bloom filter of every engine, one after the other, in chunks."""
         world, (size, layout) = self.world, self.filter_facts
         own_filter: Iterator[Filter] = iter(())
-        if self.engine is not None:
-            own_filter = self.engine.export_filter(chunk_bytes)
+        if self.counted_engine is not None:
+            own_filter = self.counted_engine.export_filter(chunk_bytes)
         if self.sharding.replicated:
             if world.is_main:
                 yield from own_filter

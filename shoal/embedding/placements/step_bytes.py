@@ -20,8 +20,8 @@ import torch
 from shoal.embedding.placements.row_requests import (
     HEAD,
     WORD,
+    RankRequest,
     Requester,
-    TableRequest,
     plan_request,
 )
 from shoal.embedding.rows.placement import Sharding
@@ -76,7 +76,7 @@ def _plan_rank_requests(
     rank: int,
     itemsize: int,
     counted: Collection[str],
-) -> dict[str, TableRequest]:
+) -> dict[str, RankRequest]:
     """The requests of a rank to the others in its group, by table."""
     grouped: dict[str, list[Lookup]] = {}
     for lookup in lookups:
@@ -94,7 +94,7 @@ def _plan_rank_requests(
 
 def _bytes_of_rank(
     shardings: Mapping[str, Sharding],
-    group: Sequence[Mapping[str, TableRequest]],
+    group: Sequence[Mapping[str, RankRequest]],
     rank: int,
     groups: int,
     itemsize: int,

@@ -1,35 +1,37 @@
 """Trips: lookups in several tables on their way to where the rows are, and back.
 
-A route goes to the ranks that own the rows (its requests: row_requests.py). Its vectors are rows of
-distinct ids, or sums over pieces of bags; a lookup reads them by its `inverse`.
+A trip goes to the ranks that own the rows (sharded.py) or to servers (shoal.ps.worker.remote); what
+it requests is in row_requests.py. Its vectors are rows of distinct ids, or sums over pieces of
+bags; a lookup reads them by its `inverse`.
+
+RoutedRows makes the trips of a step. The ids of a batch are explicit, so its trip is worked out
+when it is prefetched, and its rows are here before the model asks. Lookups of the batch's own
+fields are then answered without another trip; so are ids that a model computed itself, where these
+are among the ids that came.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.distributed.world import Arriving, World
-from shoal.embedding.placements.exchange import WirePrecision, exchange, pack, unpack
+from shoal.config.row_rules import RowRules
 from shoal.embedding.placements.row_requests import (
-    HEAD,
     BagPieces,
-    Distinct,
-    Head,
+    DistinctRows,
     Requester,
     plan_request,
 )
-from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.placement import Sharding
 from shoal.embedding.rows.store import Every
 from shoal.embedding.rows.table import Table
-from shoal.embedding.service import Lookup
+from shoal.embedding.service import Lookup, RowService, Stepped
 from shoal.kernels.bags import sum_bags
 from shoal.kernels.codes import add_rows
 
@@ -39,10 +41,7 @@ class Placed(Protocol):
 
     table: Table
     sharding: Sharding
-
-    @property
-    def counted(self) -> bool:
-        """Whether it is counted how often ids come."""
+    counted: bool  # whether it is counted how often ids come
 
 
 class TableTrip:
@@ -68,7 +67,7 @@ class TableTrip:
         self.device, self.counts = device, self.request.counts
         self.inverse: list[Tensor] = []  # the places of each lookup's ids among the vectors
         self.sums: list[Bags | None] = []  # the vectors of each sum; None: the lookup's own bags
-        if isinstance(self.request, Distinct):
+        if isinstance(self.request, DistinctRows):
             self.keys = self.request.keys  # of distinct rows, by owner
             self.inverse = list(self.request.inverse.split([len(one) for one in flat]))
             self.sums, self.num_vectors = [None] * len(flat), len(self.keys)
@@ -94,7 +93,7 @@ class TableTrip:
 
     @property
     def num_rows(self) -> int:
-        return self.num_vectors + (isinstance(self.request, Distinct) and self.request.padded)
+        return self.num_vectors + (isinstance(self.request, DistinctRows) and self.request.padded)
 
     @property
     def peer_counts(self) -> list[int]:
@@ -103,10 +102,7 @@ class TableTrip:
 
     def outgoing(self, rank: int) -> slice:
         """The slice of the vectors that an owner sends."""
-        if self.sharding.everyone:
-            return slice(0, self.num_vectors)
-        start = sum(self.counts[:rank])
-        return slice(start, start + self.counts[rank])
+        return self.request.part_of(rank)
 
     def incoming(self, rank: int) -> slice:
         """The slice of the vectors of this rank's engine that a rank requested."""
@@ -119,7 +115,9 @@ class TableTrip:
         self.peer_ids = (
             requests[0][0] if len(requests) == 1 else torch.cat([ids for ids, _ in requests])
         )
-        self.peer_bags = join_bags([(len(ids), bags) for ids, bags in requests])
+        self.peer_bags = None
+        if any(bags is not None for _, bags in requests):
+            self.peer_bags = join_bags([(len(ids), bags) for ids, bags in requests])
 
     def find(self, lookup: Lookup) -> tuple[int | None, Tensor, bool] | None:
         """The number of a lookup in the trip, the places of its ids, and whether any is missing.
@@ -254,95 +252,149 @@ class Trip(ABC):
         """Wait for what is under way; nothing more is requested."""
 
 
-class Route(Trip):
-    """A trip to the ranks that own the rows; all ranks make the same trips.
+T = TypeVar("T", bound=Trip)
 
-    It is created, started and fetched by three calls, so that counts and then ids travel while the
-    caller computes something else.
-    """
+
+class RoutedRows(RowService, Generic[T]):
+    """Answers lookups from trips; subclasses say where these go, and what gradients do."""
 
     def __init__(
         self,
-        world: World,
-        placed: Mapping[str, ShardedTable],
-        lookups: Sequence[Lookup],
-        precision: WirePrecision,
+        tables: Mapping[str, Stepped],
+        rules: Mapping[str, RowRules] | None,
+        device: torch.device,
     ):
-        requester = Requester(world.rank, precision.itemsize)
-        super().__init__(placed, lookups, world.device, requester)
-        self.precision = precision
-        self.world, self.engines = world, {name: placed[name].engine for name in self.parts}
-        numbers = [
-            [part.heads[r].numbers() for part in self.parts.values()] for r in range(world.size)
+        super().__init__(tables, rules, device)
+        self._prefetched: list[tuple[object, T]] = []  # coming batches, first come first
+        self._staged: T | None = None  # has the rows of the batch in training
+        self._pending: list[T] = []  # trips of this step, whose gradients will be collected
+        self._clicks: dict[int, Tensor] = {}  # of the batch's fields, where ids are counted
+        self._tables_read: set[str] = set()  # tables that lookups read by the batch's ids
+        self._unstaged: set[str] = set()  # tables whose rows the model does not look up by batch
+
+    @abstractmethod
+    def _trip(self, lookups: Sequence[Lookup]) -> T:
+        """A trip of these lookups, not fetched yet."""
+
+    def _fetch(self, trip: T, learn: bool) -> None:
+        """Bring a trip's rows here."""
+        trip.fetch()
+
+    def _stage(self, trip: T) -> None:
+        """Bring the rows of the batch in training here."""
+        self._fetch(trip, learn=True)
+
+    def _everywhere(self, missing: bool) -> bool:
+        """Whether no rank misses a row of this lookup; all ranks call it at the same time."""
+        return not missing
+
+    def prefetch(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        to_stage = self._worth_staging(lookups)
+        if to_stage:
+            self._prefetched.append((batch, self._trip(to_stage)))
+
+    def begin(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        self.batch = batch
+        self._clicks = {
+            lookup.field: lookup.clicks
+            for lookup in lookups
+            if lookup.field is not None and lookup.clicks is not None
+        }
+        trip = self._take_prefetched(batch)
+        to_stage = self._worth_staging(lookups)
+        if trip is None and to_stage:
+            trip = self._trip(to_stage)
+        self._staged, self._tables_read = trip, set()
+        if trip is not None:
+            self._stage(trip)
+            self._add(trip)
+        self._continue_prefetched()
+
+    def _continue_prefetched(self) -> None:
+        """The rows of the present batch are read: let trips of coming ones proceed."""
+        for _, trip in self._prefetched:
+            trip.start()
+
+    def _worth_staging(self, lookups: Sequence[Lookup]) -> list[Lookup]:
+        return [one for one in lookups if one.table not in self._unstaged]
+
+    def _take_prefetched(self, batch: object) -> T | None:
+        """The trip of a prefetched batch; trips of batches before it are dropped."""
+        if not any(prefetched_batch is batch for prefetched_batch, _ in self._prefetched):
+            return None
+        while True:
+            prefetched_batch, trip = self._prefetched.pop(0)
+            if prefetched_batch is batch:
+                return trip
+            trip.arrive()
+
+    def _add(self, trip: T) -> None:
+        """Add a trip whose rows' gradients `collect` returns."""
+        self._pending.append(trip)
+        for part in trip.parts.values():
+            part.clicks = self._clicks
+
+    def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
+        if learn:
+            self._record_reads(lookups)
+            if self._staged is not None:
+                staged_rows = self._read_staged(self._staged, lookups)
+                if staged_rows is not None:
+                    return staged_rows
+        rows = {} if learn else self._pull_held(lookups)
+        fetched = [number for number in range(len(lookups)) if number not in rows]
+        if fetched:
+            trip = self._trip([lookups[number] for number in fetched])
+            self._fetch(trip, learn)
+            if learn:
+                self._add(trip)
+            for number, (name, place) in zip(fetched, trip.order):
+                part = trip.parts[name]
+                rows[number] = part.expand(place, part.inverse[place], lookups[number], learn)
+        return [rows[number] for number in range(len(lookups))]
+
+    def _record_reads(self, lookups: Sequence[Lookup]) -> None:
+        """Remember which tables the model reads by the batch's ids."""
+        by_batch = {lookup.table for lookup in lookups if lookup.field is not None}
+        self._tables_read |= by_batch
+        self._unstaged -= by_batch
+
+    def _pull_held(self, lookups: Sequence[Lookup]) -> dict[int, Tensor]:
+        """Rows that are in this process and get no gradient, by the number of the lookup."""
+        return {}
+
+    def _read_staged(self, trip: T, lookups: Sequence[Lookup]) -> list[Tensor] | None:
+        """Rows of lookups among those staged; None where some rank would miss one."""
+        chosen: list[tuple[TableTrip, int | None, Tensor]] = []
+        all_matched, missing = True, False
+        for lookup in lookups:
+            part = trip.parts.get(lookup.table)
+            if part is None or isinstance(lookup.flat, Every):
+                return None  # every rank decides the same
+            match = part.find(lookup)
+            if match is None:
+                return None  # every rank decides the same
+            number, inverse, misses = match
+            all_matched, missing = all_matched and number is not None, missing or misses
+            chosen.append((part, number, inverse))
+        # Ids that a model computed from the batch's: all ranks have their rows, or all fetch them.
+        if not all_matched and not self._everywhere(missing):
+            return None
+        self._tables_read |= {lookup.table for lookup in lookups}
+        return [
+            part.expand(number, inverse, lookup, learn=True)
+            for (part, number, inverse), lookup in zip(chosen, lookups)
         ]
-        heads = torch.tensor(numbers, device=world.device).view(world.size, -1)
-        ones = [1] * world.size
-        self._heads: Arriving | None = world.start_all_to_all(heads, ones, ones)
-        self._messages: Arriving | None = None
 
-    def start(self) -> None:
-        """Wait for the heads, then send the messages."""
-        if self._heads is None:
-            return
-        head_numbers = self._heads.wait().view(self.world.size, -1, HEAD).tolist()
-        self._heads = None
-        parts = list(self.parts.values())
-        for part, heads in zip(parts, zip(*head_numbers)):
-            part.peer_heads = [Head.read(*numbers) for numbers in heads]
-        ranks = range(self.world.size)
-        words = pack(
-            [[message for part in parts for message in part.request.message(r)] for r in ranks]
-        )
-        sent = [sum(part.heads[r].words for part in parts) for r in ranks]
-        received = [sum(part.peer_heads[r].words for part in parts) for r in ranks]
-        self._messages = self.world.start_all_to_all(words, sent, received)
+    def _end_step(self) -> list[T]:
+        """Return the trips of this step, and forget them."""
+        if self._staged is not None:
+            # A model that reads whole tables (a graph model) looks up none of the batch's rows.
+            self._unstaged |= self._staged.parts.keys() - self._tables_read
+        trips, self._pending = self._pending, []
+        self._staged, self._clicks = None, {}
+        return trips
 
-    def arrive(self) -> None:
-        """Wait for the requests to this rank."""
-        self.start()
-        if self._messages is None:
-            return
-        parts = list(self.parts.values())
-        lengths = [[part.peer_heads[r].words for part in parts] for r in range(self.world.size)]
-        for part, messages in zip(parts, unpack(self._messages.wait(), lengths)):
-            part.receive_requests(messages)
-        self._messages = None
-
-    def fetch(self) -> None:
-        """Bring the rows here: owners read them now."""
-        self.arrive()
-        world, size = self.world, self.world.size
-        travelling = [part for part in self.parts.values() if not part.sharding.replicated]
-        for name, part in self.parts.items():
-            if part.sharding.replicated:
-                engine = self.engines[name]
-                assert engine is not None
-                part.take_rows(engine.pull(part.keys).to(world.device))
-        if not travelling:
-            return
-        served = [self._serve(part) for part in travelling]
-        outgoing = [
-            [
-                self.precision.narrow(rows[part.incoming(r)])
-                for part, rows in zip(travelling, served)
-            ]
-            for r in range(size)
-        ]
-        lengths = [[p.counts[r] * p.sharding.width(r) for p in travelling] for r in range(size)]
-        for part, pieces in zip(travelling, exchange(world, outgoing, lengths)):
-            rows = part.make_rows()
-            for r, piece in enumerate(pieces):
-                first, last = part.sharding.columns[r]
-                keys = part.outgoing(r)
-                vectors = self.precision.widen(piece)
-                rows[keys, first:last] = vectors.view(keys.stop - keys.start, last - first)
-
-    def _serve(self, part: TableTrip) -> Tensor:
-        """The vectors that ranks requested of this one: [n, columns held here]."""
-        engine, device = self.engines[part.sharding.table.name], self.world.device
-        if engine is None:
-            count, width = sum(part.peer_counts), part.sharding.width(self.world.rank)
-            return torch.empty(count, width, device=device)
-        if part.peer_bags is None:
-            return engine.pull(part.peer_ids).to(device)
-        return engine.pull_bags(part.peer_ids, part.peer_bags).to(device)
+    def synchronize(self) -> None:
+        super().synchronize()
+        self._staged = None

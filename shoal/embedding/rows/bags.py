@@ -9,7 +9,7 @@ id in each. Sums are made in the order of ids, so the same bits come at every ru
 
 Kernels of the core and of Triton sum while they read rows, and read the gradient of an id's bag
 while they update. Every other engine goes by distinct rows (RowEngine.pull_bags and push_bags), as
-do rows that are elsewhere (placements/route.py). A mean is a sum that is divided afterwards.
+do rows that are elsewhere (placements/trips.py). A mean is a sum that is divided afterwards.
 """
 
 from __future__ import annotations

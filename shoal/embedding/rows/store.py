@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -26,21 +26,6 @@ class Every(Enum):
 
 EVERY = Every.ROW
 Ids = Tensor | Literal[Every.ROW]
-
-
-def flat_ids(table: str, ids: Tensor) -> Tensor:
-    """Ids of any shape and strides as engines read them: [n] int64, contiguous."""
-    if ids.dtype != torch.int64:
-        raise ValueError(
-            f"table {table!r}: ids are {ids.dtype}; they must be torch.int64 (ids.long())"
-        )
-    return ids if ids.dim() == 1 and ids.is_contiguous() else ids.reshape(-1).contiguous()
-
-
-def flat_grads(rows: Tensor) -> Tensor:
-    """The gradient that backward left on rows [..., dim]: [n, dim], contiguous."""
-    assert rows.grad is not None
-    return rows.grad.reshape(-1, rows.shape[-1]).contiguous()
 
 
 @dataclass(frozen=True)
@@ -79,7 +64,9 @@ class Store(Protocol):
     def forget(self) -> None:
         """Drop every row of a growing table, and every count."""
 
-    # Of tables whose ids are counted (`admission`):
+
+class CountedStore(Store, Protocol):
+    """A store of a table whose ids are counted (`admission`)."""
 
     def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
         """Counters of the ids without a row, in chunks of ascending id."""
@@ -96,3 +83,8 @@ class Store(Protocol):
 
     def restore_filter(self, part: Filter) -> None:
         """Take over a part of a Bloom filter."""
+
+
+def as_counted(store: Store) -> CountedStore | None:
+    """The store, where its ids are counted; None: they are not."""
+    return None if store.admission is None else cast(CountedStore, store)

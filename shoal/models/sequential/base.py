@@ -145,10 +145,13 @@ class NextItem(Sequential, Retrieval):
         return self.loss(self.states(batch)[real], target[real], negatives)
 
     def encode_query(self, batch: Batch) -> Tensor:
-        states = self.states(batch)
-        if self.samples == "windows":
-            states = at_last(states, batch.tensor("history"))
-        return self.asked(states)
+        if self.samples != "windows":
+            return self.asked(self.states(batch))
+        # Only the last places are wanted: a model may leave out the others behind its last layer
+        # that looks at other places, which halves what SASRec computes there.
+        history = batch.tensor("history")
+        first_places = torch.arange(history.shape[0], device=history.device) * history.shape[1]
+        return self.asked(self.states_at(batch, first_places + last_places(history)))
 
 
 def tokens_of(batch: Batch) -> Tensor | None:
@@ -171,9 +174,14 @@ def lengths(history: Tensor) -> Tensor:
     return (history > 0).sum(1)
 
 
+def last_places(history: Tensor) -> Tensor:
+    """The place of the last item of each history [b, l]: [b]; 0 in an empty one."""
+    return (lengths(history) - 1).clamp(min=0)
+
+
 def at_last(states: Tensor, history: Tensor) -> Tensor:
     """States [b, l, d] at the last item of each history; an empty one is its first position."""
-    last = (lengths(history) - 1).clamp(min=0)
+    last = last_places(history)
     return states[torch.arange(last.shape[0], device=last.device), last]
 
 

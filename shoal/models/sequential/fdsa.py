@@ -39,3 +39,6 @@ class FDSA(SASRec):
         features = (self.weigh(every).softmax(2) * every).sum(2)
         features = self.dropout(features + self.feature_positions[: history.shape[1]])
         return self.join(torch.cat([items, self.feature_transformer(features, pads)], 2))
+
+    def states_at(self, batch: Batch, asked: Tensor) -> Tensor:
+        return self.states(batch).flatten(0, 1)[asked]

@@ -46,12 +46,16 @@ class SASRec(Extending):
         places = num_places(vectors, self.facts)
         return self.transformer(self.dropout(vectors + self.positions[:places]), pads, *some)
 
+    def inputs(self, batch: Batch) -> Tensor:
+        """What the transformer reads at every place of the history, before positions: [b, l, d]."""
+        return self.embed.field("history", batch)
+
     def states(self, batch: Batch) -> Tensor:
-        return self.encode(self.embed.field("history", batch), batch.tensor("history") == 0)
+        return self.encode(self.inputs(batch), batch.tensor("history") == 0)
 
     def states_at(self, batch: Batch, asked: Tensor) -> Tensor:
-        vectors, pads = self.embed.field("history", batch), batch.tensor("history") == 0
-        return self.encode(vectors, pads, asked, tokens_of(batch))
+        pads = batch.tensor("history") == 0
+        return self.encode(self.inputs(batch), pads, asked, tokens_of(batch))
 
     def extended(self, batch: Batch) -> Tensor:
         kept, new = batch.dense["kept"], batch.tensor("new")

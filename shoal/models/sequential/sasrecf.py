@@ -32,7 +32,7 @@ class SASRecF(SASRec):
             self.join.weight[:, :size] += torch.eye(size)  # begins as SASRec does
         nn.init.zeros_(self.join.bias)
 
-    def states(self, batch: Batch) -> Tensor:
-        history, items = batch.tensor("history"), self.embed.field("history", batch)
-        features = self.features(history).flatten(2)
-        return self.encode(self.join(torch.cat([items, features], 2)), history == 0)
+    def inputs(self, batch: Batch) -> Tensor:
+        items = self.embed.field("history", batch)
+        features = self.features(batch.tensor("history")).flatten(2)
+        return self.join(torch.cat([items, features], 2))

@@ -17,15 +17,15 @@ import zmq
 from safetensors.torch import save as format_tensors
 
 from shoal.config.row_rules import TiersSection
+from shoal.distributed.curve import Context, CurveKeys
 from shoal.distributed.liveness import BEAT
-from shoal.ps.key_files import Keys
 from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.members import Members
 from shoal.ps.server.recovery import Recovery, read_save
 from shoal.ps.server.shards import ShardWriter, Written, load_shards
 from shoal.ps.server.state import make_state
 from shoal.ps.server.steps import ServedSteps
-from shoal.ps.sockets import Context, listen
+from shoal.ps.sockets import listen
 from shoal.ps.spec import Load, read_hello
 from shoal.ps.wire import (
     COPY_BELOW,
@@ -55,7 +55,7 @@ class Server:
         self,
         bind: str = "127.0.0.1:0",
         index: int = 0,
-        keys: Keys | None = None,
+        keys: CurveKeys | None = None,
         timeout: float = 10.0,
         patience: float = math.inf,
         folder: str | Path | None = None,

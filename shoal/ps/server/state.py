@@ -16,8 +16,8 @@ from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
 from shoal.config.row_rules import TiersSection
-from shoal.embedding.engines.local import make_engines, push_all
-from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.engines.local import make_engines
+from shoal.embedding.engines.row_engine import RowEngine, push_all
 from shoal.embedding.rows.admission import admission_of, apply_row_rules
 from shoal.kernels.host_memory import half_of_memory
 from shoal.optimizers.dense import DenseOptimizer, make_optimizer, restore_state, state_tensors

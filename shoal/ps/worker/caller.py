@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import zmq
 
+from shoal.distributed.curve import Context, CurveKeys
 from shoal.ps.address import check_private
-from shoal.ps.key_files import Keys
-from shoal.ps.sockets import Context, connect
+from shoal.ps.sockets import connect
 from shoal.ps.wire import Kind, MessageHeader
 
 PING_SECONDS = 1.0
@@ -23,7 +23,7 @@ class Caller:
 
     addresses: Sequence[str]  # of the servers, then of the first replica of each, and so on
     worker: int = 0
-    keys: Keys | None = None
+    keys: CurveKeys | None = None
     timeout: float = 10.0
     session: int = 0  # drawn where none is given
     plain: bool = False  # go to other hosts without keys

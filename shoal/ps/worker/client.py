@@ -10,7 +10,7 @@ import os
 import secrets
 import socket as sockets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
@@ -51,9 +51,9 @@ from shoal.ps.worker.transfer import (
     REQUEST_VALUES,
     UNDER_WAY,
     Pulling,
+    PullMessage,
     Pushing,
-    RowRequest,
-    SplitIds,
+    ServerRequest,
     cut,
 )
 
@@ -99,8 +99,6 @@ class Client(Caller):
         super().__post_init__()
         self.flags = 0  # of rows on the wire
         self.pushes = 0  # made so far: the step that the servers count
-        self._rows: tuple[list[SplitIds], list[Tensor]] = ([], [])  # of the next push
-        self.on_push: Callable[[], None] = lambda: None  # called once a push is on its way
         count = len(self.addresses) // self.replicas
         self.servers = [Link(self, k % count, one) for k, one in enumerate(self.addresses)]
         self._shards = [self.servers[k::count] for k in range(count)]
@@ -226,43 +224,30 @@ class Client(Caller):
 
     # ---- rows -----------------------------------------------------------------------------------
 
-    def start_pull(self, shares: list[SplitIds], step: int = -1) -> Pulling:
+    def start_pull(self, shares: list[ServerRequest], step: int = -1) -> Pulling:
         """Ask for the rows of some tables; `wait` has them. step=-1: as they are now.
 
         Their place here is made when the servers are at work already.
         """
         assert self.spec is not None
         dims = [self.spec.tables[share.table].dim for share in shares]
-        requests_by_link: list[list[RowRequest]] = []
+        requests_by_link: list[list[PullMessage]] = []
         for link in self.links:
-            requests: list[RowRequest] = []
+            requests: list[PullMessage] = []
             for pieces in cut(shares, dims, link.index, REQUEST_VALUES):
                 row_ranges = [
                     (shares[k].table, shares[k].ids, first, last) for k, first, last in pieces
                 ]
                 header = self.header(Kind.PULL, self.flags, step)
-                requests.append(RowRequest(link, header, row_ranges, pieces))
+                requests.append(PullMessage(link, header, row_ranges, pieces))
             for request in requests[:UNDER_WAY]:
                 request.send()
             requests_by_link.append(requests)
         return Pulling(shares, dims, requests_by_link)
 
-    def add_rows(self, shares: list[SplitIds], grads: list[Tensor]) -> None:
-        """Add gradients of rows to the next push: grads[k] [n, dim] of shares[k]."""
-        self._rows = shares, grads
-
-    def push(
-        self, lr: float, loss: float, count: float, dense: list[Tensor] | None = None
-    ) -> Pushing:
-        """Send the gradients of a summed loss of `count` terms, with the rows that were added."""
-        rows, self._rows = self._rows, ([], [])
-        pushing = self.start_push(*rows, lr, loss, count, dense)
-        self.on_push()
-        return pushing
-
     def start_push(
         self,
-        shares: list[SplitIds],
+        shares: list[ServerRequest],
         grads: list[Tensor],
         lr: float,
         loss: float,
@@ -278,8 +263,8 @@ class Client(Caller):
         for link in self.links:
             k = link.index
             parts = [(share.table, share.counts[k]) for share in shares]
-            ids = [share.ids[share.of(k)] for share in shares]
-            rows = [grad[share.of(k)] for share, grad in zip(shares, grads)]
+            ids = [share.ids[share.part_of(k)] for share in shares]
+            rows = [grad[share.part_of(k)] for share, grad in zip(shares, grads)]
             frames = [
                 numbers_frame(lr, loss, count),
                 parts_frame(parts),

@@ -20,7 +20,7 @@ from shoal.embedding.placements.trips import TableTrip
 from shoal.embedding.rows.table import Init, Table
 from shoal.embedding.service import Gradients, Lookup
 from shoal.optimizers.row_optimizer import RowOptimizer
-from shoal.ps.worker.client import Client, SplitIds
+from shoal.ps.worker.client import Client, Pushing, ServerRequest
 from shoal.ps.worker.remote import RemoteTable, Served, ServedRows, ServedTrip
 
 
@@ -39,12 +39,12 @@ class Copy:
         """Forget what came."""
         self.base: RowEngine = make_local(self._came, RowOptimizer("sgd"), 0)
 
-    def missing(self, part: TableTrip) -> SplitIds:
+    def missing(self, part: TableTrip) -> ServerRequest:
         """The rows of a lookup that this window has not fetched yet, grouped by server."""
         keys = part.keys.cpu()
         new = self.base.pull(keys)[:, -1] == 0
         counts = [int(piece.sum()) for piece in new.split(part.counts)]
-        return SplitIds(self.remote.number, keys[new], counts)
+        return ServerRequest(self.remote.number, keys[new], counts)
 
     def take(self, ids: Tensor, rows: Tensor) -> None:
         """Rows of this window as they came from the servers."""
@@ -84,13 +84,17 @@ class GeoRows(ServedRows):
         for copy in self.copies.values():
             copy.begin()
 
-    def changes(self, workers: int) -> tuple[list[SplitIds], list[Tensor]]:
-        """The changes of this window's rows over the number of workers, as a push sends them."""
-        changes_by_table = [
-            (copy.remote.number, copy.changes(workers)) for copy in self.copies.values()
-        ]
-        changed = [(number, one) for number, one in changes_by_table if one is not None]
-        return [one.share(number) for number, one in changed], [one.grads for _, one in changed]
+    def submit_changes(self, workers: int, dense: list[Tensor] | None) -> Pushing:
+        """Send the changes of this window's rows over the number of workers: servers add them up.
+
+        dense: flat changes of the dense parameters that each server holds.
+        """
+        changes: Gradients = {}
+        for name, copy in self.copies.items():
+            table_changes = copy.changes(workers)
+            if table_changes is not None:
+                changes[name] = table_changes
+        return self._send(changes, lr=0.0, loss=0.0, count=0.0, dense=dense)
 
     def _fetch(self, trip: ServedTrip, learn: bool) -> None:
         """Have this window's rows here, and the lookups answered from the copies."""

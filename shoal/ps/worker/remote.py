@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.placements.remote_rows import RoutedRows
-from shoal.embedding.placements.trips import TableTrip, Trip
+from shoal.embedding.placements.trips import RoutedRows, TableTrip, Trip
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
-from shoal.ps.worker.client import Client, Pulling, SplitIds
+from shoal.ps.worker.client import Client, Pulling, Pushing, ServerRequest
 
 
 class RemoteTable:
@@ -39,10 +38,10 @@ class Served(RowGradients):
 
     per_server: list[int] = field(default_factory=list)  # how many of the ids are whose
 
-    def share(self, number: int) -> SplitIds:
+    def share(self, number: int) -> ServerRequest:
         """The gradients' ids as the client sends them."""
         assert isinstance(self.ids, Tensor)
-        return SplitIds(number, self.ids, self.per_server, self.counts)
+        return ServerRequest(number, self.ids, self.per_server, self.counts)
 
 
 class ServedTrip(Trip):
@@ -67,7 +66,7 @@ class ServedTrip(Trip):
         """Ask for the rows, once."""
         if self._pulling is None:
             shares = [
-                SplitIds(self.tables[name].number, part.keys.cpu(), part.counts)
+                ServerRequest(self.tables[name].number, part.keys.cpu(), part.counts)
                 for name, part in self.parts.items()
             ]
             self._pulling = self.client.start_pull(shares, self.step)
@@ -99,8 +98,6 @@ class ServedRows(RoutedRows[ServedTrip]):
         self.client, self.pipelined = client, pipelined
         self.remote = {t.name: RemoteTable(t, k, client) for k, t in enumerate(tables)}
         super().__init__(self.remote, rules, torch.device(device))
-        if not pipelined:
-            client.on_push = self._ask_ahead
 
     def _trip(self, lookups: Sequence[Lookup]) -> ServedTrip:
         return ServedTrip(self.client, self.remote, lookups, self.device)
@@ -149,15 +146,46 @@ class ServedRows(RoutedRows[ServedTrip]):
         return joined
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
-        """Add gradients to the worker's next push, which servers apply (Client.push)."""
+        """One step of the servers' rows by gradients times `scale`; they have applied it."""
+        scaled = {name: one.scaled(scale) for name, one in gradients.items()}
+        self.submit(scaled, lr, loss=0.0, count=1.0).wait()
+
+    def submit(
+        self,
+        gradients: Gradients,
+        lr: float,
+        loss: float,
+        count: float,
+        dense: list[Tensor] | None = None,
+    ) -> Pushing:
+        """Send the gradients of a summed loss of `count` terms, which servers apply as one step.
+
+        dense: flat gradients of the dense parameters that each server holds. What is returned
+        waits for the step.
+        """
+        pushing = self._send(gradients, lr, loss, count, dense)
+        for table in self.remote.values():
+            table.step += 1
+        return pushing
+
+    def _send(
+        self,
+        gradients: Gradients,
+        lr: float,
+        loss: float,
+        count: float,
+        dense: list[Tensor] | None,
+    ) -> Pushing:
+        """Send gradients, then ask for the rows of the next batch as they are after this step."""
         shares, grads = [], []
         for name, row_gradients in gradients.items():
             assert isinstance(row_gradients, Served)
             shares.append(row_gradients.share(self.remote[name].number))
-            grads.append(row_gradients.scaled(scale).grads)
-        self.client.add_rows(shares, grads)
-        for table in self.remote.values():
-            table.step += 1
+            grads.append(row_gradients.grads)
+        pushing = self.client.start_push(shares, grads, lr, loss, count, dense)
+        if not self.pipelined:
+            self._ask_ahead()
+        return pushing
 
 
 def _gradients_of(part: TableTrip) -> Served:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shoal.embedding.placements.row_requests import RowRequest
 from shoal.ps.wire import WITH_DENSE, Kind, MessageHeader, Wanted, numbers, receive_flat
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.caller import Caller
@@ -22,8 +23,8 @@ Pieces = list[tuple[int, int, int]]  # number of a share, first and last of its 
 
 
 @dataclass(frozen=True)
-class SplitIds:
-    """Distinct ids of one table, grouped by server: the first counts[0] are server 0's, ..."""
+class ServerRequest(RowRequest):
+    """Distinct ids of one table, grouped by the server that holds their rows."""
 
     table: int
     ids: Tensor  # [n]
@@ -36,24 +37,20 @@ class SplitIds:
         if not self.ids.is_contiguous():  # they are read where they lie
             object.__setattr__(self, "ids", self.ids.contiguous())
 
-    def of(self, server: int) -> slice:
-        start = sum(self.counts[:server])
-        return slice(start, start + self.counts[server])
-
     def seen_by(self, server: int) -> Tensor:
         """Shows and clicks of a server's ids in a push, [n, 2]."""
         if self.seen is not None:
-            return self.seen[self.of(server)]
+            return self.seen[self.part_of(server)]
         return torch.tensor([1.0, 0.0]).repeat(self.counts[server], 1)
 
 
-def cut(shares: list[SplitIds], dims: list[int], server: int, max_values: int) -> list[Pieces]:
+def cut(shares: list[ServerRequest], dims: list[int], server: int, max_values: int) -> list[Pieces]:
     """The requests to one server, each of about `max_values` values; at least one request."""
     requests: list[Pieces] = [[]]
     room = max_values
     for k, share in enumerate(shares):
         # Narrower rows count as wide as this, so that the ids of a request stay few.
-        dim, piece = max(dims[k], 8), share.of(server)
+        dim, piece = max(dims[k], 8), share.part_of(server)
         first = piece.start
         while True:
             last = min(piece.stop, first + max(1, room // dim))
@@ -67,8 +64,8 @@ def cut(shares: list[SplitIds], dims: list[int], server: int, max_values: int) -
     return requests
 
 
-class RowRequest(NamedTuple):
-    """A request for some of a pull's rows."""
+class PullMessage(NamedTuple):
+    """A message to one server that asks for some of a pull's rows."""
 
     link: Link | Replicas
     header: MessageHeader
@@ -82,7 +79,9 @@ class RowRequest(NamedTuple):
 class Pulling:
     """Rows on their way; requests: to each server, of which the first are sent."""
 
-    def __init__(self, shares: list[SplitIds], dims: list[int], requests: list[list[RowRequest]]):
+    def __init__(
+        self, shares: list[ServerRequest], dims: list[int], requests: list[list[PullMessage]]
+    ):
         self.shapes = [(len(share.ids), dim) for share, dim in zip(shares, dims)]
         self.sizes = [n * dim for n, dim in self.shapes]
         starts = list(accumulate(self.sizes, initial=0))

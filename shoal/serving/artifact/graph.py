@@ -460,6 +460,8 @@ def _prepared(
             arguments[place] = values[name]
         for place, entries in lists:
             arguments[place] = [_resolve(entry, values) for entry in entries]
+        if not keywords:
+            return function(*arguments)
         return function(*arguments, **_resolved(keywords, values))
 
     return compute

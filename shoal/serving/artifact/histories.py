@@ -8,7 +8,6 @@ from torch import Tensor
 
 from shoal.recommender.recommender import History, asked_at
 from shoal.serving.artifact import files
-from shoal.training.evaluation.phases import UserLists
 
 HISTORIES = "histories.safetensors"
 WRONG = "they are not of their shape"
@@ -21,9 +20,10 @@ class StoredHistories:
         tensors = files.read_tensors(folder, HISTORIES, manifest)
         with files.damaged(f"artifact {folder}: its histories"):
             items, offsets = _lists(tensors, "", num_users, num_items)
-            self.earlier: UserLists | None = None  # took before these histories, in no order
+            # Items that were taken before these histories, in no order, and their offsets.
+            self.earlier: tuple[np.ndarray, np.ndarray] | None = None
             if "earlier_items" in tensors:
-                self.earlier = UserLists(*_lists(tensors, "earlier_", num_users, num_items))
+                self.earlier = _lists(tensors, "earlier_", num_users, num_items)
             times = tensors["times"].numpy() if "times" in tensors else None
             learned = tensors["learned"].numpy() if "learned" in tensors else None
             marks = [one for one in (times, learned) if one is not None]
@@ -51,11 +51,23 @@ class StoredHistories:
 
     def pairs(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """All that each of these users took, as pairs: place in `users` [m], item [m]."""
-        rows, items = UserLists(self.items, self.offsets).chosen(users).block(0, len(users))
+        rows, items = _pairs_of(users, self.items, self.offsets)
         if self.earlier is not None:
-            before = self.earlier.chosen(users).block(0, len(users))
-            rows, items = np.append(rows, before[0]), np.append(items, before[1])
+            earlier_rows, earlier_items = _pairs_of(users, *self.earlier)
+            rows, items = np.append(rows, earlier_rows), np.append(items, earlier_items)
         return rows, items.astype(np.int64)
+
+
+def _pairs_of(
+    users: np.ndarray, items: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The lists of these users as pairs: place in `users` [m], item [m]."""
+    starts = offsets[users]
+    lengths = offsets[users + 1] - starts
+    rows = np.repeat(np.arange(len(users)), lengths)
+    # Where each pair stands: behind its list's start by its number within the list.
+    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return rows, items[np.repeat(starts, lengths) + numbers]
 
 
 def _lists(

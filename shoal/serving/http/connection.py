@@ -1,14 +1,21 @@
 """Connection: HTTP/1.1 of one client, parsed by httptools, answered by an ASGI application.
 
-    bytes -> requests, one after the other (pipelined ones wait) -> application -> transport
+From bytes to a request and back, in the order of this file:
 
-A client may be a stranger, so all that one connection may hold is bounded (`Bounds`). What comes
-is parsed in small portions: once enough requests wait, the rest stays unparsed and nothing
-more is read, so TCP makes the client wait. An answer is written when the client has read the
-ones before; a client that does not read is dropped.
+    Connection.data_received    bytes of the client
+    Connection.proceed          parses them in small portions, while there is room
+    Connection.on_...           what the parser finds; a whole head makes an `Exchange`
+    Connection._start           the exchange's turn: pipelined requests are answered in order
+    Exchange.run                calls the application with `receive` (the body) and `send`
+    Exchange.send               writes the answer when the client has read those before
+    Connection.finish_exchange  the next request's turn
 
-uvicorn makes one `Connection` for each client (`uvicorn.Config(http=...)`) and ends them by
-`shutdown`.
+A client may be a stranger, so all that one connection may hold is bounded, by the table `Bounds`.
+Once enough requests wait, the rest stays unparsed and nothing more is read, so TCP makes the client
+wait. A client that does not read its answers is dropped.
+
+uvicorn makes one `Connection` for each client (`uvicorn.Config(http=...)`, asyncio's public
+protocol) and ends them by `shutdown`.
 """
 
 from __future__ import annotations
@@ -44,133 +51,6 @@ class Bounds:
     idle_seconds: float = 30.0  # between two requests
 
 
-class Exchange:
-    """One request and its answer, as ASGI has them: `scope`, `receive`, `send`."""
-
-    def __init__(self, connection: Connection):
-        self.connection = connection
-        self.scope: dict[str, Any] = {}
-        self.body = bytearray()
-        self.whole = False  # the body is here
-        self.keep_alive = True
-        self.expects_continue = False
-        self.complete = False  # the answer is
-        self.begun = False  # a part of the answer is sent
-        self._read = False  # the application has the whole body
-        self._status = 0
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._chunked = False
-        self._length: int | None = None  # of the body that is still to be sent
-        self._news = asyncio.Event()
-
-    def take(self, body: bytes) -> None:
-        """A part of the body came; of an answered request it is dropped."""
-        if not self.complete:
-            self.body += body
-            self._news.set()
-
-    def finish(self) -> None:
-        """The body is here, or will not come any more."""
-        self.whole = True
-        self._news.set()
-
-    def wake(self) -> None:
-        """Let a waiting `receive` look again."""
-        self._news.set()
-
-    async def run(self, app: Callable[..., Awaitable[None]]) -> None:
-        """Let the application answer; what it raises is logged and answered with 500."""
-        try:
-            await app(self.scope, self.receive, self.send)
-        except Exception:
-            log.exception("a request was not answered")
-        if self.connection.closed:
-            return
-        if not self._status:
-            body = b"Internal Server Error"
-            length = str(len(body)).encode()
-            headers = [(b"content-type", b"text/plain"), (b"content-length", length)]
-            await self.send({"type": "http.response.start", "status": 500, "headers": headers})
-            await self.send({"type": "http.response.body", "body": body})
-        elif not self.complete:  # the client cannot know where the answer ends
-            self.connection.drop()
-
-    async def receive(self) -> dict[str, Any]:
-        """The next part of the body; behind the last one, word that the client is gone."""
-        if self.expects_continue and not (self.whole or self.begun or self.connection.closed):
-            self.expects_continue = False
-            self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not (self.complete or self.connection.closed):
-            if not self._read and (self.body or self.whole):
-                body, self.body, self._read = bytes(self.body), bytearray(), self.whole
-                self.connection.proceed()  # there is room again
-                return {"type": "http.request", "body": body, "more_body": not self._read}
-            self._news.clear()
-            await self._news.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: dict[str, Any]) -> None:
-        """A part of the answer; waits until the client has read what was sent before."""
-        if message["type"] == "http.response.start":
-            assert not self._status, "an answer has one beginning"
-            self._status = message["status"]
-            self._headers = list(message.get("headers", ()))
-            return
-        assert self._status and not self.complete, "a body without a beginning"
-        await self.connection.writable()
-        if self.connection.closed:
-            return
-        body, more_body = message.get("body", b""), message.get("more_body", False)
-        parts = [] if self.begun else [self._head(len(body), more_body)]
-        if self.scope["method"] != "HEAD":
-            if self._chunked:
-                parts += [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
-                parts += [] if more_body else [b"0\r\n\r\n"]
-            elif body:
-                parts.append(body)
-        if self._length is not None:
-            self._length -= len(body)
-            assert self._length >= 0, "a body that is longer than its content-length"
-            if not more_body and self._length and self.scope["method"] != "HEAD":
-                self.keep_alive = False  # it is shorter: the client must not take the next for it
-        self.connection.write(b"".join(parts))
-        if not more_body:
-            self.complete = True
-            self.wake()
-            self.connection.answered(self)
-
-    def _head(self, length: int, more_body: bool) -> bytes:
-        """The first line and headers, among them those that mark the end of the body."""
-        self.begun = True
-        status = self._status
-        lines = [b"HTTP/1.1 %d %s" % (status, REASONS.get(status, b""))]
-        stated = False
-        for name, value in (*self.connection.server.default_headers, *self._headers):
-            name = name.lower()
-            if name == b"content-length":
-                stated, self._length = True, int(value)
-            elif name == b"transfer-encoding":
-                stated = self._chunked = True
-            elif name == b"connection" and value.lower() == b"close":
-                self.keep_alive = False
-                continue
-            lines.append(b"%b: %b" % (name, value))
-        if not stated and status >= 200 and status not in (204, 304):
-            if not more_body:
-                lines.append(b"content-length: %d" % length)
-            elif self.scope["http_version"] == "1.1":
-                self._chunked = True
-                lines.append(b"transfer-encoding: chunked")
-            else:
-                self.keep_alive = False
-        if not self.keep_alive:
-            lines.append(b"connection: close")
-        head = b"\r\n".join([*lines, b"", b""])
-        if not head.count(b"\r") == head.count(b"\n") == len(lines) + 1:
-            raise ValueError("a header of an answer has a line break")
-        return head
-
-
 class Connection(asyncio.Protocol):
     """A client's connection."""
 
@@ -190,17 +70,18 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self._scope: dict[str, Any] = {}  # what all requests share
         self._parser = httptools.HttpRequestParser(self)
-        self._arrived: Exchange | None = None  # whose body is being parsed
-        self._running: Exchange | None = None  # that the application answers
+        self._receiving: Exchange | None = None  # whose body is being parsed
+        self._answering: Exchange | None = None  # that the application answers
         self._waiting: deque[Exchange] = deque()
         self._unparsed = bytearray()
-        # Of the head that is being parsed: bytes so far (-1: none is), and what it has.
-        self._head = -1
+        # Of the head that is being parsed: bytes so far (None: none is), and what it has.
+        self._head_bytes: int | None = None
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._size = 0  # of the headers
+        self._headers_bytes = 0  # of the headers
         self._head_too_large = False
-        self._between = 0  # bytes of extensions of chunks and trailers since the body's last part
+        # Of extensions of chunks and trailers, since the last part of a body.
+        self._overhead_bytes = 0
         self._paused = self._parsing = False  # reading is paused; `proceed` is running
         self._ending = False  # no request will be taken beyond those that are here
         self._refusal = b""  # sent at the end, to a client that sent no request
@@ -236,8 +117,8 @@ class Connection(asyncio.Protocol):
         self._waiting.clear()
         self._unparsed.clear()
         self._writable.set()
-        if self._running is not None:
-            self._running.wake()
+        if self._answering is not None:
+            self._answering.wake()
 
     def data_received(self, data: bytes) -> None:
         if not self._refusal:
@@ -249,7 +130,7 @@ class Connection(asyncio.Protocol):
         self._ending = True
         self.proceed()
         encrypted = self._scope["scheme"] == "https"  # asyncio ends these with either answer
-        return self._running is not None and not encrypted
+        return self._answering is not None and not encrypted
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -265,10 +146,10 @@ class Connection(asyncio.Protocol):
         """End, once what runs is answered."""
         self._ending = True
         self._waiting.clear()
-        if self._running is None:
+        if self._answering is None:
             self.transport.close()
         else:
-            self._running.keep_alive = False
+            self._answering.keep_alive = False
 
     # ---- parsing --------------------------------------------------------------------------------
 
@@ -279,17 +160,7 @@ class Connection(asyncio.Protocol):
         self._parsing = True
         try:
             while self._unparsed and self._has_room() and not self.transport.is_closing():
-                portion = bytes(self._unparsed[:PORTION])
-                del self._unparsed[: len(portion)]
-                before = self._head
-                self._between += len(portion)  # `on_body` sets it to 0
-                self._parser.feed_data(portion)
-                if self._head >= 0 and before >= 0:
-                    self._head += len(portion)
-                if self._arrived is None:
-                    self._between = 0
-                if self._head_too_large or max(self._head, self._between) > self.bounds.head_bytes:
-                    self._refuse(431)
+                self._parse_portion()
         except httptools.HttpParserUpgrade:  # no other protocol is spoken here
             self._stop_parsing()
         except httptools.HttpParserError:
@@ -298,39 +169,65 @@ class Connection(asyncio.Protocol):
             self._parsing = False
         if self.transport.is_closing():
             return
-        full = bool(self._unparsed) or not self._has_room()
-        if full != self._paused:
-            self._paused = full
-            (self.transport.pause_reading if full else self.transport.resume_reading)()
-        if self._head >= 0 and not self._timing_head:
+        is_full = bool(self._unparsed) or not self._has_room()
+        if is_full != self._paused:
+            self._paused = is_full
+            if is_full:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+        if self._head_bytes is not None and not self._timing_head:
             self._time_head()
-        if self._ending and not full and self._arrived is not None:
-            self._give_up_arrived()
+        if self._ending and not is_full and self._receiving is not None:
+            self._give_up_body()
+
+    def _parse_portion(self) -> None:
+        """Parse the next bytes. Refuse a head that is too large, and extensions of chunks and
+        trailers of a body that are.
+        """
+        portion = bytes(self._unparsed[:PORTION])
+        del self._unparsed[: len(portion)]
+        was_head = self._head_bytes is not None
+        self._overhead_bytes += len(portion)  # `on_body` sets it to 0
+        self._parser.feed_data(portion)
+        if was_head and self._head_bytes is not None:
+            self._head_bytes += len(portion)
+        if self._receiving is None:
+            self._overhead_bytes = 0
+        largest = max(self._head_bytes or 0, self._overhead_bytes)
+        if self._head_too_large or largest > self.bounds.head_bytes:
+            self._refuse(431)
 
     def _has_room(self) -> bool:
         """True while another portion may be parsed."""
-        unread = 0 if self._running is None else len(self._running.body)
+        unread = 0 if self._answering is None else len(self._answering.body)
         if self._waiting:
             if len(self._waiting) >= self.bounds.unanswered:
                 return False
             unread += sum(len(exchange.body) for exchange in self._waiting)
         return unread < self.bounds.body_bytes
 
+    # What the parser finds, in the order of a request:
+
     def on_message_begin(self) -> None:
-        self._head, self._url, self._headers, self._size = 0, b"", [], 0
+        self._head_bytes = 0
+        self._url = b""
+        self._headers = []
+        self._headers_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._arrived is None:  # else a trailer, which says nothing that counts here
+        if self._receiving is None:  # else a trailer, which says nothing that counts here
             self._headers.append((name.lower(), value))
-            self._size += len(name) + len(value) + 4
+            self._headers_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
-        self._head = -1
+        """A head is here: its exchange begins, or waits for those before it."""
+        self._head_bytes = None
         self._stop_timer()
-        self._head_too_large |= len(self._url) + self._size > self.bounds.head_bytes
+        self._head_too_large |= len(self._url) + self._headers_bytes > self.bounds.head_bytes
         if self._head_too_large or (self._ending and self._refusal):
             return
         exchange = Exchange(self)
@@ -350,28 +247,29 @@ class Connection(asyncio.Protocol):
             "query_string": url.query or b"",
             "headers": self._headers,
         }
-        self._arrived = exchange
-        if self._running is None:
+        self._receiving = exchange
+        if self._answering is None:
             self._start(exchange)
         else:
             self._waiting.append(exchange)
 
     def on_body(self, body: bytes) -> None:
-        self._between = 0
-        if self._arrived is not None:
-            self._arrived.take(body)
+        self._overhead_bytes = 0
+        if self._receiving is not None:
+            self._receiving.take(body)
 
     def on_message_complete(self) -> None:
-        arrived, self._arrived = self._arrived, None
-        if arrived is not None:
-            arrived.finish()
-            if arrived.complete:  # it was answered before its body was here
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            receiving.finish()
+            if receiving.answered:  # it was answered before its body was here
                 self._continue()
 
     # ---- answering ------------------------------------------------------------------------------
 
     def _start(self, exchange: Exchange) -> None:
-        self._running = exchange
+        """Let the application answer; its body may still be on the way."""
+        self._answering = exchange
         task = self.loop.create_task(exchange.run(self.app))
         self.server.tasks.add(task)
         task.add_done_callback(self.server.tasks.discard)
@@ -385,13 +283,13 @@ class Connection(asyncio.Protocol):
         if not self.transport.is_closing():
             self.transport.write(data)
 
-    def answered(self, exchange: Exchange) -> None:
+    def finish_exchange(self, exchange: Exchange) -> None:
         """An answer is sent: the next request's turn."""
         self.server.total_requests += 1
         if not exchange.keep_alive:
-            self._running = None
+            self._answering = None
             self.transport.close()
-        elif exchange.whole:
+        elif exchange.body_complete:
             self._continue()
         else:  # the rest of its body is read and dropped; it must come in time
             exchange.body.clear()
@@ -400,15 +298,15 @@ class Connection(asyncio.Protocol):
 
     def _continue(self) -> None:
         """Answer the next request, or wait for it."""
-        self._running = None
+        self._answering = None
         if self._waiting:
             self._start(self._waiting.popleft())
         self.proceed()
-        if self._running is None and not self._parsing:
+        if self._answering is None and not self._parsing:
             if self._ending:
                 self.write(self._refusal)
                 self.transport.close()
-            elif self._head < 0:
+            elif self._head_bytes is None:
                 self._restart_timer(self.bounds.idle_seconds, self.transport.close)
 
     # ---- ends -----------------------------------------------------------------------------------
@@ -422,7 +320,7 @@ class Connection(asyncio.Protocol):
         """Take no more of this client than what is here."""
         self._ending = True
         self._unparsed.clear()
-        last = self._waiting[-1] if self._waiting else self._running
+        last = self._waiting[-1] if self._waiting else self._answering
         if last is not None:
             last.keep_alive = False
 
@@ -430,24 +328,24 @@ class Connection(asyncio.Protocol):
         """End a connection over what is no request; those before it are answered first."""
         self._stop_timer()
         self._ending = True
-        self._head = -1
+        self._head_bytes = None
         self._unparsed.clear()
         head = b"HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
         self._refusal = head % (status, REASONS[status])
-        if self._arrived is not None:
-            self._give_up_arrived()
-        elif self._running is None:
+        if self._receiving is not None:
+            self._give_up_body()
+        elif self._answering is None:
             self.write(self._refusal)
             self.transport.close()
 
-    def _give_up_arrived(self) -> None:
+    def _give_up_body(self) -> None:
         """The rest of a body will not come: stop waiting for it."""
-        arrived, self._arrived = self._arrived, None
-        if arrived is not None and arrived is self._running:
-            if not arrived.begun:
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None and receiving is self._answering:
+            if not receiving.head_sent:
                 self.write(self._refusal)
             self.transport.close()
-        elif arrived is not None:
+        elif receiving is not None:
             self._waiting.pop()
 
     # ---- time -----------------------------------------------------------------------------------
@@ -460,7 +358,7 @@ class Connection(asyncio.Protocol):
     def _end_late(self) -> None:
         if self._unparsed:  # the client is not late: what it sent waits here
             self._time_head()
-        elif self._head >= 0:
+        elif self._head_bytes is not None:
             self._refuse(408)
         else:
             self.transport.close()
@@ -486,6 +384,134 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class Exchange:
+    """One request and its answer, as ASGI has them: `scope`, `receive`, `send`."""
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        self.scope: dict[str, Any] = {}
+        self.body = bytearray()
+        self.body_complete = False  # the body is here
+        self.keep_alive = True
+        self.expects_continue = False
+        self.answered = False  # the answer is
+        self.head_sent = False  # a part of the answer is sent
+        self._body_read = False  # the application has the whole body
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._chunked = False
+        self._length: int | None = None  # of the body that is still to be sent
+        self._changed = asyncio.Event()
+
+    def take(self, body: bytes) -> None:
+        """A part of the body came; of an answered request it is dropped."""
+        if not self.answered:
+            self.body += body
+            self._changed.set()
+
+    def finish(self) -> None:
+        """The body is here, or will not come any more."""
+        self.body_complete = True
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Let a waiting `receive` look again."""
+        self._changed.set()
+
+    async def run(self, app: Callable[..., Awaitable[None]]) -> None:
+        """Let the application answer; what it raises is logged and answered with 500."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except Exception:
+            log.exception("a request was not answered")
+        if self.connection.closed:
+            return
+        if not self._status:
+            body = b"Internal Server Error"
+            length = str(len(body)).encode()
+            headers = [(b"content-type", b"text/plain"), (b"content-length", length)]
+            await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+            await self.send({"type": "http.response.body", "body": body})
+        elif not self.answered:  # the client cannot know where the answer ends
+            self.connection.drop()
+
+    async def receive(self) -> dict[str, Any]:
+        """The next part of the body; behind the last one, word that the client is gone."""
+        is_awaited = not (self.body_complete or self.head_sent or self.connection.closed)
+        if self.expects_continue and is_awaited:
+            self.expects_continue = False
+            self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self.answered or self.connection.closed):
+            if not self._body_read and (self.body or self.body_complete):
+                body, self.body, self._body_read = bytes(self.body), bytearray(), self.body_complete
+                self.connection.proceed()  # there is room again
+                return {"type": "http.request", "body": body, "more_body": not self._body_read}
+            self._changed.clear()
+            await self._changed.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """A part of the answer; waits until the client has read what was sent before."""
+        if message["type"] == "http.response.start":
+            assert not self._status, "an answer has one beginning"
+            self._status = message["status"]
+            self._headers = list(message.get("headers", ()))
+            return
+        assert self._status and not self.answered, "a body without a beginning"
+        await self.connection.writable()
+        if self.connection.closed:
+            return
+        body, more_body = message.get("body", b""), message.get("more_body", False)
+        parts = [] if self.head_sent else [self._format_head(len(body), more_body)]
+        if self.scope["method"] != "HEAD":
+            if self._chunked:
+                parts += [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
+                parts += [] if more_body else [b"0\r\n\r\n"]
+            elif body:
+                parts.append(body)
+        if self._length is not None:
+            self._length -= len(body)
+            assert self._length >= 0, "a body that is longer than its content-length"
+            if not more_body and self._length and self.scope["method"] != "HEAD":
+                self.keep_alive = False  # it is shorter: the client must not take the next for it
+        self.connection.write(b"".join(parts))
+        if not more_body:
+            self.answered = True
+            self.wake()
+            self.connection.finish_exchange(self)
+
+    def _format_head(self, length: int, more_body: bool) -> bytes:
+        """The first line and headers, among them those that mark the end of the body."""
+        self.head_sent = True
+        status = self._status
+        lines = [b"HTTP/1.1 %d %s" % (status, REASONS.get(status, b""))]
+        has_length = False
+        for name, value in (*self.connection.server.default_headers, *self._headers):
+            name = name.lower()
+            if name == b"content-length":
+                has_length, self._length = True, int(value)
+            elif name == b"transfer-encoding":
+                has_length = self._chunked = True
+            elif name == b"connection" and value.lower() == b"close":
+                self.keep_alive = False
+                continue
+            lines.append(b"%b: %b" % (name, value))
+        if not has_length and status >= 200 and status not in (204, 304):
+            if not more_body:
+                lines.append(b"content-length: %d" % length)
+            elif self.scope["http_version"] == "1.1":
+                self._chunked = True
+                lines.append(b"transfer-encoding: chunked")
+            else:
+                self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(b"connection: close")
+        head = b"\r\n".join([*lines, b"", b""])
+        if not head.count(b"\r") == head.count(b"\n") == len(lines) + 1:
+            raise ValueError("a header of an answer has a line break")
+        return head
 
 
 def _address(address: Iterable[Any] | str | None) -> tuple[str, int] | None:

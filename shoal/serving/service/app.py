@@ -31,7 +31,7 @@ from shoal.serving.http.connection import Bounds
 from shoal.serving.http.guard import Guard, RefusedRequest, json_answer, page_answer, path_of
 from shoal.serving.service.batching import Batcher, Full
 from shoal.serving.service.openapi import describe, page_of
-from shoal.serving.service.questions import QUESTIONS, examples, parse
+from shoal.serving.service.questions import QUESTIONS, answer_batch, examples, parse
 from shoal.serving.service.service import Service
 from shoal.serving.service.statistics import RequestMetrics
 
@@ -86,7 +86,8 @@ class Api(Guard):
         )
 
     def _work(self, kind: str) -> Callable[[Any], Any]:
-        return lambda questions: self.service.answer(kind, questions)
+        # The model is read for each batch: another may have taken its place meanwhile.
+        return lambda questions: answer_batch(self.service.model, kind, questions)
 
     def close(self) -> None:
         """End the threads; no request may be waiting for an answer."""
@@ -114,7 +115,9 @@ class Api(Guard):
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         self.metrics.in_flight.dec()
-        self.metrics.count(path, status, seconds)
+        counter, histogram = self.metrics.series(path, status)
+        counter.inc()
+        histogram.observe(seconds)
 
     # ---- questions ------------------------------------------------------------------------------
 
@@ -135,8 +138,7 @@ class Api(Guard):
             except TimeoutError:
                 raise RefusedRequest(503, "no answer in time; come again") from None
             except UnknownName as error:
-                # The client learns that a name is unknown, not which names are known.
-                raise RefusedRequest(404, str(error).partition(";")[0]) from None
+                raise RefusedRequest(404, error.public) from None
             except ValueError as error:
                 raise RefusedRequest(422, str(error)) from None
             return json_answer(answer)

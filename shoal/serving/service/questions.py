@@ -140,6 +140,16 @@ def _first_of(error: ValidationError, *place: object) -> str:
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 
+def answer_batch(model: Artifact, kind: str, questions: Sequence[Any]) -> list[Any]:
+    """The answers of questions of one kind, or what is wrong with each, all by the same model."""
+    answers = ANSWERS[kind](model, questions)
+    name = model.folder.name
+    return [
+        answer if isinstance(answer, Exception) else {**answer, "artifact": name}
+        for answer in answers
+    ]
+
+
 def answer_recommend(model: Artifact, questions: Sequence[Recommend]) -> list[Any]:
     """Answers of /v1/recommend; questions about the whole catalogue are ranked together."""
     whose = [[one.user] if one.users is None else one.users for one in questions]

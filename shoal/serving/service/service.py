@@ -17,7 +17,6 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from typing import Any
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import DELTAS, Artifact
 from shoal.serving.artifact.trial_run import try_apart
-from shoal.serving.service.questions import ANSWERS
 
 log = logging.getLogger("shoal")
 State = tuple[Any, ...]  # of the files of an artifact
@@ -142,13 +140,6 @@ class Service:
         """Look for a newer artifact every so often, until `stop`."""
         while not stop.wait(seconds):
             self.refresh()
-
-    def answer(self, kind: str, questions: Sequence[Any]) -> list[Any]:
-        """Answers of one batch, all by the same model."""
-        model = self.model
-        name = model.folder.name
-        answers = ANSWERS[kind](model, questions)
-        return [one if isinstance(one, Exception) else {**one, "artifact": name} for one in answers]
 
 
 def load(folder: Path, state: State, batch_size: int) -> Artifact:

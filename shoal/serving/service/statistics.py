@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -28,7 +29,8 @@ class RequestMetrics:
     """Counts requests and their times by route, and reports what other parts count.
 
     >>> metrics = RequestMetrics(lambda: ({"batches_total": 3}, {"artifact": "monday"}))
-    >>> metrics.count("/ready", 200, 0.002)
+    >>> counter, histogram = metrics.series("/ready", 200)
+    >>> counter.inc()
     >>> 'shoal_requests_total{route="/ready",status="200"} 1.0' in metrics.text().decode()
     True
     """
@@ -52,17 +54,12 @@ class RequestMetrics:
         uptime = Gauge("shoal_uptime_seconds", "Seconds in service", registry=self.registry)
         uptime.set_function(lambda: time.time() - start)
         self.registry.register(self)
-        self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        # Kept, because finding series by their labels costs more than counting.
+        self.series = cache(self._find_series)
 
-    def count(self, route: str, status: int, seconds: float) -> None:
-        """Count a request that was answered."""
-        series = self._series.get((route, status))
-        if series is None:  # finding series by their labels costs more than counting
-            series = self.requests.labels(route, status), self.seconds.labels(route)
-            self._series[route, status] = series
-        counter, histogram = series
-        counter.inc()
-        histogram.observe(seconds)
+    def _find_series(self, route: str, status: int) -> tuple[Counter, Histogram]:
+        """What counts requests of a route with this status, and the seconds of the route."""
+        return self.requests.labels(route, status), self.seconds.labels(route)
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format (`prometheus_client.CONTENT_TYPE_LATEST`)."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.clicks import ClickReader
 from shoal.config.schema import DataSection, EvalSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.dataset import Phase
+from shoal.data.dataset import Split
 from shoal.data.features import Label
 from shoal.distributed.world import World
 from shoal.models.base import ClickModel, Model
@@ -146,11 +146,11 @@ class ClickEvaluator:
                 log.warning("%s", line)
         return self.extra_results()
 
-    def has(self, phase: Phase) -> bool:
+    def has(self, phase: Split) -> bool:
         """Whether a phase has samples, as far as that is known before they are read."""
         return phase in self.readers and self.readers[phase].known_samples != 0
 
-    def check(self, phases: Iterable[Phase]) -> None:
+    def check(self, phases: Iterable[Split]) -> None:
         """Refuse phases without samples, as far as that is known before they are read."""
         for phase in phases:
             if phase not in self.readers:
@@ -164,7 +164,7 @@ class ClickEvaluator:
     def evaluate(
         self,
         model: Model,
-        phase: Phase,
+        phase: Split,
         progress: Callable[[Iterator[Any], Any], Iterator[Any]] = lambda steps, total: steps,
         keep: bool = False,
     ) -> dict[str, float]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.config.schema import DataSection, EvalSection
 from shoal.data.batch import Batch, Jagged
-from shoal.data.dataset import Dataset, Phase
+from shoal.data.dataset import Dataset, Split
 from shoal.data.history import Histories
 from shoal.distributed.world import World
 from shoal.kernels.parallel import ThreadTeam
@@ -82,7 +82,7 @@ class Evaluator:
     def evaluate(
         self,
         model: Model,
-        phase: Phase,
+        phase: Split,
         progress: Progress = lambda steps, total: steps,
         keep: bool = False,
     ) -> dict[str, float]:
@@ -117,7 +117,7 @@ class Evaluator:
         self.values = metrics.compute(f"the {phase} split of {self.dataset.name!r}")
         return self.values
 
-    def measure(self, model: Model, phase: Phase) -> float:
+    def measure(self, model: Model, phase: Split) -> float:
         """Seconds that evaluating a phase takes, from a few tiles of its users; 0: too few.
 
         Every rank calls it, and has the same number of tiles.
@@ -223,11 +223,11 @@ class Evaluator:
         result = {"base": self._popular(), "cold": self.cold}
         return {name: value for name, value in result.items() if value}
 
-    def has(self, phase: Phase) -> bool:
+    def has(self, phase: Split) -> bool:
         """Whether a phase has anything to evaluate on."""
         return len(self.dataset.splits[phase]) > 0
 
-    def check(self, phases: Iterable[Phase]) -> None:
+    def check(self, phases: Iterable[Split]) -> None:
         """Refuse phases that have nothing to evaluate: before an epoch is trained, not after."""
         for phase in phases:
             if not self.has(phase):
@@ -238,7 +238,7 @@ class Evaluator:
                     "train.eval_every=0"
                 )
 
-    def _prepared(self, phase: Phase) -> tuple[PhaseData, Histories | None]:
+    def _prepared(self, phase: Split) -> tuple[PhaseData, Histories | None]:
         if phase not in self._phases:
             self.check([phase])
             histories = self.histories(EARLIER[phase], phase)
@@ -263,7 +263,7 @@ class Evaluator:
             yield bounds
 
     def histories(
-        self, phases: tuple[Phase, ...], request_split: Phase | None = None
+        self, phases: tuple[Split, ...], request_split: Split | None = None
     ) -> Histories | None:
         """Histories for sequential models: items of these phases; None for other models.
 

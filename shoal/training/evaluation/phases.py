@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.config.schema import EvalSection
-from shoal.data.dataset import Dataset, Phase
+from shoal.data.dataset import Dataset, Split
 from shoal.data.random import hash64
 from shoal.data.sampler import NegativeSampler, SeenPairs, distinct
 
-EARLIER: dict[str, tuple[Phase, ...]] = {"valid": ("train",), "test": ("train", "valid")}
+EARLIER: dict[str, tuple[Split, ...]] = {"valid": ("train",), "test": ("train", "valid")}
 
 
 @dataclass
@@ -74,7 +74,7 @@ def sampled_users(users: np.ndarray, max_users: int, seed: int) -> np.ndarray:
 class PhaseData:
     """Data for evaluating one phase, prepared once."""
 
-    def __init__(self, dataset: Dataset, phase: Phase, section: EvalSection, seed: int):
+    def __init__(self, dataset: Dataset, phase: Split, section: EvalSection, seed: int):
         self.mode, self.num_negatives = parse_mode(section.mode, phase)
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
         self.users = np.unique(users)  # ascending: the tiles are a pure function of the split
@@ -106,7 +106,7 @@ class PhaseData:
         return self.candidates.chosen(places).items[labels > 0]
 
     def _draw_negatives(
-        self, dataset: Dataset, phase: Phase, seen: tuple[np.ndarray, np.ndarray], seed: int
+        self, dataset: Dataset, phase: Split, seen: tuple[np.ndarray, np.ndarray], seed: int
     ) -> None:
         """N different negatives for each positive; their union is a user's candidates."""
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
@@ -132,7 +132,7 @@ class PhaseData:
             dataset.num_users,
         )
 
-    def _take_labels(self, dataset: Dataset, phase: Phase) -> None:
+    def _take_labels(self, dataset: Dataset, phase: Split) -> None:
         """Rows of the phase with their labels; a user's candidates are the rows of that user."""
         if dataset.label_field not in dataset.inter:
             raise ValueError(

@@ -34,10 +34,6 @@ def _ddp(section: StrategySection, world: World, join_timeout: float) -> Strateg
 
 
 def _sharded(section: StrategySection, world: World, join_timeout: float) -> Strategy:
-    if section.backend == "torchrec":
-        from shoal.training.strategies.torchrec import ShardedByTorchRec
-
-        return ShardedByTorchRec(world, section)
     from shoal.training.strategies.sharded import Sharded
 
     return Sharded(world, section)
@@ -66,11 +62,6 @@ def make_strategy(section: StrategySection, world: World, join_timeout: float = 
     name = section.name
     if name == "auto":
         name = "single" if world.size == 1 else "ddp"
-    if section.backend != "native" and name != "sharded":
-        raise ValueError(
-            f"strategy.backend is {section.backend}, which strategy {name} does not have; set "
-            "strategy.name=sharded, or strategy.backend=native"
-        )
     return _MAKERS[name](section, world, join_timeout)
 
 

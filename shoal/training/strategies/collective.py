@@ -57,5 +57,6 @@ class DDP(Collective):
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         engines = self.make_engines(tables, self.fused)
-        self.prefetches = any(engine.offloaded for engine in engines.values())
-        return ReplicatedRows(engines, self.rules, self.world)
+        rows = ReplicatedRows(engines, self.rules, self.world)
+        self.prefetches = bool(rows.offloaded_tables)
+        return rows

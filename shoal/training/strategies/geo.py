@@ -77,8 +77,7 @@ class Geo(ParameterServers):
             with torch.no_grad():
                 deltas = [(p - b) / workers for p, b in zip(self.dense, self._begun)]
             dense = self._split(deltas)
-        self.client.add_rows(*self.window.changes(workers))
-        _, _, values = self.client.push(0.0, 0.0, 0.0, dense).wait()
+        _, _, values = self.window.submit_changes(workers, dense).wait()
         if self.dense_at_servers:
             self._take_dense(values)
         elif self.dense:

@@ -30,9 +30,8 @@ from torch import Tensor
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.distributed.world import World
-from shoal.embedding.engines.local import begin_all
 from shoal.embedding.module import Embeddings
-from shoal.embedding.rows.store import Every, Ids
+from shoal.embedding.rows.store import Every
 from shoal.models.base import Model
 from shoal.training.strategies.single import Single
 
@@ -76,12 +75,12 @@ class Graphed(Single):
         is_safe = kind.__module__.startswith("shoal.models.") or "cuda_graph_safe" in vars(kind)
         if self.auto and not (is_safe and self.model.cuda_graph_safe):
             return f"{type(self.model).__name__} does not say that all its steps do the same work"
-        for name, engine in self.engines.items():
-            if not engine.recordable:
-                return (
-                    f"steps are recorded of tables of fixed size in the GPU's memory, with Triton; "
-                    f"{name!r} is not such a one: give it a number of rows"
-                )
+        name = self.local_rows.find_unrecordable()
+        if name is not None:
+            return (
+                f"steps are recorded of tables of fixed size in the GPU's memory, with Triton; "
+                f"{name!r} is not such a one: give it a number of rows"
+            )
         return None
 
     def receive(self, batch: Batch) -> Batch:
@@ -103,8 +102,7 @@ class Recorder:
 
     def __init__(self, strategy: Graphed):
         self.strategy, self.device = strategy, strategy.world.device
-        self.engines = list(strategy.engines.values())
-        self.offloaded = {one.table.name: one for one in self.engines if one.offloaded}
+        self.offloaded = strategy.local_rows.offloaded_tables
         self._lr = torch.zeros((), device=self.device)
         self._loss = torch.zeros((), device=self.device)
         self._known_lr: float | None = None
@@ -153,7 +151,7 @@ class Recorder:
         batch = parts[0]
         if len(parts) > 1 or self._needs_host(batch):
             return plain(parts, lr)
-        if any(isinstance(ids, Every) for ids in self._offloaded_ids(batch)):  # too many to stage
+        if self._reads_every_offloaded(batch):  # too many to stage
             return plain(parts, lr)
         shape = shape_of(batch)
         recording = self._recorded.get(shape)
@@ -171,10 +169,8 @@ class Recorder:
             for recorded, value in zip(tensors(memory).values(), tensors(batch).values()):
                 recorded.copy_(value)
             batch = memory
-        begin_all(self.engines, lr)
-        for name, engine in self.offloaded.items():
-            ids = self._offloaded_ids(batch, name)
-            engine.stage([one for one in ids if isinstance(one, Tensor)])
+        staged_ids = {name: self._offloaded_ids(batch, name) for name in self.offloaded}
+        self.strategy.local_rows.begin_replay(lr, staged_ids)
         graph.replay()
         return self._loss.clone()
 
@@ -191,12 +187,22 @@ class Recorder:
         model = self.strategy.model
         return model.samples == "windows" and model.cuda_graph_safe
 
-    def _offloaded_ids(self, batch: Batch, name: str | None = None) -> list[Ids]:
-        """Ids of a table whose rows may be in host memory, or of all those tables."""
-        names = self.offloaded if name is None else {name}
-        if not names:
-            return []
-        return [one.ids for one in self.strategy.lookups(batch) if one.table in names]
+    def _offloaded_ids(self, batch: Batch, name: str) -> list[Tensor]:
+        """The ids of a table whose rows may be in host memory."""
+        lookups = self.strategy.lookups(batch)
+        return [
+            lookup.ids
+            for lookup in lookups
+            if lookup.table == name and isinstance(lookup.ids, Tensor)
+        ]
+
+    def _reads_every_offloaded(self, batch: Batch) -> bool:
+        """Whether a step reads every row of a table whose rows may be in host memory."""
+        return bool(self.offloaded) and any(
+            isinstance(lookup.ids, Every)
+            for lookup in self.strategy.lookups(batch)
+            if lookup.table in self.offloaded
+        )
 
     def _check_memory(self) -> None:
         """Forget what was recorded before a checkpoint brought other tensors."""

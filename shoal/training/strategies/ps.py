@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import StrategySection
+from shoal.distributed.key_files import read_keys
 from shoal.distributed.rank_variables import is_worker
 from shoal.distributed.world import World
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
-from shoal.ps.key_files import read_keys
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import ANY_NUMBER, BFLOAT16, COMPRESSED, MOST_WORKERS
 from shoal.ps.worker.client import Client, Pushing
@@ -85,9 +85,10 @@ class ParameterServers(Strategy):
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         self.client = self._say_hello(tables)
-        return ServedRows(
+        self.served_rows = ServedRows(
             self.client, list(tables.values()), self.rules, self.world.device, self.pipelined
         )
+        return self.served_rows
 
     def _say_hello(self, tables: dict[str, Table]) -> Client:
         """Connect to the servers and describe what they are to keep."""
@@ -145,8 +146,9 @@ class ParameterServers(Strategy):
         grads = [_grad(parameter) for parameter in self.dense]
         dense = self._split(grads) if self.dense_at_servers else None
         before = self.client.bytes_sent
-        self.rows.apply(self.rows.collect().rows, lr)  # rows join the push
-        self._under_way.append(self.client.push(lr, loss, count, dense))  # servers agree and update
+        gradients = self.served_rows.collect().rows
+        # Servers agree on the step and update; `wait` has its loss and their dense parameters.
+        self._under_way.append(self.served_rows.submit(gradients, lr, loss, count, dense))
         if not self.dense_at_servers:
             self._step_dense(grads, count, lr)
         for parameter in self.dense:

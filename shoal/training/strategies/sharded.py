@@ -69,7 +69,9 @@ class Sharded(Collective):
             for name, sharding in shardings.items()
         }
         self.row_world = group
-        groups = RankGroups(self.world, peers, section.groups_every)
+        groups = None
+        if section.groups > 1:
+            groups = RankGroups(self.world, peers, section.groups_every)
         return ShardedRows(
             group, placed, self.rules, groups, WirePrecision(getattr(torch, section.wire_dtype))
         )

@@ -23,9 +23,10 @@ class Single(Strategy):
         self.fused = fused
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
-        self.engines = self.make_engines(tables, self.fused)
-        self.prefetches = any(engine.offloaded for engine in self.engines.values())
-        return LocalRows(self.engines, self.rules, self.world.device)
+        engines = self.make_engines(tables, self.fused)
+        self.local_rows = LocalRows(engines, self.rules, self.world.device)
+        self.prefetches = bool(self.local_rows.offloaded_tables)
+        return self.local_rows
 
     def forward_backward(self, parts: Sequence[Batch]) -> Sums:
         """A batch in one part has gradients of its mean loss at once: nothing is scaled later."""

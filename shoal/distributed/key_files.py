@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
+from shoal.distributed.curve import CurveKeys
 from shoal.files.folders import inner_folder
 
 ROLES = ("server", "worker")
@@ -24,15 +24,6 @@ ROLES = ("server", "worker")
 
 class KeysError(ValueError):
     """Keys are absent, damaged or open to others."""
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The keys of one role: its own pair, and the public key of the other role."""
-
-    public: bytes
-    secret: bytes
-    peer: bytes
 
 
 def make_keys(folder: str | Path) -> Path:
@@ -65,7 +56,7 @@ def _write(path: Path, key: bytes, mode: int) -> None:
         file.write(key + b"\n")
 
 
-def read_keys(folder: str | Path, role: str) -> Keys:
+def read_keys(folder: str | Path, role: str) -> CurveKeys:
     """The keys of a role: `server` or `worker`."""
     other = "worker" if role == "server" else "server"
     folder = Path(folder)
@@ -73,11 +64,13 @@ def read_keys(folder: str | Path, role: str) -> Keys:
     if part.is_dir():
         _check_writers(folder, folder.stat())
         folder = part
-    return Keys(
-        _read(folder / f"{role}.public"),
-        _read(folder / f"{role}.secret", private=True),
-        _read(folder / f"{other}.public"),
-    )
+    public, secret = folder / f"{role}.public", folder / f"{role}.secret"
+    keys = CurveKeys(_read(public), _read(secret, private=True), _read(folder / f"{other}.public"))
+    if zmq.curve_public(keys.secret) != keys.public:
+        raise KeysError(
+            f"{public} does not belong to {secret}; copy both from one folder of `shoal keys make`"
+        )
+    return keys
 
 
 def _read(path: Path, private: bool = False) -> bytes:

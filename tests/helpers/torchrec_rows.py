@@ -1,7 +1,8 @@
-"""TorchRec: tables whose rows live in TorchRec's sharded embedding collections.
+"""TorchRec as the oracle of sharded tables: a strategy and its row service, for tests.
 
-To a model this is a row service. TorchRec takes the distinct ids of a step to their owners and the
-rows back; on backward it takes the gradients to the owners and runs FBGEMM's fused optimizer there.
+Rows live in TorchRec's sharded embedding collections. TorchRec takes the distinct ids of a step to
+their owners and the rows back; on backward it takes the gradients to the owners and runs FBGEMM's
+fused optimizer there.
 
 A fused optimizer runs once for every backward, but a row must be updated once a step, with the sum
 of its gradients over all lookups and ranks. So models get rows that are separate leaves, and
@@ -15,35 +16,38 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.distributed.comm_ops import get_gradient_division
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingEnv
 
-from shoal import how_to_install
+from shoal.config.schema import StrategySection
 from shoal.distributed.world import World
 from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.output_table import InPlaceRows
 from shoal.embedding.placements.shard_engine import write_initial
-from shoal.embedding.placements.sharded import SpreadRows
 from shoal.embedding.placements.sharded_table import ShardedTable
-from shoal.embedding.placements.trips import Trip
+from shoal.embedding.placements.trips import RoutedRows, Trip
+from shoal.embedding.rows.admission import Shrink
 from shoal.embedding.rows.placement import Placement, Sharding
-from shoal.embedding.rows.store import Every, Ids, Rows
+from shoal.embedding.rows.store import Every, Ids, Rows, Store
 from shoal.embedding.rows.table import Table
-from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
+from shoal.embedding.service import (
+    Collected,
+    Gradients,
+    Lookup,
+    RowGradients,
+    RowService,
+    join_flat,
+)
 from shoal.optimizers.row_optimizer import RowOptimizer
-
-try:
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
-    from torchrec.distributed.comm_ops import get_gradient_division
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-    from torchrec.distributed.types import ShardingEnv
-except (ImportError, OSError) as error:  # OSError: an FBGEMM that was built for another torch
-    raise ValueError(
-        f"strategy.backend is torchrec, and that needs TorchRec and FBGEMM ({error}): "
-        f"{how_to_install('torchrec')}; FBGEMM 1.X belongs to torch 2.(X+5); or set "
-        "strategy.backend=native"
-    ) from error
+from shoal.optimizers.selection import row_optimizer_of
+from shoal.training.strategies import register_strategy
+from shoal.training.strategies.sharded import Sharded
 
 OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGRAD}
 LANES = 4  # the width of FBGEMM's rows is a multiple; narrower rows are padded with zeros
@@ -149,6 +153,9 @@ class Shard(RowEngine):
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         raise NotImplementedError  # gradients pass through the collection
 
+    def shrink(self, rule: Shrink) -> int:
+        raise NotImplementedError  # its tables are fixed
+
     def restore(self, rows: Rows) -> None:
         keys, dim = rows.ids.to(self.values.device), self.table.dim
         self.values[keys, :dim] = rows.values.to(self.values.device)
@@ -217,7 +224,7 @@ class TorchRecTrip(Trip):
         self.rows.world.bytes_sent += self.num_away(collection) * 4 * collection.width
 
 
-class TorchRecRows(SpreadRows[TorchRecTrip]):
+class TorchRecRows(RoutedRows[TorchRecTrip]):
     """Reads and updates the tables of one model through TorchRec."""
 
     def __init__(self, world: World, tables: list[Table], optimizer: RowOptimizer, seed: int):
@@ -237,7 +244,20 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
                 )
                 placed[table.name] = ShardedTable(sharding, world, optimizer, shard)
                 write_initial(shard, sharding, world.rank, seed)
-        super().__init__(world, placed)
+        super().__init__(placed, None, world.device)
+        self.world, self.sharded = world, placed
+
+    @property
+    def stores(self) -> dict[str, Store]:
+        return dict(self.sharded)
+
+    def _everywhere(self, missing: bool) -> bool:
+        vote = torch.tensor([float(missing)], device=self.device)
+        return float(self.world.all_reduce(vote)) == 0
+
+    def _rows_in_place(self, name: str) -> InPlaceRows:
+        table = self.sharded[name]
+        return InPlaceRows(table.engine, split=(table.sharding, self.world))
 
     def _trip(self, lookups: Sequence[Lookup]) -> TorchRecTrip:
         return TorchRecTrip(self, lookups)
@@ -308,3 +328,20 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
                 part = joined.parts[name]
                 part.add(0, part.inverse[0], torch.cat(grads))
         return joined
+
+
+class ShardedByTorchRec(Sharded):
+    """Rows with their owners as TorchRec cuts them, all-reduced dense gradients."""
+
+    def make_rows(self, tables: dict[str, Table]) -> RowService:
+        self.prefetches = False
+        optimizer = row_optimizer_of(self.optimizer_section)
+        return TorchRecRows(self.world, list(tables.values()), optimizer, self.seed)
+
+
+def make_torchrec(section: StrategySection, world: World, join_timeout: float) -> Sharded:
+    """The oracle as a strategy that configs of tests name."""
+    return ShardedByTorchRec(world, section)
+
+
+register_strategy("torchrec", make_torchrec)
