@@ -49,8 +49,8 @@ def make(
 
     section = resolve_args(context.args, trust=trust).config.data.clicks.synthetic
     best = make_days(section, Path(to), days)
-    for phase, auc in best.items():
-        typer.echo(f"{to}/{phase}: the best possible AUC is {auc:.4f}")
+    for split, auc in best.items():
+        typer.echo(f"{to}/{split}: the best possible AUC is {auc:.4f}")
     typer.echo(
         f"train on it: shoal train --model=DCNV2 --data.format=multi_hot --data.path={to} "
         f"--data.clicks.train=train/*.npz --data.clicks.valid=valid/*.npz "

@@ -117,7 +117,7 @@ class Config(Section):
         """Samples that all processes together take at a time."""
         return self.train.samples * (processes if self.per_worker_batches else 1)
 
-    def ranks_all(self, phase: Literal["valid", "test"]) -> bool:
-        """Whether a phase ranks all items, not candidates or rows with labels."""
+    def ranks_all(self, split: Literal["valid", "test"]) -> bool:
+        """Whether a split ranks all items, not candidates or rows with labels."""
         mode = self.eval.mode
-        return (mode if isinstance(mode, str) else mode[phase]) == "full"
+        return (mode if isinstance(mode, str) else mode[split]) == "full"

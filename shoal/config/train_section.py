@@ -221,7 +221,7 @@ class GroupsSection(Section):
 class EvalSection(Section):
     mode: Annotated[Mode | dict[Literal["valid", "test"], Mode], AfterValidator(_both)] = Field(
         "full",
-        description="items that are ranked: full, uniN, popN or labeled; one for both phases or "
+        description="items that are ranked: full, uniN, popN or labeled; one for both splits or "
         "one each",
     )
     metrics: list[str] = Field(

@@ -99,10 +99,10 @@ def _spreads(users: np.ndarray, items: np.ndarray) -> Html:
 
 def _parts(dataset: Dataset, leaks: Leakage) -> Html:
     rows = []
-    phases: tuple[Split, ...] = ("train", "valid", "test")
-    for phase in phases:
-        users, items = dataset.user_ids(phase), dataset.item_ids(phase)
-        rows.append((phase, len(users), len(np.unique(users)), len(np.unique(items))))
+    splits: tuple[Split, ...] = ("train", "valid", "test")
+    for split in splits:
+        users, items = dataset.user_ids(split), dataset.item_ids(split)
+        rows.append((split, len(users), len(np.unique(users)), len(np.unique(items))))
     text = (
         f"Of {leaks.rows:,} interactions to test on, {leaks.repeated:,} are pairs that are trained "
         f"on too, {leaks.earlier:,} came before one of the same user that is trained on, "

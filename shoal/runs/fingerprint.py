@@ -49,8 +49,8 @@ def feature_shapes(features: tuple[Feature, ...]) -> list[list[Any]]:
 def _digests(dataset: Dataset) -> dict[str, str]:
     """Digests of the interactions and of their splits; a prepared folder has them already."""
     digest = hashlib.sha256()
-    for phase in ("train", "valid", "test"):
-        rows = np.ascontiguousarray(dataset.splits[phase])
+    for split in ("train", "valid", "test"):
+        rows = np.ascontiguousarray(dataset.splits[split])
         digest.update(np.int64(len(rows)).tobytes() + rows.tobytes())
     contents = hashlib.sha256()
     for field in (dataset.user_field, dataset.item_field):

@@ -48,8 +48,8 @@ def save_taken(folder: Path, dataset: Dataset, before: str | None) -> None:
     """
     if sum(map(len, dataset.splits.values())) > MOST_TAKEN:
         return
-    users = np.concatenate([dataset.user_ids(phase) for phase in ALL])
-    items = np.concatenate([dataset.item_ids(phase) for phase in ALL])
+    users = np.concatenate([dataset.user_ids(split) for split in ALL])
+    items = np.concatenate([dataset.item_ids(split) for split in ALL])
     if before is not None:
         earlier = read_taken(Path(before), dataset)
         if earlier is None:
