@@ -41,7 +41,7 @@ def read_presets(
     clusters = {}
     for name, parts in as_mapping(entries["hosts"], f"{place}: hosts").items():
         key = f"{place}: hosts.{name}"
-        parts = {"name": name} | as_mapping(parts, key)
+        parts = {"name": name, **as_mapping(parts, key)}
         between = parts.pop("between", None)
         if between is not None:
             between = read_part(NetworkLink, between, f"{key}.between")
