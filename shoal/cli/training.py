@@ -91,10 +91,15 @@ def train(
 
     if is_worker():
         follow_launcher(f"rank-{os.environ['RANK']}", saves=True)
-    if not (context.args or output or start or join or data):
-        need_data()
     resolved = _resolve_training(
-        args, resume=resume, output=output, start=start, data=data, join=join, trust=trust
+        args,
+        is_bare=not (context.args or output or start or join or data),
+        resume=resume,
+        output=output,
+        start=start,
+        data=data,
+        join=join,
+        trust=trust,
     )
     result = _run_training(resolved, resume, ray)
     if result and is_first() and not is_launched():
@@ -103,6 +108,7 @@ def train(
 
 def _resolve_training(
     args: list[str],
+    is_bare: bool,
     resume: bool,
     output: str | None,
     start: str | None,
@@ -112,7 +118,8 @@ def _resolve_training(
 ) -> Resolved:
     """The config of files, or of the run that is continued or joined, with data in its place.
 
-    args: config files, a file of data and overrides, as they were typed; start: the run of --from.
+    args: config files, a file of data and overrides, as they were typed; is_bare: nothing was typed
+    behind the command; start: the run of --from.
     """
     from shoal.runs.input_data import with_data
     from shoal.runs.run import resolve
@@ -123,6 +130,8 @@ def _resolve_training(
         raise typer.BadParameter(f"--data {data} and {data_argument} are both data; give one")
     data = data or data_argument
     overrides = as_paddle_launches(overrides)
+    if is_bare:
+        need_data()
     # A run that is continued on another number of processes forgets how it was launched before.
     counted = any(key_of(arg) in ("nproc", "launch.nproc", "world_size") for arg in overrides)
     values = ONE_PROCESS if is_run and counted else None
