@@ -128,7 +128,7 @@ def command_page() -> str:
         lines += ["", f"## shoal {name}", "", prose(what), ""]
         lines += [prose(part) + "\n" for part in more.split("\n\n") if part]
         lines += ["```bash", EXAMPLES[name], "```"]
-        if rows := [option_row(one) for one in command.params if not one.hidden]:
+        if rows := [option_row(option) for option in command.params if not option.hidden]:
             lines += ["", "| option | default | what it does |", "| --- | --- | --- |", *rows]
     return "\n".join(lines) + "\n"
 
@@ -189,18 +189,18 @@ def find(name: str) -> Any:
 
 def describe(name: str) -> Iterator[str]:
     """The lines about one name."""
-    found = find(name)
-    if callable(found) and not is_protocol(found):
-        yield from ["", "```python", signature(name, found), "```"]
-    yield from docstring(inspect.getdoc(found) or "")
+    value = find(name)
+    if callable(value) and not is_protocol(value):
+        yield from ["", "```python", signature(name, value), "```"]
+    yield from docstring(inspect.getdoc(value) or "")
     if name not in METHODS:
         return
     place, methods = METHODS[name]
     yield from ["", "| | |", "| --- | --- |"]
     for method in methods.split():
-        what = getattr(find(place or name), method)
-        line = prose((inspect.getdoc(what) or "").partition("\n\n")[0]).replace("|", "\\|")
-        yield f"| `{signature(method, what, brief=True)}` | {line} |"
+        member = getattr(find(place or name), method)
+        line = prose((inspect.getdoc(member) or "").partition("\n\n")[0]).replace("|", "\\|")
+        yield f"| `{signature(method, member, brief=True)}` | {line} |"
 
 
 def docstring(text: str) -> Iterator[str]:
@@ -216,35 +216,43 @@ def docstring(text: str) -> Iterator[str]:
             yield from ["", re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", prose(part))]
 
 
-def is_protocol(found: Any) -> bool:
+def is_protocol(value: Any) -> bool:
     """True for a class that is only described, never called."""
-    return getattr(found, "_is_protocol", False)
+    return getattr(value, "_is_protocol", False)
 
 
 def signature(name: str, what: Callable[..., Any], brief: bool = False) -> str:
     """How it is called. brief: without types, for a table."""
     parts, star = [], False
-    for one in inspect.signature(what).parameters.values():
-        if one.name == "self":
+    for parameter in inspect.signature(what).parameters.values():
+        if parameter.name == "self":
             continue
-        if one.kind == one.KEYWORD_ONLY and not star:
+        if parameter.kind == parameter.KEYWORD_ONLY and not star:
             parts.append("*")
-        star = star or one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
-        before = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
-        typed = "" if brief or one.annotation is one.empty else f": {annotation(one.annotation)}"
-        equal = "=" if brief or not typed else " = "
-        value = "..." if "<" in repr(one.default) else repr(one.default)
-        default = "" if one.default is one.empty else equal + value
-        parts.append(before + one.name + typed + default)
+        star = star or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        parts.append(describe_parameter(parameter, brief))
     line = f"{name}({', '.join(parts)})"
     if brief or len(line) <= 88:
         return line
     return "\n".join([f"{name}(", *(f"    {part}," for part in parts), ")"])
 
 
-def annotation(given: Any) -> str:
+def describe_parameter(parameter: inspect.Parameter, brief: bool) -> str:
+    """A parameter with its type, unless brief, and its default."""
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+    text = stars.get(parameter.kind, "") + parameter.name
+    is_typed = not brief and parameter.annotation is not parameter.empty
+    if is_typed:
+        text += f": {annotation(parameter.annotation)}"
+    if parameter.default is parameter.empty:
+        return text
+    default = "..." if "<" in repr(parameter.default) else repr(parameter.default)
+    return f"{text} = {default}" if is_typed else f"{text}={default}"
+
+
+def annotation(kind: Any) -> str:
     """A type as a person writes it."""
-    text = given if isinstance(given, str) else inspect.formatannotation(given)
+    text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
     return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)
 
 
@@ -278,9 +286,9 @@ def describe_model(name: str) -> Iterator[str]:
     yield from docstring(text[:1].upper() + text[1:])
     meaning = meanings(model.Options)
     rows = []
-    for key, one in options_of(model.Options).items():
-        option = key.removeprefix("model.")
-        default = "must be given" if one.default is MISSING else f"`{plain(one.default)}`"
+    for name_of_key, key in options_of(model.Options).items():
+        option = name_of_key.removeprefix("model.")
+        default = "must be given" if key.default is MISSING else f"`{plain(key.default)}`"
         rows.append(f"| `{option}` | {default} | {prose(meaning[option])} |")
     if rows:
         yield from ["", "| option | default | meaning |", "| --- | --- | --- |", *rows]

@@ -1,4 +1,4 @@
-"""The words of a command: config files, overrides, and the folder of a run."""
+"""The arguments of a command: config files, overrides, and the folder of a run."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ TRUST = typer.Option(
     "--trust", help="Run the code and write to the places that the folder's config names."
 )
 QUIET = typer.Option("--quiet", help="Print warnings and the result alone.")
+# Of the commands that answer over HTTP: serve and board.
+HOST = typer.Option(help="Address to listen at.")
+PORT = typer.Option(min=0, max=65535, help="Port to listen at; 0: any.")
+TOKEN_FILE = typer.Option(help="File with the bearer token to ask for (or SHOAL_TOKEN).")
+TLS_CERT = typer.Option(help="Certificate for TLS (PEM).")
+TLS_KEY = typer.Option(help="Private key of the certificate (PEM).")
+ANNOUNCE = typer.Option(help="File to write the address to.")
 # Endings of files of data, which take the place of a config.
 DATA = (
     ".csv",
@@ -50,50 +57,50 @@ DATA = (
 COLUMNS = ("user", "item", "time", "rating", "label")
 
 
-def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Config files and overrides; words of other tools' commands are understood too."""
+def split_arguments(args: list[str]) -> tuple[list[str], list[str]]:
+    """Config files and overrides; arguments of other tools' commands are understood too."""
     from shoal.config.sources import join_values
 
     files: list[str] = []
     overrides: list[str] = []
-    for word in join_values(arguments):
-        if (translation := files_and_overrides(word)) is not None:
+    for arg in join_values(args):
+        if (translation := files_and_overrides(arg)) is not None:
             files += translation[0]
             overrides += translation[1]
-        elif word.startswith("-") or "=" in word:
-            overrides.append(f"--data.fields.{word[2:]}" if names_column(word) else word)
+        elif arg.startswith("-") or "=" in arg:
+            overrides.append(f"--data.fields.{arg[2:]}" if names_column(arg) else arg)
         else:
-            files.append(word)
+            files.append(arg)
     return files, overrides
 
 
-def names_column(word: str) -> bool:
+def names_column(arg: str) -> bool:
     """Whether an override is `--user=NAME` or the like, which gives a column its role."""
-    return word.startswith("--") and "=" in word and word[2:].partition("=")[0] in COLUMNS
+    return arg.startswith("--") and "=" in arg and arg[2:].partition("=")[0] in COLUMNS
 
 
 def only_warnings(quiet: bool) -> list[str]:
-    """The words that `--quiet` stands for."""
+    """The overrides that `--quiet` stands for."""
     return ["--run.log_level=warning"] if quiet else []
 
 
 def take_data(files: list[str]) -> tuple[list[str], str | None]:
     """Config files, and the data among them: by its ending, a URL, or a folder that is no run's."""
     data = []
-    for word in files:
-        path = Path(word)
-        if "://" in word and path.suffix not in (".yaml", ".yml"):
-            data.append(word)
+    for file in files:
+        path = Path(file)
+        if "://" in file and path.suffix not in (".yaml", ".yml"):
+            data.append(file)
             continue
         ending = Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
         if ending in DATA or (path.is_dir() and not (path / "config.yaml").is_file()):
-            data.append(word)
+            data.append(file)
     if len(data) > 1:
         raise typer.BadParameter(
             f"{' and '.join(data)} are files of data: give one, of interactions (or clicks), and "
             "name others by what they are: --data.files.item=FILE, --data.files.user=FILE"
         )
-    return [word for word in files if word not in data], data[0] if data else None
+    return [file for file in files if file not in data], data[0] if data else None
 
 
 def need_data() -> None:
@@ -121,22 +128,22 @@ def need_data() -> None:
         ) from None
 
 
-def resolve_words(words: list[str], **settings: Any) -> Resolved:
-    """The config that words of a command give: config files, data in their place, overrides."""
+def resolve_args(args: list[str], **settings: Any) -> Resolved:
+    """The config of a command's arguments: config files, data in their place, overrides."""
     from shoal.runs.input_data import with_data
     from shoal.runs.run import resolve
 
-    files, overrides = split_arguments(words)
+    files, overrides = split_arguments(args)
     files, data = take_data(files)
     resolved = resolve(files, overrides, **settings)
     return resolved if data is None else with_data(resolved, data)
 
 
 def run_arguments(
-    arguments: list[str], resume: bool, output: str | None
+    args: list[str], resume: bool, output: str | None
 ) -> tuple[list[str], list[str], bool]:
     """Config files and overrides of a command that trains, and whether a run's config is used."""
-    files, overrides = split_arguments(arguments)
+    files, overrides = split_arguments(args)
     if resume and len(files) == 1 and not Path(files[0]).is_file():
         output, files = output or files[0], []
     is_run = bool(resume and not files and output)

@@ -5,17 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.arguments import QUIET, TRUST, only_warnings, resolve_words
+from shoal.cli.arguments import QUIET, TRUST, only_warnings, resolve_args
 from shoal.cli.startup import importing, prepare_config
 
 
 def backtest(
     context: typer.Context,
     cuts: Annotated[
-        int | None, typer.Option(min=1, help="So many moments, with as many interactions between.")
+        int | None,
+        typer.Option(min=1, help="Number of moments, with equally many interactions between."),
     ] = None,
     at: Annotated[
-        str | None, typer.Option(help="Or at these: dates with commas, 2024-01-01,2024-02-01.")
+        str | None,
+        typer.Option(help="Moments in place of --cuts: dates with commas, 2024-01-01,2024-02-01."),
     ] = None,
     output: Annotated[str | None, typer.Option(help="Folder that holds the runs.")] = None,
     quiet: Annotated[bool, QUIET] = False,
@@ -29,7 +31,7 @@ def backtest(
 
     if cuts is not None and at is not None:
         raise typer.BadParameter("--cuts and --at both say where to cut; give one")
-    resolved = resolve_words(context.args + only_warnings(quiet), trust=trust)
+    resolved = resolve_args(context.args + only_warnings(quiet), trust=trust)
     if resolved.config.run.output is not None:
         raise typer.BadParameter("every cut has its run: give --output, not run.output")
     start_logging(resolved.config.run.log_level, form=resolved.config.run.log)
@@ -44,8 +46,9 @@ def _print(report: dict[str, Any], metric: str) -> None:
 
     # Metrics that all cuts have: the folder of a finished one may be somebody else's.
     names = sorted(report["mean"], key=lambda name: name != metric)[:6]
-    heads = ("cut", "test from", "train", "test", "best epoch", *names)
-    table = Table(*heads, title=f"{report['model']} on {report['dataset']}, tested in time")
+    table = Table(title=f"{report['model']} on {report['dataset']}, tested in time")
+    for head in ("cut", "test from", "train", "test", "best epoch", *names):
+        table.add_column(head)
     for number, cut in enumerate(report["cuts"], start=1):
         values = [f"{cut['metrics'][name]:.4f}" for name in names]
         sizes = [f"{cut[part]:,}" for part in ("train", "test")]

@@ -8,23 +8,22 @@ from typing import Annotated
 import typer
 
 from shoal import how_to_install
+from shoal.cli.arguments import ANNOUNCE, HOST, PORT, TLS_CERT, TLS_KEY, TOKEN_FILE
 from shoal.cli.startup import importing
 
 
 def board(
     root: Annotated[str, typer.Argument(help="Folder that holds runs, at any depth.")] = "runs",
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any.")] = 8080,
+    host: Annotated[str, HOST] = "127.0.0.1",
+    port: Annotated[int, PORT] = 8080,
     allow_stop: Annotated[
         bool, typer.Option("--allow-stop", help="Let the page stop runs, which then save.")
     ] = False,
-    token_file: Annotated[
-        str | None, typer.Option(help="File with the token to ask for (or SHOAL_TOKEN).")
-    ] = None,
-    tls_cert: Annotated[str | None, typer.Option(help="Certificate (PEM).")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="Its key (PEM).")] = None,
+    token_file: Annotated[str | None, TOKEN_FILE] = None,
+    tls_cert: Annotated[str | None, TLS_CERT] = None,
+    tls_key: Annotated[str | None, TLS_KEY] = None,
     plain: Annotated[bool, typer.Option(help="Listen beyond this host without TLS.")] = False,
-    announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
+    announce: Annotated[str | None, ANNOUNCE] = None,
 ) -> None:
     """Show all runs below a folder in a browser: live, filtered, sorted, compared."""
     try:

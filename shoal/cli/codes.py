@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from shoal.cli.arguments import TRUST, resolve_words, split_arguments
+from shoal.cli.arguments import TRUST, resolve_args, split_arguments
 from shoal.cli.startup import importing, prepare_config
 from shoal.files.durable import written
 
@@ -15,13 +15,20 @@ def make(
     to: Annotated[str, typer.Option(help="FILE.json to write.")],
     of: Annotated[
         str,
-        typer.Option(help="Of data: interactions, features, or a column, such as one of vectors."),
+        typer.Option(
+            help="What codes of a config's data are made of: interactions, features, or a column, "
+            "such as one of vectors."
+        ),
     ] = "interactions",
     method: Annotated[
         Literal["rqvae", "kmeans"], typer.Option(help="An RQ-VAE, or residual k-means.")
     ] = "rqvae",
-    levels: Annotated[int, typer.Option(min=1, max=32, help="Codes of an item, but the last.")] = 3,
-    size: Annotated[int, typer.Option(min=1, max=65536, help="Different codes of a level.")] = 256,
+    levels: Annotated[
+        int, typer.Option(min=1, max=32, help="Codes of an item, not counting the last.")
+    ] = 3,
+    size: Annotated[
+        int, typer.Option(min=1, max=65536, help="Number of different codes of a level.")
+    ] = 256,
     steps: Annotated[int, typer.Option(min=0, help="Steps of the RQ-VAE.")] = 300,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
@@ -34,15 +41,15 @@ def make(
         from shoal.runs.semantic_ids import make_codes, vectors_of_data
         from shoal.training.run_folder import start_logging
 
-    words, overrides = split_arguments(context.args)
-    model = next((one for one in words if _is_model(Path(one))), None)
+    files, overrides = split_arguments(context.args)
+    model = next((file for file in files if _is_model(Path(file))), None)
     seed = 42
     if model is None:
-        config = resolve_words(context.args, trust=trust).config
+        config = resolve_args(context.args, trust=trust).config
         start_logging(config.run.log_level, form=config.run.log)
         items, vectors = vectors_of_data(config, of)
         seed = config.run.seed
-    elif len(words) + len(overrides) > 1 or of != "interactions":
+    elif len(files) + len(overrides) > 1 or of != "interactions":
         raise ValueError(f"codes are made of the item vectors of {model} alone: leave the rest out")
     else:
         catalogue = _open_model(model, trust).recommender.catalogue
@@ -81,7 +88,7 @@ def check(
     codes_by_item = read_codes(file)
     _print(quality(torch.tensor(list(codes_by_item.values()))), "")
     if context.args:
-        config = resolve_words(context.args, trust=trust).config
+        config = resolve_args(context.args, trust=trust).config
         start_logging(config.run.log_level, form=config.run.log)
         dataset, _ = describe_items(config, False)
         items = Ids(dataset.vocab[dataset.item_field])

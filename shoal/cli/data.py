@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.arguments import TRUST, resolve_words, split_arguments
+from shoal.cli.arguments import TRUST, resolve_args, split_arguments
 from shoal.cli.exit import print_next
 from shoal.files.durable import written
+
+if TYPE_CHECKING:
+    from shoal.config import Resolved
+    from shoal.data.prepared.engine import LocalEngine, RayEngine
 
 
 def fetch(
@@ -30,7 +36,9 @@ def fetch(
 def make(
     context: typer.Context,
     to: Annotated[str, typer.Option(help="The folder, a new one.")],
-    days: Annotated[int, typer.Option(help="Files to train on, of each kind.")] = 2,
+    days: Annotated[
+        int, typer.Option(help="Number of days to train on, a file of each kind for each.")
+    ] = 2,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Write synthetic clicks (data.clicks.synthetic) as MLPerf's multi-hot Criteo.
@@ -39,7 +47,7 @@ def make(
     """
     from shoal.clicks.make_days import make_days
 
-    section = resolve_words(context.args, trust=trust).config.data.clicks.synthetic
+    section = resolve_args(context.args, trust=trust).config.data.clicks.synthetic
     best = make_days(section, Path(to), days)
     for split, auc in best.items():
         typer.echo(f"{to}/{split}: the best possible AUC is {auc:.4f}")
@@ -65,7 +73,7 @@ def describe(
     """
     from shoal.planning.data_summary import describe_run
 
-    resolved = resolve_words(context.args, trust=trust)
+    resolved = resolve_args(context.args, trust=trust)
     for note in resolved.read_notes:
         typer.echo(note)
     description = describe_run(resolved.config)
@@ -80,11 +88,11 @@ def describe(
         with written(html):
             Path(html).write_text(description.page(), encoding="utf-8")
         typer.echo(f"{html}: open it in a browser")
-    words = [shlex.quote(word) for word in context.args]
-    words += [shlex.quote(write)] if write is not None else []
-    commands = [(" ".join(["shoal train", *words]), f"trains {resolved.config.model.title} on it")]
+    args = [shlex.quote(arg) for arg in context.args]
+    args += [shlex.quote(write)] if write is not None else []
+    commands = [(" ".join(["shoal train", *args]), f"trains {resolved.config.model.title} on it")]
     if html is None and description.page is not None:
-        page = " ".join(["shoal data describe", *words, "--html page.html"])
+        page = " ".join(["shoal data describe", *args, "--html page.html"])
         commands.append((page, "a page with plots"))
     print_next(commands)
 
@@ -115,14 +123,8 @@ def prepare(
 
     from shoal.clicks import memory_mapped as mapped
     from shoal.config.sizes import read_size
-    from shoal.data.column_store import Stored
-    from shoal.data.loading.location import holds_log
-    from shoal.data.prepared import folder, inputs
+    from shoal.data.prepared import folder
     from shoal.data.prepared import preparation as preparing
-    from shoal.data.prepared.engine import LocalEngine, RayEngine
-    from shoal.data.sources.files import input_files
-    from shoal.runs.input_data import with_columns
-    from shoal.runs.run import resolve
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     budget = read_size(memory)
@@ -131,33 +133,15 @@ def prepare(
     if check:
         typer.echo(f"{to}: {folder.check(Path(to))} files are as they were written")
         return
-    # The config, the raw files, and where they are read.
-    words, overrides = split_arguments(context.args)
-    files = [word for word in words if Path(word).suffix in (".yaml", ".yml", ".toml")]
-    input_names = [word for word in words if word not in files]
-    if not input_names:
-        raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
-    resolved = resolve(files, overrides, trust=trust)
-    if engine not in ("here", "ray"):
-        raise typer.BadParameter(f"--engine is {engine}; it is here or ray")
-    if engine == "here" and ray_address is not None:
-        raise typer.BadParameter("--ray-address goes with --engine ray")
-    worker = RayEngine(ray_address) if engine == "ray" else LocalEngine()
-    is_log = holds_log(resolved.config.data)
-    if is_log:
-        raw_files = input_files(input_names)
-    else:
-        raw_files = inputs.expand(input_names)
-        if inputs.is_table(raw_files[0]):
-            resolved = with_columns(resolved, raw_files[0], tuple(inputs.ALIASES))
-    for note in resolved.read_notes:
+    raw = _find_raw_files(context.args, trust)
+    worker = _find_engine(engine, ray_address)
+    for note in raw.resolved.read_notes:
         typer.echo(note)
-    config = resolved.config
-    # Read the files and write the folder.
-    sizes = [path.stat().st_size for path in raw_files]
+    config = raw.resolved.config
+    sizes = [path.stat().st_size for path in raw.paths]
     with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, desc="reading") as bar:
         job = folder.PrepareJob(
-            inputs=input_names,
+            inputs=raw.names,
             to=Path(to),
             config=config.data,
             seed=config.run.seed,
@@ -167,35 +151,83 @@ def prepare(
             progress=bar.update,
             engine=worker,
         )
-        manifest = mapped.prepare_log(job) if is_log else preparing.prepare(job)
-    # Print what the folder holds, what was left out, and how to train from it.
+        manifest = mapped.prepare_log(job) if raw.is_log else preparing.prepare(job)
+    typer.echo(_describe_prepared(manifest, to, raw.is_log))
+
+
+@dataclass(frozen=True)
+class RawFiles:
+    """What is prepared, and how it is read."""
+
+    names: list[str]  # files, folders and patterns as they were typed
+    paths: list[Path]  # the files that they name
+    resolved: Resolved
+    is_log: bool  # a click log, not interactions
+
+
+def _find_raw_files(args: list[str], trust: bool) -> RawFiles:
+    """The raw files among the arguments, and the config that says how they are read."""
+    from shoal.data.loading.location import holds_log
+    from shoal.data.prepared import inputs
+    from shoal.data.sources.files import input_files
+    from shoal.runs.input_data import with_columns
+    from shoal.runs.run import resolve
+
+    files, overrides = split_arguments(args)
+    configs = [file for file in files if Path(file).suffix in (".yaml", ".yml", ".toml")]
+    names = [file for file in files if file not in configs]
+    if not names:
+        raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
+    resolved = resolve(configs, overrides, trust=trust)
+    if holds_log(resolved.config.data):
+        return RawFiles(names, input_files(names), resolved, is_log=True)
+    paths = inputs.expand(names)
+    if inputs.is_table(paths[0]):
+        resolved = with_columns(resolved, paths[0], tuple(inputs.ALIASES))
+    return RawFiles(names, paths, resolved, is_log=False)
+
+
+def _find_engine(engine: str, ray_address: str | None) -> LocalEngine | RayEngine:
+    """What reads the files: this process, or a Ray cluster."""
+    from shoal.data.prepared.engine import LocalEngine, RayEngine
+
+    if engine not in ("here", "ray"):
+        raise typer.BadParameter(f"--engine is {engine}; it is here or ray")
+    if engine == "here" and ray_address is not None:
+        raise typer.BadParameter("--ray-address goes with --engine ray")
+    return RayEngine(ray_address) if engine == "ray" else LocalEngine()
+
+
+def _describe_prepared(manifest: Mapping[str, Any], to: str, is_log: bool) -> str:
+    """What a prepared folder holds, what was left out, and how to train from it."""
+    from shoal.data.column_store import Stored
+
     skipped = f"; {manifest['bad_rows']} bad rows were left out" if manifest.get("bad_rows") else ""
     for key, count in manifest.get("left_out", {}).items():
         skipped += f"; {count} were left out by {key}"
     if is_log:
         slots = manifest["layout"]["slots"]
-        typer.echo(
+        return (
             f"{to}: {manifest['rows']} samples of {len(slots)} slots{skipped}; "
             f"train from it with --data.clicks.train={Path(to).resolve()}"
         )
-        return
     users, items = (
         len(Stored.from_entry(manifest["words"][manifest["options"]["fields"][side]]["ends"])) - 1
         for side in ("user", "item")
     )
-    typer.echo(
+    return (
         f"{to}: {manifest['rows']} interactions of {users} users with {items} items{skipped}; "
         f"train from it with --data.path={Path(to).parent} --data.name={Path(to).name}"
     )
 
 
-def without_engine(words: list[str]) -> list[str]:
-    """A command without the words that name its engine: the folder does not depend on it."""
-    kept, remaining = [], list(words)
+def without_engine(args: list[str]) -> list[str]:
+    """A command without the arguments that name its engine: the folder does not depend on it."""
+    kept, remaining = [], list(args)
     while remaining:
-        word = remaining.pop(0)
-        if word.partition("=")[0] not in ("--engine", "--ray-address"):
-            kept.append(word)
-        elif "=" not in word and remaining:
+        arg = remaining.pop(0)
+        if arg.partition("=")[0] not in ("--engine", "--ray-address"):
+            kept.append(arg)
+        elif "=" not in arg and remaining:
             remaining.pop(0)
     return kept

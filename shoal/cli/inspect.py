@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.arguments import TRUST, resolve_words
+from shoal.cli.arguments import TRUST, resolve_args
 from shoal.cli.exit import leave
 from shoal.cli.startup import importing
 
@@ -18,7 +18,7 @@ RUN = typer.Argument(help="Folder of a run.")
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, or FILE.py:Class: describe it."),
+        typer.Argument(help="The model to describe: a name, or FILE.py:Class."),
     ] = None,
     space: Annotated[
         bool, typer.Option("--space", help="Print what `shoal tune` searches, as YAML.")
@@ -98,7 +98,7 @@ def config_show(context: typer.Context, trust: Annotated[bool, TRUST] = False) -
     """Print the resolved config with the origin of every value."""
     from shoal import config as room
 
-    typer.echo(room.show(resolve_words(context.args, trust=trust)))
+    typer.echo(room.show(resolve_args(context.args, trust=trust)))
 
 
 def config_keys(

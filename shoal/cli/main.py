@@ -22,6 +22,7 @@ from shoal.cli import (
     new,
     planning,
     quickstart,
+    recommend,
     report,
     serving,
     startup,
@@ -30,13 +31,13 @@ from shoal.cli import (
 )
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
-WORDS: dict[str, Any] = {
+TAKES_KEYS: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
     "epilog": "Any config key as --section.key=value: `shoal config keys` lists them. RecBole's "
     "flat keys (--epochs=5, --nproc=2) work too.",
 }
-FILES = {**WORDS, "options_metavar": "[CONFIG.yaml]... [--KEY=VALUE]... [OPTIONS]"}
-INPUTS = {**WORDS, "options_metavar": "INPUT... [CONFIG.yaml] --to DIR [OPTIONS]"}
+FILES = {**TAKES_KEYS, "options_metavar": "[CONFIG.yaml]... [--KEY=VALUE]... [OPTIONS]"}
+INPUTS = {**TAKES_KEYS, "options_metavar": "INPUT... [CONFIG.yaml] --to DIR [OPTIONS]"}
 OLD_NAMES = {"server": "ps server"}  # of commands that were renamed in this release
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,9 +53,9 @@ app.command("sweep", **FILES)(tune.sweep)
 app.command("backtest", **FILES)(backtest.backtest)
 app.command("serve")(serving.serve)
 app.command("board")(board.board)
-app.command("eval", **WORDS)(serving.evaluate)
+app.command("eval", **TAKES_KEYS)(serving.evaluate)
 app.command("export")(serving.export)
-app.command("recommend")(serving.recommend)
+app.command("recommend")(recommend.recommend)
 app.command("predict")(serving.predict)
 app.command("prepare", **INPUTS)(data.prepare)
 app.command("plan", **FILES)(planning.plan)
@@ -63,7 +64,7 @@ app.command("runs")(inspect.runs)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 
-config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
+config_app = typer.Typer(no_args_is_help=True, help="Look at configs and their keys.")
 config_app.command("show", **FILES)(inspect.config_show)
 config_app.command("keys")(inspect.config_keys)
 config_app.command("schema")(inspect.config_schema)
@@ -87,14 +88,17 @@ app.add_typer(checkpoint_app, name="checkpoint")
 
 codes_app = typer.Typer(no_args_is_help=True, help="Semantic ids of items.")
 codes_app.command("make", **FILES)(codes.make)
-codes_app.command("check", **WORDS)(codes.check)
+codes_app.command("check", **TAKES_KEYS)(codes.check)
 app.add_typer(codes_app, name="codes")
 
 ps_app = typer.Typer(no_args_is_help=True, help="Parameter servers by hand.")
 ps_app.command("server")(training.server)
 app.add_typer(ps_app, name="ps", hidden=True)
 
-keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")
+keys_app = typer.Typer(
+    no_args_is_help=True,
+    help="Encryption keys of workers and servers. Keys of a config: shoal config keys.",
+)
 keys_app.command("make")(inspect.keys_make)
 app.add_typer(keys_app, name="keys")
 

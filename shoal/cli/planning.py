@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.arguments import TRUST, resolve_words
+from shoal.cli.arguments import TRUST, resolve_args
 from shoal.cli.startup import importing
 
 if TYPE_CHECKING:
-    from shoal.config.schema import Config
     from shoal.planning.cluster import Cluster
     from shoal.planning.plan_text import TimePlan
 
@@ -25,16 +24,20 @@ def plan(
         str | None,
         typer.Option(metavar="FILE|PRESET", help="Machines to plan for; this one by default."),
     ] = None,
-    hosts: Annotated[int | None, typer.Option(min=1, help="How many of its hosts.")] = None,
+    hosts: Annotated[
+        int | None, typer.Option(min=1, help="Number of hosts of the cluster.")
+    ] = None,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="How many GPUs (or cores) of each host.")
+        int | None, typer.Option(min=1, help="Number of GPUs (or cores) of each host.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Find the hosts for it: '1 epoch in 2 h'.")
+        str | None, typer.Option(help="Find the number of hosts for a target: '1 epoch in 2 h'.")
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Beside what this run measured; it brings the config."),
+        typer.Option(
+            metavar="RUN", help="Compare with what this run measured; it brings the config."
+        ),
     ] = None,
     launch: Annotated[
         str | None,
@@ -62,7 +65,6 @@ def plan(
         from shoal.planning.plan import plan_config
         from shoal.planning.ranking import Target
 
-    # Refuse options that do not go together.
     if measure:
         _refuse(
             "--measure",
@@ -76,11 +78,8 @@ def plan(
         )
     elif compare is not None:
         _refuse("--compare", {"--launch": launch})
-    if output is not None and not (measure or launch):
-        raise typer.BadParameter("--output is for --measure and --launch")
-    if output is not None and not Path(output).parent.is_dir():
-        folder, file = Path(output).parent, Path(output).name
-        raise ValueError(f"there is no folder {folder} to write {file} into; make it")
+    if output is not None:
+        _check_output(output, is_written=measure or launch is not None)
     # Measure this machine, compare a run with its plan, or plan a config.
     if measure:
         return _measure(context.args, output)
@@ -91,14 +90,15 @@ def plan(
 
         compared = compare_run(compare, machines if cluster else None, trust)
         return typer.echo(json.dumps(compared.facts(), indent=2) if as_json else str(compared))
-    config = resolve_words(context.args, trust=trust).config
+    config = resolve_args(context.args, trust=trust).config
     run_plan = plan_config(config, machines, parsed_target, refuse=cluster is None)
     if launch is None:
         text = json.dumps(run_plan.facts(), indent=2) if as_json else str(run_plan)
         return typer.echo(text.lstrip("\n"))
     if run_plan.time is None:
         raise ValueError(f"--launch needs steps: {run_plan.memory.splitlines()[-1]}")
-    _write(_job(launch, run_plan.time.chosen, context.args, config), output)
+    folder = config.run.output or "runs/planned"
+    _write(_job(launch, run_plan.time.chosen, context.args, folder), output)
 
 
 def _refuse(option: str, others: Mapping[str, object]) -> None:
@@ -106,6 +106,15 @@ def _refuse(option: str, others: Mapping[str, object]) -> None:
     conflicts = [name for name, value in others.items() if value]
     if conflicts:
         raise typer.BadParameter(f"{option} goes without {', '.join(conflicts)}")
+
+
+def _check_output(output: str, is_written: bool) -> None:
+    """Refuse a file that nothing is written to, or whose folder does not exist."""
+    if not is_written:
+        raise typer.BadParameter("--output is for --measure and --launch")
+    folder, file = Path(output).parent, Path(output).name
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder} to write {file} into; make it")
 
 
 def _cluster(named: str | None, hosts: int | None, devices: int | None) -> Cluster:
@@ -118,13 +127,13 @@ def _cluster(named: str | None, hosts: int | None, devices: int | None) -> Clust
     return machines if hosts is None else machines.of_size(hosts)
 
 
-def _measure(words: list[str], output: str | None) -> None:
+def _measure(args: list[str], output: str | None) -> None:
     """Measure this machine, print how the nearest preset differs, and write or print the file."""
     with importing():
         from shoal.planning.probed_cluster import differences, measured_file
         from shoal.planning.probes import measure, shapes_of
 
-    config = resolve_words(words).config if words else None
+    config = resolve_args(args).config if args else None
     shapes = None if config is None else shapes_of(config)
     folder = None if config is None else config.rows.tiers.ssd
     report = lambda part: typer.echo(f"measuring: {part}", err=True)  # noqa: E731
@@ -133,17 +142,16 @@ def _measure(words: list[str], output: str | None) -> None:
     _write(measured_file(measurement), output)
 
 
-def _job(launcher: str, plan: TimePlan, words: list[str], config: Config) -> str:
-    """The job of a plan, with its keys."""
+def _job(launcher: str, plan: TimePlan, args: list[str], output: str) -> str:
+    """The job of a plan, with its keys; output: the folder of its run."""
     from shoal.planning.jobs import job_of, write_job
     from shoal.planning.ranking import keys
 
-    all_words = [*words, *(f"--{key}={value}" for key, value in keys(plan.best).items())]
-    output = config.run.output or "runs/planned"
+    plan_args = [f"--{key}={value}" for key, value in keys(plan.best).items()]
     job = job_of(
         plan.best.layout,
         plan.cluster,
-        all_words,
+        [*args, *plan_args],
         needed=plan.best.host_bytes,
         output=output,
     )

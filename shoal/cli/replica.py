@@ -114,7 +114,7 @@ def main() -> None:
         wait_for_names(hosts, seconds=300.0)
     except ValueError as error:
         exit.fail(error)
-    words = command(
+    args = command(
         role=options.role,
         index=options.index,
         servers=options.servers,
@@ -122,7 +122,7 @@ def main() -> None:
         hosts=hosts,
         port=options.port,
     )
-    sys.argv[1:] = [*words, *arguments]
+    sys.argv[1:] = [*args, *arguments]
     cli.main()
 
 

@@ -15,6 +15,8 @@ from torchx import specs
 from torchx.components import dist
 from torchx.specs import macros
 
+from shoal.planning.jobs import replica_command
+
 
 def train(
     *args: str,
@@ -108,8 +110,6 @@ def ps(
         "server": (servers, specs.resource(cpu=server_cpu, memMB=server_memMB, h=server_h)),
         "worker": (workers, specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h)),
     }
-    replicas = [f"--workers={workers}", f"--servers={servers}", f"--port={port}"]
-    replicas += [f"--hosts={hosts}"] if hosts else []
     return specs.AppDef(
         name=name,
         roles=[
@@ -117,16 +117,15 @@ def ps(
                 name=role,
                 image=image,
                 entrypoint="python",
-                args=[
-                    "-u",
-                    "-m",
-                    "shoal.cli.replica",
-                    f"--role={role}",
-                    f"--index={macros.replica_id}",
-                    *replicas,
-                    "--",
-                    *args,
-                ],
+                args=replica_command(
+                    role,
+                    macros.replica_id,
+                    workers=workers,
+                    servers=servers,
+                    port=port,
+                    hosts=hosts or "",
+                    args=args,
+                ),
                 num_replicas=number,
                 resource=resource,
                 env=dict(env or {}),

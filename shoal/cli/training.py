@@ -6,12 +6,13 @@ import math
 import os
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import shoal
 from shoal.cli.arguments import (
+    ANNOUNCE,
     ONE_PROCESS,
     QUIET,
     TRUST,
@@ -28,6 +29,9 @@ from shoal.cli.arguments import (
 from shoal.cli.exit import leave, print_result
 from shoal.cli.startup import importing, prepare_config
 from shoal.compat.command_arguments import as_paddle_launches
+
+if TYPE_CHECKING:
+    from shoal.config import Resolved
 
 
 def train(
@@ -67,10 +71,10 @@ def train(
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
+    args = context.args + only_warnings(quiet)
     if follow is not None:
-        words = context.args + only_warnings(quiet)
         return _follow(
-            words,
+            args,
             folder=follow,
             start=start,
             output=output,
@@ -83,24 +87,54 @@ def train(
         prepare_config()
         from shoal.distributed.rank_variables import is_first, is_worker
         from shoal.launch.child import follow_launcher, is_launched
-        from shoal.runs import run
-        from shoal.runs.input_data import with_data
-        from shoal.runs.results import NotCopied
+        from shoal.runs import run  # noqa: F401 (with all that it imports, at once)
 
     if is_worker():
         follow_launcher(f"rank-{os.environ['RANK']}", saves=True)
-    # Arguments: config files or a run, data, overrides.
-    files, overrides, is_run = run_arguments(context.args + only_warnings(quiet), resume, output)
+    resolved = _resolve_training(
+        args,
+        is_bare=not (context.args or output or start or join or data),
+        resume=resume,
+        output=output,
+        start=start,
+        data=data,
+        join=join,
+        trust=trust,
+    )
+    result = _run_training(resolved, resume, ray)
+    if result and is_first() and not is_launched():
+        print_result(result, resolved.config.run)
+
+
+def _resolve_training(
+    args: list[str],
+    is_bare: bool,
+    resume: bool,
+    output: str | None,
+    start: str | None,
+    data: str | None,
+    join: str | None,
+    trust: bool,
+) -> Resolved:
+    """The config of files, or of the run that is continued or joined, with data in its place.
+
+    args: config files, a file of data and overrides, as they were typed; is_bare: nothing was typed
+    behind the command; start: the run of --from.
+    """
+    from shoal.runs.input_data import with_data
+    from shoal.runs.run import resolve
+
+    files, overrides, is_run = run_arguments(args, resume, output)
     files, data_argument = take_data(files)
     if data is not None and data_argument is not None:
         raise typer.BadParameter(f"--data {data} and {data_argument} are both data; give one")
     data = data or data_argument
     overrides = as_paddle_launches(overrides)
-    if not (context.args or output or start or join or data):
+    if is_bare:
         need_data()
-    counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
-    values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
-    # The config: of the files, or of the run that is continued or joined.
+    # A run that is continued on another number of processes forgets how it was launched before.
+    counted = any(key_of(arg) in ("nproc", "launch.nproc", "world_size") for arg in overrides)
+    values = ONE_PROCESS if is_run and counted else None
     if start is not None and not is_run:
         files, values = daily_arguments(start, output, files)
         is_run = True
@@ -108,31 +142,35 @@ def train(
         files, values = join_arguments(join, files)
         is_run = True
     folder = Path(files[0]).parent if is_run else None
-    resolved = run.resolve(
-        files, overrides, values, "shoal train --resume", folder=folder, trust=trust
-    )
+    resolved = resolve(files, overrides, values, "shoal train --resume", folder=folder, trust=trust)
     if data is not None:
         resolved = with_data(resolved, data)
     check_resumable(resolved, resume)
     if join is not None and not resolved.config.elastic:
         raise typer.BadParameter(f"--join {join}: that run has no strategy.ps.elastic=true")
-    # Train; the first process prints the result.
+    return resolved
+
+
+def _run_training(
+    resolved: Resolved, resume: bool, ray: str | None = None
+) -> dict[str, Any] | None:
+    """Train, here or on a Ray cluster; the result, in the process that has it."""
+    from shoal.runs import run
+    from shoal.runs.results import NotCopied
+
     try:
         if ray is None:
-            result = run.train(resolved, resume)
-        else:
-            from shoal.runs.ray_cluster import train_command
+            return run.train(resolved, resume)
+        from shoal.runs.ray_cluster import train_command
 
-            result = train_command(resolved, resume, ray)
+        return train_command(resolved, resume, ray)
     except NotCopied as error:  # the run is finished: its table comes first
         print_result(error.result, resolved.config.run)
         raise
-    if result and is_first() and not is_launched():
-        print_result(result, resolved.config.run)
 
 
 def _follow(
-    words: list[str],
+    args: list[str],
     folder: str,
     start: str | None,
     output: str | None,
@@ -151,7 +189,7 @@ def _follow(
         raise typer.BadParameter(
             "--follow continues from a run, into a folder: --from RUN --output FOLDER"
         )
-    files, overrides = split_arguments(words)
+    files, overrides = split_arguments(args)
     files, values = daily_arguments(start, output, files)
     # A file is read in one pass, without an evaluation after it: the model was tested before.
     values |= {"train.epochs": 1, "train.eval_every": 0, "start.test_first": True}
@@ -179,12 +217,18 @@ def _follow(
 
 def launch(
     context: typer.Context,
-    worker_num: Annotated[int | None, typer.Option("--worker_num", help="Workers here.")] = None,
-    server_num: Annotated[int | None, typer.Option("--server_num", help="Servers here.")] = None,
+    worker_num: Annotated[
+        int | None, typer.Option("--worker_num", help="Number of workers on this host.")
+    ] = None,
+    server_num: Annotated[
+        int | None, typer.Option("--server_num", help="Number of servers on this host.")
+    ] = None,
     workers: Annotated[str | None, typer.Option(help="HOST:PORT,… of all workers.")] = None,
     servers: Annotated[str | None, typer.Option(help="HOST:PORT,… of all servers.")] = None,
-    role: Annotated[str | None, typer.Option(help="Run only this: worker or server.")] = None,
-    index: Annotated[int, typer.Option(help="With --role: which of them.")] = 0,
+    role: Annotated[
+        str | None, typer.Option(help="Run only one process: worker or server.")
+    ] = None,
+    index: Annotated[int, typer.Option(help="With --role: index of the worker or server.")] = 0,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
@@ -196,7 +240,8 @@ def launch(
     """Train with parameter servers: `shoal launch --worker_num=2 --server_num=1 CONFIG.yaml`.
 
     On many hosts run the same command with --workers and --servers on each of them. PaddleRec's
-    `-m CONFIG.yaml -o key=value` works too.
+    `-m CONFIG.yaml -o key=value` works too. Without servers `shoal train` starts the processes; a
+    script of your own is started by `python -m shoal.launch SCRIPT`.
     """
     with importing():
         prepare_config()
@@ -204,7 +249,6 @@ def launch(
         from shoal.launch.roles import find_roles
         from shoal.runs import run
         from shoal.runs.input_data import with_data
-        from shoal.runs.results import NotCopied
 
     if is_worker():
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
@@ -225,11 +269,7 @@ def launch(
     if data is not None:
         resolved = with_data(resolved, data)
     check_resumable(resolved, resume)
-    try:
-        result = run.train(resolved, resume)
-    except NotCopied as error:  # as in train
-        print_result(error.result, resolved.config.run)
-        raise
+    result = _run_training(resolved, resume)
     if result:
         print_result(result, resolved.config.run)
 
@@ -238,19 +278,21 @@ def server(
     bind: Annotated[
         str, typer.Option(help="HOST:PORT or ipc://PATH; port 0: any.")
     ] = "127.0.0.1:0",
-    index: Annotated[int, typer.Option(help="Number of this server.")] = 0,
+    index: Annotated[int, typer.Option(help="Index of this server.")] = 0,
     keys: Annotated[str | None, typer.Option(help="Folder of `shoal keys make`.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds of silence before giving up.")] = 10.0,
     threads: Annotated[int, typer.Option(help="Threads for rows.")] = 1,
-    announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
+    announce: Annotated[str | None, ANNOUNCE] = None,
     patience: Annotated[float, typer.Option(help="Seconds to wait for a worker.")] = math.inf,
     folder: Annotated[
         str | None, typer.Option(help="Folder of checkpoints; nothing is written elsewhere.")
     ] = None,
     plain: Annotated[bool, typer.Option(help="Listen beyond this host without keys.")] = False,
-    replica: Annotated[int, typer.Option(help="Which of the servers of this number.")] = 0,
-    log: Annotated[str, typer.Option(help="text or json.")] = "text",
-    log_level: Annotated[str, typer.Option(help="The least that is logged.")] = "info",
+    replica: Annotated[int, typer.Option(help="Index of this server among its replicas.")] = 0,
+    log: Annotated[str, typer.Option(help="Form of the log: text or json.")] = "text",
+    log_level: Annotated[
+        str, typer.Option(help="Level of the least important lines logged.")
+    ] = "info",
     journal: Annotated[
         bool,
         typer.Option("--journal", help="Keep a journal: started again, it continues where it was."),
@@ -259,10 +301,13 @@ def server(
         str | None, typer.Option(help="Host memory for rows, such as 60GB; with --tiers-ssd.")
     ] = None,
     tiers_ssd: Annotated[
-        str | None, typer.Option(help="Folder on a local disk for the other rows.")
+        str | None, typer.Option(help="Folder on a local disk for rows above --tiers-host.")
     ] = None,
 ) -> None:
-    """One parameter server; `shoal launch` starts them."""
+    """Run one parameter server, which holds rows in training; `shoal launch` starts them all.
+
+    A trained model answers over HTTP by `shoal serve`.
+    """
     with importing():
         from shoal.config.row_rules import TiersSection
         from shoal.distributed.key_files import read_keys

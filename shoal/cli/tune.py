@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.arguments import QUIET, TRUST, resolve_words, split_arguments, take_data
+from shoal.cli.arguments import QUIET, TRUST, resolve_args, split_arguments, take_data
 from shoal.cli.startup import importing
 
 if TYPE_CHECKING:
+    from shoal.config import Resolved
     from shoal.config.launch_section import RunSection
 
 
@@ -17,29 +18,33 @@ def tune(
     context: typer.Context,
     space: Annotated[
         str | None,
-        typer.Option(help="What is searched, YAML or RecBole's form; else the model's own."),
+        typer.Option(
+            help="File of what is searched, YAML or RecBole's form; else the model's own."
+        ),
     ] = None,
     trials: Annotated[
         int | None,
         typer.Option(min=1, help="Trials of the whole search. Default: 30; resumed: as before."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so many; --resume continues.")
+        float | None, typer.Option(min=0, help="Stop after so many minutes; --resume continues.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trials at once, also on one GPU.")] = 1,
-    sampler: Annotated[str | None, typer.Option(help="tpe, random or grid.")] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="How trials are chosen: tpe, random or grid.")
+    ] = None,
     prune: Annotated[
         str | None, typer.Option(help="Stop hopeless trials: pace, halving or none.")
     ] = None,
     finalists: Annotated[
-        int, typer.Option(min=1, help="With --seeds: so many of the best trials.")
+        int, typer.Option(min=1, help="With --seeds: how many of the best trials get them.")
     ] = 3,
     seeds: Annotated[
         int, typer.Option(min=1, help="Train finalists with so many seeds; their mean decides.")
     ] = 1,
     launch: Annotated[
         str | None,
-        typer.Option(help="Words to start a trial with, on a cluster: 'srun --gpus=1'."),
+        typer.Option(help="Command that starts a trial on a cluster: 'srun --gpus=1'."),
     ] = None,
     output: Annotated[str | None, typer.Option(help="Folder of the search.")] = None,
     resume: Annotated[
@@ -56,25 +61,11 @@ def tune(
     with importing():
         from shoal.config.trust import names_code
         from shoal.experiments.tuning.tune import need_optuna
-        from shoal.runs.run import resolve
 
         need_optuna()
         from shoal.experiments.tuning.search import SearchLimits, search
 
-    files, overrides = split_arguments(context.args)
-    is_given = resume and len(files) == 1 and not Path(files[0]).is_file()
-    if is_given:
-        output, files = output or files[0], []
-    is_begun = output is not None and (Path(output) / "space.yaml").is_file()
-    if is_given and not is_begun:
-        raise typer.BadParameter(f"{output} holds no search to continue: it has no space.yaml")
-    if resume and output is None:
-        raise typer.BadParameter("--resume needs the folder of the search: --output DIR")
-    if resume and is_begun and not files:
-        file = Path(str(output)) / "config.yaml"
-        resolved = resolve([file], overrides, folder=output, trust=trust)
-    else:
-        resolved = resolve_words(context.args, trust=trust)
+    resolved, output = _resolve_search(context.args, resume, output, trust)
     limits = SearchLimits(
         trials=trials,
         minutes=minutes,
@@ -99,6 +90,29 @@ def tune(
         trust=trust,
     )
     _print_study(study, run, " --trust" * names_code(resolved.config))
+
+
+def _resolve_search(
+    args: list[str], resume: bool, output: str | None, trust: bool
+) -> "tuple[Resolved, str | None]":
+    """The config of a search, new or continued, and its folder."""
+    from shoal.runs.run import resolve
+
+    files, overrides = split_arguments(args)
+    names_search = resume and len(files) == 1 and not Path(files[0]).is_file()
+    if names_search:
+        output, files = output or files[0], []
+    is_begun = output is not None and (Path(output) / "space.yaml").is_file()
+    if names_search and not is_begun:
+        raise typer.BadParameter(f"{output} holds no search to continue: it has no space.yaml")
+    if resume and output is None:
+        raise typer.BadParameter("--resume needs the folder of the search: --output DIR")
+    if resume and is_begun and not files:
+        file = Path(str(output)) / "config.yaml"
+        resolved = resolve([file], overrides, folder=output, trust=trust)
+    else:
+        resolved = resolve_args(args, trust=trust)
+    return resolved, output
 
 
 def _print_nothing(line: str) -> None:
@@ -131,16 +145,16 @@ def sweep(
         str | None, typer.Option(help="Names or config files, with commas: BPR,EASE,best.yaml.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="Names or paths of data, with commas.")] = None,
-    seeds: Annotated[str, typer.Option(help="How many, or which: 3, or 1,2,3.")] = "3",
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 3, or 1,2,3.")] = "3",
     grid: Annotated[
-        str | None, typer.Option(help="The same as lists of a YAML file: models, data, seeds.")
+        str | None, typer.Option(help="YAML file with lists of models, data and seeds.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so many; --output continues.")
+        float | None, typer.Option(min=0, help="Stop after so many minutes; --output continues.")
     ] = None,
     launch: Annotated[
-        str | None, typer.Option(help="Words to start a run with, on a cluster: 'srun --gpus=1'.")
+        str | None, typer.Option(help="Command that starts a run on a cluster: 'srun --gpus=1'.")
     ] = None,
     output: Annotated[
         str | None, typer.Option(help="Folder of the sweep; finished runs there are not repeated.")

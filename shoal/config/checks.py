@@ -5,7 +5,14 @@ from typing import Any
 
 from shoal.config.errors import did_you_mean, nearest
 from shoal.config.metric_classes import metric_classes
-from shoal.config.schema import Config
+from shoal.config.row_rules import RowsSection
+from shoal.config.schema import (
+    Config,
+    EvalSection,
+    LaunchSection,
+    StrategySection,
+    TrainSection,
+)
 
 USUAL_TOPK = 10  # the cut-off of eval.valid_metric where it names none and eval.topk has this one
 EXAMPLES = {"user": "gender", "item": "genre"}  # columns, for errors
@@ -27,22 +34,30 @@ def canonical(values: dict[str, Any]) -> None:
 
 def problems(config: Config, origins: Mapping[str, str], clicks: bool = False) -> list[str]:
     """Every failed check as one line with its place. `clicks`: the model is a click model."""
-    checks = [metrics, valid_metric, processes, row_rules, elastic, replicas, by_length]
-    checks += [click_model] if clicks else []
+    checks = [
+        metrics(config.eval),
+        valid_metric(config.eval),
+        processes(config.launch, config.strategy),
+        row_rules(config.rows),
+        elastic(config),
+        replicas(config.strategy),
+        by_length(config.train, config.strategy),
+    ]
+    if clicks:
+        checks.append(click_model(config.model.title, config.eval, config.train))
     return [
-        f"{origins.get(key, 'default')}: {key}: {text}"
-        for check in checks
-        for key, text in check(config)
+        f"{origins.get(key, 'default')}: {key}: {text}" for check in checks for key, text in check
     ]
 
 
-def _modes(config: Config) -> set[str]:
-    mode = config.eval.mode
+def _modes(section: EvalSection) -> set[str]:
+    mode = section.mode
     return {mode} if isinstance(mode, str) else set(mode.values())
 
 
-def metrics(config: Config) -> Iterator[Problem]:
-    section, classes = config.eval, metric_classes()
+def metrics(section: EvalSection) -> Iterator[Problem]:
+    """Metrics that do not exist, or lack what they compare."""
+    classes = metric_classes()
     for name in section.metric_names:
         if name not in classes:
             hint = did_you_mean(name, classes) or f"; metrics are: {', '.join(classes)}"
@@ -56,13 +71,14 @@ def metrics(config: Config) -> Iterator[Problem]:
     if not section.topk and any(metric.has_topk for metric in chosen.values()):
         yield "eval.topk", "is empty, but the metrics need it; name at least one cut-off"
     values = ", ".join(name for name, metric in chosen.items() if metric.needs == "valued")
-    if values and "full" in _modes(config):
+    if values and "full" in _modes(section):
         text = f"{values} compare scores with labels: choose eval.mode labeled, uniN or popN"
         yield "eval.metrics", text
 
 
-def valid_metric(config: Config) -> Iterator[Problem]:
-    key, chosen = "eval.valid_metric", config.eval
+def valid_metric(chosen: EvalSection) -> Iterator[Problem]:
+    """A metric that is to choose the checkpoint, and cannot."""
+    key = "eval.valid_metric"
     classes = metric_classes()
     computed: list[str] = []
     for name in chosen.metric_names:
@@ -88,8 +104,9 @@ def valid_metric(config: Config) -> Iterator[Problem]:
         yield key, f"{text}; use a metric whose best value is the highest or the lowest"
 
 
-def processes(config: Config) -> Iterator[Problem]:
-    launch, served = config.launch, config.strategy.name == "ps"
+def processes(launch: LaunchSection, strategy: StrategySection) -> Iterator[Problem]:
+    """Numbers of processes that do not go together, or not with the strategy."""
+    served = strategy.name == "ps"
     world = launch.nproc if launch.world_size == -1 else launch.world_size
     first, last = launch.group_offset, launch.group_offset + launch.nproc
     if world < 1:
@@ -99,11 +116,11 @@ def processes(config: Config) -> Iterator[Problem]:
         yield "launch.world_size", f"{text} (group_offset, nproc); it must be at least {last}"
     elif world > launch.nproc and launch.port == 0:
         yield "launch.port", "must be named when there are several hosts, the same on each"
-    if config.strategy.name == "single" and world > 1:
+    if strategy.name == "single" and world > 1:
         text = f"strategy single cannot run on {world} processes; use ddp or sharded"
         yield "strategy.name", text
     elsewhere = world > launch.nproc or launch.hosts > 1
-    if served and len(config.strategy.ps.addresses) > launch.servers:
+    if served and len(strategy.ps.addresses) > launch.servers:
         elsewhere = True
     if launch.max_restarts and elsewhere and served:
         text = "restarts servers and workers of one host, and this run has several: leave it out"
@@ -138,11 +155,11 @@ def elastic(config: Config) -> Iterator[Problem]:
         yield "start.pretrained", f"is not read with {key} yet: set that to false"
 
 
-def replicas(config: Config) -> Iterator[Problem]:
+def replicas(strategy: StrategySection) -> Iterator[Problem]:
     """What cannot be combined with servers that hold the same rows."""
-    key, servers = "strategy.ps.replicas", config.strategy.ps
+    key, servers = "strategy.ps.replicas", strategy.ps
     count = servers.replicas
-    if config.strategy.name != "ps" or count == 1:
+    if strategy.name != "ps" or count == 1:
         return
     if servers.journal:
         yield "strategy.ps.journal", f"does not go with {key}={count}: choose one of the two"
@@ -154,14 +171,14 @@ def replicas(config: Config) -> Iterator[Problem]:
         yield key, f"{text} each part of the rows, first one of each part, then the next of each"
 
 
-def by_length(config: Config) -> Iterator[Problem]:
+def by_length(train: TrainSection, strategy: StrategySection) -> Iterator[Problem]:
     """Batches and slices that are cut by length, where a worker's own number of samples counts."""
     enabled = {
-        "train.balance": config.train.balance,
-        "train.batch_tokens": config.train.batch_tokens is not None,
+        "train.balance": train.balance,
+        "train.batch_tokens": train.batch_tokens is not None,
     }
-    servers = config.strategy.ps
-    for key in (key for key, on in enabled.items() if on and config.strategy.name == "ps"):
+    servers = strategy.ps
+    for key in (key for key, on in enabled.items() if on and strategy.name == "ps"):
         if servers.mode != "sync":
             text = f"does not go with strategy.ps.mode={servers.mode}, where every worker updates "
             yield key, f"{text}by its own samples: leave it out, or choose sync"
@@ -170,9 +187,9 @@ def by_length(config: Config) -> Iterator[Problem]:
             yield key, f"{text}: leave it out, or set that to false"
 
 
-def row_rules(config: Config) -> Iterator[Problem]:
+def row_rules(section: RowsSection) -> Iterator[Problem]:
     """Rules of growing tables that could never do anything."""
-    key, section = "rows.shrink.every", config.rows
+    key = "rows.shrink.every"
     all_rules = [section, *(section.rules_of(name) for name in section.tables)]
     limits = "rows.shrink.max_age, capacity, min_score or min_norm"
     drops = any(rules.drops for rules in all_rules)
@@ -192,20 +209,20 @@ def row_rules(config: Config) -> Iterator[Problem]:
         )
 
 
-def click_model(config: Config) -> Iterator[Problem]:
-    model = config.model.title
+def click_model(model: str, section: EvalSection, train: TrainSection) -> Iterator[Problem]:
+    """What is for models that rank items, and this one predicts clicks."""
     ranked = [name for name, metric in metric_classes().items() if metric.needs == "ranked"]
-    ranking = [name for name in config.eval.metric_names if name in ranked]
+    ranking = [name for name in section.metric_names if name in ranked]
     if ranking:
         text = f"{', '.join(ranking)} rank items for a user, and {model} predicts clicks of single"
         alternatives = ", ".join(name for name in metric_classes() if name not in ranked)
         yield "eval.metrics", f"{text} samples; choose among {alternatives}"
     for side in EXAMPLES:
-        if getattr(config.eval.groups, side) is not None:
+        if getattr(section.groups, side) is not None:
             text = f"is for metrics of lists, and {model} predicts clicks: leave it out"
             yield f"eval.groups.{side}", text
-    if _modes(config) != {"labeled"}:
-        text = f"given {config.eval.mode}; click logs have labels: leave it out, or write labeled"
+    if _modes(section) != {"labeled"}:
+        text = f"given {section.mode}; click logs have labels: leave it out, or write labeled"
         yield "eval.mode", text
-    if config.train.negatives is not None:
+    if train.negatives is not None:
         yield "train.negatives", f"{model} learns from labels: leave it out, or write null"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from shoal.config.keys import KEYS, value_of
-from shoal.config.schema import Config
+from shoal.config.schema import Config, StrategySection
 from shoal.config.section import ReadBy
 from shoal.config.yaml_io import inline
 
@@ -50,7 +50,8 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
             default = inline(KEYS[key].default)
             value = inline(value_of(config, key))
             yield key, f"given {value}, which {text}: choose that, or set {key}={default}"
-    yield from _sharded_refusals(config)
+    counts_steps = config.rows.enabled or config.train.clip_grad_norm is not None
+    yield from _sharded_refusals(config.strategy, config.launch.encrypt, counts_steps)
     if config.strategy.name == "ps" and config.strategy.wire_dtype == "float16":
         text = "given float16, and parameter servers take float32 or bfloat16: choose one of them"
         yield "strategy.wire_dtype", text
@@ -63,18 +64,22 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
         )
 
 
-def _sharded_refusals(config: Config) -> Iterator[tuple[str, str]]:
-    """What strategy sharded cannot do together."""
-    section = config.strategy
+def _sharded_refusals(
+    section: StrategySection, encrypt: bool, counts_steps: bool
+) -> Iterator[tuple[str, str]]:
+    """What strategy sharded cannot do together.
+
+    encrypt: what ranks send; counts_steps: all ranks must agree on something in every step.
+    """
     if section.groups == 1 and section.groups_every > 1:
         yield "strategy.groups_every", "there is one group: set strategy.groups to 2 or more"
-    if section.groups > 1 and config.launch.encrypt:
+    if section.groups > 1 and encrypt:
         yield (
             "strategy.groups",
             "launch.encrypt leads all ranks through one tunnel, and groups need their own: leave "
             "out one of the two",
         )
-    if section.groups_every > 1 and (config.rows.enabled or config.train.clip_grad_norm):
+    if section.groups_every > 1 and counts_steps:
         yield "strategy.groups_every", EACH_STEP
 
 

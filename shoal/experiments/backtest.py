@@ -62,7 +62,7 @@ def backtest(
 ) -> dict[str, Any]:
     """Train and test every cut that is not finished; what backtest.json holds."""
     config = resolved.config
-    folder = Path(parent or Path(config.run.root, f"backtest-{label(config)}"))
+    folder = Path(parent or Path(config.run.root, f"backtest-{label(config.model, config.data)}"))
     dataset = _load_timed(config)
     times = np.sort(dataset.flat(str(dataset.time_field)))
     # Decided once, from all of the data: every cut counts repeats alike.

@@ -1,6 +1,7 @@
 """What a run takes before it runs: memory of rows, time of a step, money, on machines of a file.
 
-cluster.py     hosts, devices and links; presets.py: common ones; cluster_file.py: read from a file
+cluster.py     hosts, devices and links; cluster_values.py reads them from mappings with units
+presets.yaml   common machines, read by presets.py; cluster_file.py: a file of your own
 step_work.py   bytes and operations of one step; step_counter.py counts them for a config's model
 prediction.py  a predicted step; step_time.py computes it (with links.py and row_time.py)
 ranking.py     which strategy is best, what limits it, what to change; plan_text.py prints it

@@ -1,4 +1,7 @@
-"""The job of a plan, as a scheduler takes it: sbatch, TorchX, Ray, Kubernetes.
+"""The one writer of jobs, as schedulers take them: sbatch, TorchX, Ray, Kubernetes.
+
+`shoal plan --launch` prints what it writes, the TorchX components (cli/torchx.py) start replicas by
+its command, and the Slurm script in docs/reference/clusters.md is its own.
 
 Every job continues what is in its run's folder, if anything is, so a scheduler may start it again.
 """
@@ -20,6 +23,7 @@ from shoal.planning.prediction import RunLayout
 
 MEETING_PORT, WORKER_PORT, SERVER_PORT = 5678, 6170, 6180
 SECRET = "SHOAL_SECRET=$(head -c 32 /dev/urandom | base64)"
+INDEX_OF_POD = "INDEX"  # stands in a pod's command until the shell's variable takes its place
 OF_PODS = 0.9  # of a host's memory; the rest is the node's
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
@@ -29,7 +33,7 @@ class Job:
     """A run with the layout that a plan chose."""
 
     layout: RunLayout
-    words: tuple[str, ...]  # what follows `shoal train`: configs and keys, those of the plan too
+    args: tuple[str, ...]  # what follows `shoal train`: configs and keys, those of the plan too
     cores: int  # of a host
     memory: float  # bytes of a host
     gpus: int = 0  # that a host's processes use
@@ -56,8 +60,8 @@ class Job:
     @property
     def command(self) -> list[str]:
         """Arguments of the run, without those that place its processes."""
-        words = [word for word in self.words if not word.startswith(PLACES)]
-        return [*words, f"--output={self.output}", "--resume"]
+        args = [arg for arg in self.args if not arg.startswith(PLACES)]
+        return [*args, f"--output={self.output}", "--resume"]
 
     @property
     def restarted(self) -> list[str]:
@@ -66,9 +70,20 @@ class Job:
 
 
 # Keys that the scheduler's part of the command gives.
-_LAUNCH_KEYS = ("nproc", "world_size", "ip", "port", "group_offset", "servers", "hosts", "host")
+LAUNCH_KEYS = (
+    "nproc",
+    "world_size",
+    "ip",
+    "port",
+    "group_offset",
+    "servers",
+    "hosts",
+    "host_index",
+    "host",  # the name that host_index had
+)
 PLACES = (
-    *(f"--{prefix}{name}=" for prefix in ("", "launch.") for name in _LAUNCH_KEYS),
+    *[f"--{name}=" for name in LAUNCH_KEYS],
+    *[f"--launch.{name}=" for name in LAUNCH_KEYS],
     "--output=",
     "--run.output=",
     "--resume",
@@ -78,7 +93,7 @@ PLACES = (
 def job_of(
     layout: RunLayout,
     cluster: Cluster,
-    words: Sequence[str],
+    args: Sequence[str],
     needed: float = 0.0,
     **settings: Any,
 ) -> Job:
@@ -93,7 +108,14 @@ def job_of(
     if 0 < gpus < host.devices and layout.strategy != "ps":  # a server has its host to itself
         cores = max(1, cores * gpus // host.devices)
         memory = min(memory, max(memory * gpus / host.devices, needed / OF_PODS))
-    return Job(layout, tuple(words), cores, memory, gpus, **settings)
+    return Job(
+        layout=layout,
+        args=tuple(args),
+        cores=cores,
+        memory=memory,
+        gpus=gpus,
+        **settings,
+    )
 
 
 def write_job(launcher: str, job: Job) -> str:
@@ -109,6 +131,35 @@ def write_job(launcher: str, job: Job) -> str:
     return LAUNCHERS[launcher](job)
 
 
+def replica_command(
+    role: str,
+    index: str,
+    workers: int,
+    servers: int,
+    port: int,
+    hosts: str,
+    args: Sequence[str],
+) -> list[str]:
+    """What follows `python` for one worker or server that a scheduler starts as a replica.
+
+    index: its number in the role, or what the scheduler puts in that place.
+    hosts: the host of each replica, servers first; empty where the scheduler names them.
+    args: what follows `shoal launch`.
+    """
+    command = [
+        "-u",
+        "-m",
+        "shoal.cli.replica",
+        f"--role={role}",
+        f"--index={index}",
+        f"--workers={workers}",
+        f"--servers={servers}",
+        f"--port={port}",
+    ]
+    command += [f"--hosts={hosts}"] if hosts else []
+    return [*command, "--", *args]
+
+
 def _slurm(job: Job) -> str:
     """sbatch: one task a node, which starts the node's processes."""
     layout = job.layout
@@ -120,10 +171,10 @@ def _slurm(job: Job) -> str:
         f"#SBATCH --nodes={nodes}",
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --cpus-per-task={job.cores}",
-        *([f"#SBATCH --gpus-per-node={job.gpus}"] if job.gpus else []),
-        "#SBATCH --requeue",
-        "set -euo pipefail",
     ]
+    if job.gpus:
+        lines.append(f"#SBATCH --gpus-per-node={job.gpus}")
+    lines += ["#SBATCH --requeue", "set -euo pipefail"]
     if job.served:
         last = WORKER_PORT + layout.per_host - 1
         inner = (
@@ -166,93 +217,115 @@ def _torchx(job: Job) -> str:
             f"--cpu {worker_cores} --memMB {memory // layout.per_host} "
             f"--server_cpu {job.cores} --server_memMB {memory}"
         )
-        arguments = [*job.command, "--strategy.ps.keys=keys"]
+        run_args = [*job.command, "--strategy.ps.keys=keys"]
         gpus = -(-job.gpus // layout.per_host)
     else:
         component = (
             f"shoal.train -j {layout.hosts}x{layout.per_host} --cpu {job.cores} --memMB {memory} "
             f"--max_retries {job.restarts}"
         )
-        arguments, gpus = job.command, job.gpus
-    words = component.split()
-    words += ["--gpu", str(gpus)] if gpus else []
-    words += ["--name", job.name]
-    lines.append(f"torchx run -s slurm {_joined(words)} -- {_joined(arguments)}")
+        run_args, gpus = job.command, job.gpus
+    args = component.split()
+    args += ["--gpu", str(gpus)] if gpus else []
+    args += ["--name", job.name]
+    lines.append(f"torchx run -s slurm {_joined(args)} -- {_joined(run_args)}")
     return "\n".join(lines) + "\n"
 
 
 def _ray(job: Job) -> str:
     """A job of a Ray cluster."""
     threads = [] if job.gpus else _unless(job.command, f"--run.threads={job.layout.threads}")
-    words = [*job.restarted, *threads, f"--nproc={job.layout.processes}", "--ray=auto"]
+    args = [*job.restarted, *threads, f"--nproc={job.layout.processes}", "--ray=auto"]
     lines = [
         "#!/bin/sh",
         "# sh FILE: RAY_ADDRESS names the cluster, such as http://head:8265; config, data and the",
         "# run's folder have the same names on every node.",
-        f"ray job submit -- shoal train {_joined(words)}",
+        f"ray job submit -- shoal train {_joined(args)}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _k8s(job: Job) -> str:
     """A JobSet: a pod for each host, or for each server and worker."""
-    layout, name = job.layout, job.name
+    policy: dict[str, Any] = {}
     if job.served:
-        worker_cores, gpus = max(1, job.cores // layout.per_host), -(-job.gpus // layout.per_host)
-        memory = job.memory / layout.per_host
-        roles = {
-            "server": (layout.servers, job.cores, 0, job.memory),
-            "worker": (layout.processes, worker_cores, gpus, memory),
-        }
-        hosts = [f"{name}-{role}-0-{k}.{name}" for role in roles for k in range(roles[role][0])]
-        replica_arguments = [f"--workers={layout.processes}", f"--servers={layout.servers}"]
-        replica_arguments += [
-            f"--port={SERVER_PORT}",
-            f"--hosts={','.join(hosts)}",
-            "--",
-            *job.command,
-            "--strategy.ps.keys=keys",
-        ]
-        jobs = [
-            _replicated(
-                job,
-                role,
-                f"exec python -m shoal.cli.replica --role={role} "
-                f'--index="$JOB_COMPLETION_INDEX" {_joined(replica_arguments)}',
-                *size,
-            )
-            for role, size in roles.items()
-        ]
-        first_command = "shoal keys make keys   # once, in the folder that the volume holds"
+        jobs = _jobs_of_servers_and_workers(job)
         success = {"operator": "All", "targetReplicatedJobs": ["worker"]}
-        policy: dict[str, Any] = {"successPolicy": success}
+        policy = {"successPolicy": success}
+        first_command = "shoal keys make keys   # once, in the folder that the volume holds"
     else:
-        first = f"{name}-host-0-0.{name}"
-        start = (
-            f"until getent hosts {first}; do sleep 1; done; exec shoal train "
-            f"{_joined(job.command)} --launch.join_timeout=600 "
-            f"--ip={first} --port={MEETING_PORT} --nproc={layout.per_host} "
-            f"--world_size={layout.processes} "
-            f'--group_offset="$(({layout.per_host} * JOB_COMPLETION_INDEX))"'
-        )
-        size = (layout.hosts, job.cores, job.gpus, job.memory)
-        jobs, policy = [_replicated(job, "host", start, *size, secret=layout.hosts > 1)], {}
+        jobs = [_job_of_hosts(job)]
         first_command = (
-            f"kubectl create secret generic {name}-secret "
+            f"kubectl create secret generic {job.name}-secret "
             '--from-literal=secret="$(head -c 32 /dev/urandom | base64)"   # once'
         )
     job_set = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": name},
+        "metadata": {"name": job.name},
         "spec": {
-            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "network": {"enableDNSHostnames": True, "subdomain": job.name},
             "failurePolicy": {"maxRestarts": job.restarts},
             **policy,
             "replicatedJobs": jobs,
         },
     }
     return f"# {first_command}\n# kubectl apply -f FILE\n" + _yaml(job_set)
+
+
+def _jobs_of_servers_and_workers(job: Job) -> list[dict[str, Any]]:
+    """Two jobs of a JobSet: a pod for each server, and one for each worker."""
+    layout, name = job.layout, job.name
+    numbers = {"server": layout.servers, "worker": layout.processes}
+    hosts = [f"{name}-{role}-0-{k}.{name}" for role in numbers for k in range(numbers[role])]
+    jobs = []
+    for role, number in numbers.items():
+        replica = replica_command(
+            role,
+            INDEX_OF_POD,
+            workers=layout.processes,
+            servers=layout.servers,
+            port=SERVER_PORT,
+            hosts=",".join(hosts),
+            args=[*job.command, "--strategy.ps.keys=keys"],
+        )
+        start = _joined(["exec", "python", *replica])
+        # A server has its host to itself; workers share theirs.
+        shares = 1 if role == "server" else layout.per_host
+        jobs.append(
+            _replicated(
+                job,
+                role,
+                start.replace(f"={INDEX_OF_POD}", '="$JOB_COMPLETION_INDEX"', 1),
+                number=number,
+                cores=max(1, job.cores // shares),
+                gpus=0 if role == "server" else -(-job.gpus // shares),
+                memory=job.memory / shares,
+            )
+        )
+    return jobs
+
+
+def _job_of_hosts(job: Job) -> dict[str, Any]:
+    """The job of a JobSet in which a pod starts the ranks of a host."""
+    layout, first = job.layout, f"{job.name}-host-0-0.{job.name}"
+    start = (
+        f"until getent hosts {first}; do sleep 1; done; exec shoal train "
+        f"{_joined(job.command)} --launch.join_timeout=600 "
+        f"--ip={first} --port={MEETING_PORT} --nproc={layout.per_host} "
+        f"--world_size={layout.processes} "
+        f'--group_offset="$(({layout.per_host} * JOB_COMPLETION_INDEX))"'
+    )
+    return _replicated(
+        job,
+        "host",
+        start,
+        number=layout.hosts,
+        cores=job.cores,
+        gpus=job.gpus,
+        memory=job.memory,
+        secret=layout.hosts > 1,
+    )
 
 
 def _replicated(
@@ -281,8 +354,11 @@ def _replicated(
     }
     pod = {"restartPolicy": "Never", "containers": [container], "volumes": _volumes(job)}
     spec = {
-        **{"parallelism": number, "completions": number, "completionMode": "Indexed"},
-        **{"backoffLimit": 0, "template": {"spec": pod}},
+        "parallelism": number,
+        "completions": number,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": {"spec": pod},
     }
     return {"name": role, "replicas": 1, "template": {"spec": spec}}
 
@@ -342,14 +418,14 @@ def _volumes(job: Job) -> list[dict[str, Any]]:
     return [shared, {"name": "memory", "emptyDir": {"medium": "Memory"}}]
 
 
-def _unless(words: Sequence[str], word: str) -> list[str]:
-    """`--key=value`, unless the key is given."""
-    key = word.partition("=")[0] + "="
-    return [] if any(one.startswith(key) for one in words) else [word]
+def _unless(args: Sequence[str], option: str) -> list[str]:
+    """`--key=value`, unless the arguments have the key."""
+    key = option.partition("=")[0] + "="
+    return [] if any(arg.startswith(key) for arg in args) else [option]
 
 
-def _joined(words: Sequence[str]) -> str:
-    return " ".join(map(shlex.quote, words))
+def _joined(args: Sequence[str]) -> str:
+    return " ".join(map(shlex.quote, args))
 
 
 def _yaml(manifest: dict[str, Any]) -> str:

@@ -15,7 +15,8 @@ from shoal.planning.step_counter import StepCounter
 from shoal.planning.step_work import Operations
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-RECORDED = 50  # calls in a graph of a GPU
+RECORDED = 20  # calls in a graph of a GPU
+WARM_SECONDS = 0.3  # until a GPU that was idle runs at the clock of long work
 Shape = tuple[int, int, int]
 
 
@@ -31,19 +32,25 @@ def with_threads(number: int) -> Iterator[None]:
 
 
 def repeat(run: Callable[[], object], device: torch.device, seconds: float) -> list[float]:
-    """Seconds of each call, for about `seconds` and at least five times after two warm-ups.
+    """Seconds of each call, for about `seconds` and at least five times.
 
-    What a device is given is waited for.
+    Two calls warm up, on a GPU as many as bring its clock up. What a device is given is waited for.
     """
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    on_gpu = device.type == "cuda"
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    warm_calls, warm_until = 0, time.perf_counter() + (WARM_SECONDS if on_gpu else 0.0)
+    while warm_calls < 2 or time.perf_counter() < warm_until:
+        run()
+        wait()
+        warm_calls += 1
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < 7 or (time.perf_counter() < end and len(times) < 1000):
+    while len(times) < 5 or (time.perf_counter() < end and len(times) < 1000):
         begin = time.perf_counter()
         run()
         wait()
         times.append(time.perf_counter() - begin)
-    return times[2:]
+    return times
 
 
 def _alone(run: Callable[[], object], device: torch.device, seconds: float) -> list[float]:
@@ -65,13 +72,17 @@ def product(
     """A linear layer, forward and backward: [rows, inputs] by [inputs, outputs]."""
     number, inputs, outputs = shape
     dtype = PRECISIONS.get(precision, torch.float32)
-    x = torch.ones(number, inputs, device=device, dtype=dtype)
-    weight = torch.ones(outputs, inputs, device=device, dtype=dtype)
+    # Numbers as layers have them, half of them zeros after relu: a GPU multiplies equal ones
+    # faster, since they take less power (an H200 at 1024 x 1024: 778 TFLOPS; these: 625).
+    x = torch.randn(number, inputs, device=device, dtype=dtype).relu_()
+    weight = torch.randn(outputs, inputs, device=device, dtype=dtype)
+    gradient = torch.randn(number, outputs, device=device, dtype=dtype)
+    gradient *= torch.rand(number, outputs, device=device) > 0.5
 
     def run() -> None:
-        y = torch.mm(x, weight.t())
-        torch.mm(y, weight)  # the gradient of x
-        torch.mm(y.t(), x)
+        torch.mm(x, weight.t())
+        torch.mm(gradient, weight)  # the gradient of x
+        torch.mm(gradient.t(), x)
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -122,7 +133,7 @@ def attention(device: torch.device, seconds: float) -> tuple[list[float], float]
     gpu = device.type == "cuda"
     batch, heads, length, width = (256, 4, 256, 64) if gpu else (32, 2, 50, 32)
     dtype = torch.bfloat16 if gpu else torch.float32
-    q = torch.ones(batch, heads, length, width, device=device, dtype=dtype)
+    q = torch.randn(batch, heads, length, width, device=device, dtype=dtype)
     operations = 4.0 * batch * heads * length * length * width
     if gpu:
         run = lambda: nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)  # noqa: E731

@@ -13,7 +13,7 @@ from shoal.planning.cluster import Cluster
 from shoal.planning.plan_text import TimePlan
 from shoal.planning.ranking import Target
 from shoal.planning.step_counter import count_work, parts_of
-from shoal.runs.build import Parts
+from shoal.runs.parts import Parts
 
 
 @dataclass(frozen=True)

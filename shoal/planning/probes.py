@@ -1,7 +1,7 @@
 """What this machine reaches, measured in about a minute: memory, rows, products, links, disk.
 
 Every figure is the median of several repeats; low and high are the quarter and three quarters of
-them. measured_cluster.py makes a cluster's file of them.
+them. probed_cluster.py makes a cluster's file of them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from shoal.planning.layer_probes import PRECISIONS, Shape, repeat, with_threads
 from shoal.planning.step_counter import parts_of
 
 DIMS = (16, 64, 128)
-# Rows, inputs, outputs of a linear layer, used where no model is given.
+# Rows, inputs, outputs of a linear layer, used where no model is given. On a GPU those of large
+# models: products of narrow layers wait for its memory, and the planner counts their bytes besides.
 SHAPES = ((4096, 64, 64), (4096, 256, 128), (2048, 512, 512), (2048, 1024, 1024))
+GPU_SHAPES = ((65536, 1024, 512), (65536, 1024, 1024), (65536, 3456, 512), (32768, 2048, 2048))
 LARGE = 1 << 28  # bytes: beyond every cache
 
 
@@ -84,7 +86,7 @@ def measure(
     scale: float = 1.0,
     report: Callable[[str], None] = lambda line: None,
 ) -> Measurement:
-    """Measure this machine; shapes: of linear layers, None: SHAPES, with more rows on a GPU.
+    """Measure this machine; shapes: of linear layers, None: SHAPES or GPU_SHAPES.
 
     folder: of the disk that is measured; scale: of sizes and seconds, for tests.
     report: called with the name of each part before it is measured.
@@ -97,7 +99,7 @@ def measure(
         cores=len(os.sched_getaffinity(0)),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
-    shapes = shapes or [(n * (16 if on_gpu else 1), a, b) for n, a, b in SHAPES]
+    shapes = shapes or (GPU_SHAPES if on_gpu else SHAPES)
     size, seconds = int(LARGE * scale) // 4096 * 4096, 0.8 * scale
     if on_gpu:
         measurement.device_memory = torch.cuda.get_device_properties(0).total_memory
@@ -188,8 +190,7 @@ def _rows(device: torch.device, dim: int, scale: float, seconds: float) -> tuple
         admissions={"measured": None},
         device=device,
     )["measured"]
-    generator = torch.Generator().manual_seed(1)
-    sets = [torch.randint(0, rows, (number,), generator=generator).to(device) for _ in range(4)]
+    sets = distinct_row_ids(rows, number, device)
     grads = torch.ones(number, dim, device=device)
     turn = iter(range(10**9))
     for ids in sets:  # rows exist from their first gradient on
@@ -200,6 +201,18 @@ def _rows(device: torch.device, dim: int, scale: float, seconds: float) -> tuple
         Timing.from_seconds([s / number for s in read]),
         Timing.from_seconds([s / number for s in updated]),
     )
+
+
+def distinct_row_ids(rows: int, number: int, device: torch.device) -> list[torch.Tensor]:
+    """Four sets of random row ids, none of which stands twice in a set.
+
+    A row that stands twice moves its bytes once, so repeats would make memory look faster than it
+    is: of as many ids as rows only 63 % are distinct.
+    """
+    generator = torch.Generator(device).manual_seed(1)
+    return [
+        torch.randperm(rows, generator=generator, device=device)[:number].clone() for _ in range(4)
+    ]
 
 
 def _cold_rows(folder: Path, scale: float) -> list[float]:
@@ -240,8 +253,8 @@ def _links(gpus: int, scale: float) -> dict[str, Timing]:
     device = "cuda" if gpus > 1 else "cpu"
     with scratch_folder() as scratch:
         file = Path(scratch) / "links.json"
-        words = [str(Path(link_probes.__file__)), str(file), device, str(scale)]
-        launch(words, section, scratch, module="shoal.launch.script", ending="")
+        args = [str(Path(link_probes.__file__)), str(file), device, str(scale)]
+        launch(args, section, scratch, module="shoal.launch.script", ending="")
         times_by_probe = json.loads(file.read_text())
     timings = {
         name: Timing.from_seconds(times, units) for name, (times, units) in times_by_probe.items()

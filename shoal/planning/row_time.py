@@ -17,7 +17,7 @@ from shoal.planning.links import (
     over,
 )
 from shoal.planning.prediction import RunLayout
-from shoal.planning.presets import CORE, DEVICES
+from shoal.planning.presets import DEVICES, EFFICIENCY
 from shoal.planning.step_work import TableWork, Work
 
 ROW_KERNELS = {"rows_read": 3, "rows_updated": 7}  # of all tables together
@@ -198,7 +198,7 @@ def on_cores(cluster: Cluster) -> Cluster:
     if not cluster.host.on_gpu:
         return cluster
     host = replace(cluster.host, device=DEVICES["x86-core"], devices=cluster.host.cores)
-    return replace(cluster, host=host, efficiency=CORE)
+    return replace(cluster, host=host, efficiency=EFFICIENCY["core"])
 
 
 def server_cores(cluster: Cluster) -> int:

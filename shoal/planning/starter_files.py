@@ -131,10 +131,8 @@ def _build_file_section(answers: QuickstartAnswers, look: FirstLook, notes: list
     roles = {role: look.roles[role] for role in ("user", "item", "time") if role in look.roles}
     shown_roles = roles | ({"label": look.label} if look.label and answers.only_taken else {})
     notes += [f"{look.path}: {shown(shown_roles)}", *_describe_encoding(look)]
-    lines = [
-        *_list_first_lines(look),
-        *(f"    {role}: {inline(name)}" for role, name in roles.items()),
-    ]
+    lines = _list_first_lines(look)
+    lines += [f"    {role}: {inline(name)}" for role, name in roles.items()]
     lines += _list_reading_lines(look, answers)
     others = [name for name in look.columns if name not in roles.values()]
     title = columns_of_captions(others).get("title")
@@ -177,10 +175,8 @@ def _build_clicks_section(
     notes += [f"{look.path}: {shown(roles)}", *_describe_encoding(look)]
     if threshold is not None:
         notes.append(f"no column of clicks: {roles['rating']} ≥ {threshold:g} counts as one")
-    lines = [
-        *_list_first_lines(look),
-        *(f"    {role}: {inline(name)}" for role, name in roles.items()),
-    ]
+    lines = _list_first_lines(look)
+    lines += [f"    {role}: {inline(name)}" for role, name in roles.items()]
     lines += _list_reading_lines(look, answers)
     outcomes = look.outcomes(threshold)
     left_out = {name: why for name, why in outcomes.items() if name not in answers.features}

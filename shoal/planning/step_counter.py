@@ -28,7 +28,8 @@ from shoal.embedding.rows.store import Every
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Collected, Gradients, Lookup, RowService
 from shoal.planning.step_work import Operations, Popularity, TableWork, Work
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 from shoal.training.strategies import Strategy
 
 MOST_IDS = 4096  # of the samples of a counted step, about
@@ -266,7 +267,7 @@ def count_work(config: Config, parts: Parts | None = None) -> Work:
         backward_step=fixed[1],
         parameters=sum(one.numel() for one in strategy.dense),
         optimizer_bytes=OPTIMIZER_BYTES.get(config.train.optimizer.name, 28.0),
-        precision=_precision(config),
+        precision=_precision(config.train.precision, config.run.tf32),
         recorded=config.strategy.graph is not False and bool(model.cuda_graph_safe),
         input_bytes=_bytes_of(first) / max(1, first.size),
         input_seconds=seconds,
@@ -292,10 +293,11 @@ def _values(operations: Operations) -> tuple[float, float, float, float]:
     return operations.products, operations.attention, operations.elementwise, operations.kernels
 
 
-def _precision(config: Config) -> str:
-    if config.train.precision == "bfloat16":
+def _precision(precision: str, tf32: bool) -> str:
+    """What products are computed in, as devices state their peaks."""
+    if precision == "bfloat16":
         return "bfloat16"
-    return "tf32" if config.run.tf32 else "float32"
+    return "tf32" if tf32 else "float32"
 
 
 def _bytes_of(batch: Batch) -> float:

@@ -35,8 +35,16 @@ def predict(work: Work, cluster: Cluster, layout: RunLayout, bars: bool = True) 
         worse, better = max(0.0, *effects), min(0.0, *effects)
         low, high = low + better**2, high + worse**2
         if worse > 1e-3 * seconds:
-            shown = (estimate.value, estimate.low, estimate.high, estimate.source)
-            assumptions.append(Assumption(name, *shown, effect_ms=1e3 * worse))
+            assumptions.append(
+                Assumption(
+                    name=name,
+                    value=estimate.value,
+                    low=estimate.low,
+                    high=estimate.high,
+                    source=estimate.source,
+                    effect_ms=1e3 * worse,
+                )
+            )
     step_ms = Range(
         1e3 * seconds, 1e3 * (seconds - math.sqrt(low)), 1e3 * (seconds + math.sqrt(high))
     )

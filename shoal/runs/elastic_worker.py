@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import shoal
-from shoal import config as config_room
 from shoal.config import Resolved
-from shoal.data.dataset import Dataset
 from shoal.data.protocol import values_of
 from shoal.distributed.rank_variables import is_worker, launched_number
 from shoal.distributed.world import PeerLost, World
 from shoal.launch.servers import early_heartbeat
 from shoal.ps.address import nobody_listens
 from shoal.ps.worker.link import ServerError
-from shoal.runs.build import announce, build
+from shoal.runs.announcement import announce
+from shoal.runs.build import build
+from shoal.runs.folder_inputs import keep_inputs
 from shoal.runs.forecast import expected
-from shoal.runs.vocabulary_growth import save_taken, save_vocabularies
 from shoal.training.elastic_trainer import LeasedTrainer
 from shoal.training.run_folder import RunFolder, start_logging
 
@@ -38,26 +37,11 @@ def train_leased(
     agreed: values of the config that are the same for all. code: files of models and metrics.
     """
     config = resolved.config
-    if world.size > 1:
-        raise ValueError(
-            f"strategy.ps.elastic: this process is one of {world.size} ranks; start workers with "
-            "`shoal launch --worker_num=N --server_num=M`, or with `shoal train --join RUN`"
-        )
-    if config.run.output is None:
-        raise ValueError(
-            "strategy.ps.elastic: set run.output, on a disk that all hosts share: any worker may "
-            "have to save"
-        )
-    folder = RunFolder(config.run.output)
+    folder = _find_folder(config.run.output, world.size)
     start_logging(config.run.log_level, launched_number(), form=config.run.log)
-    addresses = config.strategy.ps.addresses
     try:
-        # Servers that are gone are not joined, before any data is read.
-        if not is_worker() and addresses and all(map(nobody_listens, addresses)):
-            servers = ", ".join(addresses)
-            raise PeerLost(
-                f"no server of this run listens ({servers}): it has ended, or was stopped"
-            )
+        if not is_worker():
+            _check_servers(config.strategy.ps.addresses)
         with early_heartbeat(config, world.rank):
             parts = build(config, world)
     except (PeerLost, ServerError):
@@ -82,12 +66,7 @@ def train_leased(
         for note in resolved.notes:
             log.info("%s", note)
         announce(parts)
-        folder.write_config(config_room.dump(config))
-        for file, text in code.items():
-            folder.keep_code(file, text)
-        if isinstance(parts.dataset, Dataset):
-            save_vocabularies(folder.path, parts.dataset)
-            save_taken(folder.path, parts.dataset, config.start.vocabulary)
+        keep_inputs(folder, config, code, parts.dataset)
 
     trainer = LeasedTrainer(
         config,
@@ -105,3 +84,25 @@ def train_leased(
     parts.strategy.close()
     log.info("run folder: %s", folder.path)
     return {**result, "folder": str(folder.path)} if result else {}
+
+
+def _find_folder(output: str | None, world_size: int) -> RunFolder:
+    """The folder of the run, which all workers share; a worker is a process by itself."""
+    if world_size > 1:
+        raise ValueError(
+            f"strategy.ps.elastic: this process is one of {world_size} ranks; start workers with "
+            "`shoal launch --worker_num=N --server_num=M`, or with `shoal train --join RUN`"
+        )
+    if output is None:
+        raise ValueError(
+            "strategy.ps.elastic: set run.output, on a disk that all hosts share: any worker may "
+            "have to save"
+        )
+    return RunFolder(output)
+
+
+def _check_servers(addresses: Sequence[str]) -> None:
+    """Refuse to join servers that are gone, before any data is read."""
+    if addresses and all(map(nobody_listens, addresses)):
+        servers = ", ".join(addresses)
+        raise PeerLost(f"no server of this run listens ({servers}): it has ended, or was stopped")

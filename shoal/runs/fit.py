@@ -311,8 +311,10 @@ class Fitted:
         result, dataset = RunResult(self.result), self.trained.parts.dataset
         about = ""
         if isinstance(dataset, Dataset):
-            counts = (dataset.num_inter, dataset.num_users - 1, dataset.num_items - 1)
-            about = "{:,} interactions of {:,} users and {:,} items".format(*counts)
+            about = (
+                f"{dataset.num_inter:,} interactions of {dataset.num_users - 1:,} users and "
+                f"{dataset.num_items - 1:,} items"
+            )
         title = look.join([result.title(), look.Html("<br>"), about]) if about else result.title()
         return look.inline(title, look.grid(result.table(), curve(self.curves)))
 

@@ -12,7 +12,7 @@ import numpy as np
 from shoal.data.dataset import Dataset
 from shoal.embedding.placements.row_memory import plan_memory
 from shoal.embedding.rows.table import Table
-from shoal.runs.build import Parts
+from shoal.runs.parts import Parts
 
 ITEM_FIELDS = ("item", "history", "target", "shown", "output")  # as models call them
 

@@ -67,8 +67,8 @@ def _launch_workers(resolved: Resolved, servers: Servers | None, resume: bool) -
     resolved = _with_addresses(resolved, servers)
     with scratch_folder() as scratch:
         file = _write_config(resolved, scratch)
-        words = ["train", str(file), *(["--resume"] if resume else [])]
-        with Workers(words, resolved.config.launch, scratch) as workers:
+        args = ["train", str(file), *(["--resume"] if resume else [])]
+        with Workers(args, resolved.config.launch, scratch) as workers:
             workers.wait(_culprit_of(servers))
             if servers is None:
                 if not workers.any_ended_well:
@@ -114,10 +114,10 @@ def _launch_ranks(
     with scratch_folder() as scratch:
         file = _write_config(resolved, scratch)
         try:
-            words = ["train", str(file), *(["--resume"] if resume else [])]
+            args = ["train", str(file), *(["--resume"] if resume else [])]
             # Other hosts hear of a server that failed from their rank.
             here = None if config.launch.hosts > 1 else servers
-            launch(words, config.launch, scratch, culprit=_culprit_of(here), growth=growth)
+            launch(args, config.launch, scratch, culprit=_culprit_of(here), growth=growth)
         except (LaunchError, shoal.Interrupted):
             culprit = None if servers is None else servers.culprit or servers.find_stopped()
             if culprit is not None:

@@ -11,7 +11,7 @@ from shoal.clicks.formats import looks_like
 from shoal.config import Resolved
 from shoal.config.data_section import DataSection, FieldsSection
 from shoal.config.errors import did_you_mean
-from shoal.config.schema import CLICK_FORMATS, Config
+from shoal.config.schema import CLICK_FORMATS, ModelSection
 from shoal.config.yaml_io import inline
 from shoal.data.bounded_files import open_text, plain_name
 from shoal.data.loading.location import data_values, holds_log
@@ -154,21 +154,20 @@ def guess_columns(
         resolved = resolved.with_values(values, f"the columns of {where}")
         by_name = {role: column for role, column in roles.items() if role not in named}
         notes.append(f"{where}: by the names of its columns, {shown(by_name, flag)}")
-    if "rating" in roles and not clicks and _reads_no_ratings(resolved.config):
-        notes.append(_unread_rating(resolved.config, roles["rating"]))
+    if "rating" in roles and not clicks and _reads_no_ratings(resolved.config.data):
+        notes.append(_unread_rating(resolved.config.model, roles["rating"]))
     return replace(resolved, read_notes=[*resolved.read_notes, *notes])
 
 
-def _reads_no_ratings(config: Config) -> bool:
-    data = config.data
+def _reads_no_ratings(data: DataSection) -> bool:
     return data.threshold is None and not data.filter.values and data.sample_weight is None
 
 
-def _unread_rating(config: Config, column: str) -> str:
+def _unread_rating(model: ModelSection, column: str) -> str:
     """A line about ratings that a model which ranks items does not look at."""
-    title, column = config.model.title, inline(column)
+    title, column = model.title, inline(column)
     weights = ""
-    if find(config.model.name).reads_weights:
+    if find(model.name).reads_weights:
         weights = f"; data.sample_weight={column} makes rows count by it"
     return (
         f"{title} does not read {column}: every row is something that the user took, also where "

@@ -78,7 +78,7 @@ def train_resolved(
         raise ValueError(
             "strategy.name=ps: on Ray there are single, ddp and sharded; use `shoal launch`"
         )
-    for name in own_names(config):
+    for name in own_names(config.model.name, config.eval.metrics):
         check_launchable(name)
     folder = run_folder(config)
     folder.create(resume)

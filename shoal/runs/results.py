@@ -59,11 +59,11 @@ class NotCopied(ValueError):
         self.result = result
         copies, folder = result["not_copied"], str(result["folder"])
         names = ", ".join(copies["checkpoints"])
-        words = ("shoal", "train", "--resume", folder, f"--checkpoint.copy_to={copies['to']}")
+        command = ("shoal", "train", "--resume", folder, f"--checkpoint.copy_to={copies['to']}")
         super().__init__(
             f"checkpoints did not arrive at {copies['to']}: {names} ({copies['why']}). Training "
             f"is finished: its results and checkpoints are in {folder}. When the place can be "
-            f"written, this copies what is missing: {shlex.join(words)}"
+            f"written, this copies what is missing: {shlex.join(command)}"
         )
 
 
@@ -104,14 +104,10 @@ class StudyResult(dict[str, Any]):
         done = [trial for trial in self["trials"] if trial["state"] == "finished"]
         done = sorted(done, key=lambda trial: sign * trial["value"])[:MOST_TRIALS]
         keys = list(best["params"])
-        rows = [
-            (
-                str(trial["trial"]),
-                trial["value"],
-                *(on_one_line(trial["params"].get(key)) for key in keys),
-            )
-            for trial in done
-        ]
+        rows = []
+        for trial in done:
+            values = [on_one_line(trial["params"].get(key)) for key in keys]
+            rows.append((str(trial["trial"]), trial["value"], *values))
         best_tables = look.grid(look.table(("key", "best"), params), RunResult(parts).table())
         trial_table = look.table(("trial", metric, *keys), rows)
         return look.inline(title, best_tables, trial_table, _soft(self.get("folder")))

@@ -25,10 +25,9 @@ from shoal import config as config_room
 from shoal.config import Command, ConfigError, Resolved
 from shoal.config.output import flat
 from shoal.config.plugins import refuse_while_running
-from shoal.config.schema import Config
+from shoal.config.schema import Config, DataSection, LaunchSection, ModelSection, RunSection
 from shoal.config.sources import Origin
 from shoal.config.trust import OwnValues, check_code_trusted, check_trusted
-from shoal.data.dataset import Dataset
 from shoal.data.loading.location import NamedData, named_data
 from shoal.distributed.gpus import check_gpus, choose_gpus, pick_device
 from shoal.distributed.hosts import WorldError, check_installed, is_loopback
@@ -43,13 +42,14 @@ from shoal.models import find, lookup
 from shoal.models.base import Model
 from shoal.models.own import check_launchable, is_own, is_registered, register_model
 from shoal.optimizers.selection import problems as row_optimizer_problems
-from shoal.runs.build import announce, build
+from shoal.runs.announcement import announce
+from shoal.runs.build import build
 from shoal.runs.decay import ages_after, save_ages
+from shoal.runs.folder_inputs import keep_inputs
 from shoal.runs.forecast import expected
 from shoal.runs.host_processes import train_launched
 from shoal.runs.results import RunResult, check_copied
 from shoal.runs.user_code import kept_code, own_code, own_names
-from shoal.runs.vocabulary_growth import save_taken, save_vocabularies
 from shoal.runs.warm_start import begin, keep_before, validate_first
 from shoal.training.metrics import load_metric, with_names
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
@@ -246,10 +246,10 @@ def _train(resolved: Resolved, resume: bool) -> dict[str, Any]:
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or (alone and not section.max_restarts):
         return train_here(resolved, resume)
-    for name in own_names(resolved.config):
+    for name in own_names(resolved.config.model.name, resolved.config.eval.metrics):
         check_launchable(name)
     if section.nproc:  # refuse what cannot be read or launched before anything is made
-        data_of(config)
+        data_of(config.data, config.model.name)
         secret_of(section)
     if not section.nproc or section.group_offset:  # rank 0 is on another host
         train_launched(resolved, resume)
@@ -301,9 +301,8 @@ def resolve_with_roles(
     return resolved.with_values(key_values, "shoal launch") if key_values else resolved
 
 
-def connect_as(config: Config) -> World:
-    """The world that a config asks for."""
-    run, launch = config.run, config.launch
+def connect_as(run: RunSection, launch: LaunchSection) -> World:
+    """The world that the two sections of a config ask for."""
     shares_gpu = False
     if run.share_gpu and is_worker():
         choose_gpus(run.gpu_ids, tell=False)
@@ -319,17 +318,18 @@ def connect_as(config: Config) -> World:
     return SharedGpu(world, pick_device(run.device, world.rank)) if shares_gpu else world
 
 
-def data_of(config: Config) -> NamedData:
+def data_of(section: DataSection, model: str) -> NamedData:
     """The data that a config names for its model; ValueError where it is not there."""
-    return named_data(config.data, find(config.model.name).kind == "clicks")
+    return named_data(section, find(model).kind == "clicks")
 
 
 def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """Train as one process: alone, or as the rank that the environment says."""
     config = resolved.config
-    data = data_of(config)  # what cannot be read is refused before anything is made
-    world = connect_as(config)
-    code = own_code(config)
+    # What cannot be read is refused before anything is made.
+    data = data_of(config.data, config.model.name)
+    world = connect_as(config.run, config.launch)
+    code = own_code(config.model.name, config.eval.metrics)
     with ExitStack() as stack:
         stack.callback(world.close)
         stack.enter_context(SLOW.watched(config.launch.hang_timeout))
@@ -340,18 +340,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
 
             return train_leased(resolved, world, resume, comparable(config, code), code, _leave)
         agree(world, "config", comparable(config, code))
-        # All ranks use the folder that rank 0 names.
-        name = world.broadcast_bytes(
-            str(run_folder(config).path).encode() if world.is_main else None
-        )
-        folder = RunFolder(name.decode())
-        if world.is_main:
-            folder.create(resume)
-            stack.enter_context(folder.locked())
-            if not is_launched():  # else the launcher knows better
-                stack.enter_context(folder.recording_failure())
-            if not folder.is_run:
-                folder.write_config(config_room.dump(config))
+        folder = _open_folder(config, world, resume, stack)
         file = folder.path / "train.log" if world.is_main else None
         start_logging(config.run.log_level, world.rank, file, config.run.log)
         for note in [*resolved.notes, *world.notes]:
@@ -372,15 +361,10 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         before: dict[str, float] = {}
         restored = resume and trainer.restore()
         if not restored and (config.start.run is not None or config.start.pretrained):
-            begin(config, parts.strategy, parts.dataset, world)
+            begin(config.start, config.model, parts.strategy, parts.dataset, world)
             before = validate_first(trainer, parts.dataset)
         if world.is_main:  # a run that is refused keeps the config that it was trained with
-            folder.write_config(config_room.dump(config))
-            for path, content in code.items():
-                folder.keep_code(path, content)
-            if isinstance(parts.dataset, Dataset):
-                save_vocabularies(folder.path, parts.dataset)
-                save_taken(folder.path, parts.dataset, config.start.vocabulary)
+            keep_inputs(folder, config, code, parts.dataset)
             if config.start.value_decay.after:
                 last = None if config.start.run is None else Path(config.start.run)
                 save_ages(folder.path, ages_after(last, parts.dataset))
@@ -393,6 +377,20 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         return {**result, "folder": str(folder.path)}
 
 
+def _open_folder(config: Config, world: World, resume: bool, stack: ExitStack) -> RunFolder:
+    """The folder that rank 0 names for all; it is locked there until the stack is closed."""
+    name = world.broadcast_bytes(str(run_folder(config).path).encode() if world.is_main else None)
+    folder = RunFolder(name.decode())
+    if world.is_main:
+        folder.create(resume)
+        stack.enter_context(folder.locked())
+        if not is_launched():  # else the launcher knows better
+            stack.enter_context(folder.recording_failure())
+        if not folder.is_run:
+            folder.write_config(config_room.dump(config))
+    return folder
+
+
 def _leave(why: str) -> None:
     """Servers or workers are lost, and this process may wait where it cannot hear of it."""
     record_failure(PeerLost(why))
@@ -401,7 +399,9 @@ def _leave(why: str) -> None:
 
 def run_folder(config: Config) -> RunFolder:
     """The folder that the config names, or a new one."""
-    return RunFolder(config.run.output or RunFolder.new_name(config.run.root, label(config)))
+    return RunFolder(
+        config.run.output or RunFolder.new_name(config.run.root, label(config.model, config.data))
+    )
 
 
 def comparable(config: Config, code: Mapping[str, bytes] = MappingProxyType({})) -> dict[str, Any]:
@@ -428,6 +428,6 @@ def agree(world: World, subject: str, values: dict[str, Any]) -> None:
             )
 
 
-def label(config: Config) -> str:
+def label(model: ModelSection, data: DataSection) -> str:
     """The stem of a new run's folder."""
-    return f"{config.model.title}-{config.data.title}"
+    return f"{model.title}-{data.title}"

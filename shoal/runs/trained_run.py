@@ -21,7 +21,7 @@ import torch
 import shoal
 from shoal.config import Resolved
 from shoal.config.keys import KEYS
-from shoal.config.schema import Config
+from shoal.config.schema import ModelSection
 from shoal.config.trust import WRITES
 from shoal.data.dataset import Dataset
 from shoal.data.sources.files import find_files
@@ -34,7 +34,8 @@ from shoal.recommender.explanation import Explanation
 from shoal.recommender.predictions import Predictor
 from shoal.recommender.ranked_items import RankedItems
 from shoal.recommender.recommender import NO_IDS, RankingQuestion, Recommender
-from shoal.runs.build import build, describe_data, warn
+from shoal.runs.announcement import describe_data, warn
+from shoal.runs.build import build
 from shoal.runs.results import RunResult
 from shoal.runs.run import connect_as, resolve_run
 from shoal.runs.vocabulary_growth import read_taken
@@ -188,7 +189,7 @@ class Trained:
                 f"{self.config.model.title} ranks items: it predicts no clicks; use recommend"
             )
         losses = [label.loss for label in model.facts.labels]
-        encoder = self.parts.encoder(self.config)
+        encoder = self.parts.encoder(self.config.data)
         return Predictor(encoder, lambda batch: model.logits(batch.to(device)), losses)
 
     @cached_property
@@ -268,14 +269,14 @@ def evaluate_run(
     per_user: str | Path | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run's best checkpoint with a config that is resolved already."""
-    world = connect_as(resolved.config)
+    world = connect_as(resolved.config.run, resolved.config.launch)
     try:
         start_logging(resolved.config.run.log_level, world.rank, form=resolved.config.run.log)
         if world.is_main:  # before the work, not after it
             if output is not None:
                 RunFolder(output).create(resume=True)
             if per_user is not None:
-                _check_file(resolved.config, Path(per_user))
+                _check_file(resolved.config.model, Path(per_user))
         trained = Trained(folder, resolved, world)
         log.info("%s", describe_data(trained.parts.dataset))
         warn(trained.parts)
@@ -290,11 +291,11 @@ def evaluate_run(
         world.close()
 
 
-def _check_file(config: Config, file: Path) -> None:
+def _check_file(model: ModelSection, file: Path) -> None:
     """Refuse a file that could not be written, or that nothing would be written to."""
-    if find(config.model.name).kind == "clicks":
+    if find(model.name).kind == "clicks":
         raise ValueError(
-            f"{config.model.title} predicts clicks: its users have no lists to write to {file}"
+            f"{model.title} predicts clicks: its users have no lists to write to {file}"
         )
     if file.suffix != ".parquet" or file.is_dir():
         raise ValueError(f"--per-user {file}: name a file that ends in .parquet")

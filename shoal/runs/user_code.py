@@ -1,23 +1,23 @@
 """Custom code of a run, of its model and its metrics: files, and copies that its folder has."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.config.schema import Config
 from shoal.config.sources import from_file
 from shoal.models.own import code_of, is_file, is_own
 from shoal.training.run_folder import RunFolder
 
 
-def own_names(config: Config) -> list[str]:
+def own_names(model: str, metrics: Sequence[str]) -> list[str]:
     """FILE.py:Class or package.module:Class of the model and the metrics that are custom ones."""
-    return list(filter(is_own, (config.model.name, *config.eval.metrics)))
+    return list(filter(is_own, (model, *metrics)))
 
 
-def own_code(config: Config) -> dict[str, bytes]:
+def own_code(model: str, metrics: Sequence[str]) -> dict[str, bytes]:
     """The texts of the files of custom models and metrics, by the files' names."""
     texts: dict[str, bytes] = {}
-    for name, text in filter(None, map(code_of, own_names(config))):
+    for name, text in filter(None, map(code_of, own_names(model, metrics))):
         if texts.setdefault(name, text) != text:
             raise ValueError(f"the model and the metrics come from two files {name}; rename one")
     return texts

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,13 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from shoal.config.errors import did_you_mean
-from shoal.config.schema import Config, OptimizerSection, RowOptimizerOptions
+from shoal.config.schema import (
+    ForgettingSection,
+    ModelSection,
+    OptimizerSection,
+    RowOptimizerOptions,
+    StartSection,
+)
 from shoal.data.dataset import Dataset
 from shoal.data.fingerprint import as_saved
 from shoal.distributed.world import World
@@ -41,21 +48,23 @@ log = logging.getLogger("shoal")
 BEFORE = "before.json"  # in a run's folder: a run that is resumed cannot find it out again
 
 
-def begin(config: Config, strategy: Strategy, dataset: Any, world: World) -> None:
-    """Load what the config names into a new model: a run, pretrained vectors."""
+def begin(
+    start: StartSection, model: ModelSection, strategy: Strategy, dataset: Any, world: World
+) -> None:
+    """Load what the section `start` names into a new model: a run, pretrained vectors."""
     known_counts = {}  # field -> words of the run before, which have learned since
-    if config.start.run is not None:
-        known_counts = _go_on(Path(config.start.run), config, strategy, dataset, world)
-    for table, entry in config.start.pretrained.items():
+    if start.run is not None:
+        known_counts = _go_on(Path(start.run), start.value_decay, model, strategy, dataset, world)
+    for table, entry in start.pretrained.items():
         options = {"file": entry} if isinstance(entry, str) else entry
         stays = {} if options.get("frozen", False) else known_counts
         _take_vectors(table, options["file"], strategy, dataset, stays)
 
 
-def frozen_optimizer(config: Config) -> OptimizerSection:
+def frozen_optimizer(section: OptimizerSection, pretrained: Mapping[str, Any]) -> OptimizerSection:
     """The optimizer section, with a learning rate of 0 for tables whose vectors are frozen."""
-    section, tables = config.train.optimizer, dict(config.train.optimizer.tables)
-    for table, entry in config.start.pretrained.items():
+    tables = dict(section.tables)
+    for table, entry in pretrained.items():
         if isinstance(entry, str) or not entry.get("frozen", False):
             continue
         if row_optimizer_of(section, table).name == "ftrl":
@@ -68,7 +77,12 @@ def frozen_optimizer(config: Config) -> OptimizerSection:
 
 
 def _go_on(
-    run: Path, config: Config, strategy: Strategy, dataset: Any, world: World
+    run: Path,
+    decay: ForgettingSection,
+    model: ModelSection,
+    strategy: Strategy,
+    dataset: Any,
+    world: World,
 ) -> dict[str, int]:
     """Load what a run has learned; return the number of users and items it knew, by field."""
     checkpoints = Checkpoints(run / "checkpoints", world, rows_apart=strategy.saves_rows)
@@ -79,7 +93,7 @@ def _go_on(
     if best is not None and best != snapshot.state["step"]:
         snapshot = checkpoints.load_step(best)
     before = snapshot.state["fingerprint"]
-    _check_model(run, before, config, strategy)
+    _check_model(run, before, model, strategy)
     if isinstance(dataset, Dataset):
         _make_room(snapshot, strategy, dataset, before["num_items"])
         log.info(
@@ -91,8 +105,8 @@ def _go_on(
         )
     else:
         log.info("going on from %s (step %d)", run, snapshot.state["step"])
-    if config.start.value_decay.after:
-        fade(config.start.value_decay, snapshot, strategy, dataset, ages_after(run, dataset))
+    if decay.after:
+        fade(decay, snapshot, strategy, dataset, ages_after(run, dataset))
     restore_into(strategy, snapshot)
     if not isinstance(dataset, Dataset):
         return {}
@@ -102,9 +116,11 @@ def _go_on(
     }
 
 
-def _check_model(run: Path, before: dict[str, Any], config: Config, strategy: Strategy) -> None:
+def _check_model(
+    run: Path, before: dict[str, Any], model: ModelSection, strategy: Strategy
+) -> None:
     """Refuse a model other than that of the run, whose fingerprint was `before`."""
-    model, name = config.model, config.model.name
+    name = model.name
     now = as_saved(before, {"model": model.title, "options": model.options}, strategy.model.options)
     if any(before[key] != value for key, value in now.items()):
         raise ValueError(

@@ -14,7 +14,8 @@ from shoal.embedding.engines.local import make_local
 from shoal.embedding.rows.table import Table
 from shoal.optimizers.row_optimizer import RowOptimizer
 from shoal.ps.server.server import Server
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 
 STEPS = 30
 STRATEGIES: dict[str, dict[str, Any]] = {

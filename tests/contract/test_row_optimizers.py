@@ -21,7 +21,8 @@ from shoal.embedding.engines.init import initial_rows
 from shoal.kernels.core import load_core
 from shoal.optimizers.row_optimizer import ALIASES, HYPER_PARAMETERS, row_optimizer_names
 from shoal.ps.server.server import Server
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 
 STEPS, LR, BATCH = 50, 0.2, 61
 # What train.optimizer.rows says; the table of items has a rate of its own besides.

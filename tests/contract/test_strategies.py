@@ -19,7 +19,8 @@ from shoal.config.schema import Config
 from shoal.data.reader import one_ahead
 from shoal.distributed.world import World
 from shoal.embedding.placements import replicated
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 from shoal.training.checkpoint.writing import Checkpoints, read, restore_into
 from shoal.training.steps import keep_hardest
 

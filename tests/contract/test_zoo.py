@@ -25,7 +25,8 @@ from shoal.distributed.world import World
 from shoal.models import MODELS as NAMES
 from shoal.models import find
 from shoal.ps.server.server import Server
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 from shoal.runs.trained_run import Trained
 from shoal.training.steps import seed_step
 

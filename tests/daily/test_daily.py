@@ -31,8 +31,9 @@ from shoal.data.prepared.preparation import prepare
 from shoal.distributed.world import World
 from shoal.recommender.catalogue import RunCatalogue
 from shoal.recommender.recommender import RankingQuestion, Recommender
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
 from shoal.runs.decay import ages_after
+from shoal.runs.parts import Parts
 from shoal.runs.run import resolve
 from shoal.runs.trained_run import Trained
 from shoal.runs.vocabulary_growth import FILE, TAKEN, grow, read_vocabularies
@@ -95,7 +96,7 @@ def test_known_ids_keep_rows_and_state(model: str, root: Path, tmp_path: Path) -
     more = {"start__run": str(first), "start__words": str(first)}
     config, parts = parts_of(values_of(model, root, "day-2", **more))
     fresh = {name: rows_by_word(parts, name) for name in parts.strategy.stores}
-    begin(config, parts.strategy, parts.dataset, World())
+    begin(config.start, config.model, parts.strategy, parts.dataset, World())
     for name in parts.strategy.stores:
         before, now = rows_by_word(old.parts, name), rows_by_word(parts, name)
         assert before.keys() - now.keys() == set() and now.keys() - before.keys()
@@ -174,14 +175,14 @@ def test_vectors_to_begin_with(root: Path, tmp_path: Path) -> None:
     more = {"start__pretrained": {"item": str(tmp_path / "items.npy")}}
     config, parts = parts_of(values_of("BPR", root, "day-1", **more))
     before = rows_by_word(parts, "item")
-    begin(config, parts.strategy, parts.dataset, World())
+    begin(config.start, config.model, parts.strategy, parts.dataset, World())
     now = rows_by_word(parts, "item")
     np.testing.assert_array_equal(now["i3"][0], vectors[0])
     np.testing.assert_array_equal(now["i7"][0], vectors[2])
     np.testing.assert_array_equal(now["i4"][0], before["i4"][0])
     (tmp_path / "items.txt").unlink()
     with pytest.raises(ValueError, match=r"has 3 rows and table 'item' 26"):
-        begin(config, parts.strategy, parts.dataset, World())
+        begin(config.start, config.model, parts.strategy, parts.dataset, World())
 
 
 def test_known_words_keep_their_numbers(root: Path) -> None:
@@ -206,7 +207,7 @@ def test_features_of_known_items_go_on(root: Path, tmp_path: Path) -> None:
     shoal.run(config_dict={**values, "data.name": "first", "run.output": str(run)})
     values |= {"start.run": str(run), "start.vocabulary": str(run)}
     config, parts = parts_of({**values, "data.name": "again"})
-    begin(config, parts.strategy, parts.dataset, World())
+    begin(config.start, config.model, parts.strategy, parts.dataset, World())
     ranks = Recommender(RunCatalogue(parts.model.eval(), parts.evaluator))  # type: ignore[arg-type]
     items = [f"i{k}" for k in range(25)]
     for user in ("u3", "u20"):
@@ -237,7 +238,7 @@ def test_frozen_vectors_stay(optimizer: str, root: Path, tmp_path: Path) -> None
     given = {"item": {"file": str(tmp_path / "items.npy"), "frozen": True}}
     more = {"start__pretrained": given, "train__optimizer__name": optimizer}
     config, parts = parts_of(values_of("BPR", root, "day-1", **more))
-    begin(config, parts.strategy, parts.dataset, World())
+    begin(config.start, config.model, parts.strategy, parts.dataset, World())
     before = {name: rows_by_word(parts, name) for name in parts.strategy.stores}
     for batch in parts.reader.batches(0):
         parts.strategy.train_step(batch)
@@ -259,7 +260,7 @@ def test_vectors_do_not_undo_what_was_learned(root: Path, tmp_path: Path) -> Non
     assert not np.array_equal(learned, np.ones(16))
     more |= {"start__run": str(first), "start__words": str(first)}
     config, parts = parts_of(values_of("BPR", root, "day-2", **more))
-    begin(config, parts.strategy, parts.dataset, World())
+    begin(config.start, config.model, parts.strategy, parts.dataset, World())
     now = rows_by_word(parts, "item")
     np.testing.assert_array_equal(now["i7"][0], learned)
     np.testing.assert_array_equal(now["i30"][0], np.ones(16))

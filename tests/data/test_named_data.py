@@ -92,7 +92,7 @@ def test_own_data_is_read_by_every_kind_of_model(
     if clicks and values == {"data.name": "synthetic"}:
         source = "synthetic_clicks"
     assert named_data(config.data, clicks).source == source
-    assert config.data.title == title and label(config) == f"{model}-{title}"
+    assert config.data.title == title and label(config.model, config.data) == f"{model}-{title}"
 
 
 @pytest.mark.parametrize("values", [one[0] for one in GIVEN[:13]])

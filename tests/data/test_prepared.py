@@ -23,7 +23,7 @@ from shoal.data.prepared.folder import PrepareJob, check, locked
 from shoal.data.prepared.preparation import prepare
 from shoal.data.sampler import SeenPairs
 from shoal.data.sources import text
-from shoal.runs.build import fingerprint
+from shoal.runs.fingerprint import fingerprint
 from shoal.runs.run import resolve, train_here
 
 pytest.importorskip("polars")

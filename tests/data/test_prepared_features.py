@@ -24,7 +24,7 @@ from shoal.data.loading.load import load_dataset, with_side_files
 from shoal.data.prepared.folder import PrepareJob, check
 from shoal.data.prepared.preparation import prepare
 from shoal.planning.data_summary import describe_run
-from shoal.runs.build import fingerprint
+from shoal.runs.fingerprint import fingerprint
 from shoal.runs.run import resolve, train_here
 
 pl = pytest.importorskip("polars")

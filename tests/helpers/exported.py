@@ -17,7 +17,8 @@ from shoal.distributed.world import World
 from shoal.files.durable import sole_holder
 from shoal.recommender.catalogue import RunCatalogue
 from shoal.recommender.recommender import NO_IDS, Recommender
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 from shoal.serving.artifact import check, export, files
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.artifact.writer import Writer

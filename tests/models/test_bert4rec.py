@@ -17,7 +17,8 @@ from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.models.nn.losses import against_negatives
 from shoal.models.nn.transformer import Attention, Transformer
 from shoal.models.sequential.bert4rec import append_mask
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 from shoal.runs.run import run
 from shoal.runs.trained_run import Trained, open_config
 from shoal.training.checkpoint.writing import CheckpointError

@@ -20,7 +20,8 @@ from shoal.models.clicks.labels.esmm import both
 from shoal.models.knowledge.base import TransR
 from shoal.models.knowledge.mkr import CrossCompress
 from shoal.models.nn.edges import Edges
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 
 
 def ready(name: str, **options: object) -> tuple[ClickModel, Batch]:

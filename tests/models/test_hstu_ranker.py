@@ -18,7 +18,8 @@ from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.distributed.world import World
 from shoal.models.clicks.history.hsturanker import HSTURanker
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 from shoal.runs.run import resolve
 from shoal.training.strategies.single import Single
 
@@ -202,7 +203,7 @@ def test_rows_with_their_own_history(folder: Path, tmp_path: Path) -> None:
         "history_like": [int(line[4]) for line in done],
     }
     asked = [{"user_id": "u3", "item_id": f"i{k}"} for k in range(5)]
-    ours = parts.encoder(config)
+    ours = parts.encoder(config.data)
     for encoder in (ours, artifact.encoder):
 
         def of(rows: list[dict[str, object]], encoder: Any = encoder) -> np.ndarray:

@@ -32,7 +32,8 @@ from shoal.models.sequential.cl4srec import alike
 from shoal.models.sequential.hstu import HSTU
 from shoal.models.sequential.srgnn import session_graph
 from shoal.models.sequential.tisasrec import Block, TiSASRec, intervals
-from shoal.runs.build import Parts, build
+from shoal.runs.build import build
+from shoal.runs.parts import Parts
 
 USERS = torch.tensor([1, 1, 1, 2, 2, 3, 3, 4, 4, 4])
 ITEMS = torch.tensor([1, 2, 3, 2, 3, 3, 4, 4, 1, 4])  # user 4 took item 4 twice

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from shoal.config.errors import ConfigError
-from shoal.planning.cluster_file import read_cluster, read_quantity
-from shoal.planning.presets import CLUSTERS, DEVICES, this_machine
+from shoal.planning.cluster_file import read_cluster
+from shoal.planning.cluster_values import read_quantity
+from shoal.planning.presets import CLUSTERS, DEVICES, read_presets, this_machine
 
 OWN = {
     "devices": 2,
@@ -60,6 +61,43 @@ def test_presets_make_sense(name: str):
     assert host.memory > 0 and host.inside.bandwidth > 0 and device.bandwidth > 0
     assert 0 < device.flops["float32"] <= device.flops["bfloat16"]
     assert all(one.low <= one.value <= one.high for one in found.efficiency.named().values())
+
+
+PRESETS = {
+    "devices": {"A-SXM": OWN["device"]},
+    "hosts": {"two": {**OWN, "device": "A-SXM", "price": 3}},
+    "efficiency": {
+        "gpu": {
+            name: {"value": 0.5, "spread": 0.1, "source": "a test"}
+            for name in CLUSTERS["DGX-H100"].efficiency.named()
+        },
+        "core": {"gemm": {"value": 0.4, "spread": 0.2}},
+    },
+}
+
+
+def test_presets_are_read_as_a_cluster_file_is():
+    devices, efficiency, clusters = read_presets(PRESETS, "presets.yaml")
+    assert clusters["two"].host.device == devices["A-SXM"] and clusters["two"].host.price == 3
+    assert efficiency["gpu"].gemm.source == "a test" and efficiency["gpu"].gemm.low == 0.45
+    assert efficiency["core"].gemm.value == 0.4  # and what is left out is as on GPUs
+    assert efficiency["core"].gather == efficiency["gpu"].gather
+
+
+@pytest.mark.parametrize(
+    "section, entry, message",
+    [
+        ("devices", {"A-SXM": {"bandwidth": "1TB/s"}}, "devices.A-SXM.flops is missing"),
+        ("hosts", {"two": {**OWN, "device": "B"}}, "hosts.two.device: no preset 'B'"),
+        ("hosts", {"two": {**OWN, "device": "A-SXM", "pric": 3}}, "unknown key 'pric'"),
+        ("efficiency", {"gpu": {"gemm": {"valu": 1}}, "core": {}}, "did you mean value?"),
+        ("efficiency", {"gpus": {}}, "unknown key 'gpus'"),
+        ("prices", {}, "unknown key 'prices'"),
+    ],
+)
+def test_a_wrong_preset_is_named(section: str, entry: object, message: str):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read_presets({**PRESETS, section: entry}, "presets.yaml")
 
 
 def test_this_machine():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,21 @@ def collective(**more: Any) -> Job:
 def served(**more: Any) -> Job:
     words = ["config.yaml", "--strategy.name=ps", "--strategy.ps.mode=async"]
     return job_of(SERVED, CLUSTERS["x86-16"], words, **more)
+
+
+def test_the_job_in_the_docs_is_what_is_written() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/clusters.md").read_text()
+    layout = RunLayout("ddp", processes=8, hosts=2)
+    job = Job(layout, ("config.yaml",), cores=8, memory=64e9, output="runs/one")
+    assert f"```sh\n{write_job('slurm', job)}```\n" in page
+
+
+@pytest.mark.parametrize("name", ["host", "host_index", "hosts"])
+def test_a_scheduler_places_the_processes(name: str) -> None:
+    job = collective()
+    arguments = ("config.yaml", f"--launch.{name}=3", f"--{name}=3")
+    job = Job(**{**vars(job), "args": arguments})
+    assert job.command == ["config.yaml", "--output=runs/planned", "--resume"]
 
 
 def check(value: Any, shape: Any, place: str) -> None:
@@ -218,7 +234,7 @@ def test_a_shell_reads_it(launcher, make):
     """Whatever a config is called, it stays one word."""
     bad = "$(touch made); '\" `x`.yaml"
     job = make()
-    job = Job(**{**vars(job), "words": (bad, *job.words)})
+    job = Job(**{**vars(job), "args": (bad, *job.args)})
     if make is served and launcher in ("ray", "kubeflow"):
         with pytest.raises(ConfigError, match="slurm, torchx and k8s have"):
             write_job(launcher, job)

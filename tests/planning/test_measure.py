@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 import yaml
 
 from shoal.planning.cluster_file import read_cluster
@@ -17,7 +18,7 @@ from shoal.planning.probed_cluster import (
     measured_file,
     nearest,
 )
-from shoal.planning.probes import SHAPES, Measurement, Timing, measure
+from shoal.planning.probes import SHAPES, Measurement, Timing, distinct_row_ids, measure
 
 
 def about(value: float) -> Timing:
@@ -127,6 +128,36 @@ def test_a_gpu_is_held_against_its_data_sheet():
     assert made.efficiency.stream.value == pytest.approx(4.2 / 4.8, rel=1e-3)
     assert made.efficiency.gemm.value == pytest.approx(700 / 989, rel=1e-3)
     assert made.host.to_device == 50e9 and made.host.devices == 1
+
+
+def test_rows_of_a_gpu_are_no_faster_than_its_memory():
+    """Seconds of an H200, whose short rows would say 4.6 TB/s where a copy reaches 4.2."""
+    nanoseconds = {16: (0.067, 0.254), 64: (0.149, 0.439), 128: (0.277, 0.744)}
+    found = machine(
+        device="NVIDIA H200",
+        on_gpu=True,
+        devices=1,
+        device_memory=141 * 10**9,
+        copy=about(4.22e12),
+        stream=about(4.28e12),
+        rows={d: (about(a * 1e-9), about(b * 1e-9)) for d, (a, b) in nanoseconds.items()},
+        products={"bfloat16": {(1, 1, 1): about(625e12)}, "float32": {(1, 1, 1): about(50e12)}},
+        attention=about(300e12),
+        to_device=about(50e9),
+    )
+    reached = {name: value for name, (value, _) in figures(measured_cluster(found)).items()}
+    assert reached["rows on a device"] == pytest.approx(4.22e12, rel=1e-3)
+    fixed = reached["a row beside its bytes"]
+    for dim, (read, updated) in nanoseconds.items():  # and each width is told well
+        predicted = bytes_of_row(dim) / reached["rows on a device"] + fixed
+        assert predicted == pytest.approx((read + updated) * 1e-9, rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [1000, 1024])
+def test_rows_that_are_measured_are_distinct(rows: int):
+    sets = distinct_row_ids(rows, 1000, torch.device("cpu"))
+    assert [len(set(ids.tolist())) for ids in sets] == [1000] * 4
+    assert max(int(ids.max()) for ids in sets) < rows and not sets[0].equal(sets[1])
 
 
 def test_what_differs_is_pointed_out():

@@ -72,7 +72,7 @@ def search(
     """
     _check_options(resolved.config, sampler, prune)
     config = resolved.config
-    folder = Path(output or RunFolder.new_name("studies", label(config)))
+    folder = Path(output or RunFolder.new_name("studies", label(config.model, config.data)))
     is_begun = (folder / "space.yaml").is_file()
     if space is None and is_begun:
         space = folder / "space.yaml"

@@ -158,7 +158,9 @@ class StudyFolder:
             return
         values = {"run.output": str(folder)}
         resolved = resolve_run(folder, values=values, trusted_values=agreed_values)
-        for name, text in own_code(resolved.config).items():
+        for name, text in own_code(
+            resolved.config.model.name, resolved.config.eval.metrics
+        ).items():
             check_kept_code(folder / "model" / name, "model.name", text)
 
     def write_report(self, name: str, report: dict[str, Any]) -> dict[str, Any]:

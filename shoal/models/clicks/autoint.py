@@ -23,7 +23,7 @@ class AutoInt(Vectors):
         dim: int = 16
         initial_range: float = 0.1
         attention_layers: int = 3  # layers of attention between features
-        attention_size: int = 32  # of all heads together
+        attention_size: int = 32  # width of all heads together
         n_heads: int = 2
         layers: list[int] = field(default_factory=lambda: [400, 400])
         dropout: float = 0.0

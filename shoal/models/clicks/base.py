@@ -41,7 +41,7 @@ class Vectors(ClickModel):
 
     class Options(ClickModel.Options):
         dim: int = 9
-        # first values lie within +- this; from 0 they would never leave
+        # first values lie within +- this; values of 0 would never change
         initial_range: float = 0.01
 
     @property

@@ -30,7 +30,7 @@ class DCNV2(Flat):
         # relu layers that dense values pass before they join x_0; none: they join as they are
         bottom_layers: list[int] = field(default_factory=list)
         cross_layers: int = 2
-        low_rank: int | None = None  # None: W is whole; a number: of this rank
+        low_rank: int | None = None  # rank of the cross layers' matrices; null: full matrices
         # the perceptron beside the cross layers, or upon them
         structure: Literal["parallel", "stacked"] = "parallel"
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])

@@ -25,7 +25,8 @@ class DLRM(ClickModel):
 
     class Options(ClickModel.Options):
         dim: int = 16
-        bottom_layers: list[int] = field(default_factory=lambda: [512, 256, 64])  # then dim
+        # widths of the relu layers that read dense values; a layer of width dim follows
+        bottom_layers: list[int] = field(default_factory=lambda: [512, 256, 64])
         # widths of the layers above the products
         top_layers: list[int] = field(default_factory=lambda: [512, 256])
         dropout: float = 0.0

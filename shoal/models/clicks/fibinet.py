@@ -28,7 +28,7 @@ class FiBiNET(FM):
         initial_range: float = 0.1
         # one matrix for all features, one for each, or one for each pair
         bilinear: Literal["all", "each", "pair"] = "pair"
-        reduction: int = 3  # of the features, inside squeeze and excitation
+        reduction: int = 3  # factor by which squeeze and excitation reduces the number of features
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0
 

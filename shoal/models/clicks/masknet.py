@@ -40,11 +40,12 @@ class MaskNet(Vectors):
     """Blocks beside each other, or one after the other."""
 
     class Options(Vectors.Options):
-        # blocks side by side, or one upon the other
+        # parallel: blocks side by side; serial: one upon the other
         structure: Literal["parallel", "serial"] = "parallel"
-        blocks: list[int] = field(default_factory=lambda: [64, 64, 64])  # their widths
+        blocks: list[int] = field(default_factory=lambda: [64, 64, 64])  # widths of the blocks
         reduction: float = 1.0  # width inside the mask, as a share of that of all vectors
-        layers: list[int] = field(default_factory=lambda: [400, 400])  # of parallel
+        # structure parallel: widths of the perceptron above the blocks
+        layers: list[int] = field(default_factory=lambda: [400, 400])
         dropout: float = 0.0
 
     def __init__(self, options: Options, facts: Facts):

@@ -21,7 +21,7 @@ class NFM(FM):
 
     class Options(FM.Options):
         dim: int = 16
-        # first values lie within +- this; their products are what is read
+        # first values lie within +- this; the model reads their products
         initial_range: float = 0.1
         layers: list[int] = field(default_factory=lambda: [400, 400])
         dropout: float = 0.0

@@ -22,7 +22,7 @@ class PNN(Vectors):
     """Inner products, the outer product of the sum, or both."""
 
     class Options(Vectors.Options):
-        # of every two features' vectors: one number, a matrix, or both
+        # product of every two features' vectors: one number, a matrix, or both
         product: Literal["inner", "outer", "both"] = "inner"
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0

@@ -22,7 +22,7 @@ class WideDeep(DNN):
 
     class Options(DNN.Options):
         layers: list[int] = field(default_factory=lambda: [512, 256, 128, 32])
-        wide_slots: bool = False  # True: ids take part in the wide part too, a weight each
+        wide_slots: bool = False  # ids take part in the wide part, too, with a weight each
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -48,9 +48,9 @@ class Wukong(Vectors):
         dim: int = 16
         initial_range: float = 0.1
         num_layers: int = 2
-        crossed: int = 8  # vectors of products that a layer makes
-        linear: int = 8  # vectors of sums
-        rank: int = 8  # columns of Y
+        crossed: int = 8  # number of vectors that a layer makes of products
+        linear: int = 8  # number of vectors that are weighted sums of the inputs
+        rank: int = 8  # columns of the matrix Y that compresses the products
         inner: int = 128  # width of a layer's perceptron
         layers: list[int] = field(default_factory=lambda: [256, 128])
         dropout: float = 0.0

@@ -23,7 +23,7 @@ class Autoencoder(Retrieval):
 
     class Options(Retrieval.Options):
         latent_dimension: int = 128
-        dropout_prob: float = 0.5  # of the items that the encoder is shown
+        dropout_prob: float = 0.5  # dropout of the items that the encoder reads
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
 

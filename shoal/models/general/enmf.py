@@ -33,8 +33,8 @@ class ENMF(Retrieval):
 
     class Options(Retrieval.Options):
         embedding_size: int = 64
-        dropout_prob: float = 0.7  # of the user's vector
-        negative_weight: float = 0.5  # of every pair that was not taken
+        dropout_prob: float = 0.7  # dropout of the user's vector
+        negative_weight: float = 0.5  # weight of every pair that was not taken
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
 

@@ -35,12 +35,14 @@ class IALS(Retrieval):
         embedding_size: int = 64
         epochs: Count = 16
         alpha: NotNegative = 0.1  # weight of every pair, beside 1 of those taken
-        alpha_of: Literal["all", "others"] = "all"  # alpha is of all pairs, or of those not taken
+        # pairs that alpha weighs: all pairs, or the ones not taken
+        alpha_of: Literal["all", "others"] = "all"
         reg_weight: Positive = 0.01
-        nu: float = 1.0  # 1: who has more is held back more, 0: all alike
+        # exponent by which the penalty grows with the number of pairs of a user or item; 0: equal
+        nu: float = 1.0
         # cholesky: exact; cg: a few steps of conjugate gradients from the last vectors
         solver: Literal["cholesky", "cg"] = "cholesky"
-        cg_steps: Count = 3  # of conjugate gradients, for each vector in each epoch
+        cg_steps: Count = 3  # steps of conjugate gradients, for each vector in each epoch
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -28,7 +28,8 @@ class ItemKNN(SparseWeights):
     class Options(SparseWeights.Options):
         k: Count = 100
         shrink: NotNegative = 0.0
-        similarity: Literal["cosine", "dot"] = "cosine"  # dot: nothing is divided
+        # similarity of two items' users; dot: their plain product, not divided by norms
+        similarity: Literal["cosine", "dot"] = "cosine"
 
     def weight_blocks(self) -> Iterator[Tensor]:
         options = self.options

@@ -27,8 +27,8 @@ class LightGCN(Propagated):
     class Options(Propagated.Options):
         embedding_size: int = 64
         n_layers: int = 2  # how often vectors spread over the graph
-        reg_weight: float = 1e-5  # of the L2 penalty on first-layer vectors
-        require_pow: bool = False  # True: the paper's ½‖e‖² per node; False: ‖e‖
+        reg_weight: float = 1e-5  # weight of the L2 penalty on first-layer vectors
+        require_pow: bool = False  # true: the paper's penalty ½‖e‖² per node; false: ‖e‖
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

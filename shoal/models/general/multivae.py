@@ -28,9 +28,11 @@ class MultiVAE(Autoencoder):
     class Options(Autoencoder.Options):
         # widths of the encoder's layers; the decoder's are their mirror
         mlp_hidden_dimension: list[int] = field(default_factory=lambda: [600])
-        anneal_cap: float = 0.2  # beta grows to this
-        total_anneal_steps: int = 200_000  # after as many steps it would be 1
-        noise: float = 1.0  # times sigma: the latent vector's in training; RecBole has 0.01
+        anneal_cap: float = 0.2  # largest weight of the prior (beta), which grows from 0 to it
+        # steps after which the weight of the prior would be 1 (anneal_cap stops it)
+        total_anneal_steps: int = 200_000
+        # factor of sigma in the noise on the latent vector in training; RecBole has 0.01
+        noise: float = 1.0
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -28,9 +28,9 @@ class NeuMF(Model):
         mf_embedding_size: int = 64  # width of the factorisation half's vectors
         mlp_embedding_size: int = 64  # width of the perceptron half's vectors
         mlp_hidden_size: list[int] = field(default_factory=lambda: [128, 64])
-        dropout_prob: float = 0.1  # before each layer of the perceptron
-        mf_train: bool = True  # False leaves the GMF half out
-        mlp_train: bool = True  # False leaves the MLP half out
+        dropout_prob: float = 0.1  # dropout before each layer of the perceptron
+        mf_train: bool = True  # train the GMF half; false leaves it out
+        mlp_train: bool = True  # train the MLP half; false leaves it out
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -25,10 +25,10 @@ class NGCF(LightGCN):
     cuda_graph_safe = False
 
     class Options(LightGCN.Options):
-        n_layers: int = 0  # 0: as many as hidden_size_list has
+        n_layers: int = 0  # number of layers; 0: as many as hidden_size_list has
         # width of each layer's output
         hidden_size_list: list[int] = field(default_factory=lambda: [64, 64, 64])
-        message_dropout: float = 0.1  # of what nodes send each other
+        message_dropout: float = 0.1  # dropout of the messages between nodes
         require_pow: bool = True
 
         def __post_init__(self) -> None:

@@ -39,10 +39,12 @@ class RecVAE(Autoencoder):
         latent_dimension: int = 200
         gamma: float = 0.005  # weight of the prior for each item of a user; 0: beta
         beta: float = 0.2  # weight of the prior, where gamma is 0
-        # of N(0, 1), of the old posterior and of a wide normal
+        # weights of the prior's parts: N(0, 1), the old posterior and a wide normal
         mixture_weights: list[float] = field(default_factory=lambda: [0.15, 0.75, 0.1])
-        decoder_share: Share = 0.25  # of the users train the decoder, the others the encoder
-        prior_every: Count = 50  # steps after which the old encoder is the one of now
+        # share of the users that train the decoder; the others train the encoder
+        decoder_share: Share = 0.25
+        # steps between copies of the encoder into the old encoder of the prior
+        prior_every: Count = 50
 
         def __post_init__(self) -> None:
             weights = self.mixture_weights

@@ -22,11 +22,12 @@ class SGL(LightGCN):
     cuda_graph_safe = False
 
     class Options(LightGCN.Options):
-        type: Literal["ED", "ND", "RW"] = "ED"  # drop edges, nodes, or other edges in every layer
+        # what a view drops: nodes (ND), edges (ED), or other edges in every layer (RW)
+        type: Literal["ED", "ND", "RW"] = "ED"
         n_layers: int = 3
         drop_ratio: float = 0.1  # share of the edges or nodes that a view leaves out
         ssl_tau: float = 0.5  # temperature of the contrast between two views
-        ssl_weight: float = 0.05  # of the contrastive terms
+        ssl_weight: float = 0.05  # weight of the contrastive terms
         require_pow: bool = True
 
     def forward(self, batch: Batch) -> Output:

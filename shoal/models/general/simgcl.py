@@ -27,8 +27,8 @@ class SimGCL(LightGCN):
 
     class Options(LightGCN.Options):
         eps: float = 0.1  # length of the noise on a node
-        temperature: float = 0.2  # of the contrast between two views
-        cl_weight: float = 0.05  # of the contrastive terms, means over the nodes of a batch
+        temperature: float = 0.2  # temperature of the contrast between two views
+        cl_weight: float = 0.05  # weight of the contrastive terms, means over the nodes of a batch
         reg_weight: float = 1e-4
         require_pow: bool = True
 

@@ -27,7 +27,7 @@ class SimpleX(Retrieval):
         negative_weight: float = 10.0
         gamma: float = 0.5  # share of the user's own vector
         history_len: int = 50  # items of a user that are looked at
-        dropout_prob: float = 0.1  # of the user's vector
+        dropout_prob: float = 0.1  # dropout of the user's vector
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives.num": 100}
 

@@ -20,10 +20,10 @@ class SLIM(SparseWeights):
     """Few weights, none of them below 0."""
 
     class Options(SparseWeights.Options):
-        l1: NotNegative = 2.0  # times that two items must come together to be heard at all
+        l1: NotNegative = 2.0  # L1 penalty: how often two items must occur together to get a weight
         l2: Positive = 20.0
         sweeps: Count = 30
-        tolerance: float = 1e-4  # of the largest change in a sweep
+        tolerance: float = 1e-4  # sweeps end when the largest change is below this
 
     def weight_blocks(self) -> Iterator[Tensor]:
         count = self.facts.num_items

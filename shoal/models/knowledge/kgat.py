@@ -35,7 +35,7 @@ class KGAT(SpreadModel):
         embedding_size: int = 64
         kg_embedding_size: int = 64  # width of a relation's space
         layers: list[int] = field(default_factory=lambda: [64])
-        mess_dropout: float = 0.1  # of what entities send each other
+        mess_dropout: float = 0.1  # dropout of the messages between entities
         reg_weight: float = 1e-5
         kg_weight: float = 1.0
 

@@ -27,7 +27,7 @@ class KGCN(KnowledgeModel):
 
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
-        n_iter: int = 1  # hops from an item
+        n_iter: int = 1  # number of hops from an item
         neighbor_sample_size: int = 4  # neighbours of an entity that are looked at
         # how an entity and its neighbours become one vector
         aggregator: Literal["sum", "concat", "neighbor"] = "sum"

@@ -22,9 +22,9 @@ class KGIN(SpreadModel):
     class Options(SpreadModel.Options):
         embedding_size: int = 64
         context_hops: int = 2  # hops over the graph
-        n_factors: int = 4  # intents
+        n_factors: int = 4  # number of intents
         reg_weight: float = 1e-5
-        sim_weight: float = 1e-3  # of the penalty that keeps intents different
+        sim_weight: float = 1e-3  # weight of the penalty that keeps intents different
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

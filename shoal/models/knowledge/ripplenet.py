@@ -28,7 +28,7 @@ class RippleNet(KnowledgeModel):
 
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
-        n_hop: int = 2  # hops from the items of a user
+        n_hop: int = 2  # number of hops from the items of a user
         n_memory: int = 16  # triples of a hop that are looked at
         kg_weight: float = 0.01
 

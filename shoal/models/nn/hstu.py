@@ -37,12 +37,12 @@ class HSTUOptions:
     n_layers: int = 2
     n_heads: int = 1
     hidden_size: int = 64
-    attention_size: int | None = None  # of a head's queries and keys; null: width / heads
-    linear_size: int | None = None  # of a head's values; null: width / heads
-    hidden_dropout_prob: float = 0.2  # of inputs
-    linear_dropout_prob: float = 0.2  # of gated values
-    use_positions: bool = True  # False: no bias of how far an item is back
-    use_times: bool = True  # False: no bias of how long ago an item was taken
+    attention_size: int | None = None  # width of a head's queries and keys; null: width / heads
+    linear_size: int | None = None  # width of a head's values; null: width / heads
+    hidden_dropout_prob: float = 0.2  # dropout of inputs
+    linear_dropout_prob: float = 0.2  # dropout of gated values
+    use_positions: bool = True  # bias attention by how many items back an item is
+    use_times: bool = True  # bias attention by how long ago an item was taken
     layer_norm_eps: float = 1e-6
 
 

@@ -25,7 +25,8 @@ class InBatch(Retrieval):
         embedding_size: int = 64
         cosine: bool = True  # vectors are compared by angle
         temperature: Positive = 0.1  # scores are divided by it
-        correct: bool = True  # less ln of how often an item occurs: popular ones are drawn more
+        # subtract ln of an item's frequency from its score: popular items are drawn more often
+        correct: bool = True
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
 

@@ -26,7 +26,7 @@ class Word2Vec(Retrieval):
 
     class Options(Retrieval.Options):
         embedding_size: int = 64
-        window: int = 10  # items back that predict the next
+        window: int = 10  # number of preceding items that predict the next one
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives.num": 5}
 

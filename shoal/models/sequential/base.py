@@ -57,9 +57,10 @@ class Sequential(Model):
     logq: Tensor
 
     class Options(Model.Options):
-        loss_type: LossType = "CE"  # sampled, gBCE and BPR also need train.negatives
-        gbce_t: Share = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE
-        label_smoothing: Share = 0.0  # CE: so much of the target is spread over all items
+        loss_type: LossType = "CE"  # training loss; sampled, gBCE and BPR also need train.negatives
+        # gBCE: calibration, 0: plain binary cross entropy, 1: scores as calibrated as with CE
+        gbce_t: Share = 0.75
+        label_smoothing: Share = 0.0  # CE: share of the target that is spread over all items
         cosine: bool = False  # states and items are compared by angle
         temperature: Positive = 1.0  # scores are divided by it
 

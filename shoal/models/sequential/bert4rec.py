@@ -49,23 +49,29 @@ class BERT4Rec(Retrieval):
 
     class Options(AttentionOptions, Retrieval.Options):
         hidden_size: int = 64
-        inner_size: Count | None = None  # of the feed-forward layers; null: 4 × hidden_size
+        # width inside the feed-forward layers; null: 4 × hidden_size
+        inner_size: Count | None = None
         hidden_dropout_prob: float = 0.1
         attn_dropout_prob: float = 0.1
         hidden_act: Activation = "relu"
         initializer_range: float = 0.02
-        tied: bool = False  # the items' own vectors as output layer
-        loss_type: LossType = "CE"  # sampled, gBCE and BPR also need train.negatives
-        gbce_t: Share = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE
-        mask_ratio: Share = 0.2  # of the items are hidden and asked for
-        random_ratio: Share = 0.2  # of the hidden ones show a random item, the others the mask
-        ft_ratio: Share = 0.0  # of the samples end anywhere and hide their last item alone
+        tied: bool = False  # use the items' own vectors as output layer
+        loss_type: LossType = "CE"  # training loss; sampled, gBCE and BPR also need train.negatives
+        # gBCE: calibration, 0: plain binary cross entropy, 1: scores as calibrated as with CE
+        gbce_t: Share = 0.75
+        mask_ratio: Share = 0.2  # share of the items that are hidden and predicted
+        # share of the hidden items that show a random item; the others show the mask
+        random_ratio: Share = 0.2
+        # share of the samples that end anywhere and hide their last item alone
+        ft_ratio: Share = 0.0
         dupe_factor: Count = 1  # samples of each window in an epoch, each with its own masks
         window_stride: Count | None = None  # items between windows; null: a tenth of data.max_len
-        windows_from_start: bool = False  # windows at items 0, stride, ...; else from the end
-        mask_last: bool = False  # the last item of a window is always asked for, besides the others
-        label_smoothing: Share = 0.0  # CE: this share of the truth is spread over all items
-        debias: NotNegative = 0.0  # ranked by score - debias · ln(times an item occurs in training)
+        # true: windows start at items 0, stride, ...; false: counted from the end
+        windows_from_start: bool = False
+        mask_last: bool = False  # always predict the last item of a window, besides the masked ones
+        label_smoothing: Share = 0.0  # CE: share of the target that is spread over all items
+        # items are ranked by score - debias · ln(times an item occurs in training)
+        debias: NotNegative = 0.0
 
         DEFAULTS: ClassVar[dict[str, Any]] = SEQUENCE_DEFAULTS
         RANKING: ClassVar[tuple[str, ...]] = ("debias",)

@@ -24,7 +24,7 @@ class Caser(NextItem):
     class Options(NextItem.Options):
         embedding_size: int = 64
         nh: int = 8  # horizontal filters of each height
-        nv: int = 4  # vertical filters
+        nv: int = 4  # number of vertical filters
         heights: int = 16  # the highest horizontal filter; at most data.max_len
         dropout_prob: float = 0.4
 

@@ -26,7 +26,7 @@ class CL4SRec(SASRec):
 
     class Options(SASRec.Options):
         cl_weight: float = 0.1
-        cl_temperature: float = 1.0  # of the contrast between two views of a history
+        cl_temperature: float = 1.0  # temperature of the contrast between two views of a history
         crop: float = 0.6  # share of the items that are left
         mask: float = 0.3  # share of the items that are hidden
         reorder: float = 0.6  # share of the items that are shuffled

@@ -27,7 +27,7 @@ class CORE(NextItem):
     class Options(AttentionOptions, NextItem.Options):
         dnn_type: Literal["trm", "ave"] = "trm"  # what weighs items: a transformer, or nothing
         embedding_size: int = 64
-        sess_dropout: float = 0.2  # of the items' vectors
+        sess_dropout: float = 0.2  # dropout of the items' vectors
         cosine: bool = True
         temperature: Positive = 0.07
 

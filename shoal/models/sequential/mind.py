@@ -25,7 +25,8 @@ class MIND(MultiInterest):
         embedding_size: int = 64
         interests: int = 4
         routing_steps: int = 3  # rounds in which items find their interests
-        power: float = 2.0  # of label-aware attention; the more, the nearer to the best interest
+        # exponent of label-aware attention; the larger, the nearer to the best interest
+        power: float = 2.0
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -26,7 +26,7 @@ class NARM(NextItem):
         embedding_size: int = 64
         hidden_size: int = 128
         n_layers: int = 1
-        # of the items' vectors, and of the state
+        # dropout of the items' vectors, and of the state
         dropout_probs: list[float] = field(default_factory=lambda: [0.25, 0.5])
 
     def __init__(self, options: Options, facts: Facts):

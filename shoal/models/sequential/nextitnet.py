@@ -21,8 +21,8 @@ class NextItNet(NextItem):
     class Options(NextItem.Options):
         embedding_size: int = 64
         kernel_size: int = 3  # positions that a convolution looks at
-        block_num: int = 5  # times that the dilations are repeated
-        # positions between those of a convolution, layer by layer
+        block_num: int = 5  # how often the dilations are repeated
+        # distance between the positions that a convolution reads, layer by layer
         dilations: list[int] = field(default_factory=lambda: [1, 4])
 
     def __init__(self, options: Options, facts: Facts):

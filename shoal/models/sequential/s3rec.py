@@ -31,7 +31,7 @@ class S3Rec(SASRec):
 
     class Options(SASRec.Options):
         mask_ratio: float = 0.2  # share of the items that are hidden
-        pretext_weight: float = 0.2  # of the losses that relate items and features
+        pretext_weight: float = 0.2  # weight of the losses that relate items and features
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -21,7 +21,7 @@ class SRGNN(NextItem):
 
     class Options(NextItem.Options):
         embedding_size: int = 64
-        step: int = 1  # along the edges
+        step: int = 1  # number of steps along the edges of the graph
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

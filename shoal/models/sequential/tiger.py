@@ -46,16 +46,17 @@ class TIGER(Model):
     class Options(Model.Options):
         hidden_size: int = 128
         inner_size: int = 512
-        n_layers: int = 2  # of the encoder, and of the decoder
+        n_layers: int = 2  # number of layers of the encoder, and of the decoder
         n_heads: int = 4
         dropout_prob: float = 0.1
-        code_levels: Count = 3  # beside the last one, which distinguishes items
+        # codes of an item, not counting the last one, which tells items with equal codes apart
+        code_levels: Count = 3
         code_size: Count = 256  # different codes of a level
         code_steps: int = 300  # steps of the RQ-VAE
         # what items' codes are made of
         codes_from: Literal["interactions", "features"] = "interactions"
-        vector_size: int = 64  # of the vectors that codes are made of
-        beam_size: Count = 50  # codes that are written side by side
+        vector_size: int = 64  # width of the vectors that codes are made of
+        beam_size: Count = 50  # codes that beam search keeps at a time
 
         DEFAULTS: ClassVar[dict[str, Any]] = SEQUENCE_DEFAULTS
         RANKING: ClassVar[tuple[str, ...]] = ("beam_size",)

@@ -292,7 +292,7 @@ class Writer:
             }
         else:  # interactions with the features of both sides
             self.signature |= {"format": "features", "layout": None}
-            encoder = self.parts.encoder(self.config)
+            encoder = self.parts.encoder(self.config.data)
             assert isinstance(encoder, FeatureEncoder)
             write_encoder(self.folder, encoder)
         reader = evaluator.readers.get("test") or self.parts.reader

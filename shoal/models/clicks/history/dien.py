@@ -57,7 +57,7 @@ class DIEN(HistoryModel):
     """Where a table grows there is nothing to draw from, and no auxiliary loss."""
 
     class Options(HistoryModel.Options):
-        aux_weight: float = 1.0  # of the loss that asks interests for the next item
+        aux_weight: float = 1.0  # weight of the loss that asks interests for the next item
 
     def reader(self, dim: int, length: int) -> HistoryReader:
         return Evolution(dim)

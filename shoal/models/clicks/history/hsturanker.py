@@ -46,7 +46,7 @@ class HSTURanker(ClickModel):
     recompute = False  # whether backward computes layers again instead of keeping what they made
 
     class Options(HSTUOptions, ClickModel.Options):
-        # added: an item and its action are one place; interleaved: one each, the action behind
+        # added: an item and its action share a position; interleaved: each has its own, item first
         actions: Literal["added", "interleaved"] = "added"
         # first values lie within +- this; near 0 interleaved actions do not find their items
         initial_range: float = 0.5

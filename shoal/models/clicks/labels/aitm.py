@@ -24,7 +24,7 @@ class AITM(SeveralLabels):
 
     class Options(SeveralLabels.Options):
         tower_layers: list[int] = field(default_factory=lambda: [400, 64])
-        # of the penalty where a later label is likelier than an earlier one
+        # weight of the penalty where a later label is likelier than an earlier one
         order_weight: float = 0.6
 
     def __init__(self, options: Options, facts: Facts):

@@ -17,7 +17,7 @@ class SeveralLabels(Flat):
     several_labels = True
 
     class Options(Flat.Options):
-        tower_layers: list[int] = field(default_factory=lambda: [64])  # of each label
+        tower_layers: list[int] = field(default_factory=lambda: [64])
         dropout: float = 0.0
 
     def __init__(self, options: Any, facts: Facts):

@@ -48,10 +48,10 @@ class PLE(SeveralLabels):
     """Experts of single labels keep what would harm the others."""
 
     class Options(SeveralLabels.Options):
-        own_experts: int = 2  # of each label
-        shared_experts: int = 2  # of all labels
+        own_experts: int = 2  # experts that each label has to itself
+        shared_experts: int = 2  # experts that all labels share
         expert_layers: list[int] = field(default_factory=lambda: [128])
-        levels: int = 2  # layers of experts
+        levels: int = 2  # number of layers of experts
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
