@@ -46,10 +46,10 @@ def data_made_once() -> Iterator[None]:
     made: dict[str, Dataset] = {}
     load = building.load_dataset
 
-    def once(section: DataSection, seed: int) -> Dataset:
+    def once(section: DataSection, seed: int, source: str) -> Dataset:
         key = f"{section.model_dump_json()} {seed}"
         if key not in made:
-            made[key] = load(section, seed)
+            made[key] = load(section, seed, source)
         return made[key]
 
     building.load_dataset = once

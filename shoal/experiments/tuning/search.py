@@ -13,7 +13,7 @@ from shoal import config as config_room
 from shoal.config import ConfigError, Resolved
 from shoal.config.errors import did_you_mean
 from shoal.config.output import flat
-from shoal.config.schema import Config
+from shoal.config.schema import DataSection
 from shoal.config.trust import OwnValues, own_values
 from shoal.config.yaml_io import inline, read, read_file
 from shoal.data.loading.location import named_data
@@ -70,8 +70,9 @@ def search(
     those that the search began with. report: gets the lines that people read. trust: run code that
     a search which is continued names in its space or in its trials.
     """
-    _check_options(resolved.config, sampler, prune)
     config = resolved.config
+    _check_options(sampler, prune)
+    _check_searchable(config.model.name, config.data, config.train.eval_every, config.run.output)
     folder = Path(output or RunFolder.new_name("studies", label(config.model, config.data)))
     is_begun = (folder / "space.yaml").is_file()
     if space is None and is_begun:
@@ -90,7 +91,7 @@ def search(
     limits = limits or SearchLimits()
     with StudyFolder(folder, limits, report, trust) as study_folder:
         _keep_inputs(folder, text, parameters, is_begun)
-        agreed_values = _agreed_values(config, parameters)
+        agreed_values = _agreed_values(own_values(config), parameters)
         for run in (run for name in RUNS_OF for run in run_folders(folder, name)):
             study_folder.check_code(run, agreed_values)
         study_folder.start_processes()
@@ -107,18 +108,22 @@ def search(
             return Search(study, study_folder, resolved, limits).run()
 
 
-def _check_options(config: Config, sampler: str | None, prune: str | None) -> None:
-    """Refuse options and configs that no search can use."""
+def _check_options(sampler: str | None, prune: str | None) -> None:
+    """Refuse samplers and pruners that do not exist."""
     for name, choice, choices in (("sampler", sampler, SAMPLERS), ("prune", prune, PRUNERS)):
         if choice is not None and choice not in choices:
             allowed = f"{', '.join(choices)}{did_you_mean(choice, choices)}"
             raise ValueError(f"--{name} {choice}: allowed: {allowed}")
-    if not config.train.eval_every:
+
+
+def _check_searchable(model: str, data: DataSection, eval_every: int, output: str | None) -> None:
+    """Refuse a config that no search can use."""
+    if not eval_every:
         raise ValueError("train.eval_every is 0: a search needs evaluations to choose by")
-    if config.run.output is not None:
+    if output is not None:
         raise ValueError("run.output is the folder of a run; name that of a search with --output")
-    check_launchable(config.model.name)
-    named_data(config.data, find(config.model.name).kind == "clicks")
+    check_launchable(model)
+    named_data(data, find(model).kind == "clicks")
 
 
 def _read_parameters(
@@ -144,9 +149,9 @@ def _keep_inputs(
     replace_durably(folder / "space.yaml", space_text(parameters).encode())
 
 
-def _agreed_values(config: Config, parameters: list[Parameter]) -> OwnValues:
+def _agreed_values(config_values: OwnValues, parameters: list[Parameter]) -> OwnValues:
     """Values that name code in the config or in the space: runs may name no other code."""
-    values = dict(own_values(config))
+    values = dict(config_values)
     for parameter in parameters:
         values[parameter.key] = [*values.get(parameter.key, ()), *parameter.choices]
     return values
