@@ -62,9 +62,10 @@ def test_a_step_with_servers_runs_the_files_of_its_page() -> None:
         thread.join(30)
         assert not thread.is_alive(), "a server did not end when its worker did"
     assert sorted(by_thread["worker"]) == sorted(listed_files("step_with_servers.md", "The worker"))
-    for server in servers:
-        listed = listed_files("step_with_servers.md", "A server")
-        assert sorted(by_thread[f"server {server.index}"]) == sorted(listed)
+    listed = set(listed_files("step_with_servers.md", "A server"))
+    between = set(listed_files("step_with_servers.md", "A server between messages"))
+    for server in servers:  # which may find time between the messages of a short step, or not
+        assert set(by_thread[f"server {server.index}"]) - between == listed
 
 
 @pytest.mark.parametrize("page", ["step_alone.md", "step_sharded.md", "step_with_servers.md"])

@@ -108,7 +108,6 @@ EXEMPT = {
     "training/checkpoint/writing.py:Checkpoints._shared": OWN,
     "embedding/placements/exchange.py": "no bytes: pieces of a tensor between ranks",
     "embedding/placements/sharded.py:Route.arrive": "no bytes: row ids in a tensor",
-    "embedding/placements/trips.py": "no bytes: places of rows in a tensor",
     "serving/artifact/check.py": OWN,
     "serving/artifact/export.py": OWN,
     "compat/estimator/export.py": OWN,
