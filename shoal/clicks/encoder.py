@@ -136,7 +136,7 @@ class FeatureEncoder:
 
     @property
     def encoding(self) -> Encoding:
-        """What was learned from the training data."""
+        """Vocabularies, buckets and other values that were learned from the training data."""
         return self.table.encoding
 
     def frame(self, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:

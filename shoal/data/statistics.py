@@ -33,9 +33,11 @@ def describe(dataset: Dataset) -> str:
         f"The number of inters: {inters}",
         f"The sparsity of the dataset: {sparsity * 100}%",
         f"Remain Fields: {list(dataset.types)}",
-        *(f"Read {line}; data.cells says otherwise" for line in shown_readings(dataset.cells)),
-        *(f"Left out by {k}: {n} of {rows} interactions" for k, n, rows in left_out(dataset)),
     ]
+    for reading in shown_readings(dataset.cells):
+        lines.append(f"Read {reading}; data.cells says otherwise")
+    for reason, count, rows in left_out(dataset):
+        lines.append(f"Left out by {reason}: {count} of {rows} interactions")
     return "\n".join(lines)
 
 

@@ -79,10 +79,8 @@ def _of_interactions(dataset: Dataset) -> Captions:
         ):  # such as reviews of it
             continue
         texts = dataset.vocab[name]
-        captions[role] = [
-            "",
-            *("" if not code else str(texts[code]) for code in item_codes[1:].tolist()),
-        ]
+        item_texts = ["" if not code else str(texts[code]) for code in item_codes[1:].tolist()]
+        captions[role] = ["", *item_texts]
     return captions
 
 

@@ -53,10 +53,9 @@ class InteractionSteps(PrepareSteps):
     def paths(self, job: PrepareJob) -> list[Path]:
         """The raw files: inputs, and the side files that the config names."""
         refuse_unsupported(job.config)
-        paths = [
-            *expand(job.inputs),
-            *(p for some in side_files(job.config).values() for p in some),
-        ]
+        paths = list(expand(job.inputs))
+        for side_paths in side_files(job.config).values():
+            paths += side_paths
         if not sort_out(paths, job.config)[0]:
             raise ValueError(
                 f"{', '.join(job.inputs)}: side files alone; name files of interactions too"

@@ -62,9 +62,10 @@ class JsonLines(TextFormat):
     ) -> tuple[pl.DataFrame, np.ndarray | None, int]:
         import polars as pl
 
-        failures = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
         check_nesting(body, lines)
-        with suppress(*failures):  # else below, line by line
+        with suppress(
+            pl.exceptions.PolarsError, pl.exceptions.PanicException
+        ):  # else below, line by line
             frame = _read(body, lines)
             if len(frame) == body.count(b"\n") + 1:
                 return _whole(frame, header), None, 0
@@ -90,7 +91,7 @@ class JsonLines(TextFormat):
         try:
             frame = _read(b"\n".join(good_lines), lines)
             return _whole(frame, header), np.array(numbers, np.int64), skipped
-        except failures as error:
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise ValueError(
                 f"{lines.name}: its lines have no common columns, or mixed types: {error}"
             ) from None

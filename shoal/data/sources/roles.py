@@ -71,7 +71,7 @@ def _meanings(column: str) -> list[tuple[str, str]]:
 
 
 def shown(roles: Mapping[str, str], flag: str = "--{}=NAME") -> str:
-    """What was guessed, and how to say otherwise.
+    """The roles of columns that were guessed, and how to say otherwise.
 
     >>> shown({"user": "User-ID", "item": "ISBN"})
     'user = User-ID, item = ISBN; change with --user=NAME, --item=NAME'

@@ -101,10 +101,12 @@ class CoreSoftmax:
         """A step of rows and bias, whose count of steps has gone up already."""
         store, optimizer = self.rows, self.rows.optimizer
         now = optimizer.numbers(lr, store.step)
+        beta1, beta2 = optimizer.betas or (0.0, 0.0)
         numbers = [
             now.size,
             now.eps,
-            *(1.0 - beta for beta in optimizer.betas or (0.0, 0.0)),
+            1.0 - beta1,
+            1.0 - beta2,
             0.0 if optimizer.decoupled else optimizer.weight_decay,
             now.keep,
         ]

@@ -109,8 +109,9 @@ def activity(rows: dict[str, list[ActivityGroup]], metric: str) -> Html:
         for k, (name, run_groups) in enumerate(rows.items()):
             shift = (k - (len(rows) - 1) / 2) * 0.07
             places = [place + shift for place in range(len(run_groups))]
-            ends = [group.low for group in run_groups], [group.high for group in run_groups]
-            axes.vlines(places, *ends, color=SERIES[k % 8], alpha=0.4, linewidth=2)
+            lowest = [group.low for group in run_groups]
+            highest = [group.high for group in run_groups]
+            axes.vlines(places, lowest, highest, color=SERIES[k % 8], alpha=0.4, linewidth=2)
             means = [group.mean for group in run_groups]
             axes.plot(places, means, "o", color=SERIES[k % 8], label=short(name, 40), markersize=5)
         ticks = [f"{group.label}\n{group.users:,} users" for group in groups]

@@ -1,4 +1,4 @@
-"""What was planned of a run, compared with what it measured, part by part."""
+"""The plan of a run compared with what it measured, part by part."""
 
 from shoal.config.sizes import show_size
 from shoal.pages.html import Html, Numeral, section, table

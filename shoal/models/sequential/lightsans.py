@@ -3,7 +3,7 @@ Recommendation, Fan et al., SIGIR 2021.
 
 Items look at k interests instead of at each other, and positions have their own attention:
 
-    interests   K~ = softmax over places(K W)^T K          (V~ likewise)
+    interests   K~ = softmax over places(K W)^T K          (V~: the same of V)
     state      += softmax(Q K~^T) V~ + softmax(P_q P_k^T) V
 """
 

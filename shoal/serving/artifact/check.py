@@ -116,11 +116,9 @@ def _clicks(artifact: Artifact, reference: dict[str, Tensor]) -> tuple[Tensor, T
             if kind in ("ids", "dense"):
                 fields[field[0]] = tensor
             elif kind == "values":
-                rest = (
-                    reference[f"{number}.offsets.{field[0]}"],
-                    reference.get(f"{number}.weights.{field[0]}"),
-                )
-                fields[field[0]] = Jagged(tensor, *rest)
+                offsets = reference[f"{number}.offsets.{field[0]}"]
+                weights = reference.get(f"{number}.weights.{field[0]}")
+                fields[field[0]] = Jagged(tensor, offsets, weights)
         expected.append(reference[f"{number}.logits"])
         answers.append(artifact.logits(fields))
         number += 1

@@ -150,6 +150,7 @@ def card_of_run(trained: Trained, figures: dict[str, Any]) -> list[str]:
 
 def checked(figures: dict[str, Any]) -> list[str]:
     """The lines of README.md about the check of the artifact."""
+    table = [f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items()]
     return [
         "## Checked",
         "",
@@ -158,7 +159,7 @@ def checked(figures: dict[str, Any]) -> list[str]:
         "",
         "| | |",
         "| --- | --- |",
-        *(f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items()),
+        *table,
         "",
         f"Rows are stored as {figures['rows']}; no value of a row differs by more than "
         f"{figures['largest_row_error']:.3g} from the one that was trained.",
