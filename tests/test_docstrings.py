@@ -8,6 +8,7 @@ which argument: pass them by name, or make a small dataclass.
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "shoal"
 BEGINNINGS = ("The same", "Of ", "Those ", "Some of", "The opposite", "What was")
 ROOMS = sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file())
+FILES = [
+    path.as_posix()
+    for folder in (ROOT, ROOT.parent / "tests", ROOT.parent / "benchmarks")
+    for path in folder.rglob("*.py")
+]
+FILES_OF_USERS = {"train.py", "ours.py", "my_models.py"}  # scripts and plugins in examples
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -79,3 +86,18 @@ def test_no_line_begins_with_a_splat_of_brackets(room: str) -> None:
 def test_no_tuple_is_packed_to_be_splatted(room: str) -> None:
     places = [place for path in files_of(room) for place in packs(path)]
     assert places == [], "\n".join(places)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_files_that_docstrings_name_are_there(room: str) -> None:
+    """Files of the package, of tests and of benchmarks; FILE.py in capitals is a user's."""
+    missing: list[str] = []
+    for path in files_of(room):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, Function | ast.ClassDef | ast.Module):
+                text = ast.get_docstring(node) or ""
+                for name in re.findall(r"(?<![\w./-])[a-z_]\w*(?:/\w+)*\.py\b", text):
+                    is_there = any(file.endswith(f"/{name}") for file in FILES)
+                    if not is_there and name not in FILES_OF_USERS:
+                        missing.append(f"{path.relative_to(ROOT)}: {name}")
+    assert missing == [], "\n".join(missing)

@@ -11,7 +11,7 @@ from shoal.pages.html import Html, escape
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What a plot may be drawn with: each stands for a colour of the page (see look.py).
+# What a plot may be drawn with: each stands for a colour of the page (see html.py).
 INK, SOFT, LINE = "#010101", "#020202", "#030303"
 SERIES = [f"#0404{k:02x}" for k in range(8)]
 _ON_PAGE = {INK: "var(--ink)", SOFT: "var(--soft)", LINE: "var(--line)"} | {

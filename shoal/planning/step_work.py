@@ -1,6 +1,6 @@
 """The work of one training step, as bytes and operations: nothing here knows a machine.
 
-A Work comes from a config (counting.py), or from plain figures.
+A Work comes from a config (step_counter.py), or from plain figures.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class RunCatalogue:
 
     @property
     def explained_by(self) -> Literal["features", "terms", "history", "vectors"] | None:
-        """How a score becomes a sum (explain.py); None: it does not."""
+        """How a score becomes a sum (explanation.py); None: it does not."""
         if isinstance(self.model, ClickModel):
             return "features"
         if type(self.model).terms is not Model.terms:

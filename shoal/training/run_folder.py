@@ -7,7 +7,7 @@ result.json       the outcome
 evaluation/       what the test found for each user and item, see evaluation/user_results.py
 failure.json      why it ended without one: {"state": "failed", "reason": "one line"}
 model/            of a custom model: a copy of its file, and its SHA-256
-checkpoints/      see checkpoint.py
+checkpoints/      see checkpoint/writing.py
 progress.json     how far it is, while it trains
 tensorboard/      curves, and what other trackers keep (run.trackers)
 """

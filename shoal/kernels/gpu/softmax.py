@@ -7,7 +7,7 @@
                 it before it leaves the chip
     row_gradients   the same gradients, written: where others are added to them before a step
 
-Logits are never written. Products are of float32, by three of float16 (triton_products.py), for
+Logits are never written. Products are of float32, by three of float16 (products.py), for
 which states and rows are multiplied by SIZE, and probabilities by MOST: no value of a state or a
 row may reach 4,094 (it becomes infinite, and the loss is no number).
 """
