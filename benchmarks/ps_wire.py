@@ -38,7 +38,7 @@ from shoal.kernels.host_memory import keep_freed_memory
 from shoal.ps.address import endpoint
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec, TableSpec
-from shoal.ps.worker.client import Client, SplitIds
+from shoal.ps.worker.client import Client, ServerRequest
 
 
 def echo(queue: Any, size: int, folder: str | None, bind: str) -> None:
@@ -97,7 +97,7 @@ def compare(rows: int, dim: int, rounds: int, how: str, scratch: str) -> None:
     echoing, place = start(echo, rows * dim * 4, folder, binds[1])
     client = make_client([address], dim, folder)
     ids = torch.randperm(10 * rows)[:rows] * 977
-    share = SplitIds(0, ids, [rows])
+    share = ServerRequest(0, ids, [rows])
     client.start_push([share], [torch.randn(rows, dim)], 0.1, 0.0, 1.0).wait()  # now they are held
     socket = zmq.Context.instance().socket(zmq.DEALER)
     if folder is not None:
