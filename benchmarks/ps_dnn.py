@@ -151,7 +151,7 @@ def write_lines(shape: dict[str, Any], path: str, count: int = 120_000) -> None:
 def text_batches(shape: dict[str, Any], path: str) -> Iterator[Any]:
     """Batches parsed from slot lines by the reader of a run, over and over."""
     from shoal.clicks.log import ClickLog, make_layout
-    from shoal.clicks.readers import Stream
+    from shoal.clicks.stream import Stream
     from shoal.config.schema import ClicksSection
 
     section = ClicksSection(slots=shape["slots"], dense=shape["dense"], rows=IDS)

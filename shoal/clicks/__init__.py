@@ -2,9 +2,10 @@
 
 from shoal.clicks.data import ClickData, open_clicks
 from shoal.clicks.formats import FORMATS, ClickFormat, LineFormat, register
+from shoal.clicks.layout import Layout
 from shoal.clicks.log import ClickLog
-from shoal.clicks.readers import ClickReader, InMemory, SplitFiles, Stream
-from shoal.clicks.samples import Layout, Samples
+from shoal.clicks.samples import ClickReader, InMemory, Samples
+from shoal.clicks.stream import SplitFiles, Stream
 
 __all__ = [
     "FORMATS",

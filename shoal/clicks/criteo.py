@@ -13,8 +13,9 @@ import numpy as np
 
 from shoal.clicks.decode import decode, read_lines
 from shoal.clicks.formats import LineFormat, folded_below
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import Parser
-from shoal.clicks.samples import Layout, Samples
+from shoal.clicks.samples import Samples
 from shoal.config.schema import ClicksSection
 
 DENSE = tuple(f"I{k + 1}" for k in range(13))

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.clicks.readers import ClickReader
-from shoal.clicks.samples import Layout, Samples
+from shoal.clicks.layout import Layout
+from shoal.clicks.samples import ClickReader, Samples
 from shoal.config.plugins import load_code
 from shoal.data.batch import Batch
 from shoal.data.prefetch import ahead

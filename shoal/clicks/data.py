@@ -12,10 +12,11 @@ import torch
 from shoal.clicks import synthetic
 from shoal.clicks.custom import Custom
 from shoal.clicks.formats import FORMATS, LineFormat
+from shoal.clicks.layout import Layout
 from shoal.clicks.log import ClickLog, pick_format, read_layout
 from shoal.clicks.memory_mapped import open_log
-from shoal.clicks.readers import ClickReader, InMemory, SplitFiles, Stream, load, share
-from shoal.clicks.samples import Layout, Samples
+from shoal.clicks.samples import ClickReader, InMemory, Samples
+from shoal.clicks.stream import SplitFiles, Stream, load, share
 from shoal.config.errors import did_you_mean
 from shoal.config.output import flat
 from shoal.config.schema import ClicksSection, Config

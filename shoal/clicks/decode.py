@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import BadLine, show
-from shoal.clicks.samples import Layout, Samples
+from shoal.clicks.samples import Samples
 from shoal.config.data_section import CellOptions
 from shoal.data.random import hash64
 from shoal.data.raw_columns import gather

@@ -14,8 +14,9 @@ import numpy as np
 
 from shoal.clicks.decode import decode, read_lines
 from shoal.clicks.formats import LineFormat, first_line
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import BadLine, Parser, line_bounds, show
-from shoal.clicks.samples import Layout, Samples
+from shoal.clicks.samples import Samples
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import MOST_COLUMNS
 from shoal.data.bounded_files import open_text, plain_name

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from shoal.clicks.decode import decode
 from shoal.clicks.history import row_history
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import BadLine
 from shoal.clicks.per_feature import per_feature
-from shoal.clicks.samples import Layout
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.batch import Batch, Jagged

@@ -9,28 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
-import numpy as np
-
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import BLOCK_BYTES, Block, LineBlock, Parser, count_lines, line_chunks
-from shoal.clicks.samples import Layout
+from shoal.clicks.samples import HeldSamples
 from shoal.config.schema import ClicksSection, add_format
-from shoal.data.batch import Batch
 from shoal.data.bounded_files import LONGEST_LINE, open_text
 
 if TYPE_CHECKING:
     import polars as pl
-
-
-class Mapped(Protocol):
-    """Samples that lie in files, and their batches."""
-
-    def __len__(self) -> int: ...
-
-    def batch_of(self, rows: slice | np.ndarray) -> Batch:
-        """The batch of the given samples, in the given order."""
-        ...
 
 
 class ClickFormat:
@@ -66,7 +54,7 @@ class ClickFormat:
         """A sample of rows whose text shows how columns are read; None: their types say it."""
         return None
 
-    def mapped(self, files: Sequence[Path], layout: Layout) -> Mapped | None:
+    def mapped(self, files: Sequence[Path], layout: Layout) -> HeldSamples | None:
         """All samples, left where they lie; None: they must be parsed first."""
         return None
 

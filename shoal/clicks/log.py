@@ -11,11 +11,12 @@ from typing import Any
 from shoal.clicks import pipe
 from shoal.clicks.criteo import Criteo
 from shoal.clicks.delimited import CsvClicks
-from shoal.clicks.formats import FORMATS, Mapped, looks_like, register
+from shoal.clicks.formats import FORMATS, looks_like, register
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import Block
 from shoal.clicks.multi_hot import MultiHot
 from shoal.clicks.parquet import ParquetClicks
-from shoal.clicks.samples import Layout
+from shoal.clicks.samples import HeldSamples
 from shoal.clicks.slots import SLOTS
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import ClicksSection, DataSection
@@ -51,7 +52,7 @@ class ClickLog:
         files = self.files[first : first + share + (worker < remainder)]
         return ClickLog(files, self.form, self.layout, self.command, self.separator)
 
-    def mapped(self) -> Mapped | None:
+    def mapped(self) -> HeldSamples | None:
         """All samples, left in their files; None: this format must be parsed."""
         return None if self.command else FORMATS[self.form].mapped(self.files, self.layout)
 

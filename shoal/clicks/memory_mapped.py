@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from shoal.clicks.formats import looks_like
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import Block
 from shoal.clicks.log import ClickLog, read_layout
-from shoal.clicks.samples import Layout, Samples
+from shoal.clicks.samples import Samples
 from shoal.data.column_store import (
     Appender,
     DamagedFolder,

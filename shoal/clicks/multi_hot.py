@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from shoal.clicks.formats import ClickFormat, checked, numbered
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import BadLine, Block, Rows
-from shoal.clicks.samples import Layout, Samples, join
+from shoal.clicks.samples import Samples, join
 from shoal.config.schema import ClicksSection
 from shoal.data.batch import Batch
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from shoal.clicks.decode import decode
 from shoal.clicks.delimited import check_columns
 from shoal.clicks.formats import ClickFormat
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import Block, Rows
-from shoal.clicks.samples import Layout, Samples
+from shoal.clicks.samples import Samples
 from shoal.data.parquet_counts import check_content, check_counts
 from shoal.data.sources.columnar import Parquet, check_text, read_by_polars
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.clicks.samples import Layout
+from shoal.clicks.layout import Layout
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.batch import Batch, Jagged

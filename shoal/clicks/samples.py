@@ -1,76 +1,21 @@
-"""Samples of a click log as columns, and which columns there are."""
+"""Samples of a click log that are held: as columns, and as the batches of a reader, InMemory."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from shoal.config.data_section import CellOptions, Vocabulary
+from shoal.clicks.layout import Layout
+from shoal.clicks.per_feature import per_feature
 from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature
 from shoal.data.raw_columns import gather
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The columns of a click log.
-
-    A name may come several times in `dense`: so many values it has. `rows`: ids are folded below
-    this number. `others`: what is not named here is passed over; else it is an error. `slot_rows`:
-    ids count from 0 in each slot, which has so many; `place` gives those of all slots together.
-    `cells`: how the cells of columns of text are read, where that is not as they stand.
-    """
-
-    slots: tuple[str, ...]
-    dense: tuple[str, ...]
-    label: str
-    rows: int | None = None
-    others: bool = False
-    slot_rows: tuple[int, ...] = ()
-    cells: Mapping[str, CellOptions] = field(default_factory=dict)
-
-    def features(self) -> tuple[Feature, ...]:
-        """The columns as features: slots with one table for all, and numbers."""
-        vocabulary: Vocabulary = "growing" if self.rows is None else "hashed"
-        slots = [
-            Feature(name, "ids", vocabulary=vocabulary, rows=self.rows, table="slots")
-            for name in self.slots
-        ]
-        counts = Counter(self.dense)
-        dense = [
-            Feature(name, "numbers" if count > 1 else "number", length=count if count > 1 else None)
-            for name, count in counts.items()
-        ]
-        return (*slots, *dense)
-
-    def fold(self, ids: np.ndarray) -> np.ndarray:
-        """Ids below `rows`. Those that fit stay; 0 (missing) stays 0, and no other becomes 0."""
-        rows = self.rows
-        if rows is None or ids.size == 0:
-            return ids
-        if ids.min() >= 0 and ids.max() < rows:
-            return ids
-        outside = (ids < 0) | (ids >= rows)
-        # Modulo first: id - 1 would overflow for the smallest id.
-        folded = (ids % (rows - 1) - 1) % (rows - 1) + 1 if rows > 1 else np.zeros_like(ids)
-        return np.where(outside, folded, ids)
-
-    def place(self, ids: np.ndarray, slot: int, out: np.ndarray | None = None) -> np.ndarray:
-        """Ids of one slot, from 0, as ids among those of all slots, from 1: int64."""
-        if ids.max(initial=0) >= self.slot_rows[slot]:
-            ids = ids % self.slot_rows[slot]
-        return np.add(ids, 1 + sum(self.slot_rows[:slot]), out=out, dtype=np.int64)
-
-    @classmethod
-    def from_entry(cls, entry: Mapping[str, Any]) -> Layout:
-        """The layout in a manifest: what `asdict` returned, with the lists of JSON for tuples."""
-        lists = {key: tuple(entry.get(key, ())) for key in ("slots", "dense", "slot_rows")}
-        return cls(**{**entry, **lists})
+from shoal.data.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -169,3 +114,105 @@ def join(parts: Sequence[Samples]) -> Samples:
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     ids = np.concatenate([part.ids.reshape(-1) for part in parts])
     return Samples(first.num_slots, labels, dense, ids, offsets)
+
+
+# ---- batches ------------------------------------------------------------------------------------
+
+
+class HeldSamples(Protocol):
+    """Samples that are in memory, or in files that are mapped: Samples, those of data/joined.py."""
+
+    def __len__(self) -> int: ...
+
+    def batch_of(self, rows: slice | np.ndarray) -> Batch:
+        """The batch of the given samples, in the given order."""
+        ...
+
+
+class ClickReader(Reader):
+    """Base: how a global batch is cut over ranks.
+
+    tile: for evaluation, every rank is given whole tiles of so many samples, so that the arithmetic
+    of a tile does not depend on the number of ranks; a global batch is then a tile for each rank.
+    """
+
+    known_samples: int | None = None  # None: known only when all have been read
+    columns: Mapping[str, str] = MappingProxyType({})  # of features that have fields of their own
+
+    def __init__(
+        self,
+        layout: Layout,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = False,
+        tile: int | None = None,
+    ):
+        super().__init__(batch_size, seed, shuffle)
+        self.layout, self.tile = layout, tile
+
+    @property
+    def num_batches(self) -> int | None:
+        """Global batches per epoch, or None where that is known only at the end."""
+        if self.known_samples is None:
+            return None
+        return -(-self.known_samples // self.batch_size)
+
+    def num_tiles(self, size: int) -> int | None:
+        """Steps of an evaluation on `size` ranks; None where that is known only at the end."""
+        count = self.known_samples
+        return None if count is None else -(-count // self.global_size(size))
+
+    def sample(self, rows: int) -> Batch:
+        """At most so many samples, to look at: the first; those in memory from front to back."""
+        first = next(self.batches(0), None)
+        return self.empty() if first is None else first.rows(0, min(rows, first.size))
+
+    def empty(self) -> Batch:
+        """A batch without samples, for a rank that has none left."""
+        return self.finish(Samples.none(self.layout).batch())
+
+    def describe(self, features: Sequence[Feature]) -> None:
+        """Give the ids and numbers of every feature in a field of its own, too."""
+        self.columns = {feature.name: feature.column for feature in features}
+
+    def finish(self, batch: Batch) -> Batch:
+        if not self.columns:
+            return batch
+        extended = per_feature(batch, self.layout, self.columns)
+        if self.tile is None:  # GAUC groups by a slot, and nothing in training reads them
+            del extended.ids["slots"]
+        return extended
+
+    def global_size(self, size: int) -> int:
+        return self.batch_size if self.tile is None else self.tile * size
+
+    def cut(self, count: int, rank: int, size: int) -> tuple[int, int]:
+        if self.tile is None:
+            return super().cut(count, rank, size)
+        return min(count, rank * self.tile), min(count, (rank + 1) * self.tile)
+
+
+class InMemory(ClickReader):
+    """All samples, loaded or mapped. Order: a pure function of (seed, epoch), or the files'."""
+
+    def __init__(
+        self,
+        samples: HeldSamples,
+        layout: Layout,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = False,
+        tile: int | None = None,
+    ):
+        super().__init__(layout, batch_size, seed, shuffle, tile)
+        self.samples, self.num_samples = samples, len(samples)
+        self.known_samples = self.num_samples
+
+    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+        if not self.shuffle and len(samples) and samples[-1] - samples[0] == len(samples) - 1:
+            return self.samples.batch_of(slice(int(samples[0]), int(samples[-1]) + 1))  # views
+        return self.samples.batch_of(samples)
+
+    def sample(self, rows: int) -> Batch:
+        places = np.linspace(0, self.num_samples - 1, min(rows, self.num_samples))
+        return self.finish(self.samples.batch_of(places.astype(np.int64)))

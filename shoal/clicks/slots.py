@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from shoal.clicks.formats import LineFormat, checked, folded_below, numbered
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import BadLine, Parser, show
-from shoal.clicks.samples import Layout, Samples
+from shoal.clicks.samples import Samples
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import ClicksSection
 from shoal.kernels.core import has_core

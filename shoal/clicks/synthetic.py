@@ -17,7 +17,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from shoal.clicks.samples import Layout, Samples
+from shoal.clicks.layout import Layout
+from shoal.clicks.samples import Samples
 from shoal.config.schema import SyntheticClicksSection
 from shoal.data.dataset import Split
 from shoal.data.random import hash64, uniform

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import LineBlock
 from shoal.clicks.log import ClickLog, make_layout, pick_format
-from shoal.clicks.readers import load
-from shoal.clicks.samples import Layout, Samples, join
+from shoal.clicks.samples import Samples, join
 from shoal.clicks.slots import native_parser, plain_parser
+from shoal.clicks.stream import load
 from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.batch import Jagged
 from shoal.data.sources.files import find_files

@@ -11,12 +11,13 @@ from click_model import click_config, tiny_clicks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.clicks import readers as room
+from shoal.clicks import stream as room
 from shoal.clicks.custom import Custom
 from shoal.clicks.data import open_clicks
+from shoal.clicks.layout import Layout
 from shoal.clicks.log import ClickLog
-from shoal.clicks.readers import InMemory, SplitFiles, Stream, load, share
-from shoal.clicks.samples import Layout
+from shoal.clicks.samples import InMemory
+from shoal.clicks.stream import SplitFiles, Stream, load, share
 from shoal.data.batch import Batch, Jagged
 from shoal.distributed.world import World
 

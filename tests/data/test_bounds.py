@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from shoal.clicks.layout import Layout
 from shoal.clicks.log import ClickLog
-from shoal.clicks.readers import load as load_clicks
-from shoal.clicks.samples import Layout
+from shoal.clicks.stream import load as load_clicks
 from shoal.config.schema import DataSection
 from shoal.data import arrow_counts, bounded_files, parquet_counts
 from shoal.data.bounded_files import MOST_COLUMNS, MOST_DEPTH, most_bytes

@@ -17,9 +17,10 @@ import pytest
 import torch
 from small import small_config
 
+from shoal.clicks.layout import Layout
 from shoal.clicks.log import ClickLog
-from shoal.clicks.readers import InMemory, Stream, load
-from shoal.clicks.samples import Layout
+from shoal.clicks.samples import InMemory
+from shoal.clicks.stream import Stream, load
 from shoal.data import random as random_room
 from shoal.data.batch import Batch
 from shoal.data.dataset import Dataset

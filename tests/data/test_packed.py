@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shoal.clicks.log import ClickLog, make_layout, pick_format
-from shoal.clicks.readers import Stream, load
+from shoal.clicks.stream import Stream, load
 from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob

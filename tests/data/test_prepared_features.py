@@ -12,8 +12,8 @@ import pytest
 import torch
 from test_exactly_once import count
 
-from shoal.clicks.readers import InMemory
-from shoal.clicks.samples import Layout
+from shoal.clicks.layout import Layout
+from shoal.clicks.samples import InMemory
 from shoal.config.schema import Config
 from shoal.data.batch import Jagged
 from shoal.data.dataset import Dataset, Ragged

@@ -15,7 +15,7 @@ import shoal
 from shoal.cli import quickstart as quickstart_command
 from shoal.cli.main import app
 from shoal.clicks.log import ClickLog, read_layout
-from shoal.clicks.readers import load as load_clicks
+from shoal.clicks.stream import load as load_clicks
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Dataset, Ragged
 from shoal.data.dates import AmbiguousDates, shown_time

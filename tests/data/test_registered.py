@@ -12,7 +12,7 @@ import pytest
 from shoal import clicks
 from shoal.clicks.lines import Parser
 from shoal.clicks.log import ClickLog, make_layout, pick_format
-from shoal.clicks.readers import load
+from shoal.clicks.stream import load
 from shoal.config import data_section as schema
 from shoal.config.schema import DataSection
 from shoal.data import sources

@@ -212,7 +212,7 @@ def _parquet() -> bytes:
 
 def _clicks(form: str, seeds: list[bytes]) -> Target:
     from shoal.clicks.log import ClickLog, read_layout
-    from shoal.clicks.readers import load
+    from shoal.clicks.stream import load
     from shoal.config.schema import ClicksSection, DataSection
 
     named = {"slots": ["C1", "C2"], "dense": ["I1"]} if form in ("csv", "parquet") else {}

@@ -15,10 +15,10 @@ import polars as pl
 import pytest
 
 from shoal.clicks.decode import hash_tokens
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import line_chunks
 from shoal.clicks.log import ClickLog
-from shoal.clicks.readers import load
-from shoal.clicks.samples import Layout
+from shoal.clicks.stream import load
 from shoal.config.errors import ConfigError
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import read as read_yaml

@@ -1,10 +1,9 @@
-"""Readers of click logs: batches of samples, global batch k sliced over ranks.
+"""Reading the files of a click log: once into memory (`load`), or in every epoch.
 
-InMemory    all samples are loaded and shuffled by (seed, epoch); exact global batches
 Stream      samples in the order of the files; a rank parses only its slice of every batch
 SplitFiles  a worker's batches come from its own share of the files
 
-Every sample is given exactly once per epoch, for any number of ranks.
+As by InMemory (samples.py), every sample is given exactly once per epoch, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -12,24 +11,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from operator import itemgetter
-from types import MappingProxyType
 
 import numpy as np
 
-from shoal.clicks.formats import Mapped
+from shoal.clicks.layout import Layout
 from shoal.clicks.lines import Block
 from shoal.clicks.log import ClickLog
-from shoal.clicks.per_feature import per_feature
-from shoal.clicks.samples import Layout, Samples, join
+from shoal.clicks.samples import ClickReader, Samples, join
 from shoal.data.batch import Batch
 from shoal.data.features import Feature
-from shoal.data.joined import BatchSamples, JoinedSamples
 from shoal.data.prefetch import ahead
-from shoal.data.reader import Reader
 
 log = logging.getLogger("shoal")
 
@@ -75,95 +70,6 @@ class Speed:
             )
             self.samples = self.bytes = 0
             self.seconds = 0.0
-
-
-class ClickReader(Reader):
-    """Base: how a global batch is cut over ranks.
-
-    tile: for evaluation, every rank is given whole tiles of so many samples, so that the arithmetic
-    of a tile does not depend on the number of ranks; a global batch is then a tile for each rank.
-    """
-
-    known_samples: int | None = None  # None: known only when all have been read
-    columns: Mapping[str, str] = MappingProxyType({})  # of features that have fields of their own
-
-    def __init__(
-        self,
-        layout: Layout,
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = False,
-        tile: int | None = None,
-    ):
-        super().__init__(batch_size, seed, shuffle)
-        self.layout, self.tile = layout, tile
-
-    @property
-    def num_batches(self) -> int | None:
-        """Global batches per epoch, or None where that is known only at the end."""
-        if self.known_samples is None:
-            return None
-        return -(-self.known_samples // self.batch_size)
-
-    def num_tiles(self, size: int) -> int | None:
-        """Steps of an evaluation on `size` ranks; None where that is known only at the end."""
-        count = self.known_samples
-        return None if count is None else -(-count // self.global_size(size))
-
-    def sample(self, rows: int) -> Batch:
-        """At most so many samples, to look at: the first; those in memory from front to back."""
-        first = next(self.batches(0), None)
-        return self.empty() if first is None else first.rows(0, min(rows, first.size))
-
-    def empty(self) -> Batch:
-        """A batch without samples, for a rank that has none left."""
-        return self.finish(Samples.none(self.layout).batch())
-
-    def describe(self, features: Sequence[Feature]) -> None:
-        """Give the ids and numbers of every feature in a field of its own, too."""
-        self.columns = {feature.name: feature.column for feature in features}
-
-    def finish(self, batch: Batch) -> Batch:
-        if not self.columns:
-            return batch
-        extended = per_feature(batch, self.layout, self.columns)
-        if self.tile is None:  # GAUC groups by a slot, and nothing in training reads them
-            del extended.ids["slots"]
-        return extended
-
-    def global_size(self, size: int) -> int:
-        return self.batch_size if self.tile is None else self.tile * size
-
-    def cut(self, count: int, rank: int, size: int) -> tuple[int, int]:
-        if self.tile is None:
-            return super().cut(count, rank, size)
-        return min(count, rank * self.tile), min(count, (rank + 1) * self.tile)
-
-
-class InMemory(ClickReader):
-    """All samples, loaded or mapped. Order: a pure function of (seed, epoch), or the files'."""
-
-    def __init__(
-        self,
-        samples: Samples | JoinedSamples | BatchSamples | Mapped,
-        layout: Layout,
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = False,
-        tile: int | None = None,
-    ):
-        super().__init__(layout, batch_size, seed, shuffle, tile)
-        self.samples, self.num_samples = samples, len(samples)
-        self.known_samples = self.num_samples
-
-    def make(self, samples: np.ndarray, epoch: int) -> Batch:
-        if not self.shuffle and len(samples) and samples[-1] - samples[0] == len(samples) - 1:
-            return self.samples.batch_of(slice(int(samples[0]), int(samples[-1]) + 1))  # views
-        return self.samples.batch_of(samples)
-
-    def sample(self, rows: int) -> Batch:
-        places = np.linspace(0, self.num_samples - 1, min(rows, self.num_samples))
-        return self.finish(self.samples.batch_of(places.astype(np.int64)))
 
 
 def load(files: ClickLog, threads: int = 1, profile: bool = False) -> Samples:
