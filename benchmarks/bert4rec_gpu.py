@@ -32,8 +32,8 @@ from shoal.data.batch import Batch, Jagged  # noqa: E402
 from shoal.distributed.world import World  # noqa: E402
 from shoal.models.base import Facts  # noqa: E402
 from shoal.models.sequential.bert4rec import BERT4Rec  # noqa: E402
+from shoal.training.strategies.base import Single  # noqa: E402
 from shoal.training.strategies.graphed import Graphed  # noqa: E402
-from shoal.training.strategies.single import Single  # noqa: E402
 
 
 class Shape(NamedTuple):

@@ -34,7 +34,7 @@ from shoal.distributed.world import World
 from shoal.models import find
 from shoal.models.base import Facts
 from shoal.training.checkpoint.writing import Checkpoints
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 SLOTS, DENSE = 26, 13
 READY = 64  # batches, used in turns

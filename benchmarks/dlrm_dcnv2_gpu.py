@@ -49,13 +49,12 @@ from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature
 from shoal.distributed.world import World
-from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.rows.bags import Bags
-from shoal.embedding.service import Lookup
+from shoal.embedding.service import LocalRows, Lookup
 from shoal.models.base import Facts
 from shoal.models.clicks.dcnv2 import DCNV2
+from shoal.training.strategies.base import Single
 from shoal.training.strategies.graphed import Graphed
-from shoal.training.strategies.single import Single
 
 # fmt: off
 ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956,

@@ -32,8 +32,8 @@ from shoal.data.batch import Batch
 from shoal.distributed.world import World
 from shoal.models.base import Facts
 from shoal.models.clicks.dlrm import DLRM
+from shoal.training.strategies.base import Single
 from shoal.training.strategies.graphed import Graphed
-from shoal.training.strategies.single import Single
 
 SLOTS, DENSE = 26, 13
 SETS = 8  # of batches, in turn

@@ -37,7 +37,7 @@ def run(batch_size: int) -> None:
     from shoal.models import find
     from shoal.models.base import Facts
     from shoal.training.steps import seed_step
-    from shoal.training.strategies.single import Single
+    from shoal.training.strategies.base import Single
 
     torch.set_num_threads(1)
     seconds = []

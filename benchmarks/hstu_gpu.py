@@ -33,7 +33,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
 from shoal.models.nn.hstu import HSTULayer, places_of, with_pads, without_pads
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 LAYERS, HEADS = 8, 4
 

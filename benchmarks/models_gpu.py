@@ -36,8 +36,8 @@ from shoal.models.base import Facts, Model
 from shoal.models.general.lightgcn import LightGCN
 from shoal.models.nn.dropout import begin_step
 from shoal.models.sequential.sasrec import SASRec
+from shoal.training.strategies.base import Single
 from shoal.training.strategies.graphed import Graphed
-from shoal.training.strategies.single import Single
 
 WIDTH, LAYERS, LENGTH, DROPOUT, LR, PENALTY = 64, 3, 50, 0.2, 1e-3, 1e-5
 Step = Callable[[Batch], Tensor]

@@ -43,8 +43,8 @@ from shoal.models.nn.dropout import begin_step
 from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.models.sequential.sasrec import SASRec
 from shoal.training.strategies import graphed
+from shoal.training.strategies.base import Single
 from shoal.training.strategies.graphed import Graphed
-from shoal.training.strategies.single import Single
 
 ITEMS, BATCH = 3417, 256
 

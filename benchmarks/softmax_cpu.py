@@ -20,8 +20,8 @@ import torch.nn.functional as F
 
 from shoal.embedding.engines.device import Device
 from shoal.embedding.module import Embeddings
-from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.rows.table import Init, Table
+from shoal.embedding.service import LocalRows
 from shoal.kernels import softmax as native
 from shoal.optimizers.row_optimizer import RowOptimizer
 

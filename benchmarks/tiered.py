@@ -77,8 +77,8 @@ def run_gpu(args: argparse.Namespace) -> None:
     from shoal.config.row_rules import RowsSection, TiersSection
     from shoal.config.schema import OptimizerSection
     from shoal.distributed.world import World
+    from shoal.training.strategies.base import Single
     from shoal.training.strategies.graphed import Graphed
-    from shoal.training.strategies.single import Single
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None

@@ -36,8 +36,8 @@ from shoal.models.base import Facts
 from shoal.models.nn.code_tree import Beam
 from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.models.sequential.tiger import TIGER
+from shoal.training.strategies.base import Single
 from shoal.training.strategies.graphed import Graphed
-from shoal.training.strategies.single import Single
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BEAUTY = 131_413, 12_101, 20  # prefixes, items, places

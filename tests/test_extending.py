@@ -37,7 +37,7 @@ from shoal.optimizers.dense import dense_optimizer
 from shoal.optimizers.registry import row_optimizer
 from shoal.training import metrics
 from shoal.training import strategies as strategy
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 HERE = Path(__file__).parent
 ROWS = {"n_epochs": dialect.same("n_epochs", "train.epochs")}

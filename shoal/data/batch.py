@@ -114,7 +114,10 @@ class Batch:
 
     def tensor(self, field: str) -> Tensor:
         """Ids of a field that is no list of lists."""
-        ids = self.ids[field]
+        ids = self.ids.get(field)
+        if ids is None:
+            remedy = "; set train.negatives.num to 1" if field == "neg_item" else ""
+            raise ValueError(f"the batch has no ids {field}, but {', '.join(self.ids)}{remedy}")
         assert isinstance(ids, Tensor), f"{field} is jagged"
         return ids
 

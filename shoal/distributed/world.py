@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +28,6 @@ from shoal.distributed.gpus import choose_gpus, pick_device, too_few
 from shoal.distributed.hosts import WorldError, address_towards, which_it_has
 from shoal.distributed.liveness import BEAT
 from shoal.distributed.meeting import read_secret
-from shoal.distributed.peer_errors import PeerLost, Talking
 from shoal.distributed.rank_variables import is_first, is_first_of_host, is_worker
 from shoal.distributed.rendezvous import Membership
 from shoal.distributed.shm_group import ShmGroup, meet
@@ -141,6 +142,17 @@ class World:
         """
         return self.start_all_to_all(tensor, sent, received, out).wait()
 
+    def exchange(
+        self, outgoing: list[list[Tensor]], lengths: list[list[int]]
+    ) -> list[list[Tensor]]:
+        """`all_to_all` of several tensors in one trip: outgoing[rank][k] is sent.
+
+        What comes is [k][rank]; lengths[rank][k]: how long each is.
+        """
+        sent = [sum(len(piece) for piece in pieces) for pieces in outgoing]
+        received = [sum(rank_lengths) for rank_lengths in lengths]
+        return unpack(self.all_to_all(pack(outgoing), sent, received), lengths)
+
     def start_all_to_all(
         self,
         tensor: Tensor,
@@ -187,6 +199,50 @@ class World:
             self.shm.close()
         if self._made_group and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def pack(pieces: list[list[Tensor]]) -> Tensor:
+    """One buffer of pieces[rank][k], rank by rank: what an `all_to_all` sends."""
+    return torch.cat([piece for rank_pieces in pieces for piece in rank_pieces])
+
+
+def unpack(buffer: Tensor, lengths: list[list[int]]) -> list[list[Tensor]]:
+    """pieces[k][rank] as views into a buffer that came; lengths[rank][k]: how long each is."""
+    views = buffer.split([length for rank_lengths in lengths for length in rank_lengths])
+    count = len(lengths[0])
+    return [list(views[k::count]) for k in range(count)]
+
+
+class PeerLost(WorldError):
+    """A collective failed because another rank is gone; its own error is the one to read."""
+
+
+class Talking:
+    """Context in which a rank waits for others; a class, since a generator takes twice as long."""
+
+    def __init__(self, rank: int, what: str):
+        self.rank, self.what = rank, what
+
+    def __enter__(self) -> None:
+        BEAT.begin_waiting(self.what)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        BEAT.end_waiting()
+        if isinstance(error, RuntimeError):
+            raise PeerLost(
+                f"rank {self.rank} lost its peers during {self.what}: {first_words(str(error))}"
+            ) from error
+
+
+def first_words(text: str) -> str:
+    """The message of a Gloo or NCCL error, without source position and advice."""
+    words = re.sub(r"^\[[^\]]*\] *", "", text.splitlines()[0])
+    return words.split(". This is typically")[0]
 
 
 class Group(World):

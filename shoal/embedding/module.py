@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.output_table import OutputTable
-from shoal.embedding.pooling import Pooling, check_pooling, shares_of
-from shoal.embedding.rows.bags import Bags
+from shoal.embedding.rows.bags import Bags, Pooling, check_pooling, shares_of
 from shoal.embedding.rows.store import EVERY, Ids
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup, RowService
@@ -110,9 +109,9 @@ class Embeddings(nn.Module):
 
     def each_pooled(self, batch: Batch, how: Mapping[str, Pooling]) -> dict[str, Tensor]:
         """`pooled` of several fields, by name, their rows looked up together."""
-        for way in how.values():
-            check_pooling(way)
         bags = {f: field_bags for f in how if (field_bags := _bags_of(batch, f)) is not None}
+        for field in bags:  # ids that are no lists have nothing to pool
+            check_pooling(how[field])
         sums = self._look_up([(field, batch.flat_ids(field)) for field in how], batch, bags)
         pooled = dict(zip(how, sums))
         for field, field_bags in bags.items():

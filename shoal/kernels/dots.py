@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.kernels.machine import takes_triton
+from shoal.kernels.machine import runs_triton
 
 
 def takes_dots(vectors: Tensor) -> bool:
-    """Whether there is a kernel for vectors [b, n, d]."""
-    return vectors.dtype == torch.float32 and takes_triton(vectors)
+    """Whether there is a kernel for vectors [b, n, d] on a GPU."""
+    return vectors.dtype == torch.float32 and runs_triton()
 
 
 def dots_beside(first: Tensor, vectors: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.kernels.common.mask_words import kept
 from shoal.kernels.core import load_core
-from shoal.kernels.machine import takes_triton
+from shoal.kernels.machine import runs_triton
 
 _core = load_core()
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # that kernels of masks take
@@ -23,7 +23,7 @@ def takes_int_key(device: torch.device) -> bool:
 
 def makes_masks(x: Tensor) -> bool:
     """Whether kernels that make masks where they need them can take x."""
-    return takes_triton(x) and x.dtype in TYPES
+    return x.is_cuda and runs_triton() and x.dtype in TYPES
 
 
 def drop(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.kernels.bags import sum_bags
-from shoal.kernels.machine import takes_triton
+from shoal.kernels.machine import runs_triton
 
 
 def cut(starts: Tensor, x: Tensor) -> Any:
@@ -20,7 +20,7 @@ def cut(starts: Tensor, x: Tensor) -> Any:
 
     x [nodes, d]: the vectors.
     """
-    if x.dtype != torch.float32 or not takes_triton(x):
+    if x.dtype != torch.float32 or not (x.is_cuda and runs_triton()):
         return None
     from shoal.kernels.gpu.spread import Pieces
 

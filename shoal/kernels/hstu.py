@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.kernels.common.sequences import Sequences
-from shoal.kernels.machine import takes_triton
+from shoal.kernels.machine import runs_triton
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # of a head; wider tiles do not fit
@@ -66,7 +66,7 @@ def sequences_of(
 
 def takes_hstu(x: Tensor, widest: int) -> bool:
     """Whether there is a kernel for heads of this width, of layers that read x."""
-    return takes_triton(x) and x.dtype in TYPES and widest <= WIDEST
+    return x.is_cuda and runs_triton() and x.dtype in TYPES and widest <= WIDEST
 
 
 def normed(x: Tensor, eps: float) -> Tensor:

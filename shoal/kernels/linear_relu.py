@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(x weight^T + bias), where `takes_triton`: [n, i], [o, i], [o] -> [n, o]."""
+    """relu(x weight^T + bias), on a GPU where `runs_triton`: [n, i], [o, i], [o] -> [n, o]."""
     return _LinearRelu.apply(x, weight, bias)
 
 

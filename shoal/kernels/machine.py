@@ -52,6 +52,6 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def takes_triton(x: Tensor) -> bool:
-    """Whether Triton's kernels can take x: on a GPU, and not while torch compiles."""
-    return x.is_cuda and has_triton() and not torch.compiler.is_compiling()
+def runs_triton() -> bool:
+    """Whether Triton's kernels can be launched on a GPU: not while torch compiles."""
+    return has_triton() and not torch.compiler.is_compiling()

@@ -1,4 +1,4 @@
-"""The loss of pairs, sum of -ln sigmoid(<q, p - n>): two passes over the rows, by the native core.
+"""BPR's loss, sum of -ln sigmoid(<q, p - n>): two passes over the rows, by the native core.
 
 Torch would copy the vectors of pairs that are given by their places, and write a gradient for each
 copy. Without the core all are plain torch; results agree to rounding.
@@ -18,11 +18,15 @@ from shoal.kernels.machine import is_plain
 _core = load_core()
 
 
-def loss_of_pairs(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    """Summed over pairs: [b, d], [b, d], [b, 1, d] -> scalar."""
+def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """Sum of -ln sigmoid(<q, p> - <q, n>): [b, d], [b, d], [b, k, d] -> scalar."""
     if core_takes_pairs(queries, positives, negatives):
         return _PairLoss.apply(queries, positives, negatives)
-    margins = (queries * (positives - negatives.squeeze(1))).sum(-1)  # [b]
+    if negatives.shape[1] == 1:  # the difference is taken before the product: half the work
+        margins = (queries * (positives - negatives.squeeze(1))).sum(-1)  # [b]
+    else:
+        positive = (queries * positives).sum(-1, keepdim=True)
+        margins = positive - (queries.unsqueeze(1) * negatives).sum(-1)  # [b, k]
     return -F.logsigmoid(margins).sum()
 
 
@@ -42,11 +46,11 @@ class _PairLoss(torch.autograd.Function):
 
 
 def loss_of_places(rows: Tensor, places: Tensor) -> Tensor:
-    """`loss_of_pairs` of rows [n, d]; places [3, b]: of queries, positives and negatives."""
+    """`bpr_loss` of rows [n, d]; places [3, b]: of queries, positives and negatives."""
     if takes_placed(rows, places):
         return _PlacedPairLoss.apply(rows, places)
     queries, positives, negatives = F.embedding(places, rows).unbind()
-    return loss_of_pairs(queries, positives, negatives.unsqueeze(1))
+    return bpr_loss(queries, positives, negatives.unsqueeze(1))
 
 
 class _PlacedPairLoss(torch.autograd.Function):

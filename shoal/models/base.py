@@ -324,6 +324,7 @@ class ClickModel(Model):
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
+        self._labels = facts.labels or (Label("label"),)
         if len(facts.labels) > 1 and not self.several_labels:
             names = ", ".join(label.name for label in facts.labels)
             raise ValueError(
@@ -412,11 +413,10 @@ class ClickModel(Model):
     def losses(self, logits: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample, all labels together: [b]."""
         assert batch.labels is not None, "a click model learns from labels"
-        labels = self.facts.labels or (Label("label"),)
-        shape = batch.size, len(labels)
+        shape = batch.size, len(self._labels)
         each: list[Tensor] = []
         columns = logits.view(shape).unbind(1)
-        for label, logit, truth in zip(labels, columns, batch.labels.view(shape).unbind(1)):
+        for label, logit, truth in zip(self._labels, columns, batch.labels.view(shape).unbind(1)):
             if label.loss == "logistic":
                 label_loss = binary_cross_entropy_with_logits(logit, truth, reduction="none")
             else:

@@ -25,7 +25,7 @@ from shoal.models import MODELS, find
 from shoal.models.base import Facts
 from shoal.runs.build import build
 from shoal.runs.run import resolve
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 pytestmark = pytest.mark.slow
 SECTION = SyntheticClicksSection(samples=150_000, slots=6, ids_per_slot=10, dense=3)

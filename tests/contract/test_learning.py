@@ -14,7 +14,7 @@ from shoal.models import MODELS, find
 from shoal.models.base import Facts
 from shoal.runs.build import build
 from shoal.runs.run import resolve
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 DATA = {
     "data.name": "synthetic",

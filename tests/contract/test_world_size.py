@@ -8,7 +8,7 @@ from small import first_batches, small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.distributed.world import World
-from shoal.embedding.placements.local import LocalRows
+from shoal.embedding.service import LocalRows
 from shoal.runs.build import build
 from shoal.training.steps import keep_hardest, seed_step
 

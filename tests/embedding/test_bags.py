@@ -20,10 +20,10 @@ from shoal.embedding.engines.native import Native
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.engines.tiered import Tiered
 from shoal.embedding.module import Embeddings
-from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.rows.admission import Admission
 from shoal.embedding.rows.bags import Bags, join_bags
 from shoal.embedding.rows.table import Init, Table
+from shoal.embedding.service import LocalRows
 from shoal.optimizers.row_optimizer import DEFINITIONS, RowOptimizer
 
 ROWS, DIM, STEPS = 30, 21, 3

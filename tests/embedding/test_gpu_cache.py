@@ -18,8 +18,8 @@ from shoal.embedding.rows.bags import Bags
 from shoal.embedding.rows.store import EVERY
 from shoal.embedding.rows.table import Init, Table
 from shoal.optimizers.row_optimizer import RowOptimizer
+from shoal.training.strategies.base import Single
 from shoal.training.strategies.graphed import Graphed
-from shoal.training.strategies.single import Single
 
 gpu_engine = import_kernels("shoal.embedding.engines.gpu_engine")
 CachedGpuTables = import_kernels("shoal.embedding.engines.gpu_cache").CachedGpuTables

@@ -12,10 +12,9 @@ from forks import forked
 from ranks import free_port, run_ranks
 from torch import Tensor
 
-from shoal.distributed.peer_errors import PeerLost
 from shoal.distributed.rank_variables import set_rank
 from shoal.distributed.shm_group import RING, can_share_memory
-from shoal.distributed.world import World, connect
+from shoal.distributed.world import PeerLost, World, connect
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.placements.replicated import ReplicatedRows
 from shoal.embedding.rows.table import Table

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from shoal.embedding.pooling import pool_rows
+from shoal.embedding.rows.bags import pool_rows
 
 ROWS = 30
 

@@ -20,12 +20,11 @@ from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.reference import Reference
 from shoal.embedding.module import Embeddings
 from shoal.embedding.placements import replicated
-from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.placements.replicated import ReplicatedRows
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
-from shoal.embedding.service import RowService
+from shoal.embedding.service import LocalRows, RowService
 from shoal.kernels.distinct_ids import add_rows, distinct
 from shoal.kernels.machine import is_wide
 from shoal.models.base import Model

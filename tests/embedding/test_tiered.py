@@ -29,7 +29,7 @@ from shoal.optimizers.row_optimizer import DEFINITIONS, RowOptimizer
 from shoal.runs.run import resolve
 from shoal.runs.run import train as train_run
 from shoal.training.strategies import make_strategy
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 pytestmark = pytest.mark.skipif(not has_core(), reason="the native core is not built")
 ROWS, SLOTS, SPREAD = 400, 60, 0x5DEECE66D12345

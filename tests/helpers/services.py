@@ -10,7 +10,6 @@ from torch import Tensor
 
 from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
-from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
@@ -18,7 +17,7 @@ from shoal.embedding.rows.admission import Admission
 from shoal.embedding.rows.placement import Sharding
 from shoal.embedding.rows.store import Every, Ids
 from shoal.embedding.rows.table import Table
-from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService
+from shoal.embedding.service import Gradients, LocalRows, Lookup, RowGradients, RowService
 from shoal.kernels.bags import sum_bags
 from shoal.optimizers.row_optimizer import RowOptimizer
 

@@ -25,7 +25,7 @@ from shoal.kernels.hstu import hstu_attention, plain_hstu_attention, sequences_o
 from shoal.models.base import Batch
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
 from shoal.runs.build import build
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 kernels = import_kernels("shoal.kernels.gpu.hstu")
 

@@ -21,7 +21,7 @@ from shoal.models.clicks.history.hsturanker import HSTURanker
 from shoal.runs.build import build
 from shoal.runs.parts import Parts
 from shoal.runs.run import resolve
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 FORMS = ["HSTURanker", "HSTURanker interleaved"]
 

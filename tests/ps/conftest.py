@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import shoal.ps.worker.caller
 import shoal.ps.worker.client
 import shoal.ps.worker.heartbeat
 import shoal.ps.worker.link
@@ -13,7 +12,7 @@ import shoal.ps.worker.link
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that ask again soon."""
-    monkeypatch.setattr(shoal.ps.worker.caller, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(shoal.ps.worker.link, "PING_SECONDS", 0.1)
     monkeypatch.setattr(shoal.ps.worker.heartbeat, "PING_SECONDS", 0.1)
     monkeypatch.setattr(shoal.ps.worker.link, "AGAIN_SECONDS", 0.3)
     monkeypatch.setattr(shoal.ps.worker.client, "GOODBYE_SECONDS", 1.5)

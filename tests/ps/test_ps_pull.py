@@ -16,8 +16,8 @@ from ps_cluster import grads, joined, make_spec, pull, push, serving
 
 import shoal.ps.server.answers
 import shoal.ps.server.steps
-import shoal.ps.worker.arriving
 import shoal.ps.worker.client
+import shoal.ps.worker.link
 from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.native import row_reader
@@ -35,8 +35,7 @@ from shoal.ps.wire import (
     pull_message,
     rows_message,
 )
-from shoal.ps.worker.arriving import ArrivingRows
-from shoal.ps.worker.link import ServerError
+from shoal.ps.worker.link import ArrivingRows, ServerError
 from shoal.ps.worker.transfer import ServerRequest, cut
 
 HEADER = struct.Struct("<4sHHIIQqQ")
@@ -208,7 +207,7 @@ def test_rows_of_two_servers(core: bool, flags: int, monkeypatch: pytest.MonkeyP
     """With and without native code, in one message or in many: what was taught comes back."""
     if not core:
         monkeypatch.setattr(shoal.ps.server.steps, "row_reader", lambda stores, limits: None)
-        monkeypatch.setattr(shoal.ps.worker.arriving, "native_arriving", lambda *_: None)
+        monkeypatch.setattr(shoal.ps.worker.link, "native_arriving", lambda *_: None)
     spec = make_spec("sgd", servers=2, dense=[], tables=make_spec().tables)
     ids = list(range(40))
     taught = grads(3, 40, 4)

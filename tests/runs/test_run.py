@@ -18,8 +18,7 @@ from small import DATA, NO_DROPOUT
 import shoal
 from shoal.data.loading.load import load_dataset
 from shoal.distributed.gpus import choose_gpus
-from shoal.distributed.peer_errors import first_words
-from shoal.distributed.world import World, WorldError, connect
+from shoal.distributed.world import World, WorldError, connect, first_words
 from shoal.runs.run import agree, comparable, resolve
 from shoal.runs.trained_run import Trained, open_config
 from shoal.training.checkpoint.writing import Checkpoints

@@ -13,13 +13,12 @@ from shoal.distributed.world import World
 from shoal.embedding.engines.local import lives_on_gpu, make_local
 from shoal.embedding.engines.row_engine import pull_all, push_all
 from shoal.embedding.engines.tiered import Tiered
-from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.rows.admission import Admission
 from shoal.embedding.rows.store import EVERY
 from shoal.embedding.rows.table import Init, Table
-from shoal.embedding.service import Lookup
+from shoal.embedding.service import LocalRows, Lookup
 from shoal.optimizers.row_optimizer import RowOptimizer
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 gpu_engine = import_kernels("shoal.embedding.engines.gpu_engine")
 slow = pytest.mark.slow

@@ -29,6 +29,7 @@ from shoal.models.sequential.tiger import TIGER
 from shoal.training.checkpoint.snapshot import restore_into
 from shoal.training.checkpoint.snapshot import take_snapshot as snapshot_of
 from shoal.training.strategies import make_strategy
+from shoal.training.strategies.base import Single
 from shoal.training.strategies.graphed import (
     Graphed,
     ListRoom,
@@ -38,7 +39,6 @@ from shoal.training.strategies.graphed import (
     pad,
     padded_length,
 )
-from shoal.training.strategies.single import Single
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 LENGTH, ITEMS = 5, 40

@@ -15,7 +15,7 @@ from shoal.distributed.stop_signals import Agreement
 from shoal.distributed.world import World
 from shoal.training import progress_file
 from shoal.training.progress_file import ProgressFile
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 SMALL = {
     "data.synthetic": {"users": 90, "items": 60, "interactions": 2000},

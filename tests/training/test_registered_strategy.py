@@ -7,8 +7,7 @@ from shoal.config.schema import StrategySection
 from shoal.distributed.world import World
 from shoal.runs.build import build
 from shoal.training.strategies import _MAKERS, STRATEGIES, register_strategy
-from shoal.training.strategies.base import Strategy, Sums
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single, Strategy, Sums
 
 
 class Counting(Single):

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from shoal.distributed.world import World
-from shoal.embedding.placements.exchange import WirePrecision
-from shoal.embedding.placements.local import join
+from shoal.embedding.placements.row_requests import WirePrecision
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.store import Every
-from shoal.embedding.service import Gradients, RowGradients
+from shoal.embedding.service import Gradients, RowGradients, join
 
 
 class RankGroups:

@@ -17,11 +17,18 @@ from shoal.config.row_rules import RowRules
 from shoal.distributed.world import World
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.output_table import InPlaceRows, OutputTable
-from shoal.embedding.placements.local import LocalRows, join
 from shoal.embedding.placements.stripe import Stripe
 from shoal.embedding.rows.store import EVERY, Every, Store
 from shoal.embedding.rows.table import Table
-from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
+from shoal.embedding.service import (
+    Collected,
+    Gradients,
+    LocalRows,
+    Lookup,
+    RowGradients,
+    join,
+    join_flat,
+)
 from shoal.embedding.softmax.fused_cpu import fusable_on_cpu
 
 # Bytes of all ranks' dense gradients that may travel with the rows, to be added up by each:

@@ -12,7 +12,8 @@
 Rows of ids that repeat travel once, as distinct rows. For long bags of ids that do not repeat, only
 sums travel. The requester counts the bytes of both forms and takes the smaller; the owner reads the
 form from the head of each message. Gradients return the same way: one for each row or each sum.
-Servers are asked for distinct rows (shoal/ps/worker/transfer.py).
+Servers are asked for distinct rows (shoal/ps/worker/transfer.py). Vectors
+travel in the precision of strategy.wire_dtype.
 """
 
 from __future__ import annotations
@@ -280,3 +281,47 @@ def plan_request(
 def _words(numbers: Tensor) -> Tensor:
     """Four-byte numbers [n] as int64 words [n / 2], rounded up."""
     return F.pad(numbers, (0, len(numbers) % 2)).view(torch.int64)
+
+
+# ---- vectors on the wire -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WirePrecision:
+    """How rows, sums and gradients travel (strategy.wire_dtype); ids and counts stay exact.
+
+    Each value is rounded once on each way, to the nearest: bfloat16 is off by at most 2^-8 of it,
+    float16 by 2^-11, below 6.1e-5 by at most 2^-25, and has no value beyond 65,504.
+    """
+
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a value."""
+        return self.dtype.itemsize
+
+    def narrow(self, vectors: Tensor) -> Tensor:
+        """Float32 of any shape as it travels: flat."""
+        flat = vectors.reshape(-1).to(self.dtype)
+        if self.dtype == torch.float16 and bool(
+            (flat.isinf() & ~vectors.reshape(-1).isinf()).any()
+        ):
+            raise ValueError(
+                "strategy.wire_dtype: given float16, which ends at 65504, and a row or the "
+                "gradient "
+                f"of a row holds {float(vectors.abs().max()):g}: set strategy.wire_dtype=bfloat16"
+            )
+        return flat
+
+    def widen(self, flat: Tensor) -> Tensor:
+        """Values in wire precision as float32 [n] (reverses `narrow`)."""
+        return flat.float()
+
+    def exact(self, counts: Tensor) -> Tensor:
+        """Float32 of any shape as its bits: flat, among values of the precision."""
+        return counts.reshape(-1).view(self.dtype)
+
+    def from_exact(self, flat: Tensor) -> Tensor:
+        """Float32 [n] from its bits among values of the precision (reverses `exact`)."""
+        return flat.clone().view(torch.float32)  # aligned

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.distributed.world import Arriving, World
+from shoal.distributed.world import Arriving, World, pack, unpack
 from shoal.embedding.engines.row_engine import pull_all, push_counted
 from shoal.embedding.output_table import InPlaceRows
-from shoal.embedding.placements.exchange import WirePrecision, exchange, pack, unpack
 from shoal.embedding.placements.groups import RankGroups
-from shoal.embedding.placements.row_requests import HEAD, Head, Requester
+from shoal.embedding.placements.row_requests import HEAD, Head, Requester, WirePrecision
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.placements.trips import RoutedRows, TableTrip, Trip
 from shoal.embedding.rows.admission import apply_row_rules
@@ -105,7 +104,7 @@ class Route(Trip):
             for r in range(size)
         ]
         lengths = [[p.counts[r] * p.sharding.width(r) for p in travelling] for r in range(size)]
-        for part, pieces in zip(travelling, exchange(world, outgoing, lengths)):
+        for part, pieces in zip(travelling, world.exchange(outgoing, lengths)):
             rows = part.make_rows()
             for r, piece in enumerate(pieces):
                 first, last = part.sharding.columns[r]
@@ -332,7 +331,7 @@ class ShardedRows(RoutedRows[Route]):
         lengths = [
             [p.peer_counts[r] * w for p, w in zip(sending, widths_on_wire)] for r in range(size)
         ]
-        received = [torch.cat(part_grads) for part_grads in exchange(world, outgoing, lengths)]
+        received = [torch.cat(part_grads) for part_grads in world.exchange(outgoing, lengths)]
         grads = [precision.widen(part_grads) for part_grads in received[: len(parts)]]
         grads += [precision.from_exact(part_grads) for part_grads in received[len(parts) :]]
         return [
@@ -355,5 +354,5 @@ class ShardedRows(RoutedRows[Route]):
             used.append(used_rows if unused is None else (~unused).to(torch.uint8))
         outgoing = [[u[part.outgoing(r)] for u, part in zip(used, uncounted)] for r in range(size)]
         lengths = [[part.peer_counts[r] for part in uncounted] for r in range(size)]
-        received = exchange(self.world, outgoing, lengths)
+        received = self.world.exchange(outgoing, lengths)
         return {k: torch.cat(one).bool() for k, one in zip(numbers, received)}

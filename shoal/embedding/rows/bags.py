@@ -1,4 +1,4 @@
-"""Bags: lists of ids that are read as the sum of their rows.
+"""Bags: lists of ids that are read as the sum or the mean of their rows.
 
     ids      3 5 3 |   | 7          offsets 0 3 3 4; weights, where there are any, w0 w1 w2 w3
     pull     w0 r3 + w1 r5 + w2 r3 | 0 | w3 r7                                  [bags, dim]
@@ -9,17 +9,23 @@ id in each. Sums are made in the order of ids, so the same bits come at every ru
 
 Kernels of the core and of Triton sum while they read rows, and read the gradient of an id's bag
 while they update. Every other engine goes by distinct rows (RowEngine.pull_bags and push_bags), as
-do rows that are elsewhere (placements/trips.py). A mean is a sum that is divided afterwards.
+do rows that are elsewhere (placements/trips.py). A mean is a sum that is divided afterwards, by the
+ids of the list: the padding id counts as absent. An empty list has zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from shoal.kernels.bags import sum_bags
+
+Pooling = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,3 +91,30 @@ def join_bags(parts: Sequence[tuple[int, Bags | None]]) -> Bags | None:
         first += count
     offsets.append(torch.full((1,), first, device=device))
     return Bags(torch.cat(offsets), torch.cat(weights) if weighted else None)
+
+
+def check_pooling(how: str) -> None:
+    """Refuse what is not linear: that is the models' own."""
+    if how not in ("sum", "mean"):
+        raise ValueError(f"pooling {how!r}; known are sum and mean")
+
+
+def shares_of(ids: Tensor, offsets: Tensor, padding: int | None) -> Tensor:
+    """1 / how many ids each bag has, padding left out: [bags, 1]."""
+    present = (ids != padding).cumsum(0) if padding is not None else None
+    ends = offsets if present is None else F.pad(present, (1, 0))[offsets]
+    return (1.0 / ends.diff().clamp(min=1)).unsqueeze(1)
+
+
+def pool_rows(
+    rows: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    how: Pooling = "sum",
+    weights: Tensor | None = None,
+    padding: int | None = None,
+) -> Tensor:
+    """Rows [n, dim] of ids [n], at hand, pooled: offsets [bags + 1] -> [bags, dim], no gradient."""
+    check_pooling(how)
+    out = sum_bags(rows, offsets, weights=weights)
+    return out.mul_(shares_of(ids, offsets, padding)) if how == "mean" else out

@@ -26,6 +26,8 @@ from shoal.embedding.rows.table import Numbering, Table
 from shoal.kernels.common.rules import INCREMENT, signed
 from shoal.kernels.distinct_ids import codes_of
 
+SCATTER = signed(INCREMENT)  # mixes the bits of an id
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -121,7 +123,7 @@ class Sharding:
     def owners(self, ids: Tensor) -> Tensor:
         """Growing tables: the owner of each id; the padding id has none, which is `size`."""
         if self.placement.place == "row":
-            owner = (ids * signed(INCREMENT) >> 33 & 0x7FFFFFFF) % self.size
+            owner = (ids * SCATTER >> 33 & 0x7FFFFFFF) % self.size
         else:
             owner = torch.full_like(ids, self.placement.rank)
         if self.table.padding is not None:

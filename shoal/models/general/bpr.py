@@ -8,7 +8,7 @@ Matrix factorisation, trained so that an item the user took scores above one the
 from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval, Table
-from shoal.models.nn.losses import BPRLoss
+from shoal.models.nn.losses import bpr_loss
 
 
 class BPR(Retrieval):
@@ -29,13 +29,11 @@ class BPR(Retrieval):
         self.embed = Embeddings(
             {facts.user_field: users, facts.item_field: items, "neg_item": items}
         )
-        self.loss = BPRLoss()
 
     def forward(self, batch: Batch) -> Output:
-        self.negatives(batch)  # refuses a batch without
-        rows = self.embed(batch)
+        rows = self.embed(batch, self.embed.fields)  # refuses a batch without one of them
         negatives = rows["neg_item"]  # [b, k, d]
-        loss = self.loss(rows[self.facts.user_field], rows[self.facts.item_field], negatives)
+        loss = bpr_loss(rows[self.facts.user_field], rows[self.facts.item_field], negatives)
         return Output(loss, negatives.shape[0] * negatives.shape[1])
 
     def encode_query(self, batch: Batch) -> Tensor:

@@ -39,7 +39,7 @@ class Dots(nn.Module):
 
         On a GPU by one kernel, with zeros behind for `mlp.Linear` to read.
         """
-        if takes_dots(vectors):
+        if vectors.is_cuda and takes_dots(vectors):
             return dots_beside(first, vectors)
         return torch.cat([first, self(torch.cat([first.unsqueeze(1), vectors], 1))], 1)
 

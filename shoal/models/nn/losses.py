@@ -19,9 +19,9 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.kernels.pairs import loss_of_pairs, loss_of_places
+from shoal.kernels.pairs import bpr_loss, loss_of_places
 
 Gather = Callable[[Tensor], Tensor]  # Model.gather_global: [b, ...] -> [global b, ...]
 LossType = Literal["CE", "sampled", "in_batch", "gBCE", "BPR"]
@@ -111,15 +111,6 @@ def missing_negatives(model: str, kind: str) -> ValueError:
     )
 
 
-def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    """Sum of -ln sigmoid(<q, p> - <q, n>): [b, d], [b, d], [b, k, d] -> scalar."""
-    if negatives.shape[1] == 1:  # the difference is taken before the product: half the work
-        return loss_of_pairs(queries, positives, negatives)
-    positive = (queries * positives).sum(-1, keepdim=True)
-    margins = positive - (queries.unsqueeze(1) * negatives).sum(-1)  # [b, k]
-    return -F.logsigmoid(margins).sum()
-
-
 def warp_loss(queries: Tensor, positives: Tensor, negatives: Tensor, num_items: int) -> Tensor:
     """WARP, summed: [b, d], [b, d], [b, k, d] -> scalar. 0 where no negative is near enough."""
     right = (queries * positives).sum(-1, keepdim=True)  # [b, 1]
@@ -137,13 +128,6 @@ def placed_bpr_loss(rows: Tensor, places: Tensor) -> Tensor:
         return loss_of_places(rows, places)
     queries, positives, negatives = F.embedding(places, rows).split([1, 1, places.shape[0] - 2])
     return bpr_loss(queries.squeeze(0), positives.squeeze(0), negatives.transpose(0, 1))
-
-
-class BPRLoss(nn.Module):
-    """`bpr_loss` as a part of a model, which the log shows."""
-
-    def forward(self, queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-        return bpr_loss(queries, positives, negatives)
 
 
 def contrast(ids: Tensor, first_view: Tensor, second_view: Tensor, temperature: float) -> Tensor:

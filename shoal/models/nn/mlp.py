@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from shoal.kernels.linear_relu import linear_relu
-from shoal.kernels.machine import takes_triton
+from shoal.kernels.machine import runs_triton
 from shoal.models.nn.dropout import Dropout
 
 
@@ -41,7 +41,9 @@ class MLP(nn.Sequential):
     def __init__(self, sizes: list[int], dropout: float = 0.0):
         layers: list[nn.Module] = []
         for width_in, width_out in pairwise(sizes):
-            layers += [Dropout(dropout), Linear(width_in, width_out), nn.ReLU()]
+            # Without dropout something stands in its place: names of weights count the layers.
+            first: nn.Module = Dropout(dropout) if dropout else nn.Identity()
+            layers += [first, Linear(width_in, width_out), nn.ReLU()]
         super().__init__(*layers)
         self.width, self.dropout = sizes[0], dropout
 
@@ -49,7 +51,7 @@ class MLP(nn.Sequential):
         if self.dropout and x.shape[-1] > self.width:
             # Masks are drawn by the number of columns: those behind must not be among them.
             x = x[..., : self.width]
-        if not takes_triton(x):
+        if not (x.is_cuda and runs_triton()):
             return super().forward(x)
         layers: list[Any] = list(self)
         for k in range(0, len(layers), 3):
@@ -58,7 +60,7 @@ class MLP(nn.Sequential):
 
 
 def activated(x: Tensor, layer: Linear) -> Tensor:
-    """relu(layer(x)) in few passes over what it makes, where `takes_triton`."""
+    """relu(layer(x)) in few passes over what it makes, on a GPU where `runs_triton`."""
     x, weight = layer.aligned(x)
     rows = x.reshape(-1, x.shape[-1])
     bias: Tensor = layer.bias

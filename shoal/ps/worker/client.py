@@ -42,10 +42,9 @@ from shoal.ps.wire import (
     send_rows,
     validated,
 )
-from shoal.ps.worker.caller import Caller
 from shoal.ps.worker.heartbeat import Heartbeat
 from shoal.ps.worker.lease import Lease
-from shoal.ps.worker.link import Link, ServerError
+from shoal.ps.worker.link import Caller, Link, ServerError
 from shoal.ps.worker.replicas import Replicas
 from shoal.ps.worker.transfer import (
     REQUEST_VALUES,
@@ -137,6 +136,7 @@ class Client(Caller):
         """Describe the model to every server; waits for servers that are not up yet."""
         self.spec = spec
         self._dense_sizes = [spec.dense_size(server) for server in range(spec.servers)]
+        self._counted = spec.counted
         host = sockets.gethostname()
         if spec.elastic:  # workers are named by nothing else that a user knows
             host += f" (pid {os.getpid()})"
@@ -255,8 +255,6 @@ class Client(Caller):
         dense: list[Tensor] | None = None,
     ) -> Pushing:
         """Send gradients: grads[k] [n, dim] of shares[k], dense[s] flat for server s."""
-        assert self.spec is not None
-        counted = self.spec.counted
         flags = self.flags | (WITH_DENSE if dense is not None else 0)
         pushing = Pushing(self, flags, self.pushes, self.lease)
         place = None if self.lease is None else self.lease.take_place()
@@ -272,8 +270,8 @@ class Client(Caller):
                 send_rows(rows, flags),
                 b"" if dense is None else send_rows([dense[k]], 0),
             ]
-            if any(counted):
-                shown = [share.seen_by(k) for share in shares if counted[share.table]]
+            if any(self._counted):
+                shown = [share.seen_by(k) for share in shares if self._counted[share.table]]
                 frames.append(send_rows(shown, flags & COMPRESSED))
             if place is not None:
                 frames.append(place)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import zmq
 
 from shoal.ps.wire import Kind, MessageHeader, WireError, parse_header
-from shoal.ps.worker.caller import PING_SECONDS, Caller
-from shoal.ps.worker.link import Link
+from shoal.ps.worker.link import PING_SECONDS, Caller, Link
 
 
 class Heartbeat:

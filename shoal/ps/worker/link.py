@@ -1,4 +1,4 @@
-"""Link: a worker's connection to one server.
+"""Link: a worker's connection to one server. Caller: what its connections to all servers share.
 
 Requests are numbered and answered in any order; several may be under way. While an answer is due
 a heartbeat goes to the server, and what it may have lost is sent again: now and then, and
@@ -7,18 +7,26 @@ at once when another process of it answers.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import zmq
+from torch import Tensor
 
+from shoal.distributed.curve import Context, CurveKeys
 from shoal.distributed.liveness import BEAT
 from shoal.distributed.world import PeerLost
-from shoal.ps.address import nobody_listens
+from shoal.kernels.wire import native_arriving
+from shoal.ps.address import check_private, nobody_listens
+from shoal.ps.sockets import connect
 from shoal.ps.wire import (
+    BFLOAT16,
+    COMPRESSED,
     COPY_BELOW,
     HEADER,
     Kind,
@@ -29,15 +37,92 @@ from shoal.ps.wire import (
     parse_header,
     parse_json,
     pull_message,
+    receive_rows,
 )
-from shoal.ps.worker.arriving import ArrivingRows
-from shoal.ps.worker.caller import LOOK_SECONDS, Caller
 
+PING_SECONDS = 1.0  # between signs of life
+LOOK_SECONDS = 0.05  # the same, where another server has the same rows
 AGAIN_SECONDS = 5.0  # an answer is overdue: the request is sent again
+
+Places = list[tuple[int, int]]  # where values begin in a flat tensor, and how many they are
 
 
 class ServerError(ValueError):
     """A server refused a request."""
+
+
+@dataclass(eq=False)
+class Caller:
+    """A worker's number and session, its keys, and what was heard of the servers."""
+
+    addresses: Sequence[str]  # of the servers, then of the first replica of each, and so on
+    worker: int = 0
+    keys: CurveKeys | None = None
+    timeout: float = 10.0
+    session: int = 0  # drawn where none is given
+    plain: bool = False  # go to other hosts without keys
+    recovery: float = 0.0  # seconds that a server may take to recover; 0: one gone is lost
+    replicas: int = 1  # servers that hold the same rows
+    joins: bool = False  # a run that is under way: its servers are there, or gone
+
+    def __post_init__(self) -> None:
+        if self.keys is None and not self.plain:
+            remedy = (
+                "set strategy.ps.keys=FOLDER; on a network of your own, strategy.ps.plain=true "
+                "does without"
+            )
+            check_private(self.addresses, "strategy.ps.addresses: the server", remedy)
+        self.session = self.session or secrets.randbits(63) | 1
+        self.context = Context()
+        self.bytes_sent = 0
+        self.quiet = False  # another connection of this worker reports servers that are lost
+        self.registered = False  # whether all servers know the worker: from then on silence counts
+        self.pushed = 0  # pushes that were answered: no process of a server may know of fewer
+        self.failure = ""  # an error that a server sent without a request
+        # Called from the heartbeat when a failure stays unheard, as in a collective that never ends
+        self.on_lost: Callable[[str], None] | None = None
+        self._number = 0
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which a server is given up."""
+        return max(self.timeout, self.recovery)
+
+    def connect(self, address: str) -> zmq.Socket:
+        """A socket to a server, which need not be up yet."""
+        wait = PING_SECONDS if self.replicas == 1 else LOOK_SECONDS
+        return connect(self.context, address, self.keys, wait)
+
+    def dense_size(self, server: int) -> int | None:
+        """How many dense parameters a server has, all together; None where that is not known."""
+        return None
+
+    def header(self, kind: Kind, flags: int = 0, step: int = -1) -> MessageHeader:
+        """The header of a new request."""
+        self._number += 1
+        return MessageHeader(kind, self.worker, flags, self._number, step, self.session)
+
+
+class ArrivingRows:
+    """Rows of one request, copied to their places in a tensor when they come."""
+
+    def __init__(self, header: MessageHeader, to: Tensor, places: Places):
+        self.flags = header.flags
+        self.to, self.places = to, places  # held here: native code writes there, too
+        plain = not self.flags & (BFLOAT16 | COMPRESSED)
+        self.core = native_arriving(header.pack(), to.data_ptr(), places) if plain else None
+
+    def take(self, frame: memoryview) -> None:
+        """Copy the rows of an answer; WireError where it does not fit the request."""
+        if self.core is not None:
+            if not self.core.take(frame):
+                raise WireError(f"{len(frame)} bytes that are not the rows asked for")
+            return
+        lengths = [length for _, length in self.places]
+        values = receive_rows(frame[HEADER.size :], [sum(lengths)], [1], self.flags)[0].view(-1)
+        flat = self.to.view(-1)
+        for (place, length), row_values in zip(self.places, values.split(lengths)):
+            flat[place : place + length] = row_values
 
 
 class Link:

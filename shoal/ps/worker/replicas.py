@@ -17,8 +17,7 @@ from typing import Any
 
 from shoal.distributed.world import PeerLost
 from shoal.ps.wire import Kind, MessageHeader, Wanted, json_frame, parse_json
-from shoal.ps.worker.arriving import ArrivingRows
-from shoal.ps.worker.link import Link
+from shoal.ps.worker.link import ArrivingRows, Link
 
 # What changes a server.
 CHANGES = (Kind.HELLO, Kind.PUSH, Kind.SET_DENSE, Kind.SAVE, Kind.LOAD, Kind.BYE)

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from shoal.embedding.placements.row_requests import RowRequest
 from shoal.ps.wire import WITH_DENSE, Kind, MessageHeader, Wanted, numbers, receive_flat
-from shoal.ps.worker.arriving import ArrivingRows
-from shoal.ps.worker.caller import Caller
 from shoal.ps.worker.lease import Lease
-from shoal.ps.worker.link import Link
+from shoal.ps.worker.link import ArrivingRows, Caller, Link
 from shoal.ps.worker.replicas import Replicas
 
 REQUEST_VALUES = 1 << 18  # of rows, about: a server answers others in between

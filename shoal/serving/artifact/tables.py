@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.data.batch import Jagged
 from shoal.embedding.engines.init import initial_rows
-from shoal.embedding.pooling import pool_rows
+from shoal.embedding.rows.bags import pool_rows
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
 from shoal.serving.artifact.files import ArtifactError, TensorFile, damaged, read_tensors

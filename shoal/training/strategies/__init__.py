@@ -8,7 +8,7 @@ from collections.abc import Callable
 from shoal.config.schema import StrategySection
 from shoal.config.strategy_section import STRATEGIES
 from shoal.distributed.world import World
-from shoal.training.strategies.base import Strategy
+from shoal.training.strategies.base import Single, Strategy
 
 Make = Callable[[StrategySection, World, float], Strategy]  # float: launch.join_timeout
 
@@ -22,13 +22,11 @@ def _single(section: StrategySection, world: World, join_timeout: float) -> Stra
         from shoal.training.strategies.graphed import Graphed
 
         return Graphed(world, section.fused, auto=section.graph == "auto")
-    from shoal.training.strategies.single import Single
-
     return Single(world, fused=section.fused)
 
 
 def _ddp(section: StrategySection, world: World, join_timeout: float) -> Strategy:
-    from shoal.training.strategies.collective import DDP
+    from shoal.training.strategies.ddp import DDP
 
     return DDP(world, fused=section.fused)
 

@@ -7,8 +7,9 @@ It is applied to a model from outside. Without any config file:
     for batch in batches:
         loss = strategy.train_step(batch)
 
-A step is `forward_backward`, the same for all, and `update`: how processes agree on gradients, and
-who applies them. `update` of each strategy shows that top to bottom.
+A step is `forward_backward` and `update`: how processes agree on gradients, and who applies them.
+Here dense parameters agree by all-reduce, and the row service knows where rows are; that is ddp and
+sharded. Single, below, has nobody to agree with. With servers `update` is another (ps.py, geo.py).
 """
 
 import time
@@ -32,7 +33,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.admission import admission_of
 from shoal.embedding.rows.store import Every, Store
 from shoal.embedding.rows.table import Table
-from shoal.embedding.service import Gradients, Lookup, RowService, sum_squares
+from shoal.embedding.service import Gradients, LocalRows, Lookup, RowService, sum_squares
 from shoal.embedding.table_settings import as_configured
 from shoal.models.base import Model, Output
 from shoal.models.nn.dropout import begin_slice
@@ -230,9 +231,38 @@ class Strategy(ABC):
         self.gathered.parts = 1
         return Sums(sum(losses[1:], losses[0]), count)
 
-    @abstractmethod
     def update(self, sums: Sums, lr: float) -> Tensor:
         """After backward: processes agree, dense parameters and rows are updated; the mean loss."""
+        collected = self.rows.collect(self.dense_sums(sums))
+        loss, scale = self.set_dense_gradients(collected.dense)
+        gradients, row_scale = self.clip(collected.rows, scale)
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.step(lr)
+        self.rows.apply(gradients, lr, row_scale)
+        return loss
+
+    def dense_sums(self, sums: Sums) -> list[Tensor]:
+        """The vector that ranks sum up: dense gradients, the loss, its count, and per parameter
+        the number of ranks with a gradient."""
+        count = torch.as_tensor(sums.count).to(sums.loss)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.dense]
+        had = sums.loss.new_tensor([float(p.grad is not None) for p in self.dense])
+        flat = [grad.reshape(-1).to(sums.loss) for grad in grads]
+        return [*flat, sums.loss.reshape(1), count.reshape(1), had]
+
+    def set_dense_gradients(self, flat: Tensor) -> tuple[Tensor, float]:
+        """Dense gradients of the global batch's mean loss; that loss, and 1 / its count.
+
+        A parameter without a gradient on any rank gets none, as in one process.
+        """
+        size = sum(p.numel() for p in self.dense)
+        loss, (count, *gradient_counts) = flat[size], flat[size + 1 :].tolist()
+        scale = 1.0 / count if count else 0.0
+        means = flat[:size].mul_(scale).split([p.numel() for p in self.dense])
+        for parameter, mean, has_gradient in zip(self.dense, means, gradient_counts):
+            if has_gradient:
+                parameter.grad = mean.view_as(parameter).to(parameter.dtype)
+        return loss * scale, scale
 
     def clip(self, gradients: Gradients, scale: float) -> tuple[Gradients, float]:
         """Scale all gradients so that their joint L2 norm is at most `clip_grad_norm`.
@@ -340,3 +370,48 @@ class Gather(torch.autograd.Function):
         own_length = lengths[world.rank]
         received = world.all_to_all(grads.float().contiguous(), lengths, [own_length] * world.size)
         return received.view(world.size, own_length, *grads.shape[1:]).sum(0).to(grads.dtype), None
+
+
+class Single(Strategy):
+    """One process, rows in its own memory: the reference that every other strategy must equal."""
+
+    name = "single"
+
+    def __init__(self, world: World | None = None, fused: bool = True):
+        super().__init__(world)
+        self.fused = fused
+
+    def make_rows(self, tables: dict[str, Table]) -> RowService:
+        engines = self.make_engines(tables, self.fused)
+        self.local_rows = LocalRows(engines, self.rules, self.world.device)
+        self.prefetches = bool(self.local_rows.offloaded_tables)
+        return self.local_rows
+
+    def forward_backward(self, parts: Sequence[Batch]) -> Sums:
+        """A batch in one part has gradients of its mean loss at once: nothing is scaled later."""
+        if len(parts) > 1:
+            return super().forward_backward(parts)
+        output = self.forward(parts[0])
+        mean = output.loss * _one_over_count(output)
+        mean.backward()
+        return Sums(mean.detach(), 1)
+
+    def update(self, sums: Sums, lr: float) -> Tensor:
+        scale = 1.0 / max(1.0, float(sums.count))
+        if scale != 1.0:
+            for parameter in self.dense:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+        gradients, row_scale = self.clip(self.rows.collect().rows, scale)
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.step(lr)
+        self.rows.apply(gradients, lr, row_scale)
+        return sums.loss if scale == 1.0 else sums.loss * scale
+
+
+def _one_over_count(output: Output) -> float | Tensor:
+    """1 / the terms of a batch's loss."""
+    count = output.count
+    if isinstance(count, Tensor):  # a GPU is not waited for
+        return count.clamp(min=1).to(output.loss).reciprocal().view_as(output.loss)
+    return 1.0 / count if count else 0.0

@@ -33,7 +33,7 @@ from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.store import Every
 from shoal.models.base import Model
-from shoal.training.strategies.single import Single
+from shoal.training.strategies.base import Single
 
 log = logging.getLogger("shoal")
 Step = Callable[[Sequence[Batch], float | None], Tensor]

@@ -104,6 +104,7 @@ class ParameterServers(Strategy):
             optimizer=self.optimizer_section,
             dense=[list(p.shape) for p in self.dense] if self.dense_at_servers else [],
         )
+        self._owners = self.spec.owners()  # of the dense parameters
         keys = None if section.keys is None else read_keys(section.keys, "worker")
         client = Client(
             section.addresses,
@@ -177,9 +178,8 @@ class ParameterServers(Strategy):
 
     def _split(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """One flat tensor per server, with the parameters that the server holds."""
-        owners = self.spec.owners()
         flat: list[list[Tensor]] = [[] for _ in range(self.spec.servers)]
-        for owner, tensor in zip(owners, tensors):
+        for owner, tensor in zip(self._owners, tensors):
             flat[owner].append(tensor.detach().reshape(-1).cpu())
         return [torch.cat(some) if some else torch.empty(0) for some in flat]
 
@@ -187,9 +187,9 @@ class ParameterServers(Strategy):
         """Take over what the servers hold: a flat tensor per server."""
         if not values:
             return
-        owners, position = self.spec.owners(), [0] * len(values)
+        position = [0] * len(values)
         with torch.no_grad():
-            for owner, parameter in zip(owners, self.dense):
+            for owner, parameter in zip(self._owners, self.dense):
                 start = position[owner]
                 position[owner] = start + parameter.numel()
                 parameter.copy_(values[owner][start : position[owner]].view_as(parameter))

@@ -13,21 +13,21 @@ from shoal.config.key_applicability import EACH_STEP
 from shoal.config.schema import StrategySection
 from shoal.distributed.subworld import cut
 from shoal.distributed.world import World
-from shoal.embedding.placements.exchange import WirePrecision
 from shoal.embedding.placements.groups import RankGroups
 from shoal.embedding.placements.planner import Plan, plan_tables
+from shoal.embedding.placements.row_requests import WirePrecision
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.rows.admission import admission_of
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
-from shoal.training.strategies.collective import Collective
+from shoal.training.strategies.base import Strategy
 
 log = logging.getLogger("shoal")
 
 
-class Sharded(Collective):
+class Sharded(Strategy):
     """Rows with their owners, all-reduced dense gradients."""
 
     name = "sharded"
