@@ -43,7 +43,7 @@ DEFAULT = ["--model=BPR", "--data.name=planted", "--train.batch_size=4096", "--t
 DEFAULT += ["--data.split.by=ratio", "--data.split.order=random", "--eval.repeatable=false"]
 PLANTED = [*DEFAULT, "--train.epochs=12"]
 CLICKS = ["--model=DNN", "--model.dim=8", "--model.layers=[64,32]", "--data.format=planted_clicks"]
-CLICKS += ["--train.batch_size=256", "--strategy.name=ps", "--strategy.ps.mode=async"]
+CLICKS += ["--train.batch_size=256", "--strategy.name=ps"]
 CLICKS += ["--train.epochs=8"]
 
 
@@ -79,7 +79,9 @@ CASES = {
         *("train", *planted("SASRec", 1500, 3000), "--train.epochs=3", "--train.batch_size=256"),
     ],
     "evaluation": ["train", *planted("BPR", 5000, 20000), "--train.epochs=3"],
-    "servers, async": ["launch", "--worker_num=2", "--server_num=1", *CLICKS],
+    "servers, async": [
+        *("launch", "--worker_num=2", "--server_num=1", *CLICKS, "--strategy.ps.mode=async"),
+    ],
 }
 
 

@@ -8,7 +8,8 @@ best of all blocks so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise, repeat
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ def rank(
         blocks = fill.blocks()
     places = torch.empty(num_queries, topk, dtype=torch.int64)
     values = torch.empty(num_queries, topk)
-    if without is not None:
+    if without is not None and num_queries > TILE:
         order = np.argsort(without[0], kind="stable")
         without = without[0][order], without[1][order]
 
@@ -72,8 +73,10 @@ def rank(
         b = min(a + TILE, num_queries)
         pairs = None
         if without is not None:
-            low, high = np.searchsorted(without[0], (a, b))
-            rows, items = without[0][low:high] - a, without[1][low:high]
+            rows, items = without
+            if num_queries > TILE:
+                low, high = np.searchsorted(rows, (a, b))
+                rows, items = rows[low:high] - a, items[low:high]
             pairs = torch.from_numpy(rows), torch.from_numpy(items)
         if blocks is not None:
             queries = fill.queries[a:b].contiguous()  # type: ignore[attr-defined]
@@ -147,20 +150,35 @@ def _keep_best(
         step = max(step, BLOCK)
     state, _alive = _kept(size, topk)
     buffer = torch.empty(size * min(step, num_items))
-    starts = torch.arange(0, num_items + step, step)
-    if pairs is not None:
-        order = pairs[1].argsort()
-        rows, items = pairs[0][order], pairs[1][order]
-        bounds = torch.searchsorted(items, starts).tolist()
-    for number, first in enumerate(range(0, num_items, step)):
+    for first, (rows, items) in zip(
+        range(0, num_items, step), _pairs_by_block(pairs, num_items, step)
+    ):
         last = min(first + step, num_items)
         block = buffer[: size * (last - first)].view(size, last - first)
         fill(a, b, first, last, block)
-        if pairs is not None and bounds[number] < bounds[number + 1]:
-            inside = slice(bounds[number], bounds[number + 1])
-            block[rows[inside], items[inside] - first] = -torch.inf
+        if len(rows):
+            block[rows, items - first] = -torch.inf
         _core.topk_add(*state, block.data_ptr(), last - first, last - first, first)
     return _finish(state)
+
+
+def _pairs_by_block(
+    pairs: tuple[Tensor, Tensor] | None, num_items: int, step: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows and items of the pairs whose item lies in each block of `step` items."""
+    if pairs is None or not len(pairs[0]):
+        nothing = torch.empty(0, dtype=torch.int64)
+        yield from repeat((nothing, nothing))
+        return
+    if step >= num_items:  # as for one query of a service: nothing to sort
+        yield pairs
+        return
+    order = pairs[1].argsort()
+    rows, items = pairs[0][order], pairs[1][order]
+    starts = torch.arange(0, num_items + step, step)
+    bounds = torch.searchsorted(items, starts).tolist()
+    for low, high in pairwise(bounds):
+        yield rows[low:high], items[low:high]
 
 
 def _plain(

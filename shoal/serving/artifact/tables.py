@@ -165,7 +165,7 @@ class RowTable:
         if ids.dtype not in (torch.int64, torch.int32):
             raise ArtifactError(f"ids of table {self.name!r} are {ids.dtype}, not whole numbers")
         if self.table.rows is not None and len(ids):
-            low, high = int(ids.min()), int(ids.max())
+            low, high = (int(bound) for bound in ids.aminmax())
             if low < 0 or high >= self.table.rows:
                 raise self.table.outside(low if low < 0 else high)
         if self.ids is None:
