@@ -25,6 +25,7 @@ EXPANSION = 200  # times the size of a file that its content may take; gzip's mo
 EXPANSION_FREE = 64 << 20  # bytes that any file may become
 VALUE_BYTES = 8  # a value of Parquet or Arrow in memory: what columns of numbers and ids take
 LONGEST_LINE = 16 << 20  # bytes: what a reader of lines holds is bounded by it
+MOST_LOADED = 8192  # columns of a table that are read: each becomes files of a cache and arrays
 MOST_DEPTH = 64  # levels of lists and objects inside each other, in JSON, Parquet and Arrow
 
 
@@ -55,6 +56,25 @@ def check_columns(name: str | Path, count: int) -> None:
         raise ValueError(
             f"{name} has {count:,} columns; at most {MOST_COLUMNS:,} are read: write a file with "
             "those that are needed, and put many numbers of a row into one column of lists"
+        )
+
+
+def check_loaded_columns(name: str | Path, suffix: str, count: int) -> None:
+    """Refuse to read too many columns of a table; suffix: of the table in data.load."""
+    if count > MOST_LOADED:
+        raise ValueError(
+            f"{name}: {count:,} columns would be read; at most {MOST_LOADED:,} are: name those "
+            f"that are needed (data.load.{suffix}), or put many numbers of a row into one column "
+            "of lists"
+        )
+
+
+def check_line(name: str | Path, length: int) -> None:
+    """Refuse a line of text that is too long."""
+    if length > LONGEST_LINE:
+        raise ValueError(
+            f"{name}: a line has more than {LONGEST_LINE} bytes; is it text with a row on "
+            "every line?"
         )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection, add_format
-from shoal.data.bounded_files import plain_name
+from shoal.data.bounded_files import check_loaded_columns, plain_name
 from shoal.data.column_store import EVERYTHING
 from shoal.data.dataset import FieldType
 from shoal.data.raw_columns import Raw, RawTable
@@ -342,6 +342,7 @@ def wanted_columns(
                 f"{where}, line 1: the id column {name!r} has type {types[name]}; "
                 f"write {name}:token"
             )
+    check_loaded_columns(where, suffix, len(chosen))
     return chosen
 
 
