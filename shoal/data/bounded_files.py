@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import logging
 import os
 import zlib
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from typing import Any, BinaryIO, cast
 from shoal import how_to_install
 from shoal.config.data_section import MOST_COLUMNS
 from shoal.files.durable import open_regular
+from shoal.kernels.host_memory import free_memory
+
+logger = logging.getLogger(__name__)
 
 EXPANSION = 200  # times the size of a file that its content may take; gzip's most is 1032
 EXPANSION_FREE = 64 << 20  # bytes that any file may become
@@ -47,6 +51,28 @@ def check_expansion(name: str | Path, size: int, content: int, content_name: str
             f"{most:,} are read, {EXPANSION} times the file or 64 MiB, because no real table "
             "shrinks so much. If it is sound, read fewer of its columns (data.load.inter), or "
             "write it as csv"
+        )
+
+
+def check_memory(name: str | Path, size: int, factor: int, reads_all: bool) -> None:
+    """Refuse a file that cannot fit into memory, and warn where its rows may not.
+
+    factor: bytes of memory for a byte of the file, about. reads_all: the file is held whole.
+    """
+    free = free_memory()
+    remedy = (
+        "`shoal prepare FILE --to DIR` reads it in parts, in the memory of --memory, and "
+        "`shoal train --data.path=DIR` trains from that folder"
+    )
+    if reads_all and size > free.num_bytes:
+        raise ValueError(f"{name} has {size / 1e9:.1f} GB, and {free} of memory: {remedy}")
+    if factor * size > free.num_bytes:
+        logger.warning(
+            "%s may take about %.1f GB of memory, and %s: should this process be killed, %s",
+            name,
+            factor * size / 1e9,
+            free,
+            remedy,
         )
 
 

@@ -42,6 +42,7 @@ class JsonLines(TextFormat):
     endings = (".jsonl", ".ndjson", ".json")
     first_row = 1
     has_header = False
+    memory_factor = 4
 
     def header(self, path: Path, config: DataSection) -> TableHeader:
         with open_text(path) as source:
