@@ -13,6 +13,7 @@ import typer
 
 from shoal.cli.arguments import TRUST, resolve_args, split_arguments
 from shoal.cli.exit import print_next
+from shoal.cli.startup import check_address_space
 from shoal.files.durable import written
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def describe(
 
     Configs, data files and keys as for train: shoal data describe ratings.csv --html page.html
     """
+    check_address_space()
     from shoal.planning.data_summary import describe_run
 
     resolved = resolve_args(context.args, trust=trust)
@@ -117,6 +119,7 @@ def prepare(
     Click logs (--data.format=criteo or slots; csv and Parquet with --data.clicks.slots=[...]):
     `shoal train --data.clicks.train=DIR` trains from it.
     """
+    check_address_space()
     import logging
 
     from tqdm import tqdm

@@ -10,7 +10,7 @@ import typer
 
 from shoal.cli.exit import print_next, print_result
 from shoal.cli.ranking import print_ranking, printable
-from shoal.cli.startup import importing
+from shoal.cli.startup import DATA_SPACE, importing
 
 if TYPE_CHECKING:
     from shoal.planning.first_look import FirstLook
@@ -50,7 +50,7 @@ def quickstart(
 
     Asks three questions; what is given is not asked, and without a terminal nothing is.
     """
-    with importing():
+    with importing(needed=DATA_SPACE):
         from shoal.planning.first_look import look_at
         from shoal.planning.starter_files import PLACES, TASKS, QuickstartAnswers, rating_of_clicks
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.startup import DATA_SPACE, importing
+
 
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Folders of runs.")],
@@ -17,7 +19,8 @@ def report(
 
     Several runs are compared with the first of them.
     """
-    from shoal.experiments.report import report as write_report
+    with importing(needed=DATA_SPACE):
+        from shoal.experiments.report import report as write_report
 
     page = write_report(*runs, output=output)
     typer.echo(f"{page}: open it in a browser ({Path(page).stat().st_size / 1024:.0f} KiB)")

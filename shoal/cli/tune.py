@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.arguments import QUIET, TRUST, resolve_args, split_arguments, take_data
-from shoal.cli.startup import importing
+from shoal.cli.startup import DATA_SPACE, importing
 
 if TYPE_CHECKING:
     from shoal.config import Resolved
@@ -58,7 +58,7 @@ def tune(
 
     shoal tune CONFIG.yaml --space space.yaml --trials 30 writes best.yaml for `shoal train`.
     """
-    with importing():
+    with importing(needed=DATA_SPACE):
         from shoal.config.trust import names_code
         from shoal.experiments.tuning.tune import need_optuna
 
@@ -167,7 +167,7 @@ def sweep(
 
     shoal sweep CONFIG.yaml --models BPR,LightGCN --data ml-100k --seeds 3
     """
-    with importing():
+    with importing(needed=DATA_SPACE):
         from shoal.experiments.tuning.study_folder import StudyLimits
         from shoal.experiments.tuning.sweep import sweep as run_sweep
         from shoal.experiments.tuning.sweep_grid import make_grid, plan_cells, read_grid

@@ -95,10 +95,12 @@ class FrameEstimator:
         _, _, k = self.metric.partition("@")
         if k and not any(key.startswith("eval.topk") or key == "topk" for key in flat(keys)):
             keys["eval.topk"] = sorted({int(k), 10})  # 10: of eval.valid_metric
+        place = None
         if "run.output" not in flat(keys):
-            self._place = tempfile.TemporaryDirectory(prefix="shoal-")  # as long as this object
-            keys["run.output"] = str(Path(self._place.name, "run"))
+            place = tempfile.TemporaryDirectory(prefix="shoal-")
+            keys["run.output"] = str(Path(place.name, "run"))
         self.fitted_ = fit(self.model, X, **{name: getattr(self, name) for name in names}, **keys)
+        self._place = place  # as long as what was fitted: a fit that fails leaves the one before
         return self
 
     def score(self, X: Any, y: Any = None) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import logging
 import os
 import zlib
 from collections.abc import Iterator
@@ -20,11 +21,15 @@ from typing import Any, BinaryIO, cast
 from shoal import how_to_install
 from shoal.config.data_section import MOST_COLUMNS
 from shoal.files.durable import open_regular
+from shoal.kernels.host_memory import free_memory
+
+logger = logging.getLogger(__name__)
 
 EXPANSION = 200  # times the size of a file that its content may take; gzip's most is 1032
 EXPANSION_FREE = 64 << 20  # bytes that any file may become
 VALUE_BYTES = 8  # a value of Parquet or Arrow in memory: what columns of numbers and ids take
 LONGEST_LINE = 16 << 20  # bytes: what a reader of lines holds is bounded by it
+MOST_LOADED = 8192  # columns of a table that are read: each becomes files of a cache and arrays
 MOST_DEPTH = 64  # levels of lists and objects inside each other, in JSON, Parquet and Arrow
 
 
@@ -49,12 +54,53 @@ def check_expansion(name: str | Path, size: int, content: int, content_name: str
         )
 
 
+def check_memory(name: str | Path, size: int, factor: int, reads_all: bool) -> None:
+    """Refuse a file that cannot fit into memory, and warn where its rows may not.
+
+    factor: bytes of memory for a byte of the file, about. reads_all: the file is held whole.
+    """
+    free = free_memory()
+    remedy = (
+        "`shoal prepare FILE --to DIR` reads it in parts, in the memory of --memory, and "
+        "`shoal train --data.path=DIR` trains from that folder"
+    )
+    if reads_all and size > free.num_bytes:
+        raise ValueError(f"{name} has {size / 1e9:.1f} GB, and {free} of memory: {remedy}")
+    if factor * size > free.num_bytes:
+        logger.warning(
+            "%s may take about %.1f GB of memory, and %s: should this process be killed, %s",
+            name,
+            factor * size / 1e9,
+            free,
+            remedy,
+        )
+
+
 def check_columns(name: str | Path, count: int) -> None:
     """Refuse a table with too many columns."""
     if count > MOST_COLUMNS:
         raise ValueError(
             f"{name} has {count:,} columns; at most {MOST_COLUMNS:,} are read: write a file with "
             "those that are needed, and put many numbers of a row into one column of lists"
+        )
+
+
+def check_loaded_columns(name: str | Path, suffix: str, count: int) -> None:
+    """Refuse to read too many columns of a table; suffix: of the table in data.load."""
+    if count > MOST_LOADED:
+        raise ValueError(
+            f"{name}: {count:,} columns would be read; at most {MOST_LOADED:,} are: name those "
+            f"that are needed (data.load.{suffix}), or put many numbers of a row into one column "
+            "of lists"
+        )
+
+
+def check_line(name: str | Path, length: int) -> None:
+    """Refuse a line of text that is too long."""
+    if length > LONGEST_LINE:
+        raise ValueError(
+            f"{name}: a line has more than {LONGEST_LINE} bytes; is it text with a row on "
+            "every line?"
         )
 
 

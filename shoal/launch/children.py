@@ -21,6 +21,7 @@ from typing import Any, Self
 import shoal
 from shoal.distributed.liveness import FOLDER, look
 from shoal.distributed.waiting import waiting_variables
+from shoal.kernels.host_memory import describe_kill
 from shoal.launch.child import HANG_TIMEOUT, stop_file
 from shoal.launch.hosts import LaunchError
 from shoal.launch.watch import Watch
@@ -145,9 +146,7 @@ class Children:
         if process.pid in self.hangs.hung:
             return self.hangs.hung[process.pid].message(who, ending)
         if status < 0:
-            cause = f"was killed by signal {-status} ({signal.Signals(-status).name})"
-            if status == -signal.SIGKILL:
-                cause += "; the system does that when memory runs out"
+            cause = f"was {describe_kill(-status)}"
         else:
             text = "".join(report.get("traceback", [])).rstrip() or report.get("message")
             cause = f"failed (exit status {status}): {text or 'see its output above'}"

@@ -2,13 +2,19 @@
 
 import os
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 import zipfile
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 sparse = pytest.importorskip("scipy.sparse", reason="scipy is not installed")
 
@@ -106,6 +112,8 @@ def test_careless_calls_are_one_clear_line(fitted: Any, groups: Any) -> None:
         (lambda: fitted.recommend(np.arange(31), groups.T.tocsr()), ValueError, "transposed"),
         (lambda: fitted.recommend(1.0, groups[1]), ValueError, "whole numbers"),
         (lambda: fitted.recommend(1, groups[1], N=0), ValueError, "1 or more"),
+        (lambda: fitted.recommend(1, groups[1], N=2.5), ValueError, "N is 2.5"),
+        (lambda: fitted.recommend(1, groups[1], items=[]), ValueError, "items is empty"),
         (lambda: fitted.recommend(1, groups[1], items=[99]), IndexError, "99 is not in the model"),
         (
             lambda: fitted.recommend(1, groups[1], items=[1], filter_items=[2]),
@@ -117,6 +125,85 @@ def test_careless_calls_are_one_clear_line(fitted: Any, groups: Any) -> None:
         with pytest.raises(kind, match=words) as caught:
             wrong()
         assert "\n" not in str(caught.value)
+
+
+DAMAGED = """
+import numpy as np
+from scipy import sparse
+from shoal.compat.implicit.als import AlternatingLeastSquares
+from shoal.compat.implicit.nearest_neighbours import CosineRecommender
+from shoal.compat.lightfm import LightFM
+
+for make in (AlternatingLeastSquares, CosineRecommender, LightFM):
+    for part, place, value in (
+        ("indices", 5, 10**6), ("indices", 5, -7), ("indptr", 3, 10**6), ("indptr", 3, -1),
+    ):
+        matrix = sparse.csr_matrix(np.ones((40, 25), np.float32))
+        getattr(matrix, part)[place] = value
+        try:
+            make().fit(matrix)
+            raise SystemExit(f"{make.__name__} fits {part} {value}")
+        except ValueError as error:
+            assert "is damaged" in str(error), error
+"""
+
+
+def test_places_outside_a_matrix_do_not_end_the_interpreter() -> None:
+    """scipy's native code trusts them: a copy is enough to end the process by SIGSEGV."""
+    done = subprocess.run([sys.executable, "-c", DAMAGED], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_numbers_that_cannot_be_learned_from(groups: Any) -> None:
+    als, bpr = AlternatingLeastSquares, BayesianPersonalizedRanking
+    everything = sparse.csr_matrix(np.ones((4, 3)))
+    for wrong, words in [
+        (lambda: als().fit(groups * 1j), "complex"),
+        (lambda: als(factors=4, iterations=1).fit(groups * 1e38), "scale the matrix down"),
+        (lambda: als(regularization=-1), "regularization is -1; it must be a finite number"),
+        (lambda: als(alpha=np.nan), "alpha is nan"),
+        (lambda: als(random_state="x").fit(groups), "random_state is 'x'"),
+        (lambda: als(num_threads=-3).fit(groups), "num_threads is -3"),
+        (lambda: bpr(learning_rate=-1), "learning_rate is -1"),
+        (lambda: bpr(regularization=np.inf), "regularization is inf"),
+        (lambda: bpr().fit(everything), "user 0 of the matrix has all 3 items"),
+    ]:
+        with pytest.raises(ValueError, match=words) as caught:
+            wrong()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AlternatingLeastSquares(factors=8, iterations=3, random_state=3),
+        lambda: BayesianPersonalizedRanking(factors=8, iterations=2, random_state=3),
+    ],
+    ids=["als", "bpr"],
+)
+def test_a_fit_that_was_interrupted_is_as_none(make: Any, tmp_path: Path) -> None:
+    """A cell of a notebook is interrupted and run again: vectors, threads and files are as new."""
+    matrix = sparse.random(600, 400, 0.05, format="csr", random_state=1)
+    model, threads = make(), torch.get_num_threads()
+    model.fit(matrix, show_progress=False)
+    expected = model.item_factors
+    model = make()
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    folders = tempfile.tempdir
+    tempfile.tempdir = str(tmp_path)
+    try:
+        for seconds in (0.002, 0.02, 0.08):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            with suppress(KeyboardInterrupt):
+                model.fit(matrix, show_progress=False)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert torch.get_num_threads() == threads
+            assert not list(tmp_path.iterdir())
+    finally:
+        tempfile.tempdir = folders
+        signal.signal(signal.SIGALRM, before)
+    model.fit(matrix, show_progress=False)
+    np.testing.assert_array_equal(model.item_factors, expected)
 
 
 def test_saved_and_loaded(fitted: Any, groups: Any, tmp_path: Path) -> None:

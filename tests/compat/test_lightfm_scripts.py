@@ -143,6 +143,9 @@ def test_warp_by_hand() -> None:
         ({"k": 3}, "warp-kos"),
         ({"item_alpha": 0.1}, "give both the same"),
         ({"no_components": 2.5}, "whole number"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"learning_rate": -1}, "learning_rate is -1"),
+        ({"item_alpha": float("nan"), "user_alpha": float("nan")}, "item_alpha is nan"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(wrong: dict[str, Any], words: str) -> None:
@@ -158,6 +161,8 @@ def test_careless_calls_are_one_clear_line(fitted: Any, groups: Any) -> None:
         (lambda: new.fit(groups * 0), ValueError, "nothing to learn"),
         (lambda: new.fit(groups, sample_weight=groups), ValueError, "sample_weight"),
         (lambda: new.fit(groups, epochs=0), ValueError, "epochs is 0"),
+        (lambda: new.fit(groups[1:2]), ValueError, "user 0 of the matrix has all"),
+        (lambda: new.fit(groups * 1j), ValueError, "complex"),
         (
             lambda: new.fit(groups, item_features=sparse.identity(4)),
             ValueError,

@@ -54,6 +54,9 @@ def test_fit_score_and_recommend() -> None:
         one.set_params(metric="recall@50").score(FRAME[1::2])
     with pytest.raises(ValueError, match="ranks items"):
         one.predict(FRAME)
+    with pytest.raises(ValueError, match="the frame has only other"):
+        one.fit(FRAME.rename({FRAME.columns[0]: "other"}))
+    assert one.recommend("u1", topk=3)[0][0] % 3 == 1, "a fit that failed leaves the one before"
     with pytest.raises(ValueError, match=r"model\.kk"):
         estimator(**{"model.kk": 5}).fit(FRAME)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import resource
 from collections.abc import Callable
@@ -17,14 +18,22 @@ from shoal.clicks.log import ClickLog
 from shoal.clicks.stream import load as load_clicks
 from shoal.config.schema import DataSection
 from shoal.data import arrow_counts, bounded_files, parquet_counts
-from shoal.data.bounded_files import MOST_COLUMNS, MOST_DEPTH, most_bytes
+from shoal.data.bounded_files import (
+    LONGEST_LINE,
+    MOST_COLUMNS,
+    MOST_DEPTH,
+    MOST_LOADED,
+    most_bytes,
+)
 from shoal.data.dataset import Dataset
 from shoal.data.loading.load import load_dataset
 from shoal.data.prepared.folder import PrepareJob
 from shoal.data.prepared.preparation import prepare
 from shoal.data.sources.columnar import check_text
+from shoal.data.sources.jsonl import SCHEMA_BYTES, infer_schema
 from shoal.data.sources.roles import roles_of
 from shoal.data.sources.tables import columns_of
+from shoal.data.sources.text import Lines
 
 MIB = 1 << 20
 ROWS = 12_000_000  # of two columns: 192 MB of numbers
@@ -148,6 +157,60 @@ def test_keys_that_fill_more_than_a_block_of_the_file(packed: bool, tmp_path: Pa
     columns = columns_of(path, DataSection())
     assert len(columns) == 60_002 and columns[-2:] == ["user_id", "item_id"]
     assert roles_of(columns) == {"user": "user_id", "item": "item_id"}
+
+
+def test_keys_of_later_lines_are_counted_before_they_are_read(tmp_path: Path) -> None:
+    """Every object has keys of its own: Polars alone would take hours to find all of them."""
+    lines = [f'{{"user_id": {n % 99}, "item_id": {n % 7}, "k{n}": 1}}' for n in range(300_000)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"a\.jsonl has 6\d,\d+ columns; at most 65,536 are read"):
+        trained(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_too_many_columns_to_read(form: str, tmp_path: Path) -> None:
+    """Every column that is read becomes files: the error comes before the rows are read."""
+    assert MOST_LOADED == 8_192
+    frame = pl.DataFrame({"user_id": [1, 2, 3], "item_id": [1, 2, 3]})
+    frame = frame.with_columns(pl.lit(k).alias(f"c{k}") for k in range(MOST_LOADED - 1))
+    path = tmp_path / f"wide.{form}"
+    frame.write_csv(path) if form == "csv" else frame.write_ndjson(path)
+    with pytest.raises(ValueError, match=r"8,193 columns would be read.*\(data\.load\.inter\)"):
+        trained(path)
+    files = {"inter": path.name}
+    load = {"inter": ["user_id", "item_id"]}
+    section = {"path": str(tmp_path), "files": files, "cache": False, "load": load}
+    section["split"] = {"ratio": [1, 0, 0]}
+    assert load_dataset(DataSection.model_validate(section), 1).num_inter == 3
+
+
+def test_a_line_without_an_end(tmp_path: Path) -> None:
+    short = '{"user_id": 1, "item_id": 2}\n'
+    line = f'{{"user_id": 1, "item_id": 2, "x": "{"x" * LONGEST_LINE}"}}\n'
+    (tmp_path / "a.jsonl").write_text(short * 3000 + line)
+    with pytest.raises(ValueError, match=r"a\.jsonl: a line has more than 16777216 bytes"):
+        trained(tmp_path / "a.jsonl")
+
+
+def test_long_lines_are_sampled_whole(tmp_path: Path) -> None:
+    """A line may be longer than a place of the sample that shows how columns are read."""
+    row = {"user_id": 1, "item_id": 2, "x": "x" * 60_000, "y": "y" * 60_000, "z": "z" * 60_000}
+    lines = [json.dumps({**row, "user_id": n}) for n in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert trained(tmp_path / "a.jsonl").num_inter == 20
+
+
+@pytest.mark.parametrize(
+    "values", [(1, 1.5), (1, "a"), (None, [1]), ([], ["a"]), ([1], [1.5]), ({"a": 1}, {"b": 2})]
+)
+def test_types_of_blocks_agree(values: tuple[object, object]) -> None:
+    """A key's type is that of all lines, in whichever blocks they are."""
+    texts = [json.dumps({"user_id": 1, "x": value}) for value in values]
+    body = "\n".join([texts[0]] * 4_000 + [texts[1]] * 4_000).encode()
+    assert len(body) > 2 * SCHEMA_BYTES
+    schema, _ = infer_schema(body, ["user_id", "x"], Lines("a.jsonl", 1))
+    whole = pl.scan_ndjson(io.BytesIO(body), infer_schema_length=None).collect_schema()
+    assert schema == whole
 
 
 @pytest.mark.parametrize("depth", [MOST_DEPTH + 1, 100_000])

@@ -1,6 +1,7 @@
 """AlternatingLeastSquares of implicit: Shoal's IALS, with confidences as weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy import sparse
 from shoal.compat.implicit.factors import FactorModel
 from shoal.compat.implicit.matrix import (
     checked,
+    finite,
     generator,
     positive,
     refuse,
@@ -61,6 +63,7 @@ class AlternatingLeastSquares(FactorModel):
             calculate_training_loss=(calculate_training_loss, False, "it computes no loss"),
         )
         positive(factors=factors, iterations=iterations)
+        finite(regularization=regularization, alpha=alpha)
         self.factors, self.regularization, self.alpha = factors, regularization, alpha
         self.use_cg, self.iterations = use_cg, iterations
         self.num_threads, self.random_state = num_threads, random_state
@@ -81,7 +84,7 @@ class AlternatingLeastSquares(FactorModel):
             for count in matrix.shape
         )
         by_user, by_item = self._lists(matrix), self._lists(matrix.T.tocsr())
-        with torch_threads(self.num_threads):
+        with torch_threads(self.num_threads), _explained():
             user_vectors, item_vectors = alternate(
                 self._options, by_user, by_item, torch.from_numpy(users), torch.from_numpy(items)
             )
@@ -126,7 +129,7 @@ class AlternatingLeastSquares(FactorModel):
         self, ids: Any, matrix: Any, others: np.ndarray, what: str = "user_items"
     ) -> np.ndarray:
         rows = rows_for(matrix, np.size(ids), len(others), what)
-        with torch_threads(self.num_threads):
+        with torch_threads(self.num_threads), _explained():
             vectors = solve(self._options, self._lists(rows), torch.from_numpy(others)).numpy()
         return vectors[0] if np.ndim(ids) == 0 else vectors
 
@@ -148,3 +151,15 @@ def _placed(vectors: np.ndarray, ids: Any, new_vectors: np.ndarray) -> np.ndarra
     extended = np.pad(vectors, ((0, more), (0, 0)))
     extended[places] = new_vectors
     return extended
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Context that says why equations have no solution."""
+    try:
+        yield
+    except torch.linalg.LinAlgError:
+        raise ValueError(
+            "the equations have no finite solution: alpha * values are too large for float32; "
+            "scale the matrix down, or give a larger regularization"
+        ) from None

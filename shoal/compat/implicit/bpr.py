@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal.compat.implicit.factors import FactorModel
-from shoal.compat.implicit.matrix import by_number, checked, positive, refuse, trained
+from shoal.compat.implicit.matrix import by_number, checked, finite, positive, refuse, trained
 
 BATCH = 1024  # interactions a step; implicit's step has one
 
@@ -51,6 +51,7 @@ class BayesianPersonalizedRanking(FactorModel):
             verify_negative_samples=(verify_negative_samples, True, "they always are"),
         )
         positive(factors=factors, iterations=iterations)
+        finite(learning_rate=learning_rate, regularization=regularization)
         self.factors, self.learning_rate = factors, learning_rate
         self.regularization, self.iterations = regularization, iterations
         self.use_gpu, self.num_threads, self.random_state = use_gpu, num_threads, random_state

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 
 from shoal.compat.implicit.matrix import (
+    check_filters,
     first,
     numbers,
+    positive,
     read_arrays,
-    refuse_two_filters,
     rows_for,
     shown,
 )
@@ -140,9 +141,8 @@ def _best(
     query: np.ndarray, every: np.ndarray, topk: int, without: Any, banned: Any, only: Any
 ) -> Lists:
     """The best of `every` [n, dim] for each query [b, dim], but for pairs and for all `banned`."""
-    refuse_two_filters(only, banned)
-    if topk < 1:
-        raise ValueError(f"N is {topk}; it must be 1 or more")
+    check_filters(only, banned)
+    positive(N=topk)
     allowed = None if only is None else np.unique(numbers(only, len(every), "items"))
     vectors = every if allowed is None else every[allowed]
     rows, items = (np.asarray(one, np.int64) for one in without)

@@ -27,12 +27,30 @@ def as_csr(matrix: Any, what: str, hint: str = "") -> sparse.csr_matrix:
             f"{what} is a {type(matrix).__name__}; give a sparse matrix, such as "
             f"scipy.sparse.csr_matrix({what}){hint}"
         )
+    check_sparse(matrix, what)
     csr = sparse.csr_matrix(matrix, dtype=np.float32, copy=True)
     csr.sum_duplicates()
     csr.eliminate_zeros()
     if not np.isfinite(csr.data).all():
         raise ValueError(f"{what} has values that are not finite (nan, inf); leave them out")
     return csr
+
+
+def check_sparse(matrix: Any, what: str) -> None:
+    """Refuse a sparse matrix with places outside of it, or with numbers that are not real.
+
+    scipy's native code reads and writes by these places without a look: one that is changed or
+    damaged ends the interpreter.
+    """
+    if matrix.dtype.kind not in "biuf":
+        raise ValueError(f"{what} holds {matrix.dtype}; give real numbers")
+    try:
+        if matrix.format in ("csr", "csc", "bsr"):
+            matrix.check_format(full_check=True)
+        elif matrix.format == "coo":  # its maker compares them with the shape
+            type(matrix)((matrix.data, matrix.coords), shape=matrix.shape)
+    except ValueError as error:
+        raise ValueError(f"{what} is damaged: {error}; build it anew") from None
 
 
 def checked(matrix: Any, what: str = "user_items") -> sparse.csr_matrix:
@@ -93,11 +111,25 @@ def positive(**arguments: int) -> None:
             raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
 
 
+def finite(least: float = 0.0, **arguments: Any) -> None:
+    """Refuse what is not a finite number, `least` or more."""
+    for name, value in arguments.items():
+        is_number = isinstance(value, float | int | np.floating | np.integer)
+        if not is_number or not least <= value < np.inf:
+            raise ValueError(f"{name} is {value!r}; it must be a finite number, {least:g} or more")
+
+
 def generator(random_state: Any) -> np.random.Generator:
     """The generator that implicit makes of a seed; None: another one every time."""
     if isinstance(random_state, np.random.RandomState):
         random_state = int(random_state.randint(2**31 - 1))
-    return np.random.default_rng(random_state)
+    try:
+        return np.random.default_rng(random_state)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"random_state is {random_state!r}; give a whole number, 0 or more, or a generator of "
+            "numpy"
+        ) from None
 
 
 def seed_of(random_state: Any) -> int:
@@ -111,9 +143,21 @@ def refuse_empty(matrix: sparse.csr_matrix) -> None:
         raise ValueError("the matrix has no entries above 0: there is nothing to learn from")
 
 
+def refuse_full_rows(matrix: sparse.csr_matrix, what: str) -> None:
+    """Refuse users who took every item: there is no other one to learn against."""
+    num_items = len(np.unique(matrix.indices))
+    full = np.flatnonzero(np.diff(matrix.indptr) == num_items)
+    if len(full):
+        raise ValueError(
+            f"user {full[0]} of {what} has all {num_items} items that anybody has, so that there "
+            "is no other item to learn against; leave out such users, or add items"
+        )
+
+
 @contextmanager
 def torch_threads(num_threads: int) -> Iterator[None]:
     """Compute with so many threads in a block; 0: as many as torch has."""
+    finite(num_threads=num_threads)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads or before)
     try:
@@ -130,6 +174,9 @@ def trained(
     run.output names one.
     """
     refuse_empty(matrix)
+    finite(num_threads=num_threads)
+    if config.get("train.negatives", True) is not None:
+        refuse_full_rows(matrix, "the matrix")
     entries = matrix.tocoo()
     frame = {"user": entries.row, "item": entries.col, "value": entries.data}
     keys: dict[str, Any] = {"data.split.ratio": [1, 0, 0], "train.eval_every": 0}
@@ -193,8 +240,10 @@ def shown(items: np.ndarray, scores: np.ndarray, topk: int) -> tuple[np.ndarray,
     return np.where(none, -1, items).astype(np.int32), np.where(none, NONE, scores)
 
 
-def refuse_two_filters(items: Any, filter_items: Any) -> None:
-    """Refuse to show some items alone and to leave out others besides."""
+def check_filters(items: Any, filter_items: Any) -> None:
+    """Refuse to show no items, or to show some alone and to leave out others besides."""
+    if items is not None and not np.size(items):
+        raise ValueError("items is empty; name those to choose from, or leave it out")
     if items is not None and filter_items is not None:
         raise ValueError("give items or filter_items, one of them: the rest is left out either way")
 

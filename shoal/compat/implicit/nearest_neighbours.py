@@ -8,6 +8,7 @@ from scipy import sparse
 
 from shoal.compat.implicit.factors import Lists
 from shoal.compat.implicit.matrix import (
+    check_filters,
     checked,
     first,
     numbers,
@@ -15,7 +16,6 @@ from shoal.compat.implicit.matrix import (
     read_arrays,
     refuse,
     refuse_empty,
-    refuse_two_filters,
     rows_for,
     shown,
     torch_threads,
@@ -153,7 +153,7 @@ class NeighbourModel:
         self, scores: np.ndarray, is_single: bool, topk: int, banned: Any, only: Any
     ) -> Lists:
         """The best of scores [b, items]; -inf: not to be shown."""
-        refuse_two_filters(only, banned)
+        check_filters(only, banned)
         positive(N=topk)
         if banned is not None:
             scores[:, numbers(banned, scores.shape[1], "filter_items")] = -np.inf

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from shoal.compat.implicit.matrix import as_csr, numbers, positive, refuse, seed_of, trained
+from shoal.compat.implicit.matrix import as_csr, finite, numbers, positive, refuse, seed_of, trained
 from shoal.data.features import Feature
 from shoal.runs.fit import Fitted
 
@@ -64,6 +64,7 @@ class FeatureFactors:
             rho=(rho, 0.95, "it is an option of adadelta, which Shoal does not have"),
             epsilon=(epsilon, 1e-6, "it is an option of adadelta, which Shoal does not have"),
         )
+        finite(learning_rate=learning_rate, item_alpha=item_alpha, user_alpha=user_alpha)
         if item_alpha != user_alpha:
             raise ValueError(
                 f"LightFM(item_alpha={item_alpha}, user_alpha={user_alpha}): there is one penalty "

@@ -93,6 +93,8 @@ class Parquet(Columnar):
 
     name = "parquet"
     endings = (".parquet",)
+    memory_factor = 13
+    reads_all = False
 
     def check(self, path: Path, columns: list[str]) -> None:
         parquet_counts.check_content(path, columns)

@@ -19,6 +19,7 @@ from shoal.data.bounded_files import (
     check_columns,
     check_depth,
     check_expansion,
+    check_line,
     open_text,
 )
 from shoal.data.sources.tables import TableHeader
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 HEADER_BYTES = 1 << 16  # in which the keys of the first objects stand; the first is read whole
+SCHEMA_BYTES = 1 << 16  # of lines whose keys are counted at a time: Polars takes rows x keys
 STEPS = np.zeros(256, np.int8)  # down and up in the nesting
 STEPS[[ord("["), ord("{")]], STEPS[[ord("]"), ord("}")]] = 1, -1
 
@@ -40,6 +42,7 @@ class JsonLines(TextFormat):
     endings = (".jsonl", ".ndjson", ".json")
     first_row = 1
     has_header = False
+    memory_factor = 4
 
     def header(self, path: Path, config: DataSection) -> TableHeader:
         with open_text(path) as source:
@@ -66,9 +69,9 @@ class JsonLines(TextFormat):
         with suppress(
             pl.exceptions.PolarsError, pl.exceptions.PanicException
         ):  # else below, line by line
-            frame = _read(body, lines)
+            frame = _read(body, columns, lines)
             if len(frame) == body.count(b"\n") + 1:
-                return _whole(frame, header), None, 0
+                return frame, None, 0
         good_lines, numbers, skipped = [], [], 0
         for number, line in enumerate(body.split(b"\n"), start=lines.first):
             if not line.strip():
@@ -89,8 +92,8 @@ class JsonLines(TextFormat):
         if not good_lines:
             raise ValueError(f"{lines.name} holds no rows; every line is an object of JSON")
         try:
-            frame = _read(b"\n".join(good_lines), lines)
-            return _whole(frame, header), np.array(numbers, np.int64), skipped
+            frame = _read(b"\n".join(good_lines), columns, lines)
+            return frame, np.array(numbers, np.int64), skipped
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise ValueError(
                 f"{lines.name}: its lines have no common columns, or mixed types: {error}"
@@ -118,16 +121,57 @@ def check_nesting(body: bytes, lines: Lines) -> None:
         check_depth(f"{lines.name}, line {lines.first + number}", depth)
 
 
-def _read(body: bytes, lines: Lines) -> pl.DataFrame:
-    """Lines as a frame, whose size is known before it is made."""
+def _read(body: bytes, columns: list[str], lines: Lines) -> pl.DataFrame:
+    """Columns of lines as a frame, whose size is known before it is made.
+
+    A column that no line has is empty.
+    """
     import polars as pl
 
-    schema = pl.scan_ndjson(io.BytesIO(body), infer_schema_length=None).collect_schema()
-    rows, columns = body.count(b"\n") + 1, sum(_leaves(one) for one in schema.dtypes())
-    check_columns(lines.name, columns)
-    content = rows * columns * VALUE_BYTES
-    check_expansion(lines.name, len(body), content, f"{rows:,} rows of {columns:,} columns")
-    return pl.read_ndjson(io.BytesIO(body), schema=schema)
+    schema, num_columns = infer_schema(body, columns, lines)
+    rows = body.count(b"\n") + 1
+    content = rows * num_columns * VALUE_BYTES
+    check_expansion(lines.name, len(body), content, f"{rows:,} rows of {num_columns:,} columns")
+    frame = pl.read_ndjson(io.BytesIO(body), schema=schema)
+    missing = [name for name in columns if name not in schema]
+    return frame.with_columns(pl.lit(None).alias(name) for name in missing)
+
+
+def infer_schema(body: bytes, columns: list[str], lines: Lines) -> tuple[pl.Schema, int]:
+    """The types of columns, as all lines have them, and how many columns all keys would be.
+
+    Polars counts no keys: lines that have others each would take minutes and gigabytes. So blocks
+    of lines are looked at one after the other, and their keys are counted.
+    """
+    import polars as pl
+
+    wanted = set(columns)
+    leaves: dict[str, int] = {}  # key -> the columns that it stands for
+    num_columns = 0
+    previous: pl.Schema | None = None
+    held: list[pl.Schema] = []  # schemas of the columns that blocks have
+    start = 0
+    while start < len(body):
+        stop = body.find(b"\n", start + SCHEMA_BYTES)
+        block = body[start : stop if stop >= 0 else len(body)]
+        if len(block) > LONGEST_LINE:
+            check_line(lines.name, max(map(len, block.split(b"\n"))))
+        start += len(block) + 1
+        schema = pl.scan_ndjson(io.BytesIO(block), infer_schema_length=None).collect_schema()
+        if schema == previous:
+            continue
+        previous = schema
+        for name, dtype in schema.items():
+            leaves[name] = max(leaves.get(name, 0), _leaves(dtype))
+        num_columns = sum(leaves.values())
+        check_columns(lines.name, num_columns)
+        # Without a column Polars returns no rows: then it reads the first that there is.
+        kept = [name for name in schema if name in wanted] or schema.names()[:1]
+        block_schema = pl.Schema({name: schema[name] for name in kept})
+        if block_schema not in held:
+            held.append(block_schema)
+    frames = [pl.DataFrame(schema=schema) for schema in held] or [pl.DataFrame()]
+    return pl.concat(frames, how="diagonal_relaxed").schema, num_columns
 
 
 def _leaves(dtype: pl.DataType) -> int:
@@ -139,11 +183,3 @@ def _leaves(dtype: pl.DataType) -> int:
     if isinstance(dtype, pl.Struct):
         return sum(_leaves(inner) for inner in pl.Schema(dtype.to_schema()).dtypes())
     return 1
-
-
-def _whole(frame: pl.DataFrame, header: TableHeader) -> pl.DataFrame:
-    """The frame with empty columns for names of the header that no object of this part has."""
-    import polars as pl
-
-    missing = [name for name in header.names if name not in frame.columns]
-    return frame.with_columns(pl.lit(None).alias(name) for name in missing)

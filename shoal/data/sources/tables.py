@@ -20,7 +20,7 @@ import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection, add_format
-from shoal.data.bounded_files import plain_name
+from shoal.data.bounded_files import check_loaded_columns, check_memory, plain_name
 from shoal.data.column_store import EVERYTHING
 from shoal.data.dataset import FieldType
 from shoal.data.raw_columns import Raw, RawTable
@@ -75,6 +75,9 @@ class TableFormat:
     name = ""  # data.format
     endings: tuple[str, ...] = ()
     first_row = 1  # the number of the first row, or line, in messages
+    # Bytes that a byte of the file takes in memory, as measured on tables of ids and numbers.
+    memory_factor = 7
+    reads_all = True  # also columns that are not asked for
 
     def reads(self, path: Path) -> bool:
         """Whether a file has this format, by its name."""
@@ -141,6 +144,7 @@ def read_frame(path: Path, config: DataSection, form: TableFormat | None = None)
     form = form or format_of(path, config)
     header = form.header(path, config)
     form.check(path, header.names)
+    check_memory(path, path.stat().st_size, form.memory_factor, form.reads_all)
     parts = form.parts(path, header, EVERYTHING)
     pieces = [form.read(part, header, config, form.first_row, header.names) for part in parts]
     return pl.concat([piece.frame for piece in pieces])
@@ -222,6 +226,9 @@ def _read_pieces(
     """The rows of all files, piece by piece, and the number of the file of each piece."""
     for form, path in zip(forms, paths):
         form.check(path, columns)
+    size = sum(path.stat().st_size for path in paths)
+    where = f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else paths[0]
+    check_memory(where, size, forms[0].memory_factor, forms[0].reads_all)
     pieces, owners = [], []
     for number, (form, path, header) in enumerate(zip(forms, paths, headers)):
         first = form.first_row
@@ -342,6 +349,7 @@ def wanted_columns(
                 f"{where}, line 1: the id column {name!r} has type {types[name]}; "
                 f"write {name}:token"
             )
+    check_loaded_columns(where, suffix, len(chosen))
     return chosen
 
 

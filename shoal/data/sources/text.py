@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import numpy as np
 
 from shoal.config.schema import DataSection
-from shoal.data.bounded_files import LONGEST_LINE, is_packed, open_text
+from shoal.data.bounded_files import LONGEST_LINE, check_line, is_packed, open_text
 from shoal.data.column_store import EVERYTHING
 from shoal.data.sources.tables import Part, TableFormat, TableHeader
 from shoal.data.sources.typed import SAMPLE_BYTES, SAMPLE_PLACES, FilePiece
@@ -117,6 +117,8 @@ def sampled_text(path: Path, encoding: str, has_header: bool) -> tuple[int, byte
             if place:
                 source.readline(LONGEST_LINE)  # the rest of a line
             body = source.read(SAMPLE_BYTES // SAMPLE_PLACES)
+            if b"\n" not in body:  # a line that is longer
+                body += source.readline(LONGEST_LINE)
             bodies.append(body[: body.rfind(b"\n") + 1])
         return start, b"".join(bodies)
 
@@ -136,11 +138,7 @@ def _bytes_of(part: Part) -> bytes:
 def _line(source: BinaryIO, path: Path) -> bytes:
     """The rest of a line; one without an end would fill memory."""
     line = source.readline(LONGEST_LINE + 1)
-    if len(line) > LONGEST_LINE:
-        raise ValueError(
-            f"{path}: a line has more than {LONGEST_LINE} bytes; is it text with a row on "
-            "every line?"
-        )
+    check_line(path, len(line))
     return line
 
 

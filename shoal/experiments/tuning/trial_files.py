@@ -5,6 +5,7 @@ from pathlib import Path
 
 from shoal.experiments.tuning.worker import OUTPUT
 from shoal.files.folders import inner_folder, opened_folder, remove_folder
+from shoal.kernels.host_memory import describe_kill
 from shoal.runs.run_files import mapping, number, objects, read_object, text_of, whole
 from shoal.runs.vocabulary_growth import TAKEN
 
@@ -54,7 +55,7 @@ def why_failed(folder: Path, status: int) -> str:
     if reason:
         return str(reason)[:500]
     if status < 0:
-        return f"killed by signal {-status}"
+        return describe_kill(-status)
     try:
         lines = text_of(folder / OUTPUT).strip().splitlines()
     except (OSError, ValueError):

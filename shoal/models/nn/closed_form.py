@@ -1,16 +1,14 @@
 """What closed-form models share: buffers of the solution, memory, progress, a large inverse."""
 
 import logging
-import os
 import time
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shoal.kernels.host_memory import free_memory
 from shoal.kernels.parallel import ThreadTeam
 
 __all__ = [
@@ -18,7 +16,6 @@ __all__ = [
     "ThreadTeam",
     "check_memory",
     "expect_solution",
-    "free_memory",
     "negative_inverse_",
 ]
 log = logging.getLogger("shoal")
@@ -55,25 +52,12 @@ def _make_room(
 def check_memory(what: str, num_bytes: int) -> None:
     """Refuse a matrix that does not fit into memory, before a minute is spent on it."""
     free = free_memory()
-    if num_bytes > free:
+    if num_bytes > free.num_bytes:
         raise ValueError(
-            f"{what} needs {num_bytes / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free; "
+            f"{what} needs {num_bytes / 1e9:.1f} GB of memory, and {free}; "
             "leave out rare items (data.filter.item_inter_num), or choose a model that learns "
             "vectors, such as IALS"
         )
-
-
-def free_memory() -> int:
-    """Bytes that this process may still take: of the host, or of its container."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, IndexError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = 1024 * int(lines["MemAvailable"].split()[0])
-    group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # "max": no limit
-        most = int((group / "memory.max").read_text())
-        free = min(free, most - int((group / "memory.current").read_text()))
-    return free
 
 
 class Progress:

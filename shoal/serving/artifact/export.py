@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shoal.files.durable import replace_durably, write_durably
+from shoal.kernels.host_memory import describe_kill
 from shoal.runs.run_files import metrics_of, read_list, read_object
 from shoal.runs.trained_run import Trained
 from shoal.serving.artifact import files
@@ -107,6 +108,10 @@ def check_apart(hidden: Path, tolerance: float | None) -> dict[str, Any]:
     ]
     command += [] if tolerance is None else [str(tolerance)]
     done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode < 0:
+        raise ValueError(
+            f"the process that checks the artifact was {describe_kill(-done.returncode)}"
+        )
     if done.returncode:
         why = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it ended without a word"]
         raise ValueError(f"the artifact does not answer as the trained model does: {why[0]}")
