@@ -5,7 +5,6 @@ that trains there, and then with that process's exit status. Torch and Shoal are
 each run has a fork of this process, so that nothing of it is left in memory for the next.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -17,13 +16,14 @@ from types import FrameType
 from typing import NoReturn
 
 import shoal
+from shoal.distributed.parent_process import end_with_parent
 
 OUTPUT = "output.txt"  # in the run's folder: what it prints
 
 
 def main() -> None:
     """Train the folders that lines of standard input name, until there are no more."""
-    follow(int(sys.argv[1]))
+    end_with_parent(int(sys.argv[1]))
     from shoal.runs import run  # the heavy part, which forks share
 
     assert run.train is not None
@@ -31,17 +31,10 @@ def main() -> None:
         folder, parent = json.loads(line), os.getpid()
         child = os.fork()
         if child == 0:
-            follow(parent)
+            end_with_parent(parent)
             train(Path(folder))
         print(child, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-
-
-def follow(parent: int) -> None:
-    """Exit at once when the parent process is gone, however it ended."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def train(folder: Path) -> NoReturn:

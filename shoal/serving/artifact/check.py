@@ -1,8 +1,9 @@
 """Check: a fresh process loads an artifact and gives the answers of the trained model.
 
-python -m shoal.serving.artifact.check ARTIFACT REFERENCE.safetensors [TOLERANCE]
+python -m shoal.serving.artifact.check PARENT ARTIFACT REFERENCE.safetensors [TOLERANCE]
 
-The reference holds what the trained model was asked, and what it answered.
+It ends with the process PARENT. The reference holds what the trained model was asked, and what it
+answered.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.data.batch import Jagged
+from shoal.distributed.parent_process import end_with_parent
 from shoal.serving.artifact.artifact import GRAPHS, Artifact
 from shoal.serving.artifact.kept_histories import ALWAYS_EXTENDED
 
@@ -27,8 +29,10 @@ TOLERANCES = {"float32": 1e-5, "float16": 0.02, "int8": 0.2}
 
 def main() -> int:
     """Print the figures of the comparison; return 1 where the answers differ."""
-    tolerance = float(sys.argv[3]) if len(sys.argv) > 3 else None
-    facts, wrong = compare(Artifact(Path(sys.argv[1])), load_file(sys.argv[2]), tolerance)
+    parent, folder, reference, *tolerances = sys.argv[1:]
+    end_with_parent(int(parent))
+    tolerance = float(tolerances[0]) if tolerances else None
+    facts, wrong = compare(Artifact(Path(folder)), load_file(reference), tolerance)
     if wrong:
         print(wrong, file=sys.stderr)
         return 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -103,6 +104,7 @@ def check_apart(hidden: Path, tolerance: float | None) -> dict[str, Any]:
         sys.executable,
         "-m",
         "shoal.serving.artifact.check",
+        str(os.getpid()),
         str(hidden),
         str(hidden / CHECK),
     ]

@@ -4,11 +4,12 @@ Memory and CPU time of that process are limited, and the service survives its en
 (graph.py) should let nothing harmful pass; where one is wrong, this process ends and not the
 service.
 
-python -m shoal.serving.artifact.trial_run ARTIFACT
+python -m shoal.serving.artifact.trial_run PARENT ARTIFACT SECONDS
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Jagged
+from shoal.distributed.parent_process import end_with_parent
 from shoal.recommender.recommender import History
 from shoal.serving.artifact.artifact import GRAPHS, Artifact
 from shoal.serving.artifact.files import ArtifactError
@@ -38,7 +40,7 @@ def try_apart(artifact: Artifact, seconds: int = 60, patience: int = 600) -> Non
     if artifact.graph is None or artifact.manifest["sha256"] in _passed:
         return
     command = [sys.executable, "-m", "shoal.serving.artifact.trial_run"]
-    command += [str(artifact.folder), str(seconds)]
+    command += [str(os.getpid()), str(artifact.folder), str(seconds)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
     except subprocess.TimeoutExpired:
@@ -56,8 +58,10 @@ def try_apart(artifact: Artifact, seconds: int = 60, patience: int = 600) -> Non
 def main() -> None:
     """Ask an artifact for a few answers, within limits."""
     torch.set_num_threads(1)
-    artifact = Artifact(Path(sys.argv[1]), check=False)  # the caller has checked it
-    _limit(int(sys.argv[2]))
+    parent, folder, seconds = sys.argv[1:]
+    end_with_parent(int(parent))
+    artifact = Artifact(Path(folder), check=False)  # the caller has checked it
+    _limit(int(seconds))
     try:
         for size in (1, 3, 64):  # samples that are asked together
             _ask(artifact, size, np.random.default_rng(size))
