@@ -114,7 +114,7 @@ def _attempt(work: Work, workers: RayWorkers, group: Any, secret: bytes, folder:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    ranks = [
+    ranks: list[Any] = [
         ray.remote(Rank)
         .options(
             num_cpus=workers.cpus,
