@@ -10,9 +10,9 @@ import os
 import threading
 from collections.abc import Mapping
 
-# GNU's OpenMP: nearly a millisecond, longer than a training step has between two operations (with 40
-# microseconds steps of small batches took a tenth longer). LLVM's and Intel's: milliseconds, 1 is the
-# least above none.
+# GNU's OpenMP: nearly a millisecond, longer than a training step has between two operations (with
+# 40 microseconds, steps of small batches took a tenth longer). LLVM's and Intel's: milliseconds, 1
+# is the least above none.
 VARIABLES = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 CHOICES = (*VARIABLES, "OMP_WAIT_POLICY")  # who sets one of these has decided
 _lock = threading.Lock()
