@@ -22,7 +22,7 @@ from shoal.models.own import find_own, full_name, is_own
 _FOLDERS = {
     "general": """
         Pop BPR NeuMF LightGCN LightFM EASE ItemKNN UserKNN SLIM IALS MultiVAE RecVAE ENMF
-        SimpleX NGCF SGL SimGCL XSimGCL DirectAU
+        SimpleX NGCF SGL SimGCL XSimGCL DirectAU SLIMElastic ADMMSLIM AsymKNN NCEPLRec
     """,
     "sequential": """
         SASRec BERT4Rec GRU4Rec HSTU NARM STAMP Caser NextItNet FPMC SRGNN CORE LightSANs
