@@ -26,7 +26,8 @@ _FOLDERS = {
     """,
     "sequential": """
         SASRec BERT4Rec GRU4Rec HSTU NARM STAMP Caser NextItNet FPMC SRGNN CORE LightSANs
-        FMLP TiSASRec MIND ComiRec CL4SRec TIGER SASRecF FDSA S3Rec
+        FMLP TiSASRec MIND ComiRec CL4SRec TIGER SASRecF FDSA S3Rec TransRec HGN FOSSIL SHAN
+        NPE HRM
     """,
     "retrieval": "DSSM YoutubeDNN Word2Vec",
     "knowledge": "CKE CFKG KGCN KGAT RippleNet KGIN MKR",

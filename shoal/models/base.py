@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -152,10 +153,10 @@ class Model(nn.Module):
     reads_times: ClassVar[bool] = False
     # What of a score `terms` does not account for; None: nothing, it is their sum.
     rest_is: ClassVar[str | None] = None
-    # Options of RecBole's model of this name: those that have another name here, and those that
-    # change nothing here, with the reason. All others have RecBole's names.
-    recbole_options: ClassVar[Mapping[str, str]] = {}
-    recbole_without_effect: ClassVar[Mapping[str, str]] = {}
+    # Keys of RecBole's file of this model that have another name here: theirs -> the option here.
+    recbole_options: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    # Those that change nothing here: theirs -> the reason, a short sentence.
+    recbole_without_effect: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # True: every step is the same kernels and the host reads no result, so a CUDA graph can record
     # it. A class from outside this package must set it in its own body.
     cuda_graph_safe: bool = False

@@ -114,6 +114,12 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "SASRecF": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
     "FDSA": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
     "S3Rec": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
+    "TransRec": narrow(40, FASTER),
+    "HGN": narrow(8, PREFIX),
+    "FOSSIL": narrow(8, PREFIX),
+    "SHAN": narrow(8, PREFIX, reg_weight=[0.0, 0.0]),
+    "NPE": narrow(8, PREFIX),
+    "HRM": narrow(8, PREFIX, high_order=10),
 }
 TIME = {"data.split.by": "leave_one_out", "data.split.order": "time"}
 
