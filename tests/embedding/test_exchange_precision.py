@@ -12,7 +12,7 @@ from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
 from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
-from shoal.embedding.placements.exchange import WirePrecision
+from shoal.embedding.placements.row_requests import WirePrecision
 from shoal.embedding.rows.table import Init, Table
 from shoal.models.base import Facts, Model, Output
 from shoal.training.strategies import make_strategy
