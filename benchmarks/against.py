@@ -129,6 +129,8 @@ def make_side(commit: str | None, folder: Path) -> Path:
     build += [f"-Dnanobind_DIR={nanobind}"]
     for command in (build, ["cmake", "--build", folder / "build", "-j"]):
         subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+    # As an installed package is: where bytecode may not be written, each start would compile.
+    subprocess.run([python, "-m", "compileall", "-q", folder / "shoal"], check=True)
     if not list((folder / "shoal").glob("_core*")):
         raise SystemExit(f"{folder}: the native core of {commit or 'HEAD'} was not built")
     return folder

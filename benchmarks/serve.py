@@ -92,7 +92,7 @@ def prepare(root: Path, options: argparse.Namespace) -> int:
         },
     )
     shoal.export(root / "run", root / "artifact")
-    items = shoal.load(root / "artifact").items.words[1:].tolist()
+    items = shoal.load(root / "artifact").items.values[1:].tolist()
     (root / "names.json").write_text(json.dumps(items))
     return len(items)
 

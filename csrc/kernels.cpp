@@ -33,7 +33,8 @@ float sum_of_squares(const float* x, int dim) {
   return total;
 }
 
-// One row's optimizer step; the same expressions, in the same order, as in shoal/optimizers/row_optimizer.py.
+// One row's optimizer step; the same expressions, in the same order, as in shoal/optimizers/
+// (sgd.py, adagrad.py, adam.py, rmsprop.py, ftrl.py).
 template <Optimizer K>
 inline void step_row(float* __restrict w, float* __restrict s, float* __restrict second,
                      const float* __restrict g, int dim, const Apply& a) {

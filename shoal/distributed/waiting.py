@@ -10,8 +10,10 @@ import os
 import threading
 from collections.abc import Mapping
 
-# GNU's OpenMP: about 40 microseconds. LLVM's and Intel's: milliseconds, 1 is the least above none.
-VARIABLES = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
+# GNU's OpenMP: nearly a millisecond, longer than a training step has between two operations (with
+# 40 microseconds, steps of small batches took a tenth longer). LLVM's and Intel's: milliseconds, 1
+# is the least above none.
+VARIABLES = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 CHOICES = (*VARIABLES, "OMP_WAIT_POLICY")  # who sets one of these has decided
 _lock = threading.Lock()
 _shortened = False
@@ -22,7 +24,7 @@ def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     >>> from shoal.distributed.waiting import waiting_variables
     >>> waiting_variables({})
-    {'GOMP_SPINCOUNT': '1000', 'KMP_BLOCKTIME': '1'}
+    {'GOMP_SPINCOUNT': '20000', 'KMP_BLOCKTIME': '1'}
     >>> waiting_variables({"OMP_WAIT_POLICY": "active"})
     {}
     """

@@ -22,11 +22,12 @@ from shoal.models.own import find_own, full_name, is_own
 _FOLDERS = {
     "general": """
         Pop BPR NeuMF LightGCN LightFM EASE ItemKNN UserKNN SLIM IALS MultiVAE RecVAE ENMF
-        SimpleX NGCF SGL SimGCL XSimGCL DirectAU
+        SimpleX NGCF SGL SimGCL XSimGCL DirectAU SLIMElastic ADMMSLIM AsymKNN NCEPLRec
     """,
     "sequential": """
         SASRec BERT4Rec GRU4Rec HSTU NARM STAMP Caser NextItNet FPMC SRGNN CORE LightSANs
-        FMLP TiSASRec MIND ComiRec CL4SRec TIGER SASRecF FDSA S3Rec
+        FMLP TiSASRec MIND ComiRec CL4SRec TIGER SASRecF FDSA S3Rec TransRec HGN FOSSIL SHAN
+        NPE HRM
     """,
     "retrieval": "DSSM YoutubeDNN Word2Vec",
     "knowledge": "CKE CFKG KGCN KGAT RippleNet KGIN MKR",

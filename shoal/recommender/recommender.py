@@ -133,7 +133,8 @@ class Recommender:
         return UserRankings(zip(users, rankings))
 
     def answer(self, questions: Sequence[RankingQuestion]) -> list[RankedItems]:
-        """The rankings of questions; all that ask for the whole catalogue are one pass."""
+        """The rankings of questions: all users that ask for the whole catalogue are one pass, all
+        histories another."""
         for question in questions:
             if (question.user is None) == (question.history is None):
                 raise ValueError("give a user or a history, one of them")

@@ -42,7 +42,7 @@ TRAINED_IN: list[Path] = []  # the folder that this process trains in, or did la
 
 
 class RunFolder:
-    """One run's folder, written by rank 0 alone."""
+    """One run's folder, written by rank 0; failure.json also by the launcher."""
 
     created: "ClassVar[RunFolder | None]" = None  # the one that this process trains in
 

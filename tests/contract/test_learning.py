@@ -68,6 +68,10 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "ItemKNN": recipe(0, k=50),
     "UserKNN": recipe(0, k=50),
     "SLIM": recipe(0),
+    "SLIMElastic": recipe(0, alpha=0.1),
+    "ADMMSLIM": recipe(0, lambda2=50.0),
+    "AsymKNN": recipe(0, k=50),
+    "NCEPLRec": recipe(0, rank=20, reg_weight=50.0),
     "IALS": narrow(0, {"model.epochs": 8}),
     "MultiVAE": recipe(60, USERS, mlp_hidden_dimension=[64], latent_dimension=32),
     "RecVAE": recipe(60, USERS, hidden_dimension=64, latent_dimension=32),
@@ -110,6 +114,12 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "SASRecF": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
     "FDSA": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
     "S3Rec": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
+    "TransRec": narrow(40, FASTER),
+    "HGN": narrow(8, PREFIX),
+    "FOSSIL": narrow(8, PREFIX),
+    "SHAN": narrow(8, PREFIX, reg_weight=[0.0, 0.0]),
+    "NPE": narrow(8, PREFIX),
+    "HRM": narrow(8, PREFIX, high_order=10),
 }
 TIME = {"data.split.by": "leave_one_out", "data.split.order": "time"}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.distributed.waiting import CHOICES
+from shoal.distributed.waiting import CHOICES, VARIABLES
 
 # The same work by one thread and by two, of which one shares its core with another process.
 MEASURE = """
@@ -94,7 +94,7 @@ def test_als_of_implicit_does_not_spin_beside_a_busy_core(cores: list[int]) -> N
 
 def test_the_command_and_launched_processes_have_short_waits() -> None:
     code = "import shoal.__main__, os; print(os.environ.get('GOMP_SPINCOUNT'))"
-    for chosen, expected in ((None, "1000"), ("77", "77")):
+    for chosen, expected in ((None, VARIABLES["GOMP_SPINCOUNT"]), ("77", "77")):
         environment = {name: value for name, value in os.environ.items() if name not in CHOICES}
         if chosen is not None:
             environment["GOMP_SPINCOUNT"] = chosen

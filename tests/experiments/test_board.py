@@ -1,7 +1,9 @@
 """The board: what it answers, what it never reads, whom it stops; its page in a real browser."""
 
+import functools
 import hashlib
 import http.client
+import http.server
 import json
 import os
 import signal
@@ -412,6 +414,87 @@ NAMES = "[...document.querySelectorAll('#runs tbody .name')].map(one => one.text
 
 def row(name: str) -> str:
     return ROW.replace("NAME", json.dumps(name))
+
+
+STOP_BUTTON = f"{row('one')}?.querySelector('button.stop')"
+# How a page may send a POST elsewhere; each resolves when it was answered or refused.
+CROSS_SITE = """
+(async () => {
+  const [url, body] = [TARGET, JSON.stringify({ run: KEY })];
+  const json = { "content-type": "application/json" };
+  const sent = [
+    { headers: json },
+    { headers: json, credentials: "include" },
+    { headers: json, mode: "no-cors" },
+    { headers: { "content-type": "text/plain" } },
+    { mode: "no-cors", body: new Blob([body], { type: "application/json" }) },
+  ];
+  const post = { method: "POST", body };
+  for (const how of sent) await fetch(url, { ...post, ...how }).catch(() => null);
+  navigator.sendBeacon(url, new Blob([body], { type: "application/json" }));
+  navigator.sendBeacon(url, body);
+  const frame = document.createElement("iframe");
+  frame.name = "answer";
+  const form = document.createElement("form");
+  Object.assign(form, { method: "POST", action: url, target: "answer", enctype: "text/plain" });
+  const field = document.createElement("input");
+  [field.name, field.value] = [body.slice(0, -1) + ', "a": "', '"}'];
+  form.append(field);
+  document.body.append(frame, form);
+  const answered = new Promise((done) => { frame.onload = done; });
+  form.submit();
+  await answered;
+  return true;
+})()
+"""
+
+
+@needs_browser
+def test_a_board_that_only_shows_has_no_button(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one")
+    with holding(run, "LOCK_EX", os.geteuid()) as launcher, Browser() as browser:
+        with running(tmp_path) as board:
+            browser.open(board.url)
+            browser.wait_for(f"{row('one')}?.cells[2].textContent === 'running'")
+            assert browser.evaluate("document.querySelector('button.stop') === null")
+            request = {
+                "method": "POST",
+                "headers": {"content-type": "application/json"},
+                "body": json.dumps({"run": board.runs()["one"]["key"]}),
+            }
+            status = f"fetch('stop', {json.dumps(request)}).then((answer) => answer.status)"
+            assert browser.evaluate(status) == 403
+        assert launcher.poll() is None
+
+
+@needs_browser
+def test_a_page_of_another_site_stops_nothing(tmp_path: Path) -> None:
+    """It knows the run's key, and tries all ways in which a browser lets it send."""
+    run = make_run(tmp_path / "runs" / "one")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("<!doctype html><title>another site</title>")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "site")
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as site,
+        holding(run, "LOCK_EX", os.geteuid()) as launcher,
+        running(tmp_path / "runs", may_stop=True) as board,
+        Browser() as browser,
+    ):
+        threading.Thread(target=site.serve_forever).start()
+        try:
+            browser.open(f"http://localhost:{site.server_port}/")
+            key, target = board.runs()["one"]["key"], f"{board.url}/stop"
+            attack = CROSS_SITE.replace("TARGET", json.dumps(target))
+            assert browser.evaluate(attack.replace("KEY", json.dumps(key)))
+            assert browser.requests.count(target) >= 7, "not all of it was sent"
+            assert launcher.poll() is None
+            browser.open(board.url)  # its own page does stop this run
+            browser.wait_for(f"{STOP_BUTTON}?.textContent === 'stop'")
+            browser.wait_for(f"({STOP_BUTTON}.click(), {STOP_BUTTON}.textContent !== 'stop')")
+            browser.evaluate(f"{STOP_BUTTON}.click()")
+            assert launcher.wait(PATIENCE) == -signal.SIGTERM
+        finally:
+            site.shutdown()
 
 
 @pytest.mark.slow

@@ -42,6 +42,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "ItemKNN": {"model.k": 10},
     "UserKNN": {"model.k": 10},
     "SLIM": {},
+    "SLIMElastic": {"model.alpha": 0.1},
+    "ADMMSLIM": {"model.lambda2": 20.0},
+    "ADMMSLIM centred": {"model.lambda2": 20.0, "model.center_columns": True},
+    "AsymKNN": {"model.k": 10, "model.beta": 0.5},
+    "NCEPLRec": {"model.rank": 10},
     "IALS": {**WIDTH, "model.epochs": 3},
     "MultiVAE": {"model.mlp_hidden_dimension": [12], "model.latent_dimension": 6},
     "RecVAE": {"model.hidden_dimension": 12, "model.latent_dimension": 6},
@@ -104,6 +109,20 @@ MODELS |= {
 TOLD = {**TRANSFORMER, "data.synthetic.item_features": 2}
 MODELS["TIGER features"] = {**CODES, **TOLD, "model.codes_from": "features"}
 MODELS |= {"SASRecF": TOLD, "FDSA": TOLD, "S3Rec": TOLD}
+MODELS |= {
+    "TransRec": WIDTH,
+    "HGN": {**WIDTH, "model.reg_weight": [0.01, 0.001]},
+    "HGN max": {**WIDTH, "model.pooling_type": "max"},
+    "FOSSIL": {**WIDTH, "model.reg_weight": 0.001},
+    "SHAN": WIDTH,
+    "NPE": WIDTH,
+    "HRM": WIDTH,
+    "HRM average": {
+        **WIDTH,
+        "model.pooling_type_layer_1": "average",
+        "model.pooling_type_layer_2": "average",
+    },
+}
 # These look across the global batch: what they say of a part of it is another thing.
 ACROSS = [
     "SimGCL",

@@ -15,10 +15,15 @@ import torch
 import shoal
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Model
+from shoal.models.general.admmslim import ADMMSLIM
+from shoal.models.general.asymknn import AsymKNN
 from shoal.models.general.ease import EASE
 from shoal.models.general.ials import IALS
+from shoal.models.general.item_weights import ItemWeights
 from shoal.models.general.itemknn import ItemKNN
+from shoal.models.general.nceplrec import NCEPLRec
 from shoal.models.general.slim import SLIM
+from shoal.models.general.slimelastic import SLIMElastic
 from shoal.models.general.userknn import UserKNN
 from shoal.models.nn.closed_form import Progress, check_memory, negative_inverse_
 from shoal.models.nn.user_items import UserItems
@@ -47,7 +52,7 @@ def solved(model: Solved) -> Solved:
     return model
 
 
-def columns(model: EASE | SLIM | ItemKNN) -> np.ndarray:
+def columns(model: ItemWeights) -> np.ndarray:
     return model.encode_item(torch.arange(ITEMS)).T.double().numpy()
 
 
@@ -83,6 +88,78 @@ def test_slim_stops_where_its_loss_is_flat(taken: np.ndarray) -> None:
     assert (weights >= 0.0).all() and (weights > 0.0).sum() > ITEMS
     assert np.abs(slope[free & (weights > 0)]).max() < 1e-4
     assert slope[free].min() > -1e-4 and np.abs(np.diag(weights)).max() == 0.0
+
+
+@pytest.mark.parametrize("hide_item", [True, False])
+@pytest.mark.parametrize("positive", [True, False])
+def test_an_elastic_net_stops_where_its_loss_is_flat(
+    taken: np.ndarray, positive: bool, hide_item: bool
+) -> None:
+    options = SLIMElastic.Options(alpha=0.05, l1_ratio=0.4, sweeps=500, tolerance=1e-9)
+    options.positive_only, options.hide_item = positive, hide_item
+    weights = columns(solved(SLIMElastic(options, facts_of(taken))))
+    strength = 0.05 * (USERS - 1)
+    slope = taken.T @ (taken @ weights - taken) + 0.6 * strength * weights
+    free = np.ones((ITEMS, ITEMS), bool) if not hide_item else ~np.eye(ITEMS, dtype=bool)
+    l1 = 0.4 * strength
+    assert np.abs(slope + l1 * np.sign(weights))[free & (weights != 0)].max() < 1e-4
+    still = slope[free & (weights == 0)]
+    assert still.min() > -l1 - 1e-4 and (positive or still.max() < l1 + 1e-4)
+    assert weights.min() >= 0.0 or not positive
+    assert weights.min() < 0.0 or positive or not hide_item
+    assert (np.abs(np.diag(weights)).max() == 0.0) == hide_item
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_admm_reaches_the_least_loss(taken: np.ndarray, centred: bool) -> None:
+    """Where its rounds end, the loss is flat in all weights that are not 0."""
+    options = ADMMSLIM.Options(lambda1=1.0, lambda2=8.0, rho=20.0, k=3000)
+    options.center_columns = centred
+    model = solved(ADMMSLIM(options, facts_of(taken)))
+    weights, means = columns(model), taken.sum(0) / (USERS - 1)
+    constants = weights[0].copy()
+    weights[0] = 0.0
+    inner = taken[1:] - means if centred else taken[1:]
+    penalty = 8.0 * np.sqrt(means)[:, None] * weights
+    slope = inner.T @ (inner @ weights - inner) + penalty + 1.0
+    free = ~np.eye(ITEMS, dtype=bool)
+    assert np.abs(slope[free & (weights > 0)]).max() < 1e-2
+    assert slope[free].min() > -1e-2 and (weights > 0).sum() > ITEMS
+    expected = means * centred + inner @ weights
+    scores = model.score(Batch(USERS - 1, {"user_id": torch.arange(1, USERS)}), torch.arange(ITEMS))
+    np.testing.assert_allclose(scores[:, 1:], expected[:, 1:], atol=1e-4)
+    assert (constants[1:] != 0).all() == centred
+
+
+def test_asymmetric_neighbours_are_their_formula(taken: np.ndarray) -> None:
+    options = AsymKNN.Options(k=4, alpha=0.8, q=2.0, beta=0.3)
+    counts, sizes = taken.T @ taken, np.maximum(taken.sum(0), 1.0)
+    alike = counts / (sizes[:, None] ** 0.2 * sizes**0.8)  # [other item, scored item]
+    np.fill_diagonal(alike, 0.0)
+    weights = columns(solved(AsymKNN(options, facts_of(taken))))
+    for item in range(1, ITEMS):
+        best = np.sort(alike[:, item])[-4:] ** 2
+        expected = best / np.linalg.norm(best) ** 1.4
+        np.testing.assert_allclose(np.sort(weights[:, item])[-4:], expected, rtol=1e-5)
+        assert (weights[:, item] > 0).sum() == 4
+
+
+def test_a_projected_regression_is_its_formula(taken: np.ndarray) -> None:
+    options = NCEPLRec.Options(beta=0.7, rank=6, reg_weight=3.0)
+    counts = np.maximum(taken.sum(0), 1.0)
+    contrast = taken * np.maximum(np.log((USERS - 1) / counts**0.7), 0.0)
+    _, strengths, right = np.linalg.svd(contrast)
+    users = taken @ right[:6].T * np.sqrt(strengths[:6])
+    items = np.linalg.solve(users.T @ users + 3.0 * np.eye(6), users.T @ taken)
+    torch.manual_seed(1)
+    model = solved(NCEPLRec(options, facts_of(taken)))
+    batch = Batch(USERS, {"user_id": torch.arange(USERS)})
+    made = model.score(batch, torch.arange(ITEMS))
+    np.testing.assert_allclose(made, users @ items, atol=2e-3)
+    terms = model.terms(
+        torch.tensor(4), torch.from_numpy(np.flatnonzero(taken[4])), torch.tensor(6)
+    )
+    assert float(terms.sum()) == pytest.approx(float(made[4, 6]), abs=1e-5)
 
 
 def cosines(counts: np.ndarray, shrink: float) -> np.ndarray:
@@ -131,7 +208,17 @@ def test_sparse_weights_are_those_of_the_checkpoint(taken: np.ndarray) -> None:
     np.testing.assert_array_equal(columns(narrow), columns(wide))
 
 
-CLOSED_FORM = (EASE, IALS, ItemKNN, SLIM, UserKNN)
+CLOSED_FORM = (
+    EASE,
+    IALS,
+    ItemKNN,
+    SLIM,
+    UserKNN,
+    SLIMElastic,
+    ADMMSLIM,
+    AsymKNN,
+    NCEPLRec,
+)
 
 
 @pytest.mark.parametrize("kind", CLOSED_FORM)

@@ -30,7 +30,7 @@ class AdamRows:
     values: Tensor  # [rows, dim]
     first: Tensor  # first and second moments [rows, dim]
     second: Tensor
-    numbers: Tensor  # of the present step: step size, eps, learning rate
+    numbers: Tensor  # of the present step: step size, eps, learning rate, share kept
 
 
 class RowEngine(SavedRows):

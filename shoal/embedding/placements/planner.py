@@ -1,7 +1,7 @@
 """Planner: decides where each table goes, and reports what that costs.
 
-Small tables are replicated (reading them needs no trip), large ones are cut by rows. Tables in
-between go whole to one rank each where that comes out even, which keeps their lookups in one piece.
+Small tables are replicated (reading them needs no trip). The others go whole to one rank each where
+that comes out even, which keeps their lookups in one piece; else all of them are cut by rows.
 A config may decide for all tables, or for one.
 """
 

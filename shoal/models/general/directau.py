@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.models.base import Batch, Facts, Output
+from shoal.models.base import Batch, Output
 from shoal.models.general.bpr import BPR
 from shoal.models.nn.losses import Gather
 
@@ -28,10 +28,6 @@ class DirectAU(BPR):
         gamma: float = 1.0  # weight of uniformity
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
-
-    def __init__(self, options: Options, facts: Facts):
-        super().__init__(options, facts)
-        del self.loss  # BPR's
 
     def forward(self, batch: Batch) -> Output:
         rows = self.embed(batch, [self.facts.user_field, self.facts.item_field])

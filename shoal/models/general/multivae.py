@@ -7,8 +7,10 @@ another network makes of the items:
     loss = - sum of ln softmax(decoder(z))_i over the items + beta * KL(q(z) | N(0, 1))
 """
 
+from collections.abc import Mapping
 from dataclasses import field
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ class MultiVAE(Autoencoder):
     """A variational autoencoder of what a user took."""
 
     updates: Tensor
+    recbole_options: ClassVar[Mapping[str, str]] = {"mlp_hidden_size": "mlp_hidden_dimension"}
 
     class Options(Autoencoder.Options):
         # widths of the encoder's layers; the decoder's are their mirror

@@ -70,20 +70,22 @@ class UserItems(nn.Module):
         num_users = len(self.starts) - 1
         users = owners(Jagged(self.items, self.starts))
         weights = torch.ones(len(users)) if self.weights is None else self.weights
-        items_by_user = _sparse(users, self.items, weights, (num_users, self.num_items))
+        items_by_user = sparse_matrix(users, self.items, weights, (num_users, self.num_items))
         order = self.items.argsort(stable=True)
         items, users, weights = self.items[order], users[order], weights[order]
         for first in range(0, self.num_items, rows):
             last = min(first + rows, self.num_items)
             a, b = torch.searchsorted(items, torch.tensor([first, last])).tolist()
-            block = _sparse(items[a:b] - first, users[a:b], weights[a:b], (last - first, num_users))
+            block = sparse_matrix(
+                items[a:b] - first, users[a:b], weights[a:b], (last - first, num_users)
+            )
             with warnings.catch_warnings():  # torch announces a beta state of sparse products
                 warnings.simplefilter("ignore")
                 counts = torch.sparse.mm(block, items_by_user).to_dense()
             yield first, counts
 
 
-def _sparse(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
+def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
     """A sparse matrix of values at places in ascending order."""
     return torch.sparse_coo_tensor(
         torch.stack([rows, columns]),

@@ -1,7 +1,7 @@
 """What sequential models share: how a state of a history is asked for the next item."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from shoal.models.nn.losses import (
 from shoal.models.nn.transformer import Activation
 from shoal.models.options import Positive, Share
 
+Pooling = Literal["max", "average"]
 SEQUENCE_DEFAULTS: dict[str, Any] = {"train.negatives": None}
 
 
@@ -53,6 +54,9 @@ class Sequential(Model):
 
     kind = "sequential"
     samples: ClassVar[Samples] = "windows"
+    # True: item vectors are rows as they are, and a softmax over them can be fused. A model that
+    # makes something else of rows says False, and how in `compared` or `item_vectors`.
+    rows_are_vectors: ClassVar[bool] = True
     embed: Embeddings
     logq: Tensor
 
@@ -81,7 +85,15 @@ class Sequential(Model):
 
     def encode_item(self, ids: Tensor) -> Tensor:
         """Item vectors: ids of any shape -> that shape + [dim]."""
-        return self.compared(self.embed.rows("target", ids))
+        return self.item_vectors(self.embed.rows("target", ids))
+
+    def item_vectors(self, rows: Tensor) -> Tensor:
+        """What rows of items are multiplied as: [..., width of a row] -> [..., d]."""
+        return self.compared(rows)
+
+    def every_item(self) -> Tensor:
+        """The vectors of all items as a loss over all of them compares: [num_items, d]."""
+        return self.item_vectors(self.embed.whole("target"))
 
     def compared(self, vectors: Tensor) -> Tensor:
         """Vectors as they are multiplied with others: [..., d]."""
@@ -94,13 +106,18 @@ class Sequential(Model):
 
     asked = former_method("asked", project_states)
 
+    def row_penalty(self, batch: Batch) -> Tensor:
+        """Half the squared norms of the rows that samples read, without negatives: scalar."""
+        fields = [f for f in self.embed.fields if f in batch.ids and f != "neg_item"]
+        rows = [self.embed.rows(f, batch.tensor(f)) for f in fields]
+        return 0.5 * sum((part.square().sum() for part in rows), rows[0].new_zeros(()))
+
     def loss(self, states: Tensor, targets: Tensor, negatives: Tensor | None) -> Output:
         """The loss of states [n, d] that are to find targets [n], against negatives [n, k]."""
         options, states = self.options, self.project_states(states)
         if options.loss_type == "CE":
-            if options.cosine or options.label_smoothing:
-                items = self.compared(self.embed.whole("target"))
-                total = over_vectors(states, items, targets, options.label_smoothing)
+            if options.cosine or options.label_smoothing or not self.rows_are_vectors:
+                total = over_vectors(states, self.every_item(), targets, options.label_smoothing)
             else:
                 total = self.embed.full_softmax("target", states, targets)
             return Output(total, len(targets))
@@ -192,6 +209,26 @@ def at_last(states: Tensor, history: Tensor) -> Tensor:
     """States [b, l, d] at the last item of each history; an empty one is its first position."""
     last = last_places(history)
     return states[torch.arange(last.shape[0], device=last.device), last]
+
+
+def newest(vectors: Tensor, history: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Vectors of the last `number` items of each history, the newest last, and which are pads.
+
+    vectors [b, l, d], history [b, l] -> [b, number, d], bool [b, number]; those of pads are zeros.
+    """
+    places = torch.arange(number, device=history.device) + lengths(history).unsqueeze(1) - number
+    pads = places < 0
+    rows = torch.arange(len(history), device=history.device).unsqueeze(1)
+    return vectors[rows, places.clamp(min=0)] * ~pads.unsqueeze(2), pads
+
+
+def pooled(vectors: Tensor, pads: Tensor, how: Pooling) -> Tensor:
+    """One vector of several [b, n, d], pads left out: [b, d]. Without any, zeros."""
+    if how == "max":
+        most = vectors.masked_fill(pads.unsqueeze(2), -torch.inf).amax(1)
+        return most.masked_fill(pads.all(1, keepdim=True), 0.0)
+    real = ~pads.unsqueeze(2)
+    return (vectors * real).sum(1) / real.sum(1).clamp(min=1)
 
 
 class MultiInterest(Sequential):

@@ -177,7 +177,7 @@ class Writer:
         if isinstance(self.model, Pop) or self.signature["query"] == "constant":
             return "alike"
         if way == "terms":  # vectors of ItemWeights have a number for each item
-            if isinstance(self.model, ItemWeights):
+            if isinstance(self.model, ItemWeights) and self.model.rest_is is None:
                 return "terms"
             return self._solved(self.model) if isinstance(self.model, IALS) else None
         kept = {"vectors": True, "history": self.model.kind == "sequential"}  # nothing is folded in

@@ -42,7 +42,7 @@ class MetricSet:
     popularity: training counts of the items, [num_items]. tail_ratio: up to 1 the share of items,
     least popular first, that are the tail; above 1 the tail is the items with at most that count.
     groups: of users and items, for metrics that read them. keep: users whose list, hits and values
-    are kept, as `kept` returns them.
+    are kept, as `kept_values` returns them.
     Blocks are kept (not copied) until enough have come to be measured at once.
     """
 
