@@ -8,6 +8,7 @@ from shoal.config.keys import KEYS, options_of
 from shoal.experiments.tuning.space import Parameter
 from shoal.models import find
 from shoal.models.base import Model
+from shoal.models.options import Share
 from shoal.runs.data_size import USUAL_BATCH
 
 # What a search of this key is, given its default; None: it is left out.
@@ -20,6 +21,8 @@ def default_space(model: str | type[Model]) -> list[Parameter]:
     space = [*_training(model_class)] if model_class.trainable else []
     for key, option in options_of(model_class.Options).items():
         rule = _rule(key.removeprefix("model."))
+        if rule is _weight and option.kind == Share:
+            rule = _share
         if rule is not None and (parameter := rule(key, option.default)) is not None:
             space.append(parameter)
     if not space:
@@ -91,6 +94,11 @@ def _weight(key: str, default: Any) -> Parameter | None:
     if not isinstance(default, float) or default <= 0:
         return None
     return Parameter(key, low=_short(default / 100), high=_short(default * 100), log=True)
+
+
+def _share(key: str, default: Any) -> Parameter | None:
+    """From none to all."""
+    return Parameter(key, (), 0.0, 1.0, 0.1)
 
 
 def _temperature(key: str, default: Any) -> Parameter | None:

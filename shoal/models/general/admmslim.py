@@ -35,9 +35,8 @@ class ADMMSLIM(SparseWeights):
         rho: Positive = 4000.0  # how strongly the fitting and the sparse weights are held together
         k: Count = 100  # number of rounds
         positive_only: bool = True  # no weight is below 0
-        center_columns: bool = (
-            False  # an item's average is left out of the fit, and added to scores
-        )
+        # An item's average is left out of the fit, and added to scores
+        center_columns: bool = False
 
     def weight_blocks(self) -> Iterator[Tensor]:
         check_memory(f"ADMMSLIM of {self.facts.num_items:,} items", 24 * self.facts.num_items**2)
