@@ -215,7 +215,7 @@ def newest(vectors: Tensor, history: Tensor, number: int) -> tuple[Tensor, Tenso
     """
     places = torch.arange(number, device=history.device) + lengths(history).unsqueeze(1) - number
     pads = places < 0
-    rows = torch.arange(len(history), device=history.device).unsqueeze(1)
+    rows = torch.arange(history.shape[0], device=history.device).unsqueeze(1)
     return vectors[rows, places.clamp(min=0)] * ~pads.unsqueeze(2), pads
 
 
