@@ -7,7 +7,6 @@ answers on. Files are keyed by id, so any number of servers can load what any nu
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
+from shoal.distributed.parent_process import end_with_parent
 from shoal.embedding.engines.row_files import RowFilesRead, chunks, take_over, warn_lost
 from shoal.embedding.rows.placement import Placement, Sharding
 from shoal.ps.server.folder import Folder, opened
@@ -34,7 +34,6 @@ from shoal.ps.server.state import State
 from shoal.ps.spec import Load, Save
 from shoal.ps.wire import WireError, json_frame
 
-LIBC = ctypes.CDLL(None)
 _forking = threading.Lock()
 
 
@@ -85,7 +84,8 @@ class ShardWriter:
         status = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            _follow(server)
+            # Another process of this server may be started, which writes the same files.
+            end_with_parent(server)
             _close_sockets()
             if self._gate >= 0:
                 os.close(self._gate)
@@ -156,16 +156,6 @@ def _close_sockets() -> None:
         with contextlib.suppress(OSError):  # that of the listing itself is closed by now
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 os.close(int(name))
-
-
-def _follow(server: int) -> None:
-    """In the child: end with the server, at once and however it ends.
-
-    Another process of it may be started, which needs its port and writes the same files.
-    """
-    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != server:
-        os._exit(1)
 
 
 def write_shards(state: State, folder: Folder, marks: list[int] | None) -> dict[str, Any]:
