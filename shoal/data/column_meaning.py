@@ -24,6 +24,12 @@ OUTCOMES = (
     "returned revenue reward sale sales saved shared signup skipped sold spend spent subscribed "
     "target timespent viewtime watch watched"
 )
+# Units behind numbers, in lower case.
+MEASURES = (
+    "kg g mg lb lbs oz km m cm mm mi ft in l cl ml ms s sec secs min mins h hr hrs b kb mb gb tb "
+    "w kw kwh v mah hz khz mhz ghz px dpi °c °f"
+)
+MEASURED = re.compile(rf"[-+−]?\d[\d.,]*\s?({'|'.join(MEASURES.split())})\.?", re.IGNORECASE)
 HOUR, DAY = 3600, 86_400
 NAMES = {"time", "timestamp", "datetime", "date", "day", "ts", "at", "on", "when", "moment"}
 NAMES |= {"birth", "birthday", "birthdate", "born", "dob", "published", "released", "joined"}
@@ -47,6 +53,15 @@ def is_outcome(column: str) -> bool:
     joined = {first + second for first, second in pairwise(words)}  # view_time
     plain = {word.removeprefix("is").removesuffix("flag") for word in words}
     return not {*words, *plain, *joined}.isdisjoint(OUTCOMES.split())
+
+
+def is_measured(value: str) -> bool:
+    """Whether a text is a number with a unit.
+
+    >>> is_measured("3,5 kg"), is_measured("120min"), is_measured("12a")
+    (True, True, False)
+    """
+    return MEASURED.fullmatch(value.strip()) is not None
 
 
 def words_of(column: str) -> list[str]:

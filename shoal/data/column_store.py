@@ -9,13 +9,14 @@ Code that writes columns takes a place, a folder's path or a Memory, and need no
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from shoal.files.durable import is_plain_name, no_links, open_regular, replace_d
 from shoal.files.folders import inner_folder, remove_folder
 
 EVERYTHING = 1 << 62  # bytes of memory: all is in one piece
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CHUNK = 1 << 20  # rows at a time where rows are passed over
 DOCUMENT_BYTES = 1 << 26  # most that a document may have
 
@@ -186,7 +188,10 @@ def filled_folder(folder: Path, is_whole: Callable[[], bool]) -> Iterator[Path]:
     """
     inner_folder(folder.parent.parent, folder.parent.name)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    lock = os.open(work, FOLDER_FLAGS)
     try:
+        with suppress(OSError):  # some remote disks lock no folders
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield work
         if folder.exists() and not is_whole():
             remove_folder(folder.parent.parent, folder.parent.name, folder.name)
@@ -196,7 +201,22 @@ def filled_folder(folder: Path, is_whole: Callable[[], bool]) -> Iterator[Path]:
             if not is_whole():
                 raise
     finally:
+        os.close(lock)
         shutil.rmtree(work, ignore_errors=True)
+
+
+def is_being_filled(work: Path) -> bool:
+    """Whether a process holds the lock of a hidden folder of `filled_folder`."""
+    lock = os.open(work, FOLDER_FLAGS)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # some remote disks lock no folders
+        return False
+    finally:
+        os.close(lock)
+    return False
 
 
 def write_document(path: Path, body: dict[str, Any]) -> None:

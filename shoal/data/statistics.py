@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data.column_meaning import is_outcome
+from shoal.data.column_meaning import is_measured, is_outcome
 from shoal.data.dataset import SPLITS, Column, Dataset
 from shoal.data.dates import shown_time
-from shoal.data.reading import shown_readings
+from shoal.data.reading import MOSTLY, shown_readings
 
 FEW = 30  # users; of fewer, one more or less moves a mean by several per cent
+SAMPLE = 1_000  # words of a column that are looked at
 DOES = {"train": "train", "valid": "validate", "test": "test"}
 
 
@@ -146,6 +147,7 @@ def find_data_warnings(
         for key, count, rows in left_out(data)
         if key == "data.filter.by_user_or_item"
     ]
+    warnings += measured_columns(data)
     warnings += untaken_rows(data) if is_ranked else []
     pair_counts = data.counted()
     # Where repeated pairs are tested on, the sentence below says more.
@@ -169,6 +171,22 @@ def find_data_warnings(
     return warnings + [
         few(split, count, "user") for split, count in counts.items() if 0 < count < FEW
     ]
+
+
+def measured_columns(dataset: Dataset) -> list[str]:
+    """A sentence for each column of numbers with a unit, such as 3,5 kg: they are read as ids."""
+    warnings = []
+    for name, words in dataset.vocab.items():
+        sample = [str(word) for word in words[1:SAMPLE]]  # the first is the padding
+        if name in (dataset.user_field, dataset.item_field) or not sample:
+            continue
+        measured = [word for word in sample if is_measured(word)]
+        if len(measured) >= MOSTLY * len(sample):
+            warnings.append(
+                f"{name} holds numbers with a unit ({measured[0]!r}), which are read as ids; write "
+                "the numbers alone where they are meant"
+            )
+    return warnings
 
 
 def untaken_rows(dataset: Dataset) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 
 IPC = "ipc://"
 
@@ -30,6 +31,11 @@ def stays_here(address: str) -> bool:
     # An address of IPv6 may name its interface: fe80::1%eth0
     numbers = [ipaddress.ip_address(str(place[0]).split("%")[0]) for *_, place in entries]
     return bool(numbers) and all(number.is_loopback for number in numbers)
+
+
+def is_old_socket(address: str) -> bool:
+    """Whether an address is a Unix socket whose folder is gone: nobody can listen there."""
+    return address.startswith(IPC) and not Path(address.removeprefix(IPC)).parent.exists()
 
 
 def check_private(addresses: Iterable[str], key: str, remedy: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import shoal
 from shoal import config as config_room
@@ -17,9 +18,26 @@ from shoal.launch.ranks import launch
 from shoal.launch.restarts import Growth, MoreRanks, Restarts
 from shoal.launch.servers import END_SECONDS, Servers
 from shoal.launch.workers import Workers
+from shoal.ps.address import is_old_socket
 from shoal.training.run_folder import RunFolder, start_logging
 
 log = logging.getLogger("shoal")
+
+
+def with_new_servers(resolved: Resolved) -> Resolved:
+    """The config of a run to continue, with new servers where its own listened on sockets here.
+
+    Those sockets are gone. The new servers choose theirs; they are as many as before, or as many as
+    launch.servers says. In a run's config that counts every replica.
+    """
+    launch, section = resolved.config.launch, resolved.config.strategy.ps
+    addresses = section.addresses
+    if not addresses or not all(is_old_socket(one) for one in addresses):
+        return resolved
+    values: dict[str, Any] = {"strategy.ps.addresses": []}
+    if launch.servers in (0, len(addresses)):
+        values["launch.servers"] = len(addresses) // section.replicas
+    return resolved.with_values(values, "the launcher")
 
 
 def train_launched(resolved: Resolved, resume: bool, folder: RunFolder | None = None) -> None:

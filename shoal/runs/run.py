@@ -47,7 +47,7 @@ from shoal.runs.build import build
 from shoal.runs.decay import ages_after, save_ages
 from shoal.runs.folder_inputs import keep_inputs
 from shoal.runs.forecast import expected
-from shoal.runs.host_processes import train_launched
+from shoal.runs.host_processes import train_launched, with_new_servers
 from shoal.runs.results import RunResult, check_copied
 from shoal.runs.user_code import kept_code, own_code, own_names
 from shoal.runs.warm_start import begin, keep_before, validate_first
@@ -234,6 +234,8 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
 
 
 def _train(resolved: Resolved, resume: bool) -> dict[str, Any]:
+    if resume and not is_worker():
+        resolved = with_new_servers(resolved)
     config, section = resolved.config, resolved.config.launch
     if config.strategy.name == "ps":
         check_installed("parameter servers")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster_configs import LONG, MODELS, write_config
-from commands import Command, errors, newest_step, shoal
+from commands import Command, errors, finish, newest_step, shoal
 from ranks import free_port
 from test_ps_launch import numbers
 from test_ps_recovery import EPOCH, PATIENCE, until_saved
@@ -78,6 +78,10 @@ def test_both_are_killed(tmp_path: Path) -> None:
     (message,) = errors(command.output)
     assert "server 0 (replica 2 of 2) on host" in message and f"pid {there[0, 1]}" in message
     assert "--resume" in message and "Traceback" not in command.output
+    # The folder tells how many servers it had, with how many replicas.
+    output = finish("train", "--resume", folder, "--nproc=2", cwd=tmp_path)
+    assert "resuming" in output
+    assert numbers(folder) == pytest.approx(numbers(run_whole(tmp_path, config)), rel=1e-6)
 
 
 def test_a_host_of_servers_is_lost(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,12 @@ def test_exporting_an_estimator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     make(tmp_path / "run").train(batches)
     opened, new = make(tmp_path / "run"), {"item": np.arange(7)}
     expected = [float(one["predictions"]) for one in opened.predict(lambda: [new])]
-    # As TensorFlow's pages have it: into the folder of the run, which is there, and once more.
-    paths = [opened.export_saved_model(tmp_path / "run", lambda: new) for _ in range(2)]
+    # As TensorFlow's pages have it: into the folder of the run, which is there, and once more,
+    # when the clock was set back.
+    paths, now = [], time.time
+    for back in (0, 3600):
+        monkeypatch.setattr(time, "time", lambda back=back: now() - back)
+        paths.append(opened.export_saved_model(tmp_path / "run", lambda: new))
     assert paths[0].parent == tmp_path / "run" and int(paths[0].name) < int(paths[1].name)
     for path in (*paths, Service(tmp_path / "run").model.folder):
         assert shoal.load(path).answer(new).tolist() == pytest.approx(expected, abs=1e-6)

@@ -80,6 +80,18 @@ def test_prepared_data_is_counted_like_raw_data(order: str, width: str, tmp_path
     assert len(find_data_warnings(found, repeatable=True)) == 2
 
 
+def test_numbers_with_a_unit_are_named(tmp_path: Path) -> None:
+    rows = [f"u{n % 7},i{n % 5},{n % 4},{n % 3}a\n" for n in range(60)]
+    (tmp_path / "a.csv").write_text("user_id,item_id,rating,house\n" + "".join(rows))
+    items = [f'i{n},"{n},5 kg"\n' for n in range(5)]
+    (tmp_path / "items.csv").write_text("item_id,weight\n" + "".join(items))
+    files = {"inter": "a.csv", "item": "items.csv"}
+    config = {"path": str(tmp_path), "files": files, "cache": False}
+    dataset = load_dataset(DataSection.model_validate(config), 1)
+    (warning,) = [one for one in find_data_warnings(dataset, False) if "unit" in one]
+    assert warning.startswith("weight holds numbers with a unit ('0,5 kg'), which are read as ids")
+
+
 def trained(tmp_path: Path, files: dict[str, str], **more: Any) -> tuple[dict[str, Any], str]:
     """The result of a short run, and its log."""
     for name, text in files.items():

@@ -94,6 +94,17 @@ def test_rows_that_no_training_leaves_behind_are_refused(tmp_path: Path, value: 
     assert snapshot is not None and snapshot.state["step"] == 1
 
 
+def test_training_that_overflowed_is_named(tmp_path: Path) -> None:
+    """Files that were damaged on the disk are another error."""
+    for step in (1, 2):
+        commit(tmp_path, step, **{"rows-item-00000.safetensors": tensors(float("inf"))})
+    with pytest.raises(CheckpointError, match="numbers overflowed in training: every checkpoint"):
+        Checkpoints(tmp_path, World()).load_newest()
+    (tmp_path / "step-00000003").mkdir()
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
+        Checkpoints(tmp_path, World()).load_newest()
+
+
 def safetensors(length: int = 48, **facts: tuple[str, list[int], list[int]]) -> bytes:
     """A file whose header states these types, shapes and places, before `length` bytes."""
     keys = ("dtype", "shape", "data_offsets")

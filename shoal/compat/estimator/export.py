@@ -95,10 +95,9 @@ class _Draft:
         def answer_batch(batch: Batch) -> Tensor:
             return answer({**{key: batch.tensor(key) for key in batch.ids}, **batch.dense})
 
-        second = int(time.time())
-        while (folder / str(second)).exists():  # the next one that is free
-            second += 1
-        path = folder / str(second)
+        # Services take the highest name: a clock that was set back must not name it lower.
+        earlier = [int(entry.name) for entry in folder.glob("*") if entry.name.isdecimal()]
+        path = folder / str(max([int(time.time()), *(second + 1 for second in earlier)]))
         hidden = stack.enter_context(files.new_folder(path))
         traced = trace(model, _batch(features), answer_batch, alone=False)
         return cls(path, hidden, type(model).__name__, traced)

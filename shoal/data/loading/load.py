@@ -33,6 +33,7 @@ from shoal.data.column_store import (
     all_stored,
     check_arrays,
     filled_folder,
+    is_being_filled,
     map_array,
     read_document,
     write_array,
@@ -266,7 +267,8 @@ def write_cache(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[s
         inner_folder(folder.parent.parent, folder.parent.name)
         for leftover in folder.parent.glob(".*.tmp"):  # left by writers that were killed
             with suppress(OSError):
-                if time.time() - leftover.stat().st_mtime > 24 * 3600:
+                is_old = time.time() - leftover.stat().st_mtime > 24 * 3600
+                if is_old and not is_being_filled(leftover):  # the clock may have jumped
                     remove_folder(folder.parent.parent, folder.parent.name, leftover.name)
         with filled_folder(folder, lambda: read_cache(folder) is not None) as work:
             write_document(work / MANIFEST, {"version": VERSION, **write(work)})

@@ -138,8 +138,12 @@ def view_of(
     seed: int,
     memory: int = 1 << 31,
     engine: LocalEngine | None = None,
+    final_folder: Path | None = None,
 ) -> views.View:
-    """The rows of a folder split, in parts of so much memory where that was not done before."""
+    """The rows of a folder split, in parts of so much memory where that was not done before.
+
+    final_folder: where a folder that is still being written will be, for the log.
+    """
     manifest = Manifest.from_document(document)
     fields, columns = manifest.fields, manifest.columns
     split = decide_split(split, fields["time"] in columns)
@@ -148,7 +152,8 @@ def view_of(
     sizes = (len(manifest.words[fields["user"]]), len(manifest.words[fields["item"]]))
     view = views.open_view(place, rows, sizes)
     if view is None:
-        logger.info("%s is split for the first time as data.split says; it is kept", folder)
+        title = final_folder or folder
+        logger.info("%s is split for the first time as data.split says; it is kept", title)
         names = {side: fields[side] for side in ("user", "item", "time")}
         if split.order == "file" or fields["time"] not in columns:
             del names["time"]

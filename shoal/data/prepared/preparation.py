@@ -121,7 +121,15 @@ class InteractionSteps(PrepareSteps):
 
     def finish(self, job: PrepareJob, manifest: Document, folder: Path) -> None:
         """The split that the config asks for, where it is not there."""
-        view_of(folder, manifest, job.config.split, job.seed, job.memory, job.engine)
+        view_of(
+            folder,
+            manifest,
+            job.config.split,
+            job.seed,
+            memory=job.memory,
+            engine=job.engine,
+            final_folder=job.to,
+        )
 
     def outdated(self, job: PrepareJob, manifest: Document, new_manifest: Document) -> list[Path]:
         """The view of the rows before, and columns of side tables that were written anew."""

@@ -50,9 +50,9 @@ class RequestMetrics:
             registry=self.registry,
         )
         self.in_flight = Gauge("shoal_in_flight", "Requests being answered", registry=self.registry)
-        start = time.time()
+        start = time.monotonic()
         uptime = Gauge("shoal_uptime_seconds", "Seconds in service", registry=self.registry)
-        uptime.set_function(lambda: time.time() - start)
+        uptime.set_function(lambda: time.monotonic() - start)
         self.registry.register(self)
         # Kept, because finding series by their labels costs more than counting.
         self.series = cache(self._find_series)

@@ -16,7 +16,12 @@ from torch import Tensor
 
 from shoal.data.fingerprint import as_saved, mismatch
 from shoal.files.durable import count, is_plain_name, open_regular
-from shoal.training.checkpoint.snapshot import CheckpointError, Snapshot, table_of
+from shoal.training.checkpoint.snapshot import (
+    CheckpointError,
+    OverflowedCheckpointError,
+    Snapshot,
+    table_of,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -134,7 +139,7 @@ def _check_tensors(path: Path, is_rows: bool) -> None:
                 tensor = file.get_tensor(name)
                 if _is_wrong(tensor, is_rows):
                     values = "NaN or infinite numbers" if is_rows else "NaN"
-                    raise CheckpointError(f"{path} is damaged: {name} holds {values}")
+                    raise OverflowedCheckpointError(f"{path} is damaged: {name} holds {values}")
     except SafetensorError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 

@@ -28,6 +28,10 @@ class CheckpointError(ValueError):
     """A checkpoint is absent, damaged, or belongs to another model."""
 
 
+class OverflowedCheckpointError(CheckpointError):
+    """A checkpoint holds NaN or infinite numbers, as training leaves them that overflows."""
+
+
 @dataclass
 class Snapshot:
     """A checkpoint: file name -> its bytes, and the trainer's state (plain JSON values).

@@ -34,6 +34,7 @@ from shoal.training.checkpoint.reading import FORMAT, MANIFEST, digest, manifest
 from shoal.training.checkpoint.remote import Copies
 from shoal.training.checkpoint.snapshot import (
     CheckpointError,
+    OverflowedCheckpointError,
     Snapshot,
     restore_into,
     take_snapshot,
@@ -245,11 +246,19 @@ class Checkpoints:
         if self.copies is not None and not self.committed():
             self.copies.fetch()
         paths = self.committed()
+        overflows = 0
         for path in paths:
             try:
                 return self._read(path)
             except CheckpointError as error:
+                overflows += isinstance(error, OverflowedCheckpointError)
                 log.warning("%s; trying the one before", error)
+        if paths and overflows == len(paths):
+            raise OverflowedCheckpointError(
+                f"numbers overflowed in training: every checkpoint in {self.folder} holds NaN or "
+                "infinite numbers; train anew with a lower train.lr, or with features and ratings "
+                "near 1"
+            )
         if paths:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged ({len(paths)} tried, see above); "
