@@ -107,8 +107,14 @@ def protocol_of(data: DataSection, section: EvalSection) -> Protocol | None:
 
 
 def click_log_protocol(sources: dict[str, str]) -> str:
-    """The protocol of a click log in words; sources: where the samples of each split come from."""
-    return f"rows of {sources['test']} tested, those of {sources['valid']} validate"
+    """The protocol of a click log in words; sources: where the samples of each split come from.
+
+    >>> click_log_protocol({"train": "days", "test": "new"})
+    'rows of new tested, nothing validates'
+    """
+    tested = f"rows of {sources['test']} tested" if "test" in sources else "nothing is tested"
+    valid = sources.get("valid")
+    return f"{tested}, {'nothing validates' if valid is None else f'those of {valid} validate'}"
 
 
 def _parts(data: DataSection) -> tuple[str, str, bool]:

@@ -110,7 +110,7 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "KGAT": narrow(15, TOLD, kg_embedding_size=16, layers=[32]),
     "RippleNet": narrow(15, MANY, n_memory=32),
     "KGIN": narrow(15, TOLD),
-    "MKR": narrow(15, MANY),
+    "MKR": narrow(8, MANY),
     "SASRecF": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
     "FDSA": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
     "S3Rec": hidden(25, {**SEQUENCE, **TOLD}, **INNER),

@@ -8,7 +8,13 @@ import pytest
 
 from shoal.config.schema import DataSection, EvalSection, SplitSection
 from shoal.data.loading.load import load_dataset
-from shoal.data.protocol import decide, protocol_of, takes_items_again, values_of
+from shoal.data.protocol import (
+    click_log_protocol,
+    decide,
+    protocol_of,
+    takes_items_again,
+    values_of,
+)
 from shoal.data.split import decide_split
 from shoal.models import MODELS, find
 from shoal.runs.run import resolve
@@ -151,3 +157,16 @@ def test_a_protocol_is_described_in_words(
 
 def test_a_protocol_that_is_not_decided_has_no_words() -> None:
     assert protocol_of(DataSection(), EvalSection()) is None
+
+
+@pytest.mark.parametrize(
+    "sources, line",
+    [
+        ({"valid": "a", "test": "b"}, "rows of b tested, those of a validate"),
+        ({"test": "b"}, "rows of b tested, nothing validates"),
+        ({"valid": "a"}, "nothing is tested, those of a validate"),
+        ({}, "nothing is tested, nothing validates"),
+    ],
+)
+def test_click_logs_may_have_no_test_file(sources: dict[str, str], line: str) -> None:
+    assert click_log_protocol({"train": "days", **sources}) == line
