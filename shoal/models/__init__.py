@@ -23,6 +23,9 @@ _FOLDERS = {
     "general": """
         Pop BPR NeuMF LightGCN LightFM EASE ItemKNN UserKNN SLIM IALS MultiVAE RecVAE ENMF
         SimpleX NGCF SGL SimGCL XSimGCL DirectAU SLIMElastic ADMMSLIM AsymKNN NCEPLRec
+        MultiDAE CDAE MacridVAE DMF FISM NAIS
+        LINE ConvNCF NNCF GCMC SpectralCF DGCF NCL
+        DiffRec LDiffRec RaCT
     """,
     "sequential": """
         SASRec BERT4Rec GRU4Rec HSTU NARM STAMP Caser NextItNet FPMC SRGNN CORE LightSANs
