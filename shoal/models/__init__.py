@@ -30,13 +30,14 @@ _FOLDERS = {
     "sequential": """
         SASRec BERT4Rec GRU4Rec HSTU NARM STAMP Caser NextItNet FPMC SRGNN CORE LightSANs
         FMLP TiSASRec MIND ComiRec CL4SRec TIGER SASRecF FDSA S3Rec TransRec HGN FOSSIL SHAN
-        NPE HRM
+        NPE HRM RepeatNet GCSAN SINE FEARec GRU4RecCPR SASRecCPR GRU4RecF
+        GRU4RecKG KSR
     """,
     "retrieval": "DSSM YoutubeDNN Word2Vec",
-    "knowledge": "CKE CFKG KGCN KGAT RippleNet KGIN MKR",
+    "knowledge": "CKE CFKG KGCN KGAT RippleNet KGIN MKR KTUP KGNNLS MCCLK",
     "clicks": """
         LR FM DNN WideDeep DeepFM DCNV2 DLRM FFM FwFM NFM AFM PNN DCN xDeepFM AutoInt
-        FiBiNET MaskNet FinalMLP GDCN Wukong
+        FiBiNET MaskNet FinalMLP GDCN Wukong FNN EulerNet FiGNN KD_DAGFM
     """,
     "clicks.history": "DIN DIEN BST DSIN HSTURanker",
     "clicks.labels": "SharedBottom MMoE PLE ESMM AITM",

@@ -132,6 +132,9 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "RippleNet": narrow(15, MANY, n_memory=32),
     "KGIN": narrow(15, TOLD),
     "MKR": narrow(8, MANY),
+    "MCCLK": narrow(15, TOLD),
+    "KTUP": narrow(15, TOLD),
+    "KGNNLS": narrow(15, MANY, n_iter=2),
     "SASRecF": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
     "FDSA": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
     "S3Rec": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
@@ -141,6 +144,15 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "SHAN": narrow(8, PREFIX, reg_weight=[0.0, 0.0]),
     "NPE": narrow(8, PREFIX),
     "HRM": narrow(8, PREFIX, high_order=10),
+    "RepeatNet": narrow(12, PREFIX, hidden_size=32, dropout_prob=0.2),
+    "GCSAN": hidden(10, PREFIX, initializer_range=0.1, **INNER),
+    "SINE": narrow(8, PREFIX),
+    "FEARec": hidden(10, PREFIX, **INNER),
+    "GRU4RecCPR": narrow(12, PREFIX, hidden_size=64),
+    "SASRecCPR": hidden(8, PREFIX, **INNER),
+    "GRU4RecKG": narrow(12, {**FASTER, **TOLD}, hidden_size=64),
+    "KSR": narrow(12, {**PREFIX, **TOLD}, hidden_size=64, kg_embedding_size=16),
+    "GRU4RecF": narrow(12, {**FASTER, **TOLD}, hidden_size=64),
 }
 TIME = {"data.split.by": "leave_one_out", "data.split.order": "time"}
 

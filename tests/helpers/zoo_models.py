@@ -168,6 +168,21 @@ MODELS |= {
     "KGIN": KNOWLEDGE,
     "MKR": {**KNOWLEDGE, "model.low_layers_num": 2},
 }
+MODELS |= {
+    "GRU4RecKG": {**KNOWLEDGE, **BOTH, "model.kg_epochs": 2},
+    "KSR": {**KNOWLEDGE, **BOTH, "model.kg_embedding_size": 6, "model.kg_epochs": 2},
+    "KSR frozen": {**KNOWLEDGE, **BOTH, "model.kg_epochs": 2, "model.freeze_kg": True},
+    "MCCLK": KNOWLEDGE,
+    "MCCLK BCE": {
+        **KNOWLEDGE,
+        "model.loss_type": "BCE",
+        "model.build_graph_separately": False,
+        "model.k": 3,
+    },
+    "KTUP": KNOWLEDGE,
+    "KTUP soft": {**KNOWLEDGE, "model.use_st_gumbel": False, "model.L1_flag": True},
+    "KGNNLS": {**KNOWLEDGE, "model.n_iter": 2, "model.neighbor_sample_size": 3},
+}
 TOLD = {**TRANSFORMER, "data.synthetic.item_features": 2}
 MODELS["TIGER features"] = {**CODES, **TOLD, "model.codes_from": "features"}
 MODELS |= {"SASRecF": TOLD, "FDSA": TOLD, "S3Rec": TOLD}
@@ -185,6 +200,47 @@ MODELS |= {
         "model.pooling_type_layer_2": "average",
     },
 }
+MODELS |= {
+    "RepeatNet": BOTH,
+    "RepeatNet joint": {**BOTH, "model.joint_train": True},
+    "GCSAN": TRANSFORMER,
+    "SINE": {**WIDTH, "model.prototype_size": 7},
+    "GRU4RecCPR": {**BOTH, "model.reranker_CAN_NUM": 10},
+    "GRU4RecCPR mixed": {
+        **BOTH,
+        "model.reranker_CAN_NUM": "20,5",
+        "model.use_out_emb": True,
+        "model.n_facet": 2,
+        "model.n_facet_context": 2,
+        "model.n_facet_reranker": 2,
+        "model.weight_mode": "dynamic",
+        "model.context_norm": False,
+        "model.partition_merging_mode": "half",
+        "model.reranker_merging_mode": "add",
+        "model.n_facet_MLP": 0,
+    },
+    "SASRecCPR": {**TRANSFORMER, "model.reranker_CAN_NUM": 10},
+    "SASRecCPR mixed": {
+        **TRANSFORMER,
+        "model.reranker_CAN_NUM": 10,
+        "model.n_facet": 3,
+        "model.weight_mode": "max_logits",
+        "model.n_facet_emb": 0,
+        "model.post_remove_context": True,
+    },
+    "GRU4RecF": {**BOTH, "data.synthetic.item_features": 2},
+    "FEARec": TRANSFORMER,
+    "FEARec contrast": {
+        **TRANSFORMER,
+        "model.contrast": "us",
+        "model.sim": "cos",
+        "model.fredom": True,
+        "model.global_ratio": 0.6,
+        "model.dual_domain": True,
+        "model.spatial_ratio": 0.3,
+        "model.std": True,
+    },
+}
 # These look across the global batch: what they say of a part of it is another thing.
 ACROSS = [
     "SimGCL",
@@ -199,6 +255,9 @@ ACROSS = [
     "YoutubeDNN",
     "SASRec in_batch",
     "BERT4Rec in_batch",
+    "FEARec contrast",
+    "MCCLK",
+    "MCCLK BCE",
 ]
 
 

@@ -172,9 +172,7 @@ class NextItem(Sequential, Retrieval):
             return self.project_states(self.states(batch))
         # Only the last places are wanted: a model may leave out the others behind its last layer
         # that looks at other places, which halves what SASRec computes there.
-        history = batch.tensor("history")
-        first_places = torch.arange(history.shape[0], device=history.device) * history.shape[1]
-        return self.project_states(self.states_at(batch, first_places + last_places(history)))
+        return self.project_states(self.states_at(batch, last_of_all(batch.tensor("history"))))
 
 
 def tokens_of(batch: Batch) -> Tensor | None:
@@ -200,6 +198,12 @@ def lengths(history: Tensor) -> Tensor:
 def last_places(history: Tensor) -> Tensor:
     """The place of the last item of each history [b, l]: [b]; 0 in an empty one."""
     return (lengths(history) - 1).clamp(min=0)
+
+
+def last_of_all(history: Tensor) -> Tensor:
+    """The place of the last item of each history [b, l], counted in [b * l]: [b]."""
+    first_places = torch.arange(history.shape[0], device=history.device) * history.shape[1]
+    return first_places + last_places(history)
 
 
 def at_last(states: Tensor, history: Tensor) -> Tensor:
