@@ -88,7 +88,7 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "FISM": narrow(15, alpha=0.5, reg_weights=[1e-3, 1e-3]),
     "NAIS": narrow(15, weight_size=16),
     "LINE": narrow(15),
-    "ConvNCF": narrow(15, **CONVOLUTIONS),
+    "ConvNCF": narrow(25, **CONVOLUTIONS),
     "NNCF": recipe(15, ui_embedding_size=32, mlp_hidden_size=[32, 16], dropout=0.2),
     "GCMC": narrow(15, gcn_output_dim=64),
     "SpectralCF": narrow(15, n_layers=2),
