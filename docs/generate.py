@@ -24,7 +24,7 @@ from typer.main import get_command
 import shoal
 from shoal.cli.main import app
 from shoal.compat.dialects.paddlerec import PaddleRec
-from shoal.compat.dialects.recbole import RecBole
+from shoal.compat.dialects.recbole import RecBole, rows_of
 from shoal.compat.dialects.tdfo import Tdfo
 from shoal.compat.dialects.torchrec import TorchRec
 from shoal.config import key_page
@@ -314,7 +314,33 @@ def dialect_page() -> str:
         title = page.partition(".")[0]
         lines += ["", f"## {dialect.tool}", "", f"More about it: [{title}]({page}).", ""]
         lines += [dialect.table_text(head).strip()]
+        if dialect is RecBole:
+            lines += recbole_models()
     return "\n".join(lines) + "\n"
+
+
+def recbole_models() -> list[str]:
+    """The keys of RecBole's models that are no options by their own names."""
+    lines = [
+        "",
+        "### Keys of RecBole's models",
+        "",
+        "A key of a model that is an option of the same name here is not listed "
+        "([options of every model](../reference/every_model.md)).",
+        "",
+        "| model | RecBole key | here | how it is read |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name in MODELS:
+        model = find_model(name)
+        options = options_of(model.Options)
+        rows = {row.key: row for row in rows_of(model, options)}
+        for row in rows.values():
+            if not row.targets and f"model.{row.key}" in options:
+                continue  # the option of its name goes before it
+            targets = ", ".join(f"`{target}`" for target in row.targets) or "–"
+            lines.append(f"| {name} | `{row.key}` | {targets} | {row.rule} |")
+    return lines
 
 
 # Folders of shoal/models, in the order of the page.

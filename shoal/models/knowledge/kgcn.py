@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output, item_blocks
 from shoal.models.knowledge.base import KnowledgeModel
-from shoal.models.nn.losses import pointwise_loss
+from shoal.models.nn.losses import half_squares, pointwise_loss
 from shoal.models.nn.mlp import begin_normal
 
 
@@ -31,6 +31,7 @@ class KGCN(KnowledgeModel):
         neighbor_sample_size: int = 4  # neighbours of an entity that are looked at
         # how an entity and its neighbours become one vector
         aggregator: Literal["sum", "concat", "neighbor"] = "sum"
+        reg_weight: float = 0.0  # weight of half the squared norms of users and items
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -48,8 +49,14 @@ class KGCN(KnowledgeModel):
         begin_normal(self.rounds)
 
     def forward(self, batch: Batch) -> Output:
-        scores = self.score(batch, self.candidates(batch))
-        return Output(pointwise_loss(scores), scores.numel())
+        candidates = self.candidates(batch)
+        scores = self.score(batch, candidates)
+        loss = pointwise_loss(scores)
+        if self.options.reg_weight:
+            users = self.embed.field(self.facts.user_field, batch)
+            items = self.embed.rows("node", self.item_node[candidates])
+            loss = loss + self.options.reg_weight * half_squares(users, items)
+        return Output(loss, scores.numel())
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = self.embed.field(self.facts.user_field, batch)

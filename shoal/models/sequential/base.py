@@ -91,6 +91,10 @@ class Sequential(Model):
         """What rows of items are multiplied as: [..., width of a row] -> [..., d]."""
         return self.compared(rows)
 
+    def every_item(self) -> Tensor:
+        """The vectors of all items as a loss over all of them compares: [num_items, d]."""
+        return self.item_vectors(self.embed.whole("target"))
+
     def compared(self, vectors: Tensor) -> Tensor:
         """Vectors as they are multiplied with others: [..., d]."""
         return F.normalize(vectors, dim=-1) if self.options.cosine else vectors
@@ -113,8 +117,7 @@ class Sequential(Model):
         options, states = self.options, self.project_states(states)
         if options.loss_type == "CE":
             if options.cosine or options.label_smoothing or not self.rows_are_vectors:
-                items = self.item_vectors(self.embed.whole("target"))
-                total = over_vectors(states, items, targets, options.label_smoothing)
+                total = over_vectors(states, self.every_item(), targets, options.label_smoothing)
             else:
                 total = self.embed.full_softmax("target", states, targets)
             return Output(total, len(targets))
