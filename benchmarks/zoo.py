@@ -3,7 +3,7 @@
     python benchmarks/zoo.py page
 
 It is written from the models' headings and from benchmarks/zoo/*.json: quality.json by
-zoo_quality.py, speed.json by zoo_speed.py, ml-1m.json by hand. The settings of both
+zoo_quality.py, speed.json by zoo_speed.py, published.json by hand. The settings of both
 sides are in zoo_settings.py.
 """
 
@@ -21,7 +21,7 @@ from zoo_speed import line
 PAGE = ROOT / "docs" / "understand" / "zoo.md"
 
 # Figures of others and what the recipes reach: written by hand from the runs that it names.
-ML_1M = STORED / "ml-1m.json"
+PUBLISHED = STORED / "published.json"
 SPEED = STORED / "speed.json"  # by zoo_speed.py
 QUALITY = STORED / "quality.json"  # by zoo_quality.py
 TIMED = ("epoch", "eval")
@@ -148,21 +148,29 @@ def speeds(stored: dict[str, Any]) -> list[str]:
 
 
 def recipes() -> list[str]:
-    """The table of ml-1m.json."""
-    stored = json.loads(ML_1M.read_text())
+    """The tables of published.json."""
+    stored = json.loads(PUBLISHED.read_text())
     lines = [f"{stored['machine']} {stored['note']}", ""]
     for protocol in stored["protocols"]:
         metrics = protocol["metrics"]
         lines += [
             f"{protocol['what']}: {', '.join(metrics)}.",
             "",
-            "| recipe | source | here | epochs | s/epoch | source of the figures |",
-            "| --- " * 6 + "|",
+            "| recipe | source | seeds | here | epochs | s/epoch | source of the figures |",
+            "| --- " * 7 + "|",
         ]
         for one in protocol["runs"]:
-            both = [" / ".join(f"{v:.4f}" for v in one[side]) for side in ("source", "here")]
-            ran = f"{one['epochs']} | {one['epoch_seconds']}"
-            lines.append(f"| `{one['recipe']}` | {both[0]} | {both[1]} | {ran} | {one['from']} |")
+            source = " / ".join(f"{value:.4f}" for value in one["source"])
+            here = " / ".join(spread(list(values)) for values in zip(*one["here"], strict=True))
+            cells = [
+                source,
+                len(one["here"]),
+                here,
+                one["epochs"],
+                one["epoch_seconds"],
+                one["from"],
+            ]
+            lines.append(f"| `{one['recipe']}` | {' | '.join(map(str, cells))} |")
         lines.append("")
     return lines[:-1]
 
