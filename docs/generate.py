@@ -334,7 +334,7 @@ def recbole_models() -> list[str]:
     for name in MODELS:
         model = find_model(name)
         options = options_of(model.Options)
-        rows = {row.key: row for row in rows_of(model, options)}
+        rows = {row.key: row for row in rows_of(model)}
         for row in rows.values():
             if not row.targets and f"model.{row.key}" in options:
                 continue  # the option of its name goes before it

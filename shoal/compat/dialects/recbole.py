@@ -22,6 +22,7 @@ from shoal.config.dialect import (
     refused,
     same,
 )
+from shoal.config.keys import options_of
 from shoal.models import MODELS, find
 from shoal.models.base import Model
 from shoal.models.own import is_own
@@ -204,12 +205,13 @@ SPLIT_BY_TIME = {
 TRAINING = {"train.batch_size": 2048, "train.patience": 10, "eval.valid_users": "all"}
 
 
-def rows_of(model: type[Model], options: Collection[str]) -> Iterator[Row]:
-    """What RecBole's keys of a model are here; options: `model.NAME` of all that it has.
+def rows_of(model: type[Model]) -> Iterator[Row]:
+    """What RecBole's keys of a model are here.
 
     Of several rows of a key the last holds: that of the class before those of its bases, and one
     that sets an option before one that sets nothing.
     """
+    options = options_of(model.Options)
     classes = [vars(base) for base in reversed(model.__mro__)]
     for own in classes:
         for key, (value, reason) in own.get("recbole_only", {}).items():
@@ -218,8 +220,11 @@ def rows_of(model: type[Model], options: Collection[str]) -> Iterator[Row]:
             yield free(key, reason, note=True)
     for own in classes:
         for key, option in own.get("recbole_options", {}).items():
-            if f"model.{option}" in options:
-                yield same(key, f"model.{option}")
+            target = f"model.{option}"
+            if target in options and options[target].kind is bool:
+                yield read_as(key, target, values.as_switch, "1 is true and 0 is false")
+            elif target in options:
+                yield same(key, target)
 
 
 class RecBole(Dialect):
@@ -233,7 +238,7 @@ class RecBole(Dialect):
     def meet(self, model: str, options: Collection[str] | None) -> None:
         super().meet(model, options)
         if options is not None and (model in MODELS or is_own(model)):
-            self.rows |= {row.key: row for row in rows_of(find(model), options)}
+            self.rows |= {row.key: row for row in rows_of(find(model))}
 
     @property
     def names_data(self) -> bool:

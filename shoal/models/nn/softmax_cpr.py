@@ -27,6 +27,8 @@ from shoal.models.options import Count
 NotPositive = Annotated[int, Field(le=0)]
 
 
+# How RecBole's keys of these models are read (shoal/models/base.py).
+CPR_SWITCHES = {name: name for name in ("context_norm", "use_proj_bias", "post_remove_context")}
 CPR_WITHOUT_EFFECT = {
     "loss_type": "the loss is always the cross entropy over all items",
     "n_facet_all": "it is the sum of the other numbers of projections",

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from shoal.models.base import Batch, Embeddings, Facts, Init, Table
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.recurrent import GRU
-from shoal.models.nn.softmax_cpr import CPR_WITHOUT_EFFECT, CPROptions, SoftmaxCPR
+from shoal.models.nn.softmax_cpr import CPR_SWITCHES, CPR_WITHOUT_EFFECT, CPROptions, SoftmaxCPR
 from shoal.models.sequential.distribution import Distribution
 
 
 class GRU4RecCPR(Distribution):
     """A recurrent network whose softmax decides whether to copy from the history."""
 
+    recbole_options: ClassVar[Mapping[str, str]] = CPR_SWITCHES
     recbole_without_effect: ClassVar[Mapping[str, str]] = CPR_WITHOUT_EFFECT
 
     class Options(CPROptions, Distribution.Options):

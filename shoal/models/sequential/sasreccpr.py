@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Table
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.softmax_cpr import CPR_WITHOUT_EFFECT, CPROptions, SoftmaxCPR
+from shoal.models.nn.softmax_cpr import CPR_SWITCHES, CPR_WITHOUT_EFFECT, CPROptions, SoftmaxCPR
 from shoal.models.nn.transformer import Transformer
 from shoal.models.options import Count
 from shoal.models.sequential.base import AttentionOptions, num_places
@@ -25,6 +25,7 @@ from shoal.models.sequential.distribution import Distribution
 class SASRecCPR(Distribution):
     """A transformer whose softmax decides whether to copy from the history."""
 
+    recbole_options: ClassVar[Mapping[str, str]] = CPR_SWITCHES
     recbole_without_effect: ClassVar[Mapping[str, str]] = CPR_WITHOUT_EFFECT
 
     class Options(AttentionOptions, CPROptions, Distribution.Options):
