@@ -59,8 +59,8 @@ class xDeepFM(Penalised, FM):
         layer, sums = columns, []
         for cross, end in zip(self.cross, self.ends):
             every = (layer.unsqueeze(3) * columns.unsqueeze(2)).flatten(2)  # [b, dim, h * n]
-            made = cross(every)
-            sums.append(made[..., -end:].sum(1))
-            layer = made if self.options.direct else made[..., : made.shape[2] // 2]
+            products = cross(every)
+            sums.append(products[..., -end:].sum(1))
+            layer = products if self.options.direct else products[..., : products.shape[2] // 2]
         crossed = self.out(torch.cat(sums, 1)).squeeze(1)
         return LR.logits(self, batch) + crossed + self.deep(vectors.flatten(1))

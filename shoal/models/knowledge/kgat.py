@@ -63,8 +63,8 @@ class KGAT(SpreadModel):
         self.translation = TransR(2 * number, options.embedding_size, options.kg_embedding_size)
         sizes = [options.embedding_size, *options.layers]
         kind = options.aggregator_type
-        beside = 2 if kind == "graphsage" else 1
-        self.add = nn.ModuleList(nn.Linear(beside * a, b) for a, b in pairwise(sizes))
+        parts = 2 if kind == "graphsage" else 1
+        self.add = nn.ModuleList(nn.Linear(parts * a, b) for a, b in pairwise(sizes))
         self.times = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes) if kind == "bi")
         begin_normal(self.add)
         begin_normal(self.times)
