@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.main import app
+from shoal.experiments.tuning.space import read_space
 from shoal.experiments.tuning.study import Study
 from shoal.runs.run import resolve
 from tests.helpers.browser import Browser, needs_browser
@@ -230,7 +231,8 @@ def test_ctrl_c_saves_what_trains(folder: Path) -> None:
     assert command.wait() == 130 and "stopped by SIGINT" in command.output
     assert not [pid for pid, _, _ in processes()]
     assert list((folder / "study/trials/0000/checkpoints").glob("step-*"))
-    opened = Study(folder / "study", "mrr@10", 2020, None, None, [])
+    space = read_space(folder / "study/space.yaml")
+    opened = Study(folder / "study", "mrr@10", 2020, None, None, space)
     assert opened.unfinished == [0]
 
 

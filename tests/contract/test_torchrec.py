@@ -13,6 +13,7 @@ from click_batches import make_model as make_click_model
 from ranks import run_ranks
 from services import pull, push
 from small import first_batches, small_config
+from triton_there import ask_for_interpreter
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
@@ -26,7 +27,10 @@ from shoal.training.strategies import Strategy, make_strategy
 
 HAVE = all(find_spec(name) is not None for name in ("torchrec", "fbgemm_gpu"))
 if HAVE:
-    import torchrec_rows  # noqa: F401 - registers the strategy `torchrec`
+    # It imports Triton, whose interpreter must be asked for before: tests of kernels may follow.
+    with pytest.MonkeyPatch.context() as patch:
+        ask_for_interpreter(patch)
+        import torchrec_rows  # noqa: F401 - registers the strategy `torchrec`
 needs_torchrec = pytest.mark.skipif(not HAVE, reason="TorchRec and FBGEMM are not installed")
 
 STEPS = 20

@@ -85,7 +85,7 @@ USERS = [
     "models.nn.dropout",
     "kernels.wire",
     "data.sampler",
-    "data.clicks.slots",
+    "clicks.slots",
 ]
 IMPORT = """
 import importlib
