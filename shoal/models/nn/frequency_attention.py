@@ -72,7 +72,7 @@ class FrequencyBlock(nn.Module):
 
     def _in_time(self, query: Tensor, key: Tensor, value: Tensor, pads: Tensor) -> Tensor:
         """Causal attention: [b, l, d]."""
-        if self.options.std and len(query):
+        if self.options.std and query.shape[0]:
             query, key, value = (
                 torch.fft.irfft(self._band(torch.fft.rfft(x, dim=1)), n=x.shape[1], dim=1)
                 for x in (query, key, value)

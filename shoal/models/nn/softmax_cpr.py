@@ -98,8 +98,8 @@ class SoftmaxCPR(nn.Module):
         """states: of the last layers [b, l, d], the last one first; items [num_items, d]."""
         inputs = self._read(states)  # [b, l, d or 2 d]
         last = ((history > 0).sum(1) - 1).clamp(min=0)
-        query = inputs[torch.arange(len(last), device=last.device), last]
-        empty = query.new_zeros(len(query), len(items))
+        query = inputs[torch.arange(last.shape[0], device=last.device), last]
+        empty = query.new_zeros(query.shape[0], items.shape[0])
         times = empty.scatter_add(1, history, torch.ones_like(history, dtype=empty.dtype))
         compared = empty
         if len(self.places):

@@ -73,7 +73,7 @@ class KSR(NextItem):
     def _written(self, history: Tensor) -> Tensor:
         """What the items of histories [b, l] leave in memory: [b, relations, d]."""
         entities = self.knowledge(history)
-        memory = entities.new_zeros(len(history), len(self.relations), entities.shape[2])
+        memory = entities.new_zeros(history.shape[0], len(self.relations), entities.shape[2])
         for ids, entity in zip(history.unbind(1), entities.unbind(1)):
             new = entity.unsqueeze(1) + self.relations
             gate = torch.sigmoid((memory * new).sum(2, keepdim=True))

@@ -63,7 +63,7 @@ class RepeatNet(Distribution):
 
         modes = self.switch(mixed(self.switch_attention(states, last, pads))).log_softmax(1)
         repeated = self.repeat(states, last, pads)
-        empty = states.new_zeros(len(history), self.facts.num_items)
+        empty = states.new_zeros(history.shape[0], self.facts.num_items)
         of_repeat = empty.scatter_add(1, history, repeated).clamp(min=1e-12).log()
         old = empty.scatter(1, history, 1.0) > 0
         query = torch.cat([mixed(self.explore(states, last, pads)), last], 1)
