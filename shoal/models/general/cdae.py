@@ -29,8 +29,10 @@ class CDAE(Autoencoder):
         embedding_size: int = 64  # width of the hidden layer
         corruption_ratio: Share = 0.5  # share of the items that are hidden in training
         loss_type: Literal["BCE", "MSE"] = "BCE"  # log loss, or squared errors
-        hid_activation: Literal["sigmoid", "relu", "tanh"] = "relu"  # of the hidden layer
-        out_activation: Literal["sigmoid", "relu"] = "sigmoid"  # of the answers, in MSE
+        hid_activation: Literal["sigmoid", "relu", "tanh"] = (
+            "relu"  # activation of the hidden layer
+        )
+        out_activation: Literal["sigmoid", "relu"] = "sigmoid"  # activation of answers, with MSE
         # An epoch adds these once: weights of |x| and of the length of both tables that are read
         reg_weight_1: NotNegative = 0.0
         reg_weight_2: NotNegative = 0.01

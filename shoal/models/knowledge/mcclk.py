@@ -50,7 +50,7 @@ class MCCLK(SpreadModel):
         temperature: Positive = 0.8
         # whether nearness by the graph has steps of its own, without attention
         build_graph_separately: bool = True
-        loss_type: Literal["BPR", "BCE"] = "BPR"  # of pairs, or of each item by itself
+        loss_type: Literal["BPR", "BCE"] = "BPR"  # the loss of pairs, or of each item
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -41,8 +41,8 @@ class CPROptions:
 
     use_out_emb: bool = False  # items that are recommended have separate vectors
     n_facet: Count = 1  # softmaxes over all items that are mixed
-    n_facet_context: int = 1  # of these so many, 0, 1 or all, treat items of the history apart
-    n_facet_reranker: int = 1  # and so many the items with the largest logits
+    n_facet_context: int = 1  # softmaxes that treat items of the history apart: 0, 1 or all
+    n_facet_reranker: int = 1  # softmaxes that score their largest logits anew: 0, 1 or all
     # how many items are reranked: a number, or several such as 500,100,20, the largest first
     reranker_CAN_NUM: int | str = 100
     n_facet_emb: Literal[0, 2] = 2  # 2: places of the history are compared (P), 0: they are not
@@ -54,7 +54,8 @@ class CPROptions:
     context_norm: bool = True  # false: the sum over places, not their mean
     # whether logits of the history replace those of all items, or are added to them or to half
     partition_merging_mode: Literal["replace", "add", "half"] = "replace"
-    reranker_merging_mode: Literal["replace", "add"] = "replace"  # the same of reranked items
+    # whether logits of reranked items replace the first ones, or are added to them
+    reranker_merging_mode: Literal["replace", "add"] = "replace"
     use_proj_bias: bool = True  # whether projections W have biases
     post_remove_context: bool = False  # items of the history are not recommended
 

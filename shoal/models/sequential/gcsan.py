@@ -25,7 +25,7 @@ class GCSAN(SessionGraph):
         hidden_size: int = 64
         initializer_range: float = 0.02
         step: int = 1  # number of steps along the edges of the graph
-        weight: Share = 0.6  # of attention in the state; the rest is the graph's last node
+        weight: Share = 0.6  # share of attention in the state; the rest is the last node's
         reg_weight: float = 5e-5
 
     def __init__(self, options: Options, facts: Facts):
