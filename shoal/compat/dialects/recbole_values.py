@@ -19,7 +19,7 @@ def as_list(value: Any) -> Any:
 
 
 def as_switch(value: Any) -> Any:
-    """Some of RecBole's files have 1 and 0 for true and false."""
+    """A truth value; RecBole's files also write it as 1 or 0."""
     return bool(value) if type(value) is int and value in (0, 1) else value
 
 

@@ -102,10 +102,8 @@ class MacridVAE(Model):
         if of_vectors:
             loss = loss + batch.size * of_vectors * (rows.norm() + self.cores.norm())
         if of_encoder:
-            weights = [
-                self.embed.whole("shown"),
-                *(p for p in self.encoder.parameters() if p.dim() > 1),
-            ]
+            weights = [weight for weight in self.encoder.parameters() if weight.dim() > 1]
+            weights.append(self.embed.whole("shown"))
             loss = loss + batch.size * of_encoder * torch.stack([w.norm() for w in weights]).sum()
         return Output(loss, batch.size)
 

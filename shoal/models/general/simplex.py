@@ -70,8 +70,8 @@ class SimpleX(Retrieval):
         loss = right.sum() + weight * F.relu(wrong).sum()
         if self.options.reg_weight:
             own = F.embedding(place_users, self.embed.rows("user", users))
-            samples = F.embedding(of_items, rows), F.embedding(of_negatives, rows)
-            loss = loss + self.options.reg_weight * half_squares(own, *samples)
+            taken, drawn = F.embedding(of_items, rows), F.embedding(of_negatives, rows)
+            loss = loss + self.options.reg_weight * half_squares(own, taken, drawn)
         return Output(loss, batch.size)
 
     def encode_query(self, batch: Batch) -> Tensor:

@@ -35,8 +35,9 @@ class CKE(KnowledgeModel, Retrieval):
     def forward(self, batch: Batch) -> Output:
         items, negatives = batch.tensor(self.facts.item_field), self.negatives(batch)
         of_pairs, of_triples = self.options.reg_weights
-        vectors = self.encode_query(batch), self.encode_item(items), self.encode_item(negatives)
-        loss = bpr_loss(*vectors) + of_pairs * half_squares(*vectors)
+        query = self.encode_query(batch)
+        right, wrong = self.encode_item(items), self.encode_item(negatives)
+        loss = bpr_loss(query, right, wrong) + of_pairs * half_squares(query, right, wrong)
         of_graph = self.options.kg_weight * self.graph_loss(batch.size, of_triples)
         return Output(loss + of_graph, negatives.numel())
 
