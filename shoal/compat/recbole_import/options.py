@@ -57,7 +57,13 @@ class OptionKey:
             return f"{self.name}: {kind}"
         if isinstance(self.default, list | dict):
             return f"{self.name}: {kind} = field(default_factory=lambda: {self.default!r})"
-        return f"{self.name}: {kind} = {self.default!r}"
+        shown = f'"{self.default}"' if self._is_plain_text else repr(self.default)
+        return f"{self.name}: {kind} = {shown}"
+
+    @property
+    def _is_plain_text(self) -> bool:
+        """Whether the default is a text that needs no escapes."""
+        return isinstance(self.default, str) and not set(self.default) & set("\\\"'\n\r\t")
 
 
 def is_option(name: str) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import indent, wrap
 from typing import Any
 
 from shoal.compat.recbole import NAMES
@@ -140,7 +141,7 @@ class _Pass:
         first = min(
             [statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))]
         )
-        self.edits.insert_above(first, f"# LOOK: {why}\n")
+        self.edits.insert_above(first, comment(why))
 
     def _header(self) -> str:
         number = sum(bool(line.look) for line in self.lines)
@@ -448,7 +449,7 @@ class _Pass:
             origin = "" if key.origin in ("", "guess") else f", default of {key.origin}"
             what, becomes = f'config["{key.name}"]', f"options.{key.name}{origin}"
             self.lines.append(Line(key.line, what, becomes, key.look))
-            body += f"    # LOOK: {key.look}\n" if key.look else ""
+            body += indent(comment(key.look), "    ") if key.look else ""
             body += f"    {key.declaration}\n"
         defaults = self._negatives()
         if defaults is not None:
@@ -532,18 +533,13 @@ class _Pass:
 
     def _penalty(self, node: ast.Call, attribute: str) -> None:
         """A call of an EmbLoss without require_pow."""
-        for method in self.methods.values():
-            for inner in ast.walk(method):
-                if not (isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Call)):
-                    continue
-                is_loss = dotted(inner.value.func, self.names).endswith("EmbLoss")
-                if is_loss and ast.unparse(inner.targets[0]) == f"self.{attribute}":
-                    why = (
-                        "the norm of all vectors of a process together: several processes "
-                        "penalise a little more; require_pow=True does not"
-                    )
-                    self.look(node, f"self.{attribute}(…)", why)
-                    return
+        value = self._assigned(attribute)
+        if isinstance(value, ast.Call) and dotted(value.func, self.names).endswith("EmbLoss"):
+            why = (
+                "the norm of all vectors of a process together: several processes penalise a "
+                "little more; require_pow=True does not"
+            )
+            self.look(node, f"self.{attribute}(…)", why)
 
     def _embedding(self, node: ast.Call) -> None:
         """nn.Embedding(self.n_users, d) -> TableEmbedding("user_embedding", self.n_users, d)"""
@@ -647,13 +643,13 @@ class _Pass:
         return {*arguments[1:2]} if method.name in STEP else {"interaction"} & {*arguments}
 
     def _assigned(self, attribute: str) -> ast.expr | None:
-        for method in self.methods.values():
-            for node in ast.walk(method):
-                if (
-                    isinstance(node, ast.Assign)
-                    and dotted(node.targets[0], {}) == f"self.{attribute}"
-                ):
-                    return node.value
+        """What the methods assign to an attribute first, __init__ before the others."""
+        start = self.methods.get("__init__")
+        for method in (start, *self.methods.values()):
+            for node in ast.walk(method) if method is not None else ():
+                for target, value in _assignments(node):
+                    if target == attribute:
+                        return value
         return None
 
     def _config_kept(self, node: ast.Subscript) -> None:
@@ -678,17 +674,10 @@ class _Pass:
     def _computed_once(self, method: Function) -> None:
         """Attributes that requests set and __init__ sets to None."""
         for node in ast.walk(method):
-            for target in _targets(node):
-                value = self._assigned_at_start(target)
+            for target, _ in _assignments(node):
+                value = self._assigned(target)
                 if isinstance(value, ast.Constant) and value.value is None:
                     self.kept_for_scores.add(target)
-
-    def _assigned_at_start(self, attribute: str) -> ast.expr | None:
-        start = self.methods.get("__init__")
-        for node in ast.walk(start) if start is not None else ():
-            if isinstance(node, ast.Assign) and attribute in _targets(node):
-                return node.value.elts[0] if isinstance(node.value, ast.Tuple) else node.value
-        return None
 
     # ---- other code of the file -----------------------------------------------------------------
 
@@ -709,6 +698,11 @@ class _Pass:
                     self._dropout(node)
                 elif isinstance(definition, ast.ClassDef) and name in RANDOM:
                     self.look(node, name, "it draws other numbers on every number of processes")
+
+
+def comment(why: str) -> str:
+    """The lines of a comment that asks a person to look."""
+    return "".join(f"# {line}\n" for line in wrap(f"LOOK: {why}", 88))
 
 
 def _is_self(node: ast.AST) -> bool:
@@ -754,12 +748,16 @@ def _literal(node: ast.expr) -> Any:
         return MISSING
 
 
-def _targets(node: ast.AST) -> Iterator[str]:
-    """Attributes of self that a statement assigns."""
+def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Attributes of self that a statement assigns, and their values: self.a, self.b = 1, 2."""
     for target in node.targets if isinstance(node, ast.Assign) else ():
-        for part in target.elts if isinstance(target, ast.Tuple) else (target,):
+        value = node.value  # type: ignore[attr-defined]
+        targets = target.elts if isinstance(target, ast.Tuple) else [target]
+        is_pair = isinstance(value, ast.Tuple) and len(value.elts) == len(targets)
+        values = value.elts if is_pair else [value] * len(targets)
+        for part, its_value in zip(targets, values):
             if isinstance(part, ast.Attribute) and _is_self(part.value):
-                yield part.attr
+                yield part.attr, its_value
 
 
 def _short(text: str) -> str:
