@@ -72,7 +72,7 @@ class Interaction:
         return len(next(iter(self.interaction.values())))
 
     def to(self, device: Any) -> Interaction:
-        """The same on a device."""
+        """Its fields on a device."""
         return Interaction({name: field.to(device) for name, field in self.interaction.items()})
 
 

@@ -71,7 +71,7 @@ class InitialRows:
 
     @property
     def data(self) -> InitialRows:
-        """The same."""
+        """Itself: code often sets initial values on `weight.data`."""
         return self
 
     def size(self, dim: int | None = None) -> Any:

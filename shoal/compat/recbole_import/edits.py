@@ -6,6 +6,11 @@ import ast
 from typing import Any
 
 
+def first_line(node: Any) -> int:
+    """The line where a statement begins: that of its first decorator, if it has one."""
+    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+
+
 class Edits:
     """Collects replacements of spans, and writes the text with them.
 
@@ -69,7 +74,7 @@ class Edits:
 
     def comment_out(self, node: Any, why: str) -> None:
         """Make comments of the lines of a statement, below a line that says why."""
-        first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+        first = first_line(node)
         start, end = self._starts[first - 1], self._starts[node.end_lineno] - 1
         lines = self._bytes[start:end].decode().split("\n")
         indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
@@ -82,7 +87,7 @@ class Edits:
 
     def remove(self, node: ast.stmt) -> None:
         """Leave out the lines of a statement."""
-        first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+        first = first_line(node)
         start, end = self._starts[first - 1], self._starts[node.end_lineno or first]
         self._spans = [span for span in self._spans if not start <= span[0] < end]
         self._spans.append((start, min(end, len(self._bytes)), b""))

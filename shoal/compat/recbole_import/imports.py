@@ -10,7 +10,13 @@ from shoal.compat.recbole import NAMES
 
 # Modules of RecBole, also where a project has a copy of them: common/abstract_recommender.py.
 MODULES = {
-    *("abstract_recommender", "loss", "init", "layers", "utils", "enum_type", "losses"),
+    "abstract_recommender",
+    "loss",
+    "init",
+    "layers",
+    "utils",
+    "enum_type",
+    "losses",
 }
 
 

@@ -53,7 +53,12 @@ USUAL = {
 FIELDS_OF = {
     "GeneralRecommender": {"USER_ID", "ITEM_ID", "NEG_ITEM_ID", "LABEL"},
     "SequentialRecommender": {
-        *("USER_ID", "ITEM_ID", "NEG_ITEM_ID", "POS_ITEM_ID", "ITEM_SEQ", "ITEM_SEQ_LEN"),
+        "USER_ID",
+        "ITEM_ID",
+        "NEG_ITEM_ID",
+        "POS_ITEM_ID",
+        "ITEM_SEQ",
+        "ITEM_SEQ_LEN",
     },
     "ContextRecommender": {"LABEL"},
 }
@@ -67,24 +72,45 @@ USUAL_FIELDS = {
 }
 # What `dataset` answers here (shoal.compat.recbole.interaction.TrainingData).
 OF_DATASET = {
-    *("num", "user_num", "item_num", "inter_num", "uid_field", "iid_field", "inter_matrix"),
-    *("history_item_matrix", "history_user_matrix", "inter_feat"),
+    "num",
+    "user_num",
+    "item_num",
+    "inter_num",
+    "uid_field",
+    "iid_field",
+    "inter_matrix",
+    "history_item_matrix",
+    "history_user_matrix",
+    "inter_feat",
 }
 # Functions that draw numbers in another order on each number of processes.
 RANDOM = {
-    *("torch.rand", "torch.randn", "torch.rand_like", "torch.randn_like", "torch.randint"),
-    *("torch.randperm", "torch.bernoulli", "torch.multinomial", "torch.normal"),
-    *("torch.nn.functional.dropout", "torch.nn.functional.gumbel_softmax", "torch.dropout"),
+    "torch.rand",
+    "torch.randn",
+    "torch.rand_like",
+    "torch.randn_like",
+    "torch.randint",
+    "torch.randperm",
+    "torch.bernoulli",
+    "torch.multinomial",
+    "torch.normal",
+    "torch.nn.functional.dropout",
+    "torch.nn.functional.gumbel_softmax",
+    "torch.dropout",
 }
 DRAWING_MODULES = ("random.", "numpy.random.")
 # Of a model for clicks: what RecBole's base has and the base here has not.
 NOT_OF_CONTEXT = {
-    *("double_tower", "field_names", "token_field_names", "token_field_dims", "float_field_names"),
-    *(
-        "float_field_dims",
-        "token_embedding_table",
-        "token_field_offsets",
-        "double_embed_input_fields",
-    ),
-    *("token_seq_field_names", "token_seq_embedding_table", "embed_token_fields"),
+    "double_tower",
+    "field_names",
+    "token_field_names",
+    "token_field_dims",
+    "float_field_names",
+    "float_field_dims",
+    "token_embedding_table",
+    "token_field_offsets",
+    "double_embed_input_fields",
+    "token_seq_field_names",
+    "token_seq_embedding_table",
+    "embed_token_fields",
 }

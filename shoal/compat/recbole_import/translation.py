@@ -11,7 +11,7 @@ from textwrap import indent, wrap
 from typing import Any
 
 from shoal.compat.recbole import NAMES
-from shoal.compat.recbole_import.edits import Edits
+from shoal.compat.recbole_import.edits import Edits, first_line
 from shoal.compat.recbole_import.imports import (
     dotted,
     full_names,
@@ -138,10 +138,7 @@ class _Pass:
         statement = node
         while not isinstance(statement, ast.stmt):
             statement = self.parents[statement]
-        first = min(
-            [statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))]
-        )
-        self.edits.insert_above(first, comment(why))
+        self.edits.insert_above(first_line(statement), comment(why))
 
     def _header(self) -> str:
         number = sum(bool(line.look) for line in self.lines)
@@ -281,8 +278,7 @@ class _Pass:
         target = before[-1] if before else None
         if target is None:
             root = self.source.chain[-1]
-            line = min([root.lineno, *(one.lineno for one in root.decorator_list)])
-            self.edits.insert_above(line, f"{statement}\n\n")
+            self.edits.insert_above(first_line(root), f"{statement}\n\n")
         else:
             self.edits.insert_below(target, statement)
 
@@ -303,7 +299,7 @@ class _Pass:
             if isinstance(base, ast.Attribute) and name == self.source.base:
                 self.edits.replace(base, name)
             if name == self.source.base:
-                self.done(definition, f"class {self.source.name}({name})", f"the {name} of Shoal")
+                self.done(definition, f"class {self.source.name}({name})", f"Shoal's {name}")
             else:
                 what = f"class {definition.name}(…, {name})"
                 self.look(definition, what, f"its base {name} must be in this file and run here")
@@ -322,16 +318,14 @@ class _Pass:
         if node.name == "forward":
             at = self.edits.find("forward", self.edits.start(node))
             self.edits.replace_span(at, at + len("forward"), self.step_name)
-            self.done(
-                node, "forward", f"{self.step_name}: forward(batch) is the training step here"
-            )
+            self.done(node, "forward", f"{self.step_name}: forward is the training step")
         if node.name == "calculate_loss":
-            self.done(node, "calculate_loss", "forward: its mean × samples, and how many they are")
+            self.done(node, "calculate_loss", "the training loss: its mean × samples")
         if node.name == "full_sort_predict":
-            self.done(node, "full_sort_predict", "score: of the items that are asked for")
+            self.done(node, "full_sort_predict", "score: of the items asked for")
         if node.name == "predict":
             full = "full_sort_predict" in self.methods
-            becomes = "not called: full_sort_predict is there" if full else "score: of pairs"
+            becomes = "not called" if full else "score: of pairs"
             if self.source.base == "ContextRecommender":
                 becomes = "logits: the log odds of its probability"
             self.done(node, "predict", becomes)
@@ -462,8 +456,7 @@ class _Pass:
             line = Line(root.lineno, ", ".join(kept), "computed_once: dropped when rows change")
             self.lines.append(line)
         first = next(node for node in root.body if isinstance(node, Function))
-        above = min([first.lineno, *(one.lineno for one in first.decorator_list)])
-        self.edits.insert_above(above, text)
+        self.edits.insert_above(first_line(first), text)
 
     def _negatives(self) -> dict[str, Any] | None:
         """The default of train.negatives that differs from that of the base."""
