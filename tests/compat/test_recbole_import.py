@@ -185,6 +185,23 @@ def test_a_class_made_of_another_of_its_file_is_moved_with_it(tmp_path: Path) ->
     assert "class Louder" not in Path(moved("PopularMF", only, text).partition(":")[0]).read_text()
 
 
+def test_classes_beside_the_model(tmp_path: Path) -> None:
+    """One made of a loss that is here stays; one made of RecBole's trainer cannot."""
+    text = SIDE_LOSS.replace(
+        "\n\nclass PopularMF",
+        "\nfrom recbole.trainer import Trainer\n\n\nclass Louder(BPRLoss):\n    pass\n\n\n"
+        "class Slow(Trainer):\n    def fit(self, config):\n        return config['device']\n\n\n"
+        "class PopularMF",
+    )
+    (tmp_path / "theirs.py").write_text(text)
+    translation = translate(str(tmp_path / "theirs.py"))
+    assert "class Louder(BPRLoss)" in translation.text and "class Slow" not in translation.text
+    reasons = [line.look for line in translation.lines if line.what == "class Slow"]
+    assert reasons == ["made of recbole.Trainer"]
+    (tmp_path / "moved.py").write_text(translation.text)
+    assert find_own(f"{tmp_path / 'moved.py'}:PopularMF").__name__ == "PopularMF"
+
+
 def test_names_that_a_file_can_import_are_there() -> None:
     for name in runtime.NAMES:
         assert getattr(runtime, name).__name__ == name

@@ -130,26 +130,26 @@ class RecBoleModel(Model):
         """`score` of one batch; the scores of all items are computed once."""
         if type(self).full_sort_predict is RecBoleModel.full_sort_predict:
             return partial(self._score_pairs, batch)
-        asked = batch if batch.size else placeholder(batch)
-        interaction = Interaction(self.query_fields(asked))
-        scores = self.full_sort_predict(interaction).view(asked.size, -1)[: batch.size]
+        query = batch if batch.size else placeholder(batch)
+        interaction = Interaction(self.query_fields(query))
+        scores = self.full_sort_predict(interaction).view(query.size, -1)[: batch.size]
         return partial(pick, scores)
 
     def _score_pairs(self, batch: Batch, items: Tensor) -> Tensor:
         """Scores by `predict`, one block of items after the other."""
-        asked = batch if batch.size else placeholder(batch)
-        every = items.expand(asked.size, -1) if items.dim() == 1 else items
+        query = batch if batch.size else placeholder(batch)
+        every = items.expand(query.size, -1) if items.dim() == 1 else items
         if not len(every):
-            every = every.new_ones(asked.size, every.shape[1])
-        fields = self.query_fields(asked)
+            every = every.new_ones(query.size, every.shape[1])
+        fields = self.query_fields(query)
         parts = []
-        for block in item_blocks(every.shape[1], asked.size * 64):
+        for block in item_blocks(every.shape[1], query.size * 64):
             candidates = every[:, block]
             number = candidates.shape[1]
             pairs = {name: field.repeat_interleave(number, 0) for name, field in fields.items()}
             pairs[self.ITEM_ID] = candidates.reshape(-1)
             scores = self.predict(Interaction(pairs))
-            parts.append(scores.reshape(asked.size, number))
+            parts.append(scores.reshape(query.size, number))
         return torch.cat(parts, 1)[: batch.size]
 
 

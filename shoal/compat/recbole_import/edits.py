@@ -97,6 +97,7 @@ class Edits:
         parts, at = [], 0
         # Where an insertion and a replacement begin at one place, the insertion is first.
         for start, end, new in sorted(self._spans, key=lambda span: (span[0], span[1])):
-            parts += [self._bytes[at:start], new]
-            at = max(at, end)
+            if start >= at:  # not within what was replaced as a whole
+                parts += [self._bytes[at:start], new]
+                at = end
         return b"".join([*parts, self._bytes[at:]]).decode()

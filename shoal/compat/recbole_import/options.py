@@ -85,8 +85,8 @@ def files_beside(path: Path, name: str) -> list[Path]:
     folders = [path.parent, path.parent / "properties" / "model"]
     if len(path.resolve().parents) > 2:
         folders.append(path.resolve().parents[2] / "properties" / "model")
-    found = (folder / f"{stem}.yaml" for folder in folders for stem in (name, name.lower()))
-    return next(([file] for file in found if file.is_file()), [])
+    files = (folder / f"{stem}.yaml" for folder in folders for stem in (name, name.lower()))
+    return next(([file] for file in files if file.is_file()), [])
 
 
 def _type(value: Any) -> str:

@@ -131,8 +131,8 @@ def _refusal(
     allowed = f"classes made of {', '.join(BASES)} can be moved"
     if not wanted:
         reasons = [_reason(node) for node in classes.values()]
-        known = [reason for reason in reasons if reason]
-        return f"{file} has no model class; {'; '.join(known) or allowed}"
+        given_reasons = [reason for reason in reasons if reason]
+        return f"{file} has no model class; {'; '.join(given_reasons) or allowed}"
     if wanted not in classes:
         listed = f"it has {', '.join(models) or 'none'}{did_you_mean(wanted, models)}"
         return f"{file} has no class {wanted!r} at its top level; {listed}"

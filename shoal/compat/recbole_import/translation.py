@@ -55,7 +55,7 @@ class Line:
 
 
 @dataclass
-class Translation:
+class MovedClass:
     """A class as it was translated."""
 
     name: str
@@ -68,7 +68,7 @@ class Translation:
         return sum(bool(line.look) for line in self.lines)
 
 
-def translate(place: str, configs: list[Path] | None = None) -> Translation:
+def translate(place: str, configs: list[Path] | None = None) -> MovedClass:
     """Translate the class of FILE.py or FILE.py:Class. The file is read and never run.
 
     configs: property files with defaults of options; None: the one beside the file, if any
@@ -90,29 +90,30 @@ class _Pass:
         self.options: dict[str, OptionKey] = {}
         self.tables: set[str] = set()  # attributes
         self.kept_for_scores: set[str] = set()  # attributes, too
+        self.left_out: list[ast.stmt] = [*source.others]
         self.parents: dict[ast.AST, ast.AST] = {}
         for node in ast.walk(source.tree):
             for child in ast.iter_child_nodes(node):
                 self.parents[child] = node
         self.methods = {
-            one.name: one
+            method.name: method
             for definition in reversed(source.chain)
-            for one in definition.body
-            if isinstance(one, Function)
+            for method in definition.body
+            if isinstance(method, Function)
         }
         self.at_start = self._called_from("__init__")
         self.counts = self._attributes_that_count()
         self.step_name = "compute" if "compute" not in self.methods else "compute_outputs"
 
-    def run(self) -> Translation:
+    def run(self) -> MovedClass:
         """Everything, in the order of the file."""
         self._check()
         self._module()
         for definition in self.source.chain:
             self._class(definition)
-        for definition in self.source.tree.body:
-            if definition not in [*self.source.chain, *self.source.others]:
-                self._layers(definition)
+        for statement in self.source.tree.body:
+            if statement not in [*self.source.chain, *self.left_out]:
+                self._layers(statement)
         self._options()
         self._import_runtime()
         self.lines.sort(key=lambda line: line.number)
@@ -124,7 +125,7 @@ class _Pass:
                 f"{self.source.path}: what was written of it is no Python (line {error.lineno}: "
                 f"{error.msg}); it is written in an unusual way, move it by hand"
             ) from None
-        return Translation(self.source.name, text, self.lines)
+        return MovedClass(self.source.name, text, self.lines)
 
     # ---- the table, and comments in the file ----------------------------------------------------
 
@@ -209,19 +210,23 @@ class _Pass:
         for node in self.source.tree.body:
             if not only_defines(node):
                 self.edits.comment_out(node, "Left out: it runs when the file is imported.")
+                self.left_out.append(node)
                 what = self.edits.source(node).split("\n")[0][:40]
                 self.done(node, what, "a comment: it would run when the file is imported")
             elif isinstance(node, ast.ClassDef) and node not in self.source.chain:
                 foreign = [dotted(base, self.names) for base in node.bases]
-                unknown = [one for one in foreign if one.startswith("recbole.")]
-                if unknown and node not in self.source.others:
+                theirs = [one for one in foreign if one.startswith("recbole.")]
+                unknown = [one for one in theirs if one.removeprefix("recbole.") not in NAMES]
+                if unknown and node not in self.left_out:
                     self.edits.remove(node)
+                    self.left_out.append(node)
                     self.lines.append(
                         Line(node.lineno, f"class {node.name}", "left out", f"made of {unknown[0]}")
                     )
-        for node in ast.walk(self.source.tree):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                self._import(node)
+        for statement in self.source.tree.body:
+            for inner in ast.walk(statement) if statement not in self.left_out else ():
+                if isinstance(inner, ast.Import | ast.ImportFrom):
+                    self._import(inner)
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         text = self.edits.source(node).split("\n")[0]
@@ -240,9 +245,9 @@ class _Pass:
                 self.look(node, text, why)
 
     def _import_from_recbole(self, node: ast.ImportFrom) -> None:
-        known = [alias for alias in node.names if alias.name in NAMES]
+        from_here = [alias for alias in node.names if alias.name in NAMES]
         unknown = [alias for alias in node.names if alias.name not in NAMES]
-        for alias in known:
+        for alias in from_here:
             self.runtime[alias.name] = alias.asname or alias.name
         in_use = {one.id for one in ast.walk(self.source.tree) if isinstance(one, ast.Name)}
         unknown = [alias for alias in unknown if (alias.asname or alias.name) in in_use]
@@ -254,7 +259,7 @@ class _Pass:
             self.lines.append(Line(node.lineno, f"import {names}", "a comment", why))
         elif node in self.source.tree.body:
             self.edits.remove(node)
-            becomes = "from shoal.compat.recbole" if known else "left out: it is not used"
+            becomes = "from shoal.compat.recbole" if from_here else "left out: it is not used"
             self.done(node, f"import {names}", becomes)
         else:
             self.edits.replace(node, "pass")
@@ -271,9 +276,9 @@ class _Pass:
             statement = f"from shoal.compat.recbole import (\n{body})\n"
         if any("field(default_factory" in key.declaration for key in self.options.values()):
             statement = f"from dataclasses import field\n\n{statement}"
-        body = self.source.tree.body
-        imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-        first_class = min(node.lineno for node in body if isinstance(node, ast.ClassDef))
+        top = self.source.tree.body
+        imports = [node for node in top if isinstance(node, ast.Import | ast.ImportFrom)]
+        first_class = min(node.lineno for node in top if isinstance(node, ast.ClassDef))
         before = [node for node in imports if node.lineno < first_class]
         target = before[-1] if before else None
         if target is None:
@@ -541,8 +546,8 @@ class _Pass:
         if size is None or not _mentions_count(size, self.counts):
             self.done(node, _short(text), "as it was: a layer, the same on every process")
             return
-        known = ("num_embeddings", "embedding_dim", "padding_idx")
-        extra = [one.arg for one in node.keywords if one.arg not in known]
+        arguments = ("num_embeddings", "embedding_dim", "padding_idx")
+        extra = [one.arg for one in node.keywords if one.arg not in arguments]
         if extra or len(node.args) > 3:
             names = ", ".join(map(str, extra)) or "a fourth argument"
             self.look(node, _short(text), f"a table has no {names}; leave it out")
@@ -626,8 +631,8 @@ class _Pass:
                 self.look(node, text, f"a batch has no field {key.value!r} here")
         elif isinstance(key, ast.Attribute) and _is_self(key.value) and key.attr not in fields:
             assigned = self._assigned(key.attr)
-            known = {*KEYS_OF_RECBOLE, *(f"self.{one}" for one in fields)}
-            if assigned is None or not any(one in ast.unparse(assigned) for one in known):
+            sources = {*KEYS_OF_RECBOLE, *(f"self.{one}" for one in fields)}
+            if assigned is None or not any(one in ast.unparse(assigned) for one in sources):
                 self.look(node, text, f"a batch has no field self.{key.attr} here")
 
     def _interactions(self, method: Function) -> set[str]:
