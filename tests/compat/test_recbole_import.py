@@ -193,8 +193,12 @@ def test_classes_beside_the_model(tmp_path: Path) -> None:
         "class Slow(Trainer):\n    def fit(self, config):\n        return config['device']\n\n\n"
         "class PopularMF",
     )
+    text = text.replace("(self.n_users, self.embedding_size)", "(self.n_users, 8, device=device)")
+    text = text.replace("user_e * neg_e", "user_e.cuda() * neg_e")
     (tmp_path / "theirs.py").write_text(text)
     translation = translate(str(tmp_path / "theirs.py"))
+    assert "user_e.to(self.device) * neg_e" in translation.text
+    assert 'TableEmbedding("user_embedding", self.n_users, 8)\n' in translation.text
     assert "class Louder(BPRLoss)" in translation.text and "class Slow" not in translation.text
     reasons = [line.look for line in translation.lines if line.what == "class Slow"]
     assert reasons == ["made of recbole.Trainer"]

@@ -515,6 +515,10 @@ class _Pass:
         elif method.name not in self.at_start and self._draws(name, node):
             why = "it draws other numbers on every number of processes"
             self.look(node, name or _short(self.edits.source(node.func)), why)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda" and not node.args:
+            start = self.edits.end(node.func.value)
+            self.edits.replace_span(start, self.edits.end(node), ".to(self.device)")
+            self.done(node, ".cuda()", ".to(self.device)")
         if isinstance(node.func, ast.Attribute) and node.func.attr == "_update":
             start, end = self.edits.end(node.func.value), self.edits.end(node.func)
             self.edits.replace_span(start, end, "._dict.update")
@@ -546,7 +550,7 @@ class _Pass:
         if size is None or not _mentions_count(size, self.counts):
             self.done(node, _short(text), "as it was: a layer, the same on every process")
             return
-        arguments = ("num_embeddings", "embedding_dim", "padding_idx")
+        arguments = ("num_embeddings", "embedding_dim", "padding_idx", "device")
         extra = [one.arg for one in node.keywords if one.arg not in arguments]
         if extra or len(node.args) > 3:
             names = ", ".join(map(str, extra)) or "a fourth argument"
@@ -555,6 +559,9 @@ class _Pass:
         at = self.edits.find("(", self.edits.end(node.func))
         self.edits.replace_span(self.edits.start(node.func), at + 1, f"TableEmbedding({name}, ")
         self.runtime["TableEmbedding"] = "TableEmbedding"
+        parts = [*node.args, *(one.value for one in node.keywords)]
+        if node.keywords and node.keywords[-1].arg == "device":  # a strategy places tables
+            self.edits.replace_span(self.edits.end(parts[-2]), self.edits.end(parts[-1]), "")
         self.done(node, _short(text), f"a table named {name}")
         if number:
             self.tables.add(number)
