@@ -35,7 +35,7 @@ from shoal.models.options import meanings
 
 DOCS = Path(__file__).parent
 OPTION = re.compile(r"(?<![\w-])(--[a-z](?:[\w.-]*\w)?(?:=[^\s'`,;)]+)?)")
-# In this order they run in one folder, where ratings.csv, day_0.csv and day_1.csv are.
+# In this order they run in one folder, where ratings.csv, day_0.csv, day_1.csv and my_model.py are.
 EXAMPLES = {
     "quickstart": "shoal quickstart ratings.csv",
     "train": "shoal train ratings.csv --model=BPR --epochs=3 --output=runs/first",
@@ -59,6 +59,7 @@ EXAMPLES = {
     "config keys": "shoal config keys separator",
     "config schema": "shoal config schema",
     "new model": "shoal new model TwoTower",
+    "import recbole": "shoal import recbole my_model.py",
     "data fetch": "shoal data fetch ml-100k",
     "data make": "shoal data make --data.clicks.synthetic.samples=1000 --to synthetic",
     "data describe": "shoal data describe ratings.csv --html page.html",
