@@ -1,0 +1,260 @@
+"""What models of gradient-boosted trees share: samples as a matrix, and a booster as its own text.
+
+    samples  ->  matrix [n, columns]  ->  booster  ->  text, in the checkpoint
+    logits = sum over trees of the value of the leaf that a sample falls into
+
+Nothing is optimised step by step: the first process reads all training samples twice, once to count
+their ids and once to fill the matrix, and trains the booster; the others are given its text.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.models.base import Batch, ClickModel, Facts, WholeData
+from shoal.models.nn.closed_form import Progress, check_memory, expect_solution
+from shoal.models.nn.tree_checks import check_size, import_library
+from shoal.models.nn.tree_columns import Columns, IdCounts, slot_ids
+from shoal.models.options import Count
+
+log = logging.getLogger("shoal")
+FEWER_SAMPLES = (
+    "train on fewer rows, leave features out (data.features), or set model.list_columns lower"
+)
+
+
+class Matrix:
+    """Samples as a matrix: values float32 [n, columns], labels float32 [n], weights [n] or None."""
+
+    def __init__(self, num_samples: int, columns: Columns):
+        self.columns, self.num_filled = columns, 0
+        self.values = np.empty((num_samples, columns.width), np.float32)
+        self.labels = np.empty(num_samples, np.float32)
+        self.weights: np.ndarray | None = None
+
+    def add(self, model: Trees, batch: Batch) -> None:
+        """Write the samples of a batch behind those before it."""
+        rows = slice(self.num_filled, self.num_filled + batch.size)
+        if rows.stop > len(self.labels):
+            raise ValueError(f"the samples of {type(model).__name__} grew while they were read")
+        assert batch.labels is not None, "a click model learns from labels"
+        model.fill(self.columns, self.values[rows], batch)
+        self.labels[rows] = batch.labels.numpy()
+        if batch.weights is not None:
+            if self.weights is None:
+                self.weights = np.ones(len(self.labels), np.float32)
+            self.weights[rows] = batch.weights.numpy()
+        self.num_filled = rows.stop
+
+
+class Trees(ClickModel):
+    """Base of gradient-boosted trees; a subclass trains and reads the booster of one library."""
+
+    trainable = False
+    solves_from_samples = True
+    cuda_graph_safe = False
+    package: ClassVar[str]  # what Python imports
+    objectives: ClassVar[Mapping[str, str]]  # loss of the label -> the library's name for it
+    not_exported: ClassVar[str | None] = (
+        "an artifact is a graph of torch operators, and trees are none. Use the run itself "
+        "(shoal.runs.trained_run.Trained(RUN).predict, shoal recommend), or take the library's own "
+        "file from it: Trained(RUN).model.booster_text()"
+    )
+    recbole_options: ClassVar[Mapping[str, str]] = {
+        "token_num_threhold": "max_categories",
+        "lgb_early_stopping_rounds": "stopping_rounds",
+    }
+    recbole_switches: ClassVar[Mapping[str, tuple[str, str, str]]] = {
+        "convert_token_to_onehot": ("ids", "one_hot", "numbers")
+    }
+    booster: Tensor  # uint8 [bytes]: the library's text
+    column_kinds: Tensor  # int64 [num_slots]
+    vocabulary_sizes: Tensor  # int64 [num_slots]
+    vocabularies: Tensor  # int64: those of all features, one after the other
+
+    class Options(ClickModel.Options):
+        rounds: Count = 300  # trees, one after the other
+        # ids are categories that are split into two groups, one category against the others
+        # (one_hot), or numbers
+        ids: Literal["categories", "one_hot", "numbers"] = "categories"
+        max_categories: Count = 10000  # ids of a feature with more than these are numbers
+        list_columns: Count = 64  # of a feature with lists, its most frequent ids
+        # rounds without a better validation, after which training ends; null: it does not
+        stopping_rounds: Count | None = None
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        self.library = import_library(self.package, type(self).__name__)
+        self.objective = self.objectives[self._labels[0].loss]
+        chosen = options.params.get("objective", self.objective)
+        if chosen != self.objective:
+            raise ValueError(
+                f"model.params.objective is {chosen}, and a label with loss "
+                f"{self._labels[0].loss} needs {self.objective}; leave it out"
+            )
+        expect_solution(self, "booster", None, dtype=torch.uint8)
+        expect_solution(self, "column_kinds", None, dtype=torch.int64)
+        expect_solution(self, "vocabulary_sizes", None, dtype=torch.int64)
+        expect_solution(self, "vocabularies", None, dtype=torch.int64)
+        self._ready: tuple[Columns, Any] | None = None  # the columns, and the library's booster
+        self.register_load_state_dict_post_hook(_open_loaded)
+
+    # ---- what a library does --------------------------------------------------------------------
+
+    @abstractmethod
+    def train_booster(
+        self, train: Matrix, valid: Matrix | None, seed: int, after_round: Any
+    ) -> bytes:
+        """The text of a booster; after_round: called with the number of trees that are done."""
+
+    @abstractmethod
+    def open_booster(self, text: bytes, columns: Columns) -> Any:
+        """The booster of a text, which is checked before the library reads it."""
+
+    @abstractmethod
+    def raw_scores(self, booster: Any, values: np.ndarray) -> np.ndarray:
+        """Log odds of samples: [b, columns] -> [b]."""
+
+    # ---- samples as a matrix --------------------------------------------------------------------
+
+    def slot_ids(self, batch: Batch) -> list[Any]:
+        """The ids of each sparse feature of a batch."""
+        names = [one.name for one in self.facts.sparse] if self.facts.per_feature else None
+        return slot_ids(batch, names, self.facts.num_slots)
+
+    def fill(self, columns: Columns, values: np.ndarray, batch: Batch) -> None:
+        """Write the samples of a batch into a matrix [b, columns]."""
+        columns.fill(values, self.slot_ids(batch), self.dense(batch).numpy())
+
+    def _count(self, batches: Iterator[Batch], continues: Any) -> tuple[int, Columns]:
+        """The first reading: how many samples there are, and how they become columns."""
+        counts = [IdCounts() for _ in range(self.facts.num_slots)]
+        num_samples = 0
+        for batch in batches:
+            num_samples += batch.size
+            for one, ids in zip(counts, self.slot_ids(batch)):
+                one.add(ids)
+            continues()
+        options = self.options
+        columns = Columns.of_counts(
+            counts,
+            self.facts.num_dense,
+            options.ids != "numbers",
+            options.max_categories,
+            options.list_columns,
+        )
+        return num_samples, columns
+
+    def _matrix(
+        self, num_samples: int, columns: Columns, batches: Iterator[Batch], continues: Any
+    ) -> Matrix:
+        """The second reading: all samples as a matrix."""
+        name = type(self).__name__
+        # The matrix, and the library's own copy of it.
+        num_bytes = 2 * 4 * num_samples * (columns.width + 2)
+        check_memory(f"{name} of {num_samples:,} samples", num_bytes, FEWER_SAMPLES)
+        matrix = Matrix(num_samples, columns)
+        for batch in batches:
+            matrix.add(self, batch)
+            continues()
+        if matrix.num_filled != num_samples:
+            raise ValueError(f"the samples of {name} became fewer while they were read")
+        labels = matrix.labels
+        if self._labels[0].loss == "logistic" and not ((labels == 0) | (labels == 1)).all():
+            raise ValueError(f"{name} learns clicks, and a label is neither 0 nor 1")
+        return matrix
+
+    # ---- the solution ---------------------------------------------------------------------------
+
+    def solve_from(self, data: WholeData) -> None:
+        name, options = type(self).__name__, self.options
+        num_samples, columns = self._count(data.train(), data.continues)
+        if not num_samples or not columns.width:
+            raise ValueError(f"{name} has no {'features' if num_samples else 'samples'}")
+        train = self._matrix(num_samples, columns, data.train(), data.continues)
+        valid = None
+        if options.stopping_rounds is not None:
+            if data.valid is None:
+                raise ValueError(
+                    "model.stopping_rounds needs samples to validate on, and there are none; "
+                    "leave it out, or name some (data.split, data.clicks.valid)"
+                )
+            size = sum(batch.size for batch in data.valid())
+            valid = self._matrix(size, columns, data.valid(), data.continues)
+        kinds = ", ".join(f"{columns.kinds.count(one)} {plural}" for one, plural in PLURALS)
+        message = "%s: %d samples, %d columns (features: %s, %d dense values), %.1f MB"
+        megabytes = train.values.nbytes / 1e6
+        log.info(message, name, num_samples, columns.width, kinds, columns.num_dense, megabytes)
+        progress = Progress(name, options.rounds)
+
+        def after_round(done: int) -> None:
+            progress(done)
+            data.continues()
+
+        text = self.train_booster(train, valid, torch.initial_seed() % (1 << 31), after_round)
+        data.continues()
+        self._keep(text, columns)
+        assert self._ready is not None
+        trees = self.num_trees
+        log.info("%s: %d trees, %.1f kB of text", name, trees, len(text) / 1e3)
+
+    def _keep(self, text: bytes, columns: Columns) -> None:
+        """Hold a booster and its columns in buffers; they are read as a checkpoint's are."""
+        self.booster = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        names = ("column_kinds", "vocabulary_sizes", "vocabularies")
+        for name, numbers in zip(names, columns.arrays()):
+            setattr(self, name, torch.from_numpy(numbers))
+        self.open()
+
+    def open(self) -> None:
+        """Read the booster and its columns from the buffers, after checking them."""
+        self._ready = None
+        if not len(self.booster):  # of a run that was stopped before it had any
+            return
+        check_size(len(self.booster))
+        stored = (self.column_kinds, self.vocabulary_sizes, self.vocabularies)
+        arrays = [tensor.cpu().numpy() for tensor in stored]
+        facts = self.facts
+        columns = Columns.of_arrays(*arrays, facts.num_slots, facts.num_dense)
+        self._ready = columns, self.open_booster(self.booster_text(), columns)
+
+    def booster_text(self) -> bytes:
+        """The booster in its library's own form, as a file that the library reads."""
+        return self.booster.cpu().numpy().tobytes()
+
+    @property
+    @abstractmethod
+    def num_trees(self) -> int:
+        """Trees of the booster."""
+
+    @property
+    def ready(self) -> tuple[Columns, Any]:
+        """The columns, and the library's booster."""
+        if self._ready is None:
+            raise ValueError(f"{type(self).__name__} has no trees yet; train it first")
+        return self._ready
+
+    def logits(self, batch: Batch) -> Tensor:
+        columns, booster = self.ready
+        if not batch.size:
+            return torch.zeros(0, device=self.booster.device)
+        on_host = batch.to("cpu")
+        values = np.empty((batch.size, columns.width), np.float32)
+        self.fill(columns, values, on_host)
+        scores = self.raw_scores(booster, values).astype(np.float32)
+        return torch.from_numpy(scores).to(self.booster.device)
+
+
+PLURALS = (("category", "as categories"), ("number", "as numbers"), ("list", "with lists"))
+
+
+def _open_loaded(model: Trees, *_: Any) -> None:
+    """After a checkpoint was loaded."""
+    model.open()

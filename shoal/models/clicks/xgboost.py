@@ -1,0 +1,277 @@
+"""XGBoost: A Scalable Tree Boosting System, Chen and Guestrin, KDD 2016.
+
+    logit = b + sum over trees of the value of a leaf
+
+Each tree is fitted to the first and second derivatives of the loss that the trees before it leave,
+level by level. The package xgboost trains it (the extra trees).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any, ClassVar, Literal, NoReturn
+
+import numpy as np
+import torch
+from typing_extensions import TypedDict
+
+from shoal.models.clicks.trees import Matrix, Trees
+from shoal.models.nn.tree_checks import TreeTextError, check_count, check_links, check_range
+from shoal.models.nn.tree_columns import NUMBERS_BELOW, Columns
+
+XGBoostParameters = TypedDict(
+    "XGBoostParameters",
+    {
+        "booster": Literal["gbtree"],
+        "objective": Literal["binary:logistic", "reg:squarederror"],
+        "eval_metric": str | list[str],
+        "eta": float,
+        "learning_rate": float,
+        "max_depth": int,
+        "max_leaves": int,
+        "grow_policy": Literal["depthwise", "lossguide"],
+        "gamma": float,
+        "min_child_weight": float,
+        "max_delta_step": float,
+        "lambda": float,
+        "alpha": float,
+        "subsample": float,
+        "sampling_method": Literal["uniform"],
+        "colsample_bytree": float,
+        "colsample_bylevel": float,
+        "colsample_bynode": float,
+        "tree_method": Literal["hist"],
+        "max_bin": int,
+        "max_cat_to_onehot": int,
+        "max_cat_threshold": int,
+        "scale_pos_weight": float,
+        "seed": int,
+    },
+    total=False,
+)
+
+
+class XGBoost(Trees):
+    """Trees that grow level by level, with a penalty on their leaves."""
+
+    package = "xgboost"
+    objectives: ClassVar[Mapping[str, str]] = {
+        "logistic": "binary:logistic",
+        "squared": "reg:squarederror",
+    }
+    recbole_options: ClassVar[Mapping[str, str]] = {
+        "xgb_params": "params",
+        "xgb_num_boost_round": "rounds",
+        "xgb_early_stopping_rounds": "stopping_rounds",
+    }
+    recbole_without_effect: ClassVar[Mapping[str, str]] = {
+        "xgb_silent": "the library prints nothing",
+        "xgb_verbose_eval": "a long training logs its progress every ten seconds",
+    }
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "xgb_nthread": (None, "run.threads says how many threads there are"),
+        "xgb_model": (None, "a booster is trained anew, from all samples"),
+    }
+
+    class Options(Trees.Options):
+        # parameters of XGBoost by its own names; those left out have its defaults
+        params: XGBoostParameters = field(default_factory=XGBoostParameters)
+
+    def train_booster(
+        self, train: Matrix, valid: Matrix | None, seed: int, after_round: Callable[[int], None]
+    ) -> bytes:
+        library, options = self.library, self.options
+        parameters: dict[str, Any] = {
+            "objective": self.objective,
+            "seed": seed,
+            "nthread": torch.get_num_threads(),
+            "tree_method": "hist",
+            "verbosity": 0,
+        }
+        if options.ids == "one_hot":
+            parameters["max_cat_to_onehot"] = options.max_categories + 1
+        parameters |= options.params
+        if valid is None:
+            parameters.pop("eval_metric", None)
+            parameters["disable_default_eval_metric"] = True
+        bins = {"max_bin": parameters["max_bin"]} if "max_bin" in parameters else {}
+        dataset = self._dataset(train, **bins)
+        validation = []
+        if valid is not None:
+            validation.append((self._dataset(valid, ref=dataset, **bins), "valid"))
+
+        class AfterRound(library.callback.TrainingCallback):  # type: ignore[misc, name-defined]
+            def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+                after_round(epoch + 1)
+                return False
+
+        booster = library.train(
+            parameters,
+            dataset,
+            options.rounds,
+            evals=validation,
+            early_stopping_rounds=options.stopping_rounds,
+            verbose_eval=False,
+            callbacks=[AfterRound()],
+        )
+        if valid is not None:
+            booster = booster[: booster.best_iteration + 1]
+        return bytes(booster.save_raw("json"))
+
+    def _dataset(self, matrix: Matrix, **options: Any) -> Any:
+        """Samples as XGBoost reads them."""
+        return self.library.QuantileDMatrix(
+            matrix.values,
+            matrix.labels,
+            weight=matrix.weights,
+            feature_types=_types(matrix.columns),
+            enable_categorical=True,
+            nthread=torch.get_num_threads(),
+            **options,
+        )
+
+    def open_booster(self, text: bytes, columns: Columns) -> Any:
+        booster = self.library.Booster({"verbosity": 0})
+        booster.load_model(bytearray(checked_text(text, columns, self.objective)))
+        return booster
+
+    def raw_scores(self, booster: Any, values: np.ndarray) -> np.ndarray:
+        booster.set_param("nthread", torch.get_num_threads())
+        return booster.inplace_predict(values, predict_type="margin", validate_features=False)
+
+    @property
+    def num_trees(self) -> int:
+        return self.ready[1].num_boosted_rounds()
+
+
+def _types(columns: Columns) -> list[str]:
+    """The type of each column, in XGBoost's words."""
+    return ["c" if category else "float" for category in columns.are_categories]
+
+
+def checked_text(text: bytes, columns: Columns, objective: str) -> bytes:
+    """The text with what predictions need alone, written from values that were checked."""
+    try:
+        learner = json.loads(text, parse_constant=_refuse)["learner"]
+        model = learner["gradient_booster"]["model"]
+        name, found = learner["gradient_booster"]["name"], learner["objective"]["name"]
+        if (name, found) != ("gbtree", objective):
+            raise TreeTextError(f"it is {name} of {found}, and must be gbtree of {objective}")
+        base_score = learner["learner_model_param"]["base_score"]
+        if not re.fullmatch(r"\[?[-+]?[0-9.]+(E[-+]?[0-9]+)?\]?", base_score, re.IGNORECASE):
+            raise TreeTextError(f"base_score is {base_score!r}")
+        trees = model["trees"]
+        check_count(len(trees))
+        if model["tree_info"] != [0] * len(trees):
+            raise TreeTextError("its trees are of several outputs")
+        checked = [_checked_tree(number, tree, columns) for number, tree in enumerate(trees)]
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise TreeTextError(f"the checkpoint's trees are not a text of XGBoost: {what}") from error
+    count, width = len(trees), columns.width
+    booster = {
+        "name": "gbtree",
+        "model": {
+            "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(count)},
+            "iteration_indptr": list(range(count + 1)),
+            "tree_info": [0] * count,
+            "trees": checked,
+        },
+    }
+    if "cats" in model:  # of versions that keep words of categories, of which there are none
+        booster["model"]["cats"] = {"enc": [], "feature_segments": [], "sorted_idx": []}  # type: ignore[index]
+    written = {
+        "attributes": {},
+        "feature_names": [],
+        "feature_types": _types(columns),
+        "gradient_booster": booster,
+        "learner_model_param": {
+            "base_score": base_score,
+            "boost_from_average": "1",
+            "num_class": "0",
+            "num_feature": str(width),
+            "num_target": "1",
+        },
+        "objective": {"name": objective, "reg_loss_param": {"scale_pos_weight": "1"}},
+    }
+    version = json.loads(text)["version"]
+    return json.dumps({"learner": written, "version": _whole(version, 3).tolist()}).encode()
+
+
+def _refuse(word: str) -> NoReturn:
+    raise TreeTextError(f"it has the number {word}")
+
+
+def _whole(values: Any, count: int | None = None) -> np.ndarray:
+    """Whole numbers of a list, [count]."""
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise TreeTextError("a list is not one of whole numbers")
+    if count is not None and len(values) != count:
+        raise TreeTextError(f"a list has {len(values)} numbers, and must have {count}")
+    return np.array(values, np.int64)
+
+
+def _numbers(values: Any, count: int) -> list[float]:
+    """Numbers of a list that float32 can hold: [count]."""
+    if not isinstance(values, list) or len(values) != count:
+        raise TreeTextError(f"a list must have {count} numbers")
+    if not all(type(one) in (int, float) and math.isfinite(one) for one in values):
+        raise TreeTextError("a list is not one of finite numbers")
+    return [float(one) for one in values]
+
+
+def _checked_tree(number: int, tree: dict[str, Any], columns: Columns) -> dict[str, Any]:
+    """A tree as XGBoost writes it, from values that were checked."""
+    left = _whole(tree["left_children"])
+    count = len(left)
+    right = _whole(tree["right_children"], count)
+    check_links(left, right)
+    parents = np.full(count, (1 << 31) - 1, np.int64)
+    inner = np.flatnonzero(left != -1)
+    parents[left[inner]] = parents[right[inner]] = inner
+    split_indices = _whole(tree["split_indices"], count)
+    check_range("split_indices", split_indices, 0, columns.width)
+    split_type, default_left = _whole(tree["split_type"], count), _whole(tree["default_left"], count)
+    check_range("split_type", split_type, 0, 2)
+    check_range("default_left", default_left, 0, 2)
+    categories = _whole(tree["categories"])
+    check_range("categories", categories, 0, NUMBERS_BELOW)
+    nodes = _whole(tree["categories_nodes"])
+    if not np.array_equal(nodes, np.flatnonzero(split_type)):
+        raise TreeTextError("categories_nodes are not the splits of categories")
+    segments = _whole(tree["categories_segments"], len(nodes))
+    sizes = _whole(tree["categories_sizes"], len(nodes))
+    if not np.array_equal(segments, np.cumsum(sizes) - sizes) or (sizes < 0).any():
+        raise TreeTextError("categories_segments do not follow each other")
+    if sizes.sum() != len(categories):
+        raise TreeTextError("categories_sizes do not add up")
+    param = tree["tree_param"]
+    if str(param["size_leaf_vector"]) not in ("0", "1"):
+        raise TreeTextError("a leaf has several values")
+    return {
+        "base_weights": _numbers(tree["base_weights"], count),
+        "categories": categories.tolist(),
+        "categories_nodes": nodes.tolist(),
+        "categories_segments": segments.tolist(),
+        "categories_sizes": sizes.tolist(),
+        "default_left": default_left.tolist(),
+        "id": number,
+        "left_children": left.tolist(),
+        "loss_changes": _numbers(tree["loss_changes"], count),
+        "parents": parents.tolist(),
+        "right_children": right.tolist(),
+        "split_conditions": _numbers(tree["split_conditions"], count),
+        "split_indices": split_indices.tolist(),
+        "split_type": split_type.tolist(),
+        "sum_hessian": _numbers(tree["sum_hessian"], count),
+        "tree_param": {
+            "num_deleted": "0",
+            "num_feature": str(columns.width),
+            "num_nodes": str(count),
+            "size_leaf_vector": "1",
+        },
+    }
