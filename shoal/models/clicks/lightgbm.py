@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from shoal.models.clicks.trees import Matrix, Trees
@@ -25,6 +26,7 @@ from shoal.models.nn.tree_checks import (
     check_range,
 )
 from shoal.models.nn.tree_columns import Columns
+from shoal.models.options import STRICT
 
 END = "end of trees"
 HEAD = {
@@ -36,6 +38,7 @@ HEAD = {
 OBJECTIVES = {"binary": "binary sigmoid:1", "regression": "regression"}  # as the text has them
 
 
+@with_config(STRICT)
 class LightGBMParameters(TypedDict, total=False):
     """LightGBM's parameters of learning, by its own names."""
 
@@ -82,6 +85,7 @@ class LightGBM(Trees):
     """Trees that grow leaf by leaf."""
 
     package = "lightgbm"
+    metric_key = "metric"
     objectives: ClassVar[Mapping[str, str]] = {"logistic": "binary", "squared": "regression"}
     recbole_options: ClassVar[Mapping[str, str]] = {
         "lgb_params": "params",
@@ -89,7 +93,9 @@ class LightGBM(Trees):
     }
 
     class Options(Trees.Options):
-        # parameters of LightGBM by its own names; those left out have its defaults
+        num_leaves: Annotated[int, Field(ge=2, le=MOST_LEAVES)] = 31  # of a tree
+        # parameters of LightGBM by its own names, which hold before the options above; those left
+        # out have its defaults
         params: LightGBMParameters = field(default_factory=LightGBMParameters)
 
     def train_booster(
@@ -102,6 +108,8 @@ class LightGBM(Trees):
             "deterministic": True,
             "num_threads": torch.get_num_threads(),
             "verbosity": -1,
+            "num_leaves": options.num_leaves,
+            "learning_rate": options.learning_rate,
         }
         if not {"force_row_wise", "force_col_wise"} & options.params.keys():
             parameters["force_row_wise"] = True  # else the quicker one is tried, and differs
@@ -141,7 +149,7 @@ class LightGBM(Trees):
 
     def open_booster(self, text: bytes, columns: Columns) -> Any:
         checked = checked_text(text, columns, OBJECTIVES[self.objective])
-        return self.library.Booster(model_str=checked, params={"verbosity": -1})
+        return self.library.Booster(model_str=checked)
 
     def raw_scores(self, booster: Any, values: np.ndarray) -> np.ndarray:
         threads = torch.get_num_threads()

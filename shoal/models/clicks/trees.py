@@ -22,7 +22,7 @@ from shoal.models.base import Batch, ClickModel, Facts, WholeData
 from shoal.models.nn.closed_form import Progress, check_memory, expect_solution
 from shoal.models.nn.tree_checks import check_size, import_library
 from shoal.models.nn.tree_columns import Columns, IdCounts, slot_ids
-from shoal.models.options import Count
+from shoal.models.options import Count, Positive
 
 log = logging.getLogger("shoal")
 FEWER_SAMPLES = (
@@ -61,6 +61,7 @@ class Trees(ClickModel):
     solves_from_samples = True
     cuda_graph_safe = False
     package: ClassVar[str]  # what Python imports
+    metric_key: ClassVar[str]  # the library's parameter that names metrics
     objectives: ClassVar[Mapping[str, str]]  # loss of the label -> the library's name for it
     not_exported: ClassVar[str | None] = (
         "an artifact is a graph of torch operators, and trees are none. Use the run itself "
@@ -81,8 +82,9 @@ class Trees(ClickModel):
 
     class Options(ClickModel.Options):
         rounds: Count = 300  # trees, one after the other
-        # ids are categories that are split into two groups, one category against the others
-        # (one_hot), or numbers
+        learning_rate: Positive = 0.05  # what a tree adds is multiplied by it
+        # how ids are read: as categories, which a split divides into two groups; one_hot: each
+        # against all others; as numbers
         ids: Literal["categories", "one_hot", "numbers"] = "categories"
         max_categories: Count = 10000  # ids of a feature with more than these are numbers
         list_columns: Count = 64  # of a feature with lists, its most frequent ids
@@ -180,6 +182,9 @@ class Trees(ClickModel):
             raise ValueError(f"{name} has no {'features' if num_samples else 'samples'}")
         train = self._matrix(num_samples, columns, data.train(), data.continues)
         valid = None
+        if options.stopping_rounds is None and self.metric_key in options.params:
+            message = "%s: model.params.%s is read with model.stopping_rounds only"
+            log.info(message, name, self.metric_key)
         if options.stopping_rounds is not None:
             if data.valid is None:
                 raise ValueError(
@@ -201,9 +206,7 @@ class Trees(ClickModel):
         text = self.train_booster(train, valid, torch.initial_seed() % (1 << 31), after_round)
         data.continues()
         self._keep(text, columns)
-        assert self._ready is not None
-        trees = self.num_trees
-        log.info("%s: %d trees, %.1f kB of text", name, trees, len(text) / 1e3)
+        log.info("%s: %d trees, %.1f kB of text", name, self.num_trees, len(text) / 1e3)
 
     def _keep(self, text: bytes, columns: Columns) -> None:
         """Hold a booster and its columns in buffers; they are read as a checkpoint's are."""
@@ -219,10 +222,13 @@ class Trees(ClickModel):
         if not len(self.booster):  # of a run that was stopped before it had any
             return
         check_size(len(self.booster))
-        stored = (self.column_kinds, self.vocabulary_sizes, self.vocabularies)
-        arrays = [tensor.cpu().numpy() for tensor in stored]
-        facts = self.facts
-        columns = Columns.of_arrays(*arrays, facts.num_slots, facts.num_dense)
+        columns = Columns.of_arrays(
+            self.column_kinds.cpu().numpy(),
+            self.vocabulary_sizes.cpu().numpy(),
+            self.vocabularies.cpu().numpy(),
+            self.facts.num_slots,
+            self.facts.num_dense,
+        )
         self._ready = columns, self.open_booster(self.booster_text(), columns)
 
     def booster_text(self) -> bytes:

@@ -9,7 +9,6 @@ level by level. The package xgboost trains it (the extra trees).
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
@@ -17,11 +16,16 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 import torch
+from pydantic import with_config
 from typing_extensions import TypedDict
 
 from shoal.models.clicks.trees import Matrix, Trees
 from shoal.models.nn.tree_checks import TreeTextError, check_count, check_links, check_range
 from shoal.models.nn.tree_columns import NUMBERS_BELOW, Columns
+from shoal.models.options import STRICT
+
+LARGEST = float(np.finfo(np.float32).max)
+VERSION_BELOW = 1000  # each part of it
 
 XGBoostParameters = TypedDict(
     "XGBoostParameters",
@@ -53,12 +57,14 @@ XGBoostParameters = TypedDict(
     },
     total=False,
 )
+with_config(STRICT)(XGBoostParameters)
 
 
 class XGBoost(Trees):
     """Trees that grow level by level, with a penalty on their leaves."""
 
     package = "xgboost"
+    metric_key = "eval_metric"
     objectives: ClassVar[Mapping[str, str]] = {
         "logistic": "binary:logistic",
         "squared": "reg:squarederror",
@@ -78,7 +84,9 @@ class XGBoost(Trees):
     }
 
     class Options(Trees.Options):
-        # parameters of XGBoost by its own names; those left out have its defaults
+        max_depth: int = 4  # of a tree
+        # parameters of XGBoost by its own names, which hold before the options above; those left
+        # out have its defaults
         params: XGBoostParameters = field(default_factory=XGBoostParameters)
 
     def train_booster(
@@ -91,7 +99,10 @@ class XGBoost(Trees):
             "nthread": torch.get_num_threads(),
             "tree_method": "hist",
             "verbosity": 0,
+            "max_depth": options.max_depth,
         }
+        if "eta" not in options.params:  # its other name
+            parameters["learning_rate"] = options.learning_rate
         if options.ids == "one_hot":
             parameters["max_cat_to_onehot"] = options.max_categories + 1
         parameters |= options.params
@@ -104,7 +115,7 @@ class XGBoost(Trees):
         if valid is not None:
             validation.append((self._dataset(valid, ref=dataset, **bins), "valid"))
 
-        class AfterRound(library.callback.TrainingCallback):  # type: ignore[misc, name-defined]
+        class AfterRound(library.callback.TrainingCallback):  # type: ignore[name-defined]
             def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
                 after_round(epoch + 1)
                 return False
@@ -156,7 +167,9 @@ def _types(columns: Columns) -> list[str]:
 def checked_text(text: bytes, columns: Columns, objective: str) -> bytes:
     """The text with what predictions need alone, written from values that were checked."""
     try:
-        learner = json.loads(text, parse_constant=_refuse)["learner"]
+        document = json.loads(text, parse_constant=_refuse)
+        learner, version = document["learner"], _whole(document["version"], 3)
+        check_range("version", version, 0, VERSION_BELOW)
         model = learner["gradient_booster"]["model"]
         name, found = learner["gradient_booster"]["name"], learner["objective"]["name"]
         if (name, found) != ("gbtree", objective):
@@ -198,8 +211,7 @@ def checked_text(text: bytes, columns: Columns, objective: str) -> bytes:
         },
         "objective": {"name": objective, "reg_loss_param": {"scale_pos_weight": "1"}},
     }
-    version = json.loads(text)["version"]
-    return json.dumps({"learner": written, "version": _whole(version, 3).tolist()}).encode()
+    return json.dumps({"learner": written, "version": version.tolist()}).encode()
 
 
 def _refuse(word: str) -> NoReturn:
@@ -219,7 +231,7 @@ def _numbers(values: Any, count: int) -> list[float]:
     """Numbers of a list that float32 can hold: [count]."""
     if not isinstance(values, list) or len(values) != count:
         raise TreeTextError(f"a list must have {count} numbers")
-    if not all(type(one) in (int, float) and math.isfinite(one) for one in values):
+    if not all(type(one) in (int, float) and abs(one) <= LARGEST for one in values):
         raise TreeTextError("a list is not one of finite numbers")
     return [float(one) for one in values]
 
@@ -235,8 +247,9 @@ def _checked_tree(number: int, tree: dict[str, Any], columns: Columns) -> dict[s
     parents[left[inner]] = parents[right[inner]] = inner
     split_indices = _whole(tree["split_indices"], count)
     check_range("split_indices", split_indices, 0, columns.width)
-    split_type, default_left = _whole(tree["split_type"], count), _whole(tree["default_left"], count)
+    split_type = _whole(tree["split_type"], count)
     check_range("split_type", split_type, 0, 2)
+    default_left = _whole(tree["default_left"], count)
     check_range("default_left", default_left, 0, 2)
     categories = _whole(tree["categories"])
     check_range("categories", categories, 0, NUMBERS_BELOW)

@@ -69,10 +69,11 @@ class IdCounts:
 
     def merge(self) -> None:
         """Count what was added since the last time."""
-        values, number = np.unique(np.concatenate([self.ids[:0], *self.waiting]), return_counts=True)
+        added = np.concatenate([self.ids[:0], *self.waiting])
+        added_ids, added_counts = np.unique(added, return_counts=True)
         self.waiting, self.num_waiting = [], 0
-        both = np.concatenate([self.ids, values])
-        numbers = np.concatenate([self.counts, number])
+        both = np.concatenate([self.ids, added_ids])
+        numbers = np.concatenate([self.counts, added_counts])
         self.ids, places = np.unique(both, return_inverse=True)
         self.counts = np.bincount(places, numbers, len(self.ids)).astype(np.int64)
         if len(self.ids) > MOST_COUNTED:
@@ -166,9 +167,7 @@ class Columns:
     def fill(self, matrix: np.ndarray, ids: Sequence[Ids], dense: np.ndarray) -> None:
         """Write samples into their rows, float32 [b, width]; dense [b, num_dense]."""
         first = 0
-        for kind, vocabulary, width, values in zip(
-            self.kinds, self.vocabularies, self.widths, ids
-        ):
+        for kind, vocabulary, width, values in zip(self.kinds, self.vocabularies, self.widths, ids):
             target: Any = matrix[:, first : first + width]
             if kind == "list":
                 target[:] = _list_columns(values, vocabulary)
