@@ -4,7 +4,8 @@
     a feature with lists    a column for each of its most frequent ids, and one for the length
     a dense value           one column: the value
 
-What is missing is NaN, as is a category that training did not see.
+An empty list is NaN where one id is expected, as is a category that training did not see. Id 0,
+which stands for a missing value, is a category like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from shoal.data.batch import Batch, Jagged
 
 Kind = Literal["number", "category", "list"]
 KINDS: tuple[Kind, ...] = ("number", "category", "list")
-MISSING_ID = 0
 NUMBERS_BELOW = 1 << 24  # whole numbers that float32 tells from each other
 MOST_COUNTED = 1 << 20  # ids of a feature that are counted at once; rare ones are forgotten
 Ids = Tensor | Jagged
@@ -62,8 +62,8 @@ class IdCounts:
         else:
             self.longest = max(self.longest, 1)
             values = ids.numpy()
-        self.waiting.append(values[values != MISSING_ID])
-        self.num_waiting += len(self.waiting[-1])
+        self.waiting.append(values)
+        self.num_waiting += len(values)
         if self.num_waiting > max(1 << 16, len(self.ids)):
             self.merge()
 
@@ -172,8 +172,7 @@ class Columns:
             if kind == "list":
                 target[:] = _list_columns(values, vocabulary)
             else:
-                single = _first_ids(values)
-                is_there = single != MISSING_ID
+                single, is_there = _first_ids(values)
                 if kind == "category":
                     number, is_known = _places(single, vocabulary)
                     is_there &= is_known
@@ -192,15 +191,15 @@ def _places(ids: np.ndarray, vocabulary: np.ndarray) -> tuple[np.ndarray, np.nda
     return places, vocabulary[places] == ids
 
 
-def _first_ids(ids: Ids) -> np.ndarray:
-    """One id of each sample: [b]; of an empty list that of a missing value."""
+def _first_ids(ids: Ids) -> tuple[np.ndarray, np.ndarray]:
+    """One id of each sample, and whether it has one: [b] each."""
     if isinstance(ids, Tensor):
-        return ids.numpy()
+        return ids.numpy(), np.ones(len(ids), bool)
     offsets, values = ids.offsets.numpy(), ids.values.numpy()
     is_there = offsets[1:] > offsets[:-1]
-    single = np.full(len(is_there), MISSING_ID, np.int64)
+    single = np.zeros(len(is_there), np.int64)
     single[is_there] = values[offsets[:-1][is_there]]
-    return single
+    return single, is_there
 
 
 def _list_columns(ids: Ids, vocabulary: np.ndarray) -> np.ndarray:
