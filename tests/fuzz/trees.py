@@ -84,9 +84,9 @@ def trees() -> dict[str, Target]:
 
 
 def _columns() -> Any:
-    from shoal.models.nn.tree_columns import Columns
+    from shoal.models.nn.tree_columns import TreeColumns
 
-    return Columns(("category",), (np.arange(1, 50),), num_dense=1)
+    return TreeColumns(("category",), (np.arange(1, 50),), num_dense=1)
 
 
 def _read_lightgbm(path: Path) -> None:

@@ -30,7 +30,7 @@ from shoal.models.base import Facts, WholeData
 from shoal.models.clicks.trees import Trees
 from shoal.models.nn import tree_columns
 from shoal.models.nn.tree_checks import TreeTextError
-from shoal.models.nn.tree_columns import Columns, IdCounts
+from shoal.models.nn.tree_columns import IdCounts, TreeColumns
 from shoal.ps.server.server import Server
 from shoal.runs.build import build
 from shoal.runs.run import resolve
@@ -207,7 +207,7 @@ def test_columns_are_what_ids_and_values_are() -> None:
     counts = [IdCounts(), IdCounts(), IdCounts()]
     for one, ids in zip(counts, (single, lists, single)):
         one.add(ids)
-    columns = Columns.of_counts(counts[:2], 1, True, max_categories=4, list_columns=2)
+    columns = TreeColumns.of_counts(counts[:2], 1, True, max_categories=4, list_columns=2)
     assert columns.kinds == ("category", "list") and columns.width == 1 + 3 + 1
     assert columns.are_categories == [True, False, False, False, False]
     matrix = np.empty((4, 5), np.float32)
@@ -217,7 +217,7 @@ def test_columns_are_what_ids_and_values_are() -> None:
     expected = [[1, 2, 1, 3, 0.5], [0, 0, 0, 0, 1.5], [3, 0, 1, 1, 2.5], [nan, 0, 0, 1, nan]]
     assert np.array_equal(matrix, np.array(expected, np.float32), equal_nan=True)
     # More categories than are asked for: numbers, and large ones are folded.
-    numbers = Columns.of_counts(counts[2:], 0, True, max_categories=2, list_columns=2)
+    numbers = TreeColumns.of_counts(counts[2:], 0, True, max_categories=2, list_columns=2)
     assert numbers.kinds == ("number",)
     matrix = np.empty((3, 1), np.float32)
     numbers.fill(matrix, [Jagged.from_lists([[7], [], [(1 << 24) + 3]])], np.empty((3, 0)))

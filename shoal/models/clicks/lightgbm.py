@@ -25,7 +25,7 @@ from shoal.models.nn.tree_checks import (
     check_links,
     check_range,
 )
-from shoal.models.nn.tree_columns import Columns
+from shoal.models.nn.tree_columns import TreeColumns
 from shoal.models.options import STRICT
 
 END = "end of trees"
@@ -93,7 +93,7 @@ class LightGBM(Trees):
     }
 
     class Options(Trees.Options):
-        num_leaves: Annotated[int, Field(ge=2, le=MOST_LEAVES)] = 31  # of a tree
+        num_leaves: Annotated[int, Field(ge=2, le=MOST_LEAVES)] = 31  # leaves of a tree, at most
         # parameters of LightGBM by its own names, which hold before the options above; those left
         # out have its defaults
         params: LightGBMParameters = field(default_factory=LightGBMParameters)
@@ -147,7 +147,7 @@ class LightGBM(Trees):
         text = booster.model_to_string()
         return (text[: text.index(f"\n{END}\n")] + f"\n{END}\n").encode()
 
-    def open_booster(self, text: bytes, columns: Columns) -> Any:
+    def open_booster(self, text: bytes, columns: TreeColumns) -> Any:
         checked = checked_text(text, columns, OBJECTIVES[self.objective])
         return self.library.Booster(model_str=checked)
 
@@ -160,7 +160,7 @@ class LightGBM(Trees):
         return self.ready[1].num_trees()
 
 
-def checked_text(text: bytes, columns: Columns, objective: str) -> str:
+def checked_text(text: bytes, columns: TreeColumns, objective: str) -> str:
     """The text with its trees alone, written from numbers that were checked."""
     try:
         head, *trees = _blocks(text.decode("ascii"))
@@ -214,7 +214,7 @@ def _finite(tree: dict[str, str], key: str, count: int) -> np.ndarray:
     return numbers
 
 
-def _checked_tree(number: int, tree: dict[str, str], columns: Columns) -> str:
+def _checked_tree(number: int, tree: dict[str, str], columns: TreeColumns) -> str:
     """A tree as LightGBM writes it, from numbers that were checked; without its statistics."""
     (leaves,), (num_cat,) = _whole(tree, "num_leaves", 1), _whole(tree, "num_cat", 1)
     if not 1 <= leaves <= MOST_LEAVES or not 0 <= num_cat < leaves or tree["is_linear"] != "0":

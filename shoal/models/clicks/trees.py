@@ -21,7 +21,7 @@ from torch import Tensor
 from shoal.models.base import Batch, ClickModel, Facts, WholeData
 from shoal.models.nn.closed_form import Progress, check_memory, expect_solution
 from shoal.models.nn.tree_checks import check_size, import_library
-from shoal.models.nn.tree_columns import Columns, IdCounts, slot_ids
+from shoal.models.nn.tree_columns import IdCounts, TreeColumns, slot_ids
 from shoal.models.options import Count, Positive
 
 log = logging.getLogger("shoal")
@@ -33,7 +33,7 @@ FEWER_SAMPLES = (
 class Matrix:
     """Samples as a matrix: values float32 [n, columns], labels float32 [n], weights [n] or None."""
 
-    def __init__(self, num_samples: int, columns: Columns):
+    def __init__(self, num_samples: int, columns: TreeColumns):
         self.columns, self.num_filled = columns, 0
         self.values = np.empty((num_samples, columns.width), np.float32)
         self.labels = np.empty(num_samples, np.float32)
@@ -87,7 +87,7 @@ class Trees(ClickModel):
         # against all others; as numbers
         ids: Literal["categories", "one_hot", "numbers"] = "categories"
         max_categories: Count = 10000  # ids of a feature with more than these are numbers
-        list_columns: Count = 64  # of a feature with lists, its most frequent ids
+        list_columns: Count = 64  # most frequent ids of a feature with lists, a column each
         # rounds without a better validation, after which training ends; null: it does not
         stopping_rounds: Count | None = None
 
@@ -105,7 +105,7 @@ class Trees(ClickModel):
         expect_solution(self, "column_kinds", None, dtype=torch.int64)
         expect_solution(self, "vocabulary_sizes", None, dtype=torch.int64)
         expect_solution(self, "vocabularies", None, dtype=torch.int64)
-        self._ready: tuple[Columns, Any] | None = None  # the columns, and the library's booster
+        self._ready: tuple[TreeColumns, Any] | None = None  # the columns, and the library's booster
         self.register_load_state_dict_post_hook(_open_loaded)
 
     # ---- what a library does --------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Trees(ClickModel):
         """The text of a booster; after_round: called with the number of trees that are done."""
 
     @abstractmethod
-    def open_booster(self, text: bytes, columns: Columns) -> Any:
+    def open_booster(self, text: bytes, columns: TreeColumns) -> Any:
         """The booster of a text, which is checked before the library reads it."""
 
     @abstractmethod
@@ -131,21 +131,21 @@ class Trees(ClickModel):
         names = [one.name for one in self.facts.sparse] if self.facts.per_feature else None
         return slot_ids(batch, names, self.facts.num_slots)
 
-    def fill(self, columns: Columns, values: np.ndarray, batch: Batch) -> None:
+    def fill(self, columns: TreeColumns, values: np.ndarray, batch: Batch) -> None:
         """Write the samples of a batch into a matrix [b, columns]."""
         columns.fill(values, self.slot_ids(batch), self.dense(batch).numpy())
 
-    def _count(self, batches: Iterator[Batch], continues: Any) -> tuple[int, Columns]:
+    def _count(self, batches: Iterator[Batch], continues: Any) -> tuple[int, TreeColumns]:
         """The first reading: how many samples there are, and how they become columns."""
         counts = [IdCounts() for _ in range(self.facts.num_slots)]
         num_samples = 0
         for batch in batches:
             num_samples += batch.size
-            for one, ids in zip(counts, self.slot_ids(batch)):
-                one.add(ids)
+            for id_counts, ids in zip(counts, self.slot_ids(batch)):
+                id_counts.add(ids)
             continues()
         options = self.options
-        columns = Columns.of_counts(
+        columns = TreeColumns.of_counts(
             counts,
             self.facts.num_dense,
             options.ids != "numbers",
@@ -155,7 +155,7 @@ class Trees(ClickModel):
         return num_samples, columns
 
     def _matrix(
-        self, num_samples: int, columns: Columns, batches: Iterator[Batch], continues: Any
+        self, num_samples: int, columns: TreeColumns, batches: Iterator[Batch], continues: Any
     ) -> Matrix:
         """The second reading: all samples as a matrix."""
         name = type(self).__name__
@@ -208,7 +208,7 @@ class Trees(ClickModel):
         self._keep(text, columns)
         log.info("%s: %d trees, %.1f kB of text", name, self.num_trees, len(text) / 1e3)
 
-    def _keep(self, text: bytes, columns: Columns) -> None:
+    def _keep(self, text: bytes, columns: TreeColumns) -> None:
         """Hold a booster and its columns in buffers; they are read as a checkpoint's are."""
         self.booster = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         names = ("column_kinds", "vocabulary_sizes", "vocabularies")
@@ -222,7 +222,7 @@ class Trees(ClickModel):
         if not len(self.booster):  # of a run that was stopped before it had any
             return
         check_size(len(self.booster))
-        columns = Columns.of_arrays(
+        columns = TreeColumns.of_arrays(
             self.column_kinds.cpu().numpy(),
             self.vocabulary_sizes.cpu().numpy(),
             self.vocabularies.cpu().numpy(),
@@ -241,7 +241,7 @@ class Trees(ClickModel):
         """Trees of the booster."""
 
     @property
-    def ready(self) -> tuple[Columns, Any]:
+    def ready(self) -> tuple[TreeColumns, Any]:
         """The columns, and the library's booster."""
         if self._ready is None:
             raise ValueError(f"{type(self).__name__} has no trees yet; train it first")

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from shoal.models.clicks.trees import Matrix, Trees
 from shoal.models.nn.tree_checks import TreeTextError, check_count, check_links, check_range
-from shoal.models.nn.tree_columns import NUMBERS_BELOW, Columns
+from shoal.models.nn.tree_columns import NUMBERS_BELOW, TreeColumns
 from shoal.models.options import STRICT
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -84,7 +84,7 @@ class XGBoost(Trees):
     }
 
     class Options(Trees.Options):
-        max_depth: int = 4  # of a tree
+        max_depth: int = 4  # splits from the root of a tree to a leaf, at most
         # parameters of XGBoost by its own names, which hold before the options above; those left
         # out have its defaults
         params: XGBoostParameters = field(default_factory=XGBoostParameters)
@@ -145,7 +145,7 @@ class XGBoost(Trees):
             **options,
         )
 
-    def open_booster(self, text: bytes, columns: Columns) -> Any:
+    def open_booster(self, text: bytes, columns: TreeColumns) -> Any:
         booster = self.library.Booster({"verbosity": 0})
         booster.load_model(bytearray(checked_text(text, columns, self.objective)))
         return booster
@@ -159,21 +159,21 @@ class XGBoost(Trees):
         return self.ready[1].num_boosted_rounds()
 
 
-def _types(columns: Columns) -> list[str]:
+def _types(columns: TreeColumns) -> list[str]:
     """The type of each column, in XGBoost's words."""
     return ["c" if category else "float" for category in columns.are_categories]
 
 
-def checked_text(text: bytes, columns: Columns, objective: str) -> bytes:
+def checked_text(text: bytes, columns: TreeColumns, objective: str) -> bytes:
     """The text with what predictions need alone, written from values that were checked."""
     try:
         document = json.loads(text, parse_constant=_refuse)
         learner, version = document["learner"], _whole(document["version"], 3)
         check_range("version", version, 0, VERSION_BELOW)
         model = learner["gradient_booster"]["model"]
-        name, found = learner["gradient_booster"]["name"], learner["objective"]["name"]
-        if (name, found) != ("gbtree", objective):
-            raise TreeTextError(f"it is {name} of {found}, and must be gbtree of {objective}")
+        name, loss = learner["gradient_booster"]["name"], learner["objective"]["name"]
+        if (name, loss) != ("gbtree", objective):
+            raise TreeTextError(f"it is {name} of {loss}, and must be gbtree of {objective}")
         base_score = learner["learner_model_param"]["base_score"]
         if not re.fullmatch(r"\[?[-+]?[0-9.]+(E[-+]?[0-9]+)?\]?", base_score, re.IGNORECASE):
             raise TreeTextError(f"base_score is {base_score!r}")
@@ -236,7 +236,7 @@ def _numbers(values: Any, count: int) -> list[float]:
     return [float(one) for one in values]
 
 
-def _checked_tree(number: int, tree: dict[str, Any], columns: Columns) -> dict[str, Any]:
+def _checked_tree(number: int, tree: dict[str, Any], columns: TreeColumns) -> dict[str, Any]:
     """A tree as XGBoost writes it, from values that were checked."""
     left = _whole(tree["left_children"])
     count = len(left)

@@ -1,4 +1,4 @@
-"""Columns: samples as a matrix of numbers, which libraries of decision trees read.
+"""Columns of trees: samples as a matrix of numbers, which libraries of decision trees read.
 
     a feature with one id   one column: its category, or the id as a number
     a feature with lists    a column for each of its most frequent ids, and one for the length
@@ -92,7 +92,7 @@ class IdCounts:
 
 
 @dataclass(frozen=True)
-class Columns:
+class TreeColumns:
     """How samples become a matrix; vocabularies: the sorted ids of each feature that has some."""
 
     kinds: tuple[Kind, ...]  # of each sparse feature
@@ -107,27 +107,27 @@ class Columns:
         categories: bool,
         max_categories: int,
         list_columns: int,
-    ) -> Columns:
-        """Columns for features whose training ids were counted."""
+    ) -> TreeColumns:
+        """The columns of features whose training ids were counted."""
         kinds: list[Kind] = []
         vocabularies: list[np.ndarray] = []
-        for one in counts:
-            one.merge()
-            if one.longest > 1:
+        for id_counts in counts:
+            id_counts.merge()
+            if id_counts.longest > 1:
                 kinds.append("list")
-                vocabularies.append(one.most_frequent(list_columns))
-            elif categories and len(one.ids) <= max_categories:
+                vocabularies.append(id_counts.most_frequent(list_columns))
+            elif categories and len(id_counts.ids) <= max_categories:
                 kinds.append("category")
-                vocabularies.append(one.ids)
+                vocabularies.append(id_counts.ids)
             else:
                 kinds.append("number")
-                vocabularies.append(one.ids[:0])
+                vocabularies.append(id_counts.ids[:0])
         return cls(tuple(kinds), tuple(vocabularies), num_dense)
 
     @classmethod
     def of_arrays(
         cls, kinds: np.ndarray, sizes: np.ndarray, ids: np.ndarray, num_slots: int, num_dense: int
-    ) -> Columns:
+    ) -> TreeColumns:
         """The columns that a checkpoint holds, as `arrays` returned them; they are checked."""
         fits = len(kinds) == len(sizes) == num_slots
         fits = fits and bool(((kinds >= 0) & (kinds < len(KINDS))).all())
