@@ -108,6 +108,15 @@ def decide_without_size(config: Config) -> Config:
     return _replaced(config, settings, valid_users)
 
 
+def decided_values(config: Config) -> dict[str, Any]:
+    """The keys that the size of the data may decide, with their values in a config."""
+    return {
+        "train.batch_size": config.train.batch_size,
+        "train.patience": config.train.patience,
+        "eval.valid_users": config.eval.valid_users,
+    }
+
+
 def _replaced(config: Config, settings: SizeSettings, valid_users: Any) -> Config:
     train = config.train
     values = {

@@ -16,6 +16,7 @@ from shoal.ps.address import nobody_listens
 from shoal.ps.worker.link import ServerError
 from shoal.runs.announcement import announce
 from shoal.runs.build import build
+from shoal.runs.data_size import decided_values
 from shoal.runs.folder_inputs import keep_inputs
 from shoal.runs.forecast import expected
 from shoal.training.elastic_trainer import LeasedTrainer
@@ -51,7 +52,8 @@ def train_leased(
         return {}
     # What all workers must agree on; the strategy is that of parameter servers.
     config = parts.config
-    agreed = agreed | values_of(config)  # a worker that joins reads what the data decided
+    # a worker that joins reads what the data and its size decided
+    agreed = agreed | values_of(config) | decided_values(config)
     strategy: Any = parts.strategy
     strategy.on_peer_lost(on_peer_lost)
 
