@@ -24,7 +24,7 @@ from shoal.serving.artifact import export, files
 from shoal.serving.artifact.files import ArtifactError, write_words
 
 WITHOUT = (
-    *("NeuMF", "CFKG", "KGCN", "KGCN concat", "RippleNet"),
+    *("NeuMF", "CFKG", "KGCN", "KGCN concat", "KGNNLS", "KTUP", "KTUP soft", "RippleNet"),
     *("MacridVAE", "MacridVAE plain", "NAIS", "NAIS concat"),
     *("ConvNCF", "NNCF", "NNCF knn"),
 )

@@ -102,8 +102,9 @@ class MacridVAE(Model):
         if of_vectors:
             loss = loss + batch.size * of_vectors * (rows.norm() + self.cores.norm())
         if of_encoder:
-            weights = [weight for weight in self.encoder.parameters() if weight.dim() > 1]
-            weights.append(self.embed.whole("shown"))
+            layers = (weight for weight in self.encoder.parameters() if weight.dim() > 1)
+            weights: list[Tensor] = [self.embed.whole("shown")]
+            weights.extend(layers)
             loss = loss + batch.size * of_encoder * torch.stack([w.norm() for w in weights]).sum()
         return Output(loss, batch.size)
 

@@ -70,8 +70,8 @@ class SimpleX(Retrieval):
         loss = right.sum() + weight * F.relu(wrong).sum()
         if self.options.reg_weight:
             own = F.embedding(place_users, self.embed.rows("user", users))
-            taken, drawn = F.embedding(of_items, rows), F.embedding(of_negatives, rows)
-            loss = loss + self.options.reg_weight * half_squares(own, taken, drawn)
+            right_rows, drawn = F.embedding(of_items, rows), F.embedding(of_negatives, rows)
+            loss = loss + self.options.reg_weight * half_squares(own, right_rows, drawn)
         return Output(loss, batch.size)
 
     def encode_query(self, batch: Batch) -> Tensor:
