@@ -29,12 +29,12 @@ class CDAE(Autoencoder):
         embedding_size: int = 64  # width of the hidden layer
         corruption_ratio: Share = 0.5  # share of the items that are hidden in training
         loss_type: Literal["BCE", "MSE"] = "BCE"  # log loss, or squared errors
-        hid_activation: Literal["sigmoid", "relu", "tanh"] = (
-            "relu"  # activation of the hidden layer
-        )
+        # activation of the hidden layer
+        hid_activation: Literal["sigmoid", "relu", "tanh"] = "relu"
         out_activation: Literal["sigmoid", "relu"] = "sigmoid"  # activation of answers, with MSE
-        # An epoch adds these once: weights of |x| and of the length of both tables that are read
+        # weight of |x| over both tables that are read, added once an epoch
         reg_weight_1: NotNegative = 0.0
+        # weight of the length of both tables that are read, added once an epoch
         reg_weight_2: NotNegative = 0.01
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}

@@ -35,6 +35,7 @@ class ConvNCF(Model):
         embedding_size: int = 64
         cnn_channels: list[int] = field(default_factory=lambda: [1, 32, 32, 32, 32])  # 1, then more
         cnn_kernels: list[int] = field(default_factory=lambda: [4, 4, 2, 2])  # widths of kernels
+        # steps of the kernels
         cnn_strides: list[int] = field(default_factory=lambda: [4, 4, 2, 2])
         dropout_prob: float = 0.2  # dropout of what the convolutions found
         # An epoch adds these once: weights of the lengths of both tables, and of all layers

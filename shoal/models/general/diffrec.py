@@ -50,6 +50,7 @@ class DiffRec(Autoencoder):
         history_num_per_term: Count = 10  # losses of a step that its chance to be drawn comes from
         dims_dnn: list[int] = field(default_factory=lambda: [300])  # widths of the layers
         embedding_size: Count = 10  # width of what the layers know of the step
+        # activation of the layers
         mlp_act_func: Literal["tanh", "relu", "sigmoid"] = "tanh"
         norm: bool = False  # true: the noisy items of a user are scaled to length 1
         time_aware: Literal[False] = False  # T-DiffRec, which is not here

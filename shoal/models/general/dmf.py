@@ -35,6 +35,7 @@ class DMF(Retrieval):
         user_embedding_size: int = 64  # width of the first layer of users
         item_embedding_size: int = 64  # width of the first layer of items
         user_hidden_size_list: list[int] = field(default_factory=lambda: [64, 64])  # further layers
+        # further layers of items
         item_hidden_size_list: list[int] = field(default_factory=lambda: [64, 64])
         inter_matrix_type: Literal["01"] = "01"  # what an interaction counts: 1
 

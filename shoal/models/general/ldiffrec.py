@@ -42,6 +42,7 @@ class LDiffRec(Autoencoder):
         # widths of the encoder's layers from the latent vector, the first, back to the items
         in_dims: list[int] = field(default_factory=lambda: [300])
         out_dims: list[int] = field(default_factory=list)  # widths of layers of the decoder
+        # activation of encoder and decoder
         ae_act_func: Literal["tanh", "relu", "sigmoid"] = "tanh"
         lamda: float = 0.03  # weight of the diffusion's loss at first
         anneal_cap: float = 0.005  # and at the end

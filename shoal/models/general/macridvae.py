@@ -42,6 +42,7 @@ class MacridVAE(Model):
         kfac: Count = 10  # number of facets
         nogb: bool = False  # true: shares of facets are not drawn in training (Gumbel softmax)
         std: float = 0.01  # factor of sigma in the noise on the latent vectors in training
+        # widths of the encoder's layers
         encoder_hidden_size: list[int] = field(default_factory=lambda: [600])
         tau: Positive = 0.1  # temperature of all softmaxes
         anneal_cap: float = 0.2  # largest weight of the prior (beta), which grows from 0 to it
