@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.config.schema import AUTO, Config
+from shoal.config.schema import AUTO, Config, EvalSection, TrainSection
 
 USUAL_BATCH, SMALLEST_BATCH = 2048, 64  # samples of a step
 USUAL_PATIENCE = 10  # evaluations
@@ -108,12 +108,12 @@ def decide_without_size(config: Config) -> Config:
     return _replaced(config, settings, valid_users)
 
 
-def decided_values(config: Config) -> dict[str, Any]:
-    """The keys that the size of the data may decide, with their values in a config."""
+def decided_values(train: TrainSection, evaluation: EvalSection) -> dict[str, Any]:
+    """The keys that the size of the data may decide, with their values in a config's sections."""
     return {
-        "train.batch_size": config.train.batch_size,
-        "train.patience": config.train.patience,
-        "eval.valid_users": config.eval.valid_users,
+        "train.batch_size": train.batch_size,
+        "train.patience": train.patience,
+        "eval.valid_users": evaluation.valid_users,
     }
 
 

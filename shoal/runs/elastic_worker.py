@@ -53,7 +53,7 @@ def train_leased(
     # What all workers must agree on; the strategy is that of parameter servers.
     config = parts.config
     # a worker that joins reads what the data and its size decided
-    agreed = agreed | values_of(config) | decided_values(config)
+    agreed = agreed | values_of(config) | decided_values(config.train, config.eval)
     strategy: Any = parts.strategy
     strategy.on_peer_lost(on_peer_lost)
 
