@@ -24,7 +24,7 @@ from typer.main import get_command
 import shoal
 from shoal.cli.main import app
 from shoal.compat.dialects.paddlerec import PaddleRec
-from shoal.compat.dialects.recbole import RecBole
+from shoal.compat.dialects.recbole import RecBole, rows_of
 from shoal.compat.dialects.tdfo import Tdfo
 from shoal.compat.dialects.torchrec import TorchRec
 from shoal.config import key_page
@@ -35,7 +35,7 @@ from shoal.models.options import meanings
 
 DOCS = Path(__file__).parent
 OPTION = re.compile(r"(?<![\w-])(--[a-z](?:[\w.-]*\w)?(?:=[^\s'`,;)]+)?)")
-# In this order they run in one folder, where ratings.csv, day_0.csv and day_1.csv are.
+# In this order they run in one folder, where ratings.csv, day_0.csv, day_1.csv and my_model.py are.
 EXAMPLES = {
     "quickstart": "shoal quickstart ratings.csv",
     "train": "shoal train ratings.csv --model=BPR --epochs=3 --output=runs/first",
@@ -59,6 +59,7 @@ EXAMPLES = {
     "config keys": "shoal config keys separator",
     "config schema": "shoal config schema",
     "new model": "shoal new model TwoTower",
+    "import recbole": "shoal import recbole my_model.py",
     "data fetch": "shoal data fetch ml-100k",
     "data make": "shoal data make --data.clicks.synthetic.samples=1000 --to synthetic",
     "data describe": "shoal data describe ratings.csv --html page.html",
@@ -314,7 +315,33 @@ def dialect_page() -> str:
         title = page.partition(".")[0]
         lines += ["", f"## {dialect.tool}", "", f"More about it: [{title}]({page}).", ""]
         lines += [dialect.table_text(head).strip()]
+        if dialect is RecBole:
+            lines += recbole_models()
     return "\n".join(lines) + "\n"
+
+
+def recbole_models() -> list[str]:
+    """The keys of RecBole's models that are no options by their own names."""
+    lines = [
+        "",
+        "### Keys of RecBole's models",
+        "",
+        "A key of a model that is an option of the same name here is not listed "
+        "([options of every model](../reference/every_model.md)).",
+        "",
+        "| model | RecBole key | here | how it is read |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name in MODELS:
+        model = find_model(name)
+        options = options_of(model.Options)
+        rows = {row.key: row for row in rows_of(model)}
+        for row in rows.values():
+            if not row.targets and f"model.{row.key}" in options:
+                continue  # the option of its name goes before it
+            targets = ", ".join(f"`{target}`" for target in row.targets) or "–"
+            lines.append(f"| {name} | `{row.key}` | {targets} | {row.rule} |")
+    return lines
 
 
 # Folders of shoal/models, in the order of the page.

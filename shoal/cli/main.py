@@ -18,6 +18,7 @@ from shoal.cli import (
     data,
     doctor,
     exit,
+    importing,
     inspect,
     new,
     planning,
@@ -73,6 +74,10 @@ app.add_typer(config_app, name="config")
 new_app = typer.Typer(no_args_is_help=True, help="Write starting points of your own.")
 new_app.command("model")(new.model)
 app.add_typer(new_app, name="new")
+
+import_app = typer.Typer(no_args_is_help=True, help="Move models that were written elsewhere.")
+import_app.command("recbole")(importing.recbole)
+app.add_typer(import_app, name="import")
 
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets, and look at them.")
 data_app.command("fetch")(data.fetch)

@@ -23,17 +23,21 @@ _FOLDERS = {
     "general": """
         Pop BPR NeuMF LightGCN LightFM EASE ItemKNN UserKNN SLIM IALS MultiVAE RecVAE ENMF
         SimpleX NGCF SGL SimGCL XSimGCL DirectAU SLIMElastic ADMMSLIM AsymKNN NCEPLRec
+        MultiDAE CDAE MacridVAE DMF FISM NAIS
+        LINE ConvNCF NNCF GCMC SpectralCF DGCF NCL
+        DiffRec LDiffRec RaCT
     """,
     "sequential": """
         SASRec BERT4Rec GRU4Rec HSTU NARM STAMP Caser NextItNet FPMC SRGNN CORE LightSANs
         FMLP TiSASRec MIND ComiRec CL4SRec TIGER SASRecF FDSA S3Rec TransRec HGN FOSSIL SHAN
-        NPE HRM
+        NPE HRM RepeatNet GCSAN SINE FEARec GRU4RecCPR SASRecCPR GRU4RecF
+        GRU4RecKG KSR
     """,
     "retrieval": "DSSM YoutubeDNN Word2Vec",
-    "knowledge": "CKE CFKG KGCN KGAT RippleNet KGIN MKR",
+    "knowledge": "CKE CFKG KGCN KGAT RippleNet KGIN MKR KTUP KGNNLS MCCLK",
     "clicks": """
         LR FM DNN WideDeep DeepFM DCNV2 DLRM FFM FwFM NFM AFM PNN DCN xDeepFM AutoInt
-        FiBiNET MaskNet FinalMLP GDCN Wukong
+        FiBiNET MaskNet FinalMLP GDCN Wukong FNN EulerNet FiGNN KD_DAGFM
     """,
     "clicks.history": "DIN DIEN BST DSIN HSTURanker",
     "clicks.labels": "SharedBottom MMoE PLE ESMM AITM",

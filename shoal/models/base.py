@@ -153,10 +153,14 @@ class Model(nn.Module):
     reads_times: ClassVar[bool] = False
     # What of a score `terms` does not account for; None: nothing, it is their sum.
     rest_is: ClassVar[str | None] = None
-    # Keys of RecBole's file of this model that have another name here: theirs -> the option here.
+    # How keys of RecBole's property files are read (compat/dialects/recbole.py). A key that is an
+    # option by its own name needs no entry, and a class has the entries of its bases as well.
+    # Key -> the option that it is here.
     recbole_options: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    # Those that change nothing here: theirs -> the reason, a short sentence.
+    # Key -> why it changes nothing here, a short sentence.
     recbole_without_effect: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    # Key -> the only value that is honoured, and why others are not.
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = MappingProxyType({})
     # True: every step is the same kernels and the host reads no result, so a CUDA graph can record
     # it. A class from outside this package must set it in its own body.
     cuda_graph_safe: bool = False
@@ -326,6 +330,12 @@ class ClickModel(Model):
     reads_features = True
     cuda_graph_safe = True
     several_labels: ClassVar[bool] = False  # True: there is a logit for each label
+    recbole_options: ClassVar[Mapping[str, str]] = {
+        "embedding_size": "dim",
+        "mlp_hidden_size": "layers",
+        "dropout_prob": "dropout",
+        "num_heads": "n_heads",
+    }
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars
 import pytest
+from recbole_classes import SIDE_LOSS
 from typer.testing import CliRunner
 
 import shoal
@@ -17,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs"))
 import generate  # noqa: E402
 
-QUICK = ("models", "config keys", "config schema", "config show", "new model", "keys make", "plan")
+QUICK = (
+    *("models", "config keys", "config schema", "config show", "new model", "import recbole"),
+    *("keys make", "plan"),
+)
 SERVICES = ("serve", "board")
 
 
@@ -36,6 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     frame = polars.DataFrame(rows, schema=columns, orient="row")
     frame.drop("label").write_csv("ratings.csv")
     frame.select("user_id", "item_id", "label").write_csv("day_1.csv")
+    Path("my_model.py").write_text(SIDE_LOSS)
     return tmp_path
 
 

@@ -41,6 +41,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "doctor": {},
     "eval": {"CONFIG": NOTHING, "run": RUN, "output": WRITTEN, "per_user": WRITTEN},
     "export": {"run": RUN, "to": WRITTEN, "delta": READ},
+    "import recbole": {"path": READ, "to": WRITTEN, "config": READ},
     "keys make": {"folder": WRITTEN},
     "launch": {
         **{"CONFIG": CONFIG_FILE, "workers": NOTHING, "servers": NOTHING, "role": NOTHING},

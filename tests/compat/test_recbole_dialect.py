@@ -29,7 +29,7 @@ class GraphOptions:
 
 
 def models(name: str) -> tuple[str, type]:
-    return {"BPR": ("BPR", BPROptions), "Graph": ("Graph", GraphOptions)}[name]
+    return {"BPR": ("BPR", BPROptions), "LightGCN": ("LightGCN", GraphOptions)}[name]
 
 
 def read(*overrides: str, **values: Any) -> Config:
@@ -221,12 +221,14 @@ def test_keys_without_effect_are_noted(key: str) -> None:
 
 
 def test_option_of_the_model_wins_over_a_refusal() -> None:
-    assert read(model="Graph", require_pow=True).model.options == {"require_pow": True}
+    assert read(model="LightGCN", require_pow=True).model.options == {"require_pow": True}
 
 
 def test_flat_option_of_another_model_is_an_error() -> None:
-    text = refusal(model="Graph", embedding_size=64)
-    assert "embedding_size" in text and "nor an option of Graph (its options: require_pow)" in text
+    text = refusal(model="LightGCN", embedding_size=64)
+    assert (
+        "embedding_size" in text and "nor an option of LightGCN (its options: require_pow)" in text
+    )
 
 
 def test_two_spellings_of_one_target() -> None:

@@ -34,6 +34,11 @@ TOLD = {"data.synthetic.item_features": 2}
 MANY = {**TOLD, "train.negatives.num": 4}
 SAMPLED = {**SEQUENCE, "train.negatives": {"num": 20, "distribution": "popularity"}}
 INNER = {"inner_size": 64, "hidden_dropout_prob": 0.2, "attn_dropout_prob": 0.2}
+CONVOLUTIONS = {
+    "cnn_channels": [1, 16, 16, 16],
+    "cnn_kernels": [4, 4, 2],
+    "cnn_strides": [4, 4, 2],
+}
 
 
 def recipe(epochs: int, run: dict[str, Any] | None = None, **model: Any) -> tuple[dict, int]:
@@ -74,7 +79,23 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "NCEPLRec": recipe(0, rank=20, reg_weight=50.0),
     "IALS": narrow(0, {"model.epochs": 8}),
     "MultiVAE": recipe(60, USERS, mlp_hidden_dimension=[64], latent_dimension=32),
+    "RaCT": recipe(60, USERS, mlp_hidden_dimension=[64], latent_dimension=64),
     "RecVAE": recipe(60, USERS, hidden_dimension=64, latent_dimension=32),
+    "MultiDAE": recipe(60, USERS, mlp_hidden_size=[64], latent_dimension=32),
+    "CDAE": narrow(60, USERS),
+    "MacridVAE": narrow(60, USERS, encoder_hidden_size=[64], kfac=4, tau=0.2),
+    "DMF": recipe(30, {"train.batch_size": 256}),
+    "FISM": narrow(15, alpha=0.5, reg_weights=[1e-3, 1e-3]),
+    "NAIS": narrow(15, weight_size=16),
+    "LINE": narrow(15),
+    "ConvNCF": narrow(25, **CONVOLUTIONS),
+    "NNCF": recipe(15, ui_embedding_size=32, mlp_hidden_size=[32, 16], dropout=0.2),
+    "GCMC": narrow(15, gcn_output_dim=64),
+    "SpectralCF": narrow(15, n_layers=2),
+    "DGCF": narrow(15),
+    "NCL": narrow(15, num_clusters=20, warm_up_step=5, ssl_reg=1e-5, proto_reg=1e-6),
+    "DiffRec": recipe(60, USERS, dims_dnn=[64]),
+    "LDiffRec": recipe(100, USERS, in_dims=[64], dims_dnn=[64]),
     "ENMF": narrow(60, {"train.batch_size": 50}, dropout_prob=0.3),
     "SimpleX": narrow(15, {"train.negatives.num": 20}, margin=0.5),
     "NGCF": narrow(15, hidden_size_list=[32, 32]),
@@ -111,6 +132,9 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "RippleNet": narrow(15, MANY, n_memory=32),
     "KGIN": narrow(15, TOLD),
     "MKR": narrow(8, MANY),
+    "MCCLK": narrow(15, TOLD),
+    "KTUP": narrow(15, TOLD),
+    "KGNNLS": narrow(15, MANY, n_iter=2),
     "SASRecF": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
     "FDSA": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
     "S3Rec": hidden(25, {**SEQUENCE, **TOLD}, **INNER),
@@ -120,6 +144,15 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "SHAN": narrow(8, PREFIX, reg_weight=[0.0, 0.0]),
     "NPE": narrow(8, PREFIX),
     "HRM": narrow(8, PREFIX, high_order=10),
+    "RepeatNet": narrow(12, PREFIX, hidden_size=32, dropout_prob=0.2),
+    "GCSAN": hidden(10, PREFIX, initializer_range=0.1, **INNER),
+    "SINE": narrow(8, PREFIX),
+    "FEARec": hidden(10, PREFIX, **INNER),
+    "GRU4RecCPR": narrow(12, PREFIX, hidden_size=64),
+    "SASRecCPR": hidden(8, PREFIX, **INNER),
+    "GRU4RecKG": narrow(12, {**FASTER, **TOLD}, hidden_size=64),
+    "KSR": narrow(12, {**PREFIX, **TOLD}, hidden_size=64, kg_embedding_size=16),
+    "GRU4RecF": narrow(12, {**FASTER, **TOLD}, hidden_size=64),
 }
 TIME = {"data.split.by": "leave_one_out", "data.split.order": "time"}
 

@@ -32,6 +32,19 @@ CLICKS: dict[str, dict[str, Any]] = {
     "FinalMLP": {**SMALL, "second_layers": [6], "gate_layers": [5], "heads": 2},
     "GDCN": SMALL,
     "GDCN stacked": {**SMALL, "structure": "stacked", "low_rank": 2},
+    "FNN": SMALL,
+    "EulerNet": {"dim": 4, "initial_range": 0.3, "order_list": [5, 3]},
+    "EulerNet norm": {"dim": 4, "order_list": [5], "apply_norm": True},
+    "FiGNN": {"dim": 4, "initial_range": 0.1, "attention_size": 6, "n_layers": 3},
+    "KD_DAGFM": {"dim": 4, "initial_range": 0.1, "t_depth": 2, "depth": 2, "beta": 1.0},
+    "KD_DAGFM inner": {
+        "dim": 4,
+        "type": "inner",
+        "teacher": "CIN",
+        "t_cin": [5],
+        "depth": 2,
+        "beta": 1.0,
+    },
     "Wukong": {**SMALL, "crossed": 3, "linear": 2, "rank": 3, "inner": 7},
 }
 TOWERS = {"dim": 4, "initial_range": 0.1, "dropout": 0.2, "tower_layers": [6]}
@@ -72,6 +85,7 @@ ACTED = (  # and those that read what was done as well
 )
 ANY_WIDTH = [
     "DCN",
+    "FNN",
     "FinalMLP",
     "GDCN",
     "MMoE",

@@ -30,7 +30,7 @@ from shoal.models.nn.hstu import HSTULayer
 from shoal.models.nn.losses import against_negatives, in_batch_softmax
 from shoal.models.sequential.cl4srec import alike
 from shoal.models.sequential.hstu import HSTU
-from shoal.models.sequential.srgnn import session_graph
+from shoal.models.sequential.session import session_graph
 from shoal.models.sequential.tisasrec import Block, TiSASRec, intervals
 from shoal.runs.build import build
 from shoal.runs.parts import Parts

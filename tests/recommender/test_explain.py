@@ -23,7 +23,11 @@ from shoal.runs.trained_run import Trained
 from shoal.serving.artifact import export, files
 from shoal.serving.artifact.files import ArtifactError, write_words
 
-WITHOUT = ("NeuMF", "CFKG", "KGCN", "KGCN concat", "RippleNet")
+WITHOUT = (
+    *("NeuMF", "CFKG", "KGCN", "KGCN concat", "KGNNLS", "KTUP", "KTUP soft", "RippleNet"),
+    *("MacridVAE", "MacridVAE plain", "NAIS", "NAIS concat"),
+    *("ConvNCF", "NNCF", "NNCF knn"),
+)
 IALS = {"alpha": 0.1, "reg_weight": 0.01, "nu": 1.0}
 ONE_OF_EACH = ("BPR", "EASE", "UserKNN", "IALS", "MultiVAE", "LightGCN", "SASRec", "FPMC", "MIND")
 

@@ -1,12 +1,13 @@
 """RecBole's flat keys, translated. One table: what a key sets here, or why it is refused.
 
 Facts are those of RecBole 1.2.1. Options of a model (embedding_size, n_layers, ...) are not in the
-table: a flat key that is an option of the chosen model becomes model.KEY.
+table: a flat key that is an option of the chosen model becomes model.KEY, and a model's class says
+what else its keys of RecBole are here (`recbole_options` and its neighbours in models/base.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from shoal.compat.dialects import recbole_values as values
@@ -21,6 +22,10 @@ from shoal.config.dialect import (
     refused,
     same,
 )
+from shoal.config.keys import options_of
+from shoal.models import MODELS, find
+from shoal.models.base import Model
+from shoal.models.own import is_own
 
 # The table ---------------------------------------------------------------------------------------
 
@@ -200,6 +205,28 @@ SPLIT_BY_TIME = {
 TRAINING = {"train.batch_size": 2048, "train.patience": 10, "eval.valid_users": "all"}
 
 
+def rows_of(model: type[Model]) -> Iterator[Row]:
+    """What RecBole's keys of a model are here.
+
+    Of several rows of a key the last holds: that of the class before those of its bases, and one
+    that sets an option before one that sets nothing.
+    """
+    options = options_of(model.Options)
+    classes = [vars(base) for base in reversed(model.__mro__)]
+    for own in classes:
+        for key, (value, reason) in own.get("recbole_only", {}).items():
+            yield only(key, [value], reason)
+        for key, reason in own.get("recbole_without_effect", {}).items():
+            yield free(key, reason, note=True)
+    for own in classes:
+        for key, option in own.get("recbole_options", {}).items():
+            target = f"model.{option}"
+            if target in options and options[target].kind is bool:
+                yield read_as(key, target, values.as_switch, "1 is true and 0 is false")
+            elif target in options:
+                yield same(key, target)
+
+
 class RecBole(Dialect):
     tool, table = "RecBole", TABLE
     note = (
@@ -207,6 +234,11 @@ class RecBole(Dialect):
         "and a patience of 10 are RecBole's for this kind of model; data.name leaves them to the "
         "data"
     )
+
+    def meet(self, model: str, options: Collection[str] | None) -> None:
+        super().meet(model, options)
+        if options is not None and (model in MODELS or is_own(model)):
+            self.rows |= {row.key: row for row in rows_of(find(model))}
 
     @property
     def names_data(self) -> bool:

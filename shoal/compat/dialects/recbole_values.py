@@ -18,6 +18,11 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
+def as_switch(value: Any) -> Any:
+    """A truth value; RecBole's files also write it as 1 or 0."""
+    return bool(value) if type(value) is int and value in (0, 1) else value
+
+
 def as_interval(value: Any) -> Any:
     """null is no limit; [5,10] without quotes is a list in YAML, and read as an interval there."""
     if value is None:

@@ -1,11 +1,14 @@
 """What click models read: the vectors of features side by side, or as vectors of one width."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.models.base import Batch, ClickModel, Embeddings, Facts, Init
+from shoal.models.base import Batch, ClickModel, Embeddings, Facts, Init, Output
+from shoal.models.nn.losses import sum_of_norms
 
 
 class Flat(ClickModel):
@@ -67,3 +70,24 @@ class Vectors(ClickModel):
         if not self.facts.num_dense:
             return rows
         return torch.cat([rows, self.dense(batch).unsqueeze(2) * self.dense_vectors], 1)
+
+
+class Penalised(ClickModel):
+    """A click model some of whose weights are kept small: loss + reg_weight * their norms."""
+
+    options: Any
+
+    class Options(ClickModel.Options):
+        reg_weight: float = 0.0  # weight of the norms of the weights that the model names
+
+    def penalised(self) -> Iterable[Tensor]:
+        """The weights of which `reg_weight` counts the norms."""
+        raise NotImplementedError  # every such model writes its own
+
+    def forward(self, batch: Batch) -> Output:
+        output = super().forward(batch)
+        if not self.options.reg_weight:
+            return output
+        # a term of every sample: the mean over any number of them is the same
+        penalty = self.options.reg_weight * sum_of_norms(self.penalised()) * output.count
+        return replace(output, loss=output.loss + penalty)

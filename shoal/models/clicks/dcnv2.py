@@ -10,6 +10,7 @@ The DLRM-DCNv2 of MLPerf is stacked, has crosses of low rank, and relu layers th
 values as wide as a feature's vector (`bottom_layers`) before they join x_0.
 """
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import ClassVar, Literal
 
@@ -17,24 +18,31 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
-from shoal.models.clicks.base import Flat
+from shoal.models.clicks.base import Flat, Penalised
 from shoal.models.nn.mlp import MLP, begin_normal
 
 
-class DCNV2(Flat):
+class DCNV2(Penalised, Flat):
     """A cross network beside a perceptron, or below it."""
 
     gated: ClassVar[bool] = False
+    recbole_options: ClassVar[Mapping[str, str]] = {"cross_layer_num": "cross_layers"}
+    recbole_without_effect: ClassVar[Mapping[str, str]] = {
+        "expert_num": "it is of mixed: true alone"
+    }
 
-    class Options(Flat.Options):
+    class Options(Penalised.Options, Flat.Options):
         # relu layers that dense values pass before they join x_0; none: they join as they are
         bottom_layers: list[int] = field(default_factory=list)
         cross_layers: int = 2
         low_rank: int | None = None  # rank of the cross layers' matrices; null: full matrices
+        # false: full matrices, whatever low_rank is; null: low_rank decides
+        mixed: Literal[False] | None = None
         # the perceptron beside the cross layers, or upon them
         structure: Literal["parallel", "stacked"] = "parallel"
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0
+        reg_weight: float = 0.0  # weight of the norms of the cross layers' matrices
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -43,7 +51,8 @@ class DCNV2(Flat):
         if facts.num_dense and options.bottom_layers:
             self.bottom = MLP([facts.num_dense, *options.bottom_layers], options.dropout)
             begin_normal(self.bottom)
-        self.cross = Cross(width, options.cross_layers, options.low_rank, self.gated)
+        low_rank = None if options.mixed is False else options.low_rank
+        self.cross = Cross(width, options.cross_layers, low_rank, self.gated)
         self.deep = MLP(sizes, options.dropout)
         self.out = nn.Linear(sizes[-1] + width * (options.structure == "parallel"), 1)
         begin_normal(self.deep)
@@ -58,6 +67,9 @@ class DCNV2(Flat):
         if not (self.facts.num_dense and self.options.bottom_layers):
             return super().features(batch)
         return torch.cat([self.flat(self.embed, batch), self.bottom(self.dense(batch))], 1)
+
+    def penalised(self) -> list[Tensor]:
+        return [weight for weight in self.cross.parameters() if weight.dim() == 2]
 
     def logits(self, batch: Batch) -> Tensor:
         first = self.features(batch)

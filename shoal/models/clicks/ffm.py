@@ -5,6 +5,9 @@ A feature has another vector for every field that it meets:
     logit = LR + sum over i < j of <v_i for field j, v_j for field i>
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor
 
 from shoal.models.base import Batch, Facts
@@ -14,6 +17,10 @@ from shoal.models.clicks.lr import LR
 
 class FFM(LR, Vectors):
     """A row holds a feature's vectors for all fields: fields * dim wide."""
+
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "fields": (None, "every feature is a field")
+    }
 
     class Options(Vectors.Options):
         dim: int = 4

@@ -3,7 +3,8 @@
 logit = b + sum of w_i over the ids + <w, dense>
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,10 @@ from shoal.models.base import Batch, ClickModel, Facts, Init
 
 class LR(ClickModel):
     """A weight per id, a weight per dense value, a bias; all begin at 0."""
+
+    recbole_without_effect: ClassVar[Mapping[str, str]] = {
+        "embedding_size": "an id has a weight and no vector, there as here"
+    }
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)

@@ -13,35 +13,46 @@ import torch
 from torch import Tensor
 
 from shoal.models.base import Batch, Facts
-from shoal.models.clicks.base import Vectors
+from shoal.models.clicks.base import Penalised, Vectors
 from shoal.models.nn.interactions import Dots
 from shoal.models.nn.mlp import Tower
 
 
-class PNN(Vectors):
+class PNN(Penalised, Vectors):
     """Inner products, the outer product of the sum, or both."""
 
-    class Options(Vectors.Options):
-        # product of every two features' vectors: one number, a matrix, or both
-        product: Literal["inner", "outer", "both"] = "inner"
+    class Options(Penalised.Options, Vectors.Options):
+        use_inner: bool = True  # every two features' product of one number
+        use_outer: bool = False  # the matrix of the sum of all features
+        # the word of 0.1.0 for both: inner, outer or both; null: use_inner and use_outer say it
+        product: Literal["inner", "outer", "both"] | None = None
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0
+        reg_weight: float = 0.0  # weight of the norms of the perceptron's weights
+
+        def __post_init__(self) -> None:
+            if self.product is not None:
+                self.use_inner = self.product != "outer"
+                self.use_outer = self.product != "inner"
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         self.make_vectors(options.dim)
         self.dots = Dots(self.num_vectors)
         width = self.num_vectors * options.dim
-        width += self.dots.lower.numel() if options.product != "outer" else 0
-        width += options.dim**2 if options.product != "inner" else 0
+        width += self.dots.lower.numel() if options.use_inner else 0
+        width += options.dim**2 if options.use_outer else 0
         self.deep = Tower([width, *options.layers], options.dropout)
+
+    def penalised(self) -> list[Tensor]:
+        return list(self.deep.parameters())
 
     def logits(self, batch: Batch) -> Tensor:
         vectors = self.vectors(batch)
         read = [vectors.flatten(1)]
-        if self.options.product != "outer":
+        if self.options.use_inner:
             read.append(self.dots(vectors))
-        if self.options.product != "inner":
+        if self.options.use_outer:
             total = vectors.sum(1)
             read.append((total.unsqueeze(2) * total.unsqueeze(1)).flatten(1))
         return self.deep(torch.cat(read, 1))

@@ -7,6 +7,7 @@ Squared error over all pairs, of which those not taken weigh c. Their sum needs 
     loss of a user = sum over taken of ((1 - c) y^2 - 2 y) + c (h * u)^T (Q^T Q) (h * u)
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +31,9 @@ class ENMF(Retrieval):
     """Matrix factorisation that learns from everything, without negatives."""
 
     samples = "users"
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "reg_weight": (0.0, "train.optimizer.weight_decay makes vectors smaller")
+    }
 
     class Options(Retrieval.Options):
         embedding_size: int = 64

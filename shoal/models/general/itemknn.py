@@ -9,8 +9,8 @@ With weights of interactions (data.sample_weight) an item is the vector of its u
 is the sum of their squares, |i and j| that of their products.
 """
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ class ItemKNN(SparseWeights):
     """Neighbourhoods of items by cosine."""
 
     reads_weights = True
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "knn_method": ("item", "neighbours of users are the model UserKNN")
+    }
 
     class Options(SparseWeights.Options):
         k: Count = 100

@@ -32,14 +32,18 @@ class LightGCN(Propagated):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        users = Table("user", options.embedding_size, facts.num_users, Init("xavier"))
-        items = Table("item", options.embedding_size, facts.num_items, Init("xavier"))
+        users = Table("user", self.row_width(), facts.num_users, Init("xavier"))
+        items = Table("item", self.row_width(), facts.num_items, Init("xavier"))
         self.embed = Embeddings(
             {facts.user_field: users, facts.item_field: items, "neg_item": items}
         )
         self.graph = InteractionGraph(
             facts.train_users, facts.train_items, facts.num_users, facts.num_items
         )
+
+    def row_width(self) -> int:
+        """The width of the learned vectors."""
+        return self.options.embedding_size
 
     def propagate(self) -> tuple[Tensor, Tensor]:
         """E(0) and E of all nodes, each [num_users + num_items, d]."""

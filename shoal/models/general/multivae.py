@@ -7,23 +7,25 @@ another network makes of the items:
     loss = - sum of ln softmax(decoder(z))_i over the items + beta * KL(q(z) | N(0, 1))
 """
 
+from collections.abc import Mapping
 from dataclasses import field
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Jagged, Output
 from shoal.models.general.autoencoder import Autoencoder
-from shoal.models.nn.dropout import dropout, normal_like
+from shoal.models.nn.dropout import normal_like
 from shoal.models.nn.mlp import begin_xavier
-from shoal.models.nn.user_items import owners
 
 
 class MultiVAE(Autoencoder):
     """A variational autoencoder of what a user took."""
 
     updates: Tensor
+    recbole_options: ClassVar[Mapping[str, str]] = {"mlp_hidden_size": "mlp_hidden_dimension"}
 
     class Options(Autoencoder.Options):
         # widths of the encoder's layers; the decoder's are their mirror
@@ -43,11 +45,7 @@ class MultiVAE(Autoencoder):
         self.decoder = nn.Sequential(layers(sizes[::-1]), nn.Tanh())
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
-    def posterior(self, lists: Jagged) -> tuple[Tensor, Tensor]:
-        kept = None
-        if self.training:
-            grid = torch.ones(len(lists), self.facts.num_items, device=lists.values.device)
-            kept = dropout(grid, self.options.dropout_prob)
+    def posterior(self, lists: Jagged, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
         hidden = torch.tanh(self.pooled(lists, kept) + self.bias)
         mean, logvar = self.encoder(hidden).chunk(2, 1)
         return mean, logvar
@@ -58,13 +56,10 @@ class MultiVAE(Autoencoder):
     def forward(self, batch: Batch) -> Output:
         lists = batch.ids["taken"]
         assert isinstance(lists, Jagged)
-        mean, logvar = self.posterior(lists)
+        kept = self.kept_items(lists, self.options.dropout_prob)
+        mean, logvar = self.posterior(lists, kept)
         noise = normal_like(mean) * self.options.noise
-        decoded = self.decode(mean + noise * torch.exp(0.5 * logvar))
-        bias = self.embed.whole("output_bias").squeeze(1)
-        logits = torch.addmm(bias, decoded, self.embed.whole("output").T)
-        logits[:, 0] = -torch.inf  # the padding is no item
-        loss = -logits.log_softmax(1)[owners(lists), lists.values].sum()
+        loss = self.cross_entropy(mean + noise * torch.exp(0.5 * logvar), lists)
         distance = -0.5 * (1.0 + logvar - mean.square() - logvar.exp()).sum()
         self.updates += 1
         grown = self.updates / max(1, self.options.total_anneal_steps)

@@ -7,8 +7,9 @@ Two halves, each with its own tables, joined at the last layer:
     score  = <h, [GMF, MLP]>               trained as a yes/no question, with log loss
 """
 
+from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,14 @@ class NeuMF(Model):
 
     users [b, 1, d], items and k negatives [b, 1 + k, d] of each half -> logits [b, 1 + k]
     """
+
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "use_pretrain": (False, "both halves are trained together, from the start")
+    }
+    recbole_without_effect: ClassVar[Mapping[str, str]] = {
+        "mf_pretrain_path": "it is read with use_pretrain: true alone",
+        "mlp_pretrain_path": "it is read with use_pretrain: true alone",
+    }
 
     class Options(Model.Options):
         mf_embedding_size: int = 64  # width of the factorisation half's vectors

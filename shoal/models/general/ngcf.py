@@ -28,6 +28,7 @@ class NGCF(LightGCN):
         n_layers: int = 0  # number of layers; 0: as many as hidden_size_list has
         # width of each layer's output
         hidden_size_list: list[int] = field(default_factory=lambda: [64, 64, 64])
+        node_dropout: float = 0.0  # dropout of the edges of the graph
         message_dropout: float = 0.1  # dropout of the messages between nodes
         require_pow: bool = True
 
@@ -47,9 +48,11 @@ class NGCF(LightGCN):
         begin_xavier(self)
 
     def last_layer(self, first: Tensor) -> Tensor:
-        layer, layers = first, [first]
+        layer, layers, weights = first, [first], self.graph.weights
+        if self.training:
+            weights = shared_dropout(weights.unsqueeze(1), self.options.node_dropout).squeeze(1)
         for sums, products in zip(self.sums, self.products):
-            spread = self.graph(layer)
+            spread = self.graph(layer, weights)
             layer = F.leaky_relu(sums(spread + layer) + products(spread * layer), 0.2)
             if self.training:
                 layer = shared_dropout(layer, self.options.message_dropout)

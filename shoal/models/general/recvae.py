@@ -13,7 +13,9 @@ of them. The authors take turns epoch by epoch; here every step has users of bot
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import field
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +35,10 @@ class RecVAE(Autoencoder):
 
     updates: Tensor
     old_rows: Tensor
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "n_enc_epochs": (3, "encoder and decoder learn in every step; set model.decoder_share"),
+        "n_dec_epochs": (1, "encoder and decoder learn in every step; set model.decoder_share"),
+    }
 
     class Options(Autoencoder.Options):
         hidden_dimension: int = 600  # width of the encoder's layers

@@ -7,6 +7,7 @@ it is nearer than a margin:
     loss = 1 - cos(h, i) + weight / k * sum of max(0, cos(h, j) - margin)
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,11 +16,16 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Table
 from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.losses import half_squares
 from shoal.models.nn.user_items import UserItems
 
 
 class SimpleX(Retrieval):
     """Cosine contrastive loss with many negatives."""
+
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "aggregator": ("mean", "items of a user count alike")
+    }
 
     class Options(Retrieval.Options):
         embedding_size: int = 64
@@ -28,6 +34,8 @@ class SimpleX(Retrieval):
         gamma: float = 0.5  # share of the user's own vector
         history_len: int = 50  # items of a user that are looked at
         dropout_prob: float = 0.1  # dropout of the user's vector
+        # weight of half the squared norms of the vectors of a sample: user, item and negatives
+        reg_weight: float = 0.0
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives.num": 100}
 
@@ -59,7 +67,12 @@ class SimpleX(Retrieval):
         near = F.embedding(of_negatives.view_as(negatives), vectors)  # [b, k, d]
         wrong = torch.bmm(near, queries.unsqueeze(2)).squeeze(2) - self.options.margin
         weight = self.options.negative_weight / negatives.shape[1]
-        return Output(right.sum() + weight * F.relu(wrong).sum(), batch.size)
+        loss = right.sum() + weight * F.relu(wrong).sum()
+        if self.options.reg_weight:
+            own = F.embedding(place_users, self.embed.rows("user", users))
+            right_rows, drawn = F.embedding(of_items, rows), F.embedding(of_negatives, rows)
+            loss = loss + self.options.reg_weight * half_squares(own, right_rows, drawn)
+        return Output(loss, batch.size)
 
     def encode_query(self, batch: Batch) -> Tensor:
         users = batch.tensor(self.facts.user_field)

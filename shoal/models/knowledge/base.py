@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shoal.models.base import Batch, Embeddings, Facts, Init, Model, Output, Propagated, Table
 from shoal.models.nn.dropout import uniform_like
 from shoal.models.nn.edges import Edges
-from shoal.models.nn.losses import bpr_loss
+from shoal.models.nn.losses import bpr_loss, half_squares
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,18 @@ class KnowledgeModel(Model):
         items = batch.tensor(self.facts.item_field).unsqueeze(1)
         return torch.cat([items, self.negatives(batch)], 1)
 
-    def graph_loss(self, size: int) -> Tensor:
-        """The loss of `translation` for a drawn triple of each sample, summed."""
+    def graph_loss(self, size: int, reg_weight: float = 0.0) -> Tensor:
+        """The loss of `translation` for a drawn triple of each sample, summed.
+
+        reg_weight: of half the squared norms of the triples' vectors.
+        """
         drawn = self.draw(size)
         ends = [self.embed.rows("node", ids) for ids in (drawn.heads, drawn.tails, drawn.others)]
-        return self.translation(drawn.relations, *ends)
+        loss = self.translation(drawn.relations, *ends)
+        if reg_weight:
+            relations = self.translation.relations[drawn.relations]
+            loss = loss + reg_weight * half_squares(relations, *ends)
+        return loss
 
     def draw(self, size: int) -> Triples:
         """A triple for each sample of the batch, and a tail that belongs to no one."""
@@ -157,7 +164,7 @@ class SpreadModel(KnowledgeModel, Propagated):
         items, negatives = batch.tensor(self.facts.item_field), self.negatives(batch)
         user_rows = F.embedding(batch.tensor(self.facts.user_field), users)
         right, wrong = (F.embedding(self.item_node[ids], nodes) for ids in (items, negatives))
-        size = 0.5 * (user_rows.square().sum() + right.square().sum() + wrong.square().sum())
+        size = half_squares(user_rows, right, wrong)
         loss = bpr_loss(user_rows, right, wrong) + self.options.reg_weight * size
         return Output(loss, negatives.numel())
 

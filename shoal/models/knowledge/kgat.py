@@ -9,6 +9,7 @@ Users, items and entities are one graph; a node hears its neighbours as much as 
 
 from dataclasses import field
 from itertools import pairwise
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,8 @@ class KGAT(SpreadModel):
         embedding_size: int = 64
         kg_embedding_size: int = 64  # width of a relation's space
         layers: list[int] = field(default_factory=lambda: [64])
+        # how a node and its neighbours become one: both forms above, the first, or side by side
+        aggregator_type: Literal["bi", "gcn", "graphsage"] = "bi"
         mess_dropout: float = 0.1  # dropout of the messages between entities
         reg_weight: float = 1e-5
         kg_weight: float = 1.0
@@ -59,8 +62,10 @@ class KGAT(SpreadModel):
             self.register_buffer(f"{name}_counts", counts, persistent=False)
         self.translation = TransR(2 * number, options.embedding_size, options.kg_embedding_size)
         sizes = [options.embedding_size, *options.layers]
-        self.add = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self.times = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        kind = options.aggregator_type
+        parts = 2 if kind == "graphsage" else 1
+        self.add = nn.ModuleList(nn.Linear(parts * a, b) for a, b in pairwise(sizes))
+        self.times = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes) if kind == "bi")
         begin_normal(self.add)
         begin_normal(self.times)
 
@@ -73,9 +78,14 @@ class KGAT(SpreadModel):
         x, edges = torch.cat([users, nodes]), self.edges
         shares = self._attention(x)
         layers = [x]
-        for add, times in zip(self.add, self.times):
+        for number, add in enumerate(self.add):
             near = edges.mixed(x, shares)
-            x = F.leaky_relu(add(x + near)) + F.leaky_relu(times(x * near))
+            if self.options.aggregator_type == "graphsage":
+                x = F.leaky_relu(add(torch.cat([x, near], 1)))
+            elif self.options.aggregator_type == "gcn":
+                x = F.leaky_relu(add(x + near))
+            else:
+                x = F.leaky_relu(add(x + near)) + F.leaky_relu(self.times[number](x * near))
             if self.training:
                 x = shared_dropout(x, self.options.mess_dropout)
             layers.append(F.normalize(x, dim=1))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output, item_blocks
 from shoal.models.knowledge.base import KnowledgeModel
-from shoal.models.nn.losses import pointwise_loss
+from shoal.models.nn.losses import half_squares, pointwise_loss
 from shoal.models.nn.mlp import begin_normal
 
 
@@ -31,6 +31,7 @@ class KGCN(KnowledgeModel):
         neighbor_sample_size: int = 4  # neighbours of an entity that are looked at
         # how an entity and its neighbours become one vector
         aggregator: Literal["sum", "concat", "neighbor"] = "sum"
+        reg_weight: float = 0.0  # weight of half the squared norms of users and items
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -48,14 +49,18 @@ class KGCN(KnowledgeModel):
         begin_normal(self.rounds)
 
     def forward(self, batch: Batch) -> Output:
-        scores = self.score(batch, self.candidates(batch))
-        return Output(pointwise_loss(scores), scores.numel())
+        candidates = self.candidates(batch)
+        scores = self.score(batch, candidates)
+        loss = pointwise_loss(scores)
+        if self.options.reg_weight:
+            users = self.embed.field(self.facts.user_field, batch)
+            items = self.embed.rows("node", self.item_node[candidates])
+            loss = loss + self.options.reg_weight * half_squares(users, items)
+        return Output(loss, scores.numel())
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = self.embed.field(self.facts.user_field, batch)
-        nodes = [self.item_node[torch.atleast_2d(items)].unsqueeze(2)]  # [b or 1, n, 1]
-        for _ in self.rounds:
-            nodes.append(self.near[nodes[-1]].flatten(2))
+        nodes = self.around(items)
         rows = self.embed.rows("node", torch.cat(nodes, 2))  # one lookup for all
         parts = []
         for block in item_blocks(items.shape[-1], batch.size * rows.shape[2:].numel()):
@@ -64,17 +69,29 @@ class KGCN(KnowledgeModel):
             parts.append((seen * users.unsqueeze(1)).sum(-1))
         return torch.cat(parts, 1)
 
+    def around(self, items: Tensor) -> list[Tensor]:
+        """Nodes of items [n] or [b, n], then of each round's neighbours: [b or 1, n, k^round]."""
+        nodes = [self.item_node[torch.atleast_2d(items)].unsqueeze(2)]
+        for _ in self.rounds:
+            nodes.append(self.near[nodes[-1]].flatten(2))
+        return nodes
+
+    def weights(self, users: Tensor, nodes: list[Tensor]) -> list[Tensor]:
+        """What users [b, d] give the neighbours of nodes, by round: [b, n, nodes, neighbours]."""
+        valued = (users @ self.by_relation.T)[:, None, None, :]  # [b, 1, 1, relations]
+        weights = []
+        for layer_nodes in nodes[:-1]:
+            by = self.by[layer_nodes].expand(users.shape[0], -1, -1, -1)
+            weights.append(valued.expand(*by.shape[:3], -1).gather(3, by).softmax(3))
+        return weights
+
     def _seen(self, users: Tensor, nodes: list[Tensor], rows: Tensor) -> Tensor:
         """What items are for users [b, d]: [b, n, d].
 
         nodes [b or 1, n, 1], then their neighbours [.., k], theirs [.., k * k], ...; rows of all
         """
         vectors = list(rows.split([one.shape[2] for one in nodes], 2))
-        valued = (users @ self.by_relation.T)[:, None, None, :]  # [b, 1, 1, relations]
-        weights = []  # of the neighbours of a layer's nodes: [b, n, nodes, neighbours]
-        for layer_nodes in nodes[:-1]:
-            by = self.by[layer_nodes].expand(users.shape[0], -1, -1, -1)
-            weights.append(valued.expand(*by.shape[:3], -1).gather(3, by).softmax(3))
+        weights = self.weights(users, nodes)
         for number, layer in enumerate(self.rounds):
             last = number == len(self.rounds) - 1
             vectors = [

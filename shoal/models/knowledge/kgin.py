@@ -7,17 +7,27 @@ Intents are mixtures of relations; a user hears the items taken through the inte
     score = <u, i> of the sum of all layers        loss = BPR + sim_weight * likeness of intents
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output
 from shoal.models.knowledge.base import SpreadModel
+from shoal.models.nn.dropout import shared_dropout
 from shoal.models.nn.edges import Edges
 
 
 class KGIN(SpreadModel):
     """The squares of intents' cosines keep them different; edges are walked both ways."""
+
+    recbole_options: ClassVar[Mapping[str, str]] = {"sim_regularity": "sim_weight"}
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "ind": ("cosine", "intents are kept different by the squares of their cosines")
+    }
+    recbole_without_effect: ClassVar[Mapping[str, str]] = {"temperature": "it is of ind: mi alone"}
 
     class Options(SpreadModel.Options):
         embedding_size: int = 64
@@ -25,6 +35,8 @@ class KGIN(SpreadModel):
         n_factors: int = 4  # number of intents
         reg_weight: float = 1e-5
         sim_weight: float = 1e-3  # weight of the penalty that keeps intents different
+        node_dropout_rate: float = 0.0  # dropout of the edges of the knowledge graph
+        mess_dropout_rate: float = 0.0  # dropout of what users and nodes become in a hop
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -49,13 +61,20 @@ class KGIN(SpreadModel):
         intents = self._intents()
         wanted = (users @ intents.T).softmax(1) @ intents  # [num_users, d]
         total_users, total_nodes = users, nodes
+        kept = nodes.new_ones(len(self.graph_edges), 1)
+        if self.training:
+            kept = shared_dropout(kept, self.options.node_dropout_rate)
         for _ in range(self.options.context_hops):
             heard = self.taken.mixed(nodes) / self.taken.degrees()
             relations = F.embedding(self.graph_edges.relations, self.by_relation)
             messages = relations * F.embedding(self.graph_edges.tails, nodes)
+            messages = messages * kept
             nodes = F.normalize(
                 self.graph_edges.total(messages) / self.graph_edges.degrees(), dim=1
             )
             users = F.normalize(wanted * heard, dim=1)
+            if self.training:
+                users = shared_dropout(users, self.options.mess_dropout_rate)
+                nodes = shared_dropout(nodes, self.options.mess_dropout_rate)
             total_users, total_nodes = total_users + users, total_nodes + nodes
         return total_users, total_nodes

@@ -7,13 +7,16 @@ Wang et al., WWW 2019. An item v and its entity e lend each other features in ev
     loss = cross entropy + kg_weight * -ln sigmoid(<tail, t> - <tail, t'>)
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output, Retrieval
 from shoal.models.knowledge.base import KnowledgeModel
-from shoal.models.nn.losses import pointwise_loss
+from shoal.models.nn.losses import half_squares, pointwise_loss
 from shoal.models.nn.mlp import MLP, begin_normal
 
 
@@ -39,10 +42,21 @@ class MKR(KnowledgeModel, Retrieval):
 
     node_item: Tensor  # [nodes]: the item that a node is; 0: none
 
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "use_inner_product": (True, "the score is the product of user and item")
+    }
+    recbole_without_effect: ClassVar[Mapping[str, str]] = {
+        "kg_embedding_size": "items and entities cross, so both are embedding_size wide, as there",
+        "kge_interval": "both tasks learn in every step; model.kg_weight weighs them",
+    }
+
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
         low_layers_num: int = 1  # layers in which items and entities cross
+        high_layers_num: int = 1  # layers that make the expected tail of head and relation
+        dropout_prob: float = 0.0  # dropout of the perceptrons' layers
         kg_weight: float = 0.5
+        reg_weight: float = 0.0  # weight of half the squared norms of users and items
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -58,15 +72,17 @@ class MKR(KnowledgeModel, Retrieval):
         self.relations = self.relations[of_items]
         number = options.low_layers_num
         self.units = nn.ModuleList(CrossCompress(size) for _ in range(number))
-        self.user_layers = MLP([size] * (number + 1))
-        self.relation_layers = MLP([size] * (number + 1))
-        self.tail = nn.Sequential(MLP([2 * size, size]), nn.Linear(size, size))
+        self.user_layers = MLP([size] * (number + 1), options.dropout_prob)
+        self.relation_layers = MLP([size] * (number + 1), options.dropout_prob)
+        sizes = [2 * size] * options.high_layers_num + [size]
+        self.tail = nn.Sequential(MLP(sizes, options.dropout_prob), nn.Linear(size, size))
         begin_normal(self)
         self.by_relation = nn.Parameter(torch.randn(self.num_relations, size) * 0.1)
 
     def forward(self, batch: Batch) -> Output:
         users = self.encode_query(batch).unsqueeze(1)
-        scores = (users * self.encode_item(self.candidates(batch))).sum(2)
+        items = self.encode_item(self.candidates(batch))
+        scores = (users * items).sum(2)
         drawn = self.draw(batch.size)
         _, heads = self._together(self.node_item[drawn.heads], drawn.heads)
         relations = self.relation_layers(self.by_relation[drawn.relations])
@@ -75,6 +91,8 @@ class MKR(KnowledgeModel, Retrieval):
         margins = (expected * (ends[:, 0] - ends[:, 1])).sum(1)
         of_graph = -F.logsigmoid(margins).sum()
         loss = pointwise_loss(scores) + self.options.kg_weight * of_graph
+        if self.options.reg_weight:
+            loss = loss + self.options.reg_weight * half_squares(users, items)
         return Output(loss, scores.numel())
 
     def _together(self, items: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:

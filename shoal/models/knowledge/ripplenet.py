@@ -31,6 +31,7 @@ class RippleNet(KnowledgeModel):
         n_hop: int = 2  # number of hops from the items of a user
         n_memory: int = 16  # triples of a hop that are looked at
         kg_weight: float = 0.01
+        reg_weight: float = 0.0  # weight of half the squared norms of users' triples
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -73,6 +74,9 @@ class RippleNet(KnowledgeModel):
         times = torch.bincount(place, minlength=len(users))
         of_graph = ((triple_scores.sigmoid() * real).sum((1, 2)) * times).sum()
         loss = pointwise_loss(scores) - self.options.kg_weight * of_graph
+        if self.options.reg_weight:
+            squares = (heads.square() + tails.square()).sum((1, 2, 3))
+            loss = loss + self.options.reg_weight * 0.5 * (squares * times).sum()
         return Output(loss, scores.numel())
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:

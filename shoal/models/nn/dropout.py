@@ -102,7 +102,9 @@ def uniform_like(x: Tensor, shared: bool = False) -> Tensor:
     """
     first = 0 if shared else _draws.first * x.shape[1:].numel()
     key = _key_on(x.device, _draws.next_layer())
-    return (random_words(key, x.shape, first, None) + 0.5) * 2.0**-32
+    numbers = (random_words(key, x.shape, first, None) + 0.5) * 2.0**-32
+    # Rounded to float32 one number of 33 million is 1, where the normal is infinite.
+    return numbers.clamp(max=1.0 - 2.0**-24)
 
 
 def normal_like(x: Tensor, shared: bool = False) -> Tensor:

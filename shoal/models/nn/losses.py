@@ -14,7 +14,7 @@ in_batch  -ln softmax over the items of the global batch, with the same correcti
           depend on how the batch is sliced, and every process must call it equally often
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
@@ -100,6 +100,16 @@ def over_vectors(states: Tensor, vectors: Tensor, targets: Tensor, smoothing: fl
     return F.cross_entropy(
         logits, targets - 1, ignore_index=-1, reduction="sum", label_smoothing=smoothing
     )
+
+
+def sum_of_norms(weights: Iterable[Tensor]) -> Tensor:
+    """The L2 norms of some weights, each as a whole, added up: scalar."""
+    return torch.stack([torch.linalg.vector_norm(each) for each in weights]).sum()
+
+
+def half_squares(*vectors: Tensor) -> Tensor:
+    """Half the squared length of all vectors together: scalar."""
+    return 0.5 * torch.stack([each.square().sum() for each in vectors]).sum()
 
 
 def missing_negatives(model: str, kind: str) -> ValueError:

@@ -101,4 +101,5 @@ def begin_xavier(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_normal_(layer.weight)
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

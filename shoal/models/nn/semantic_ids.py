@@ -115,9 +115,14 @@ def nearest(vectors: Tensor, book: Tensor) -> Tensor:
     return (book.square().sum(1) - 2.0 * vectors @ book.T).argmin(1)
 
 
-def k_means(vectors: Tensor, count: int, rounds: int = 10) -> Tensor:
-    """Centres of so many groups of vectors: [n, d] -> [count, d]."""
-    order = torch.randperm(len(vectors))
+def k_means(
+    vectors: Tensor, count: int, rounds: int = 10, generator: torch.Generator | None = None
+) -> Tensor:
+    """Centres of so many groups of vectors: [n, d] -> [count, d].
+
+    generator: draws where groups begin; None: torch's own.
+    """
+    order = torch.randperm(len(vectors), generator=generator)
     centres = vectors[order[torch.arange(count) % len(vectors)]].clone()
     for _ in range(rounds):
         group = nearest(vectors, centres)

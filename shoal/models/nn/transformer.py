@@ -148,6 +148,17 @@ class Transformer(nn.Module):
             return states
         return spread(states, packed.tokens, *shape)
 
+    def by_layer(self, x: Tensor, pads: Tensor) -> list[Tensor]:
+        """States of all positions after each layer, normed, the first layer first: [b, l, d]."""
+        blocks, normed, states = cast("list[Residual]", list(self.blocks)), None, []
+        for number in range(0, len(blocks), 2):
+            attention, feed_forward = blocks[number : number + 2]
+            last = number + 2 == len(blocks)
+            after = self.norm if last else blocks[number + 2].norm
+            x, normed = _layer(attention, feed_forward, after, pads, None, None, None, x, normed)
+            states.append(normed)
+        return states
+
     def _packs(self, x: Tensor, pads: Tensor, tokens: Tensor | None) -> Packed | RaggedRows | None:
         """How layers read x without its pads; None: they read all of it."""
         attention = cast("Any", self.blocks[0]).layer

@@ -32,6 +32,7 @@ class UserItems(nn.Module):
         pairs = torch.unique(every)
         counts = torch.bincount(pairs // num_items, minlength=num_users)
         starts = F.pad(counts.cumsum(0), (1, 0))
+        self.longest = int(counts.max())  # items of the user who took most
         if weights is not None:
             places = torch.searchsorted(pairs, every)
             weights = torch.zeros(len(pairs)).index_add_(0, places, weights)
@@ -52,6 +53,10 @@ class UserItems(nn.Module):
 
     def matrix(self, users: Tensor) -> Tensor:
         """1 where a user took an item, else 0: [b] -> [b, num_items]."""
+        if torch.compiler.is_exporting():  # a graph has no sizes that depend on values
+            items = self.latest(users, self.longest)
+            taken = torch.zeros(users.shape[0], self.num_items).scatter(1, items, 1.0)
+            return taken * (torch.arange(self.num_items) > 0)  # 0 pads
         return multi_hot(self.lists(users), self.num_items)
 
     def latest(self, users: Tensor, count: int) -> Tensor:
@@ -63,12 +68,26 @@ class UserItems(nn.Module):
         items = self.items[places.clamp(max=max(0, len(self.items) - 1))]
         return torch.where(inside, items, 0)
 
+    def holds(self, users: Tensor, items: Tensor) -> Tensor:
+        """Whether a user took an item: two tensors of one shape -> bool of that shape."""
+        if not len(self.items):
+            return torch.zeros_like(users, dtype=torch.bool)
+        pairs = self.owners * self.num_items + self.items  # ascending
+        wanted = users * self.num_items + items
+        place = torch.searchsorted(pairs, wanted).clamp(max=len(pairs) - 1)
+        return pairs[place] == wanted
+
+    @property
+    def owners(self) -> Tensor:
+        """The user of each pair: [pairs]."""
+        return owners(Jagged(self.items, self.starts))
+
     def common(self, rows: int = 1 << 10) -> Iterator[tuple[int, Tensor]]:
         """How many users took both of two items, some items at a time: the number of the first
         one, float32 [rows, num_items]. With weights the sum of their products over these users.
         """
         num_users = len(self.starts) - 1
-        users = owners(Jagged(self.items, self.starts))
+        users = self.owners
         weights = torch.ones(len(users)) if self.weights is None else self.weights
         items_by_user = sparse_matrix(users, self.items, weights, (num_users, self.num_items))
         order = self.items.argsort(stable=True)

@@ -6,7 +6,9 @@ Item Recommendations, Yi et al., RecSys 2019.
     loss  = -ln softmax over the items of the batch, each logit less ln of how often its item occurs
 """
 
+from collections.abc import Mapping
 from dataclasses import field
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -17,6 +19,10 @@ from shoal.models.retrieval.base import InBatch
 
 class DSSM(InBatch):
     """Two towers that meet in a cosine."""
+
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "double_tower": (True, "there are two towers")
+    }
 
     class Options(InBatch.Options):
         mlp_hidden_size: list[int] = field(default_factory=lambda: [128])

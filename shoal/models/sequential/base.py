@@ -91,6 +91,10 @@ class Sequential(Model):
         """What rows of items are multiplied as: [..., width of a row] -> [..., d]."""
         return self.compared(rows)
 
+    def every_item(self) -> Tensor:
+        """The vectors of all items as a loss over all of them compares: [num_items, d]."""
+        return self.item_vectors(self.embed.whole("target"))
+
     def compared(self, vectors: Tensor) -> Tensor:
         """Vectors as they are multiplied with others: [..., d]."""
         return F.normalize(vectors, dim=-1) if self.options.cosine else vectors
@@ -113,8 +117,7 @@ class Sequential(Model):
         options, states = self.options, self.project_states(states)
         if options.loss_type == "CE":
             if options.cosine or options.label_smoothing or not self.rows_are_vectors:
-                items = self.item_vectors(self.embed.whole("target"))
-                total = over_vectors(states, items, targets, options.label_smoothing)
+                total = over_vectors(states, self.every_item(), targets, options.label_smoothing)
             else:
                 total = self.embed.full_softmax("target", states, targets)
             return Output(total, len(targets))
@@ -172,9 +175,7 @@ class NextItem(Sequential, Retrieval):
             return self.project_states(self.states(batch))
         # Only the last places are wanted: a model may leave out the others behind its last layer
         # that looks at other places, which halves what SASRec computes there.
-        history = batch.tensor("history")
-        first_places = torch.arange(history.shape[0], device=history.device) * history.shape[1]
-        return self.project_states(self.states_at(batch, first_places + last_places(history)))
+        return self.project_states(self.states_at(batch, last_of_all(batch.tensor("history"))))
 
 
 def tokens_of(batch: Batch) -> Tensor | None:
@@ -200,6 +201,12 @@ def lengths(history: Tensor) -> Tensor:
 def last_places(history: Tensor) -> Tensor:
     """The place of the last item of each history [b, l]: [b]; 0 in an empty one."""
     return (lengths(history) - 1).clamp(min=0)
+
+
+def last_of_all(history: Tensor) -> Tensor:
+    """The place of the last item of each history [b, l], counted in [b * l]: [b]."""
+    first_places = torch.arange(history.shape[0], device=history.device) * history.shape[1]
+    return first_places + last_places(history)
 
 
 def at_last(states: Tensor, history: Tensor) -> Tensor:

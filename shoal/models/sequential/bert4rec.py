@@ -9,6 +9,7 @@ recommend, a mask token is set behind the history: what item is there?
     asking     history  d e f g M      score(item) = <state at M, output row of item> + bias
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -45,6 +46,9 @@ class BERT4Rec(Retrieval):
     """
 
     kind = "sequential"
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "transform": ("mask_itemseq", "items are hidden by the model, as mask_ratio says")
+    }
     popularity: Tensor
 
     class Options(AttentionOptions, Retrieval.Options):

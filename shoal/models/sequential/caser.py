@@ -7,13 +7,18 @@ row, filters of width 1 weigh the items.
     z = relu(W [max over time of relu(horizontal), vertical])        state = relu(W' [z, user])
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.models.base import Batch, Facts, Init, Table
+from shoal.models.base import Batch, Facts, Init, Output, Table
 from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.losses import sum_of_norms
 from shoal.models.sequential.base import NextItem
+
+PENALISED = nn.Linear, nn.Conv2d  # layers that reg_weight counts
 
 
 class Caser(NextItem):
@@ -27,6 +32,7 @@ class Caser(NextItem):
         nv: int = 4  # number of vertical filters
         heights: int = 16  # the highest horizontal filter; at most data.max_len
         dropout_prob: float = 0.4
+        reg_weight: float = 0.0  # weight of the norms of the layers' weights
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -39,6 +45,15 @@ class Caser(NextItem):
         self.dropout = Dropout(options.dropout_prob)
         self.join = nn.Linear(options.nv * width + options.nh * len(heights), width)
         self.out = nn.Linear(2 * width, width)
+
+    def forward(self, batch: Batch) -> Output:
+        output = super().forward(batch)
+        if not self.options.reg_weight:
+            return output
+        weights = [one.weight for one in self.modules() if isinstance(one, PENALISED)]
+        # a term of every sample: the mean over any number of them is the same
+        penalty = self.options.reg_weight * sum_of_norms(weights) * output.count
+        return replace(output, loss=output.loss + penalty)
 
     def states(self, batch: Batch) -> Tensor:
         rows = self.embed(batch, ["history", self.facts.user_field])

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
-from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.dropout import Dropout, shared_dropout
 from shoal.models.nn.transformer import HIDDEN, Transformer
-from shoal.models.options import Positive
+from shoal.models.options import Positive, Share
 from shoal.models.sequential.base import AttentionOptions, NextItem, num_places
 
 
@@ -27,20 +27,29 @@ class CORE(NextItem):
     class Options(AttentionOptions, NextItem.Options):
         dnn_type: Literal["trm", "ave"] = "trm"  # what weighs items: a transformer, or nothing
         embedding_size: int = 64
+        initializer_range: float = 0.02
         sess_dropout: float = 0.2  # dropout of the items' vectors
+        # dropout of the vectors of all items as they are compared, with loss CE
+        item_dropout: Share = 0.0
         cosine: bool = True
         temperature: Positive = 0.07
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        width = options.embedding_size
+        width, std = options.embedding_size, options.initializer_range
         self.make_items(width, width**-0.5)
         self.session_dropout = Dropout(options.sess_dropout)
         if options.dnn_type == "trm":
-            self.positions = nn.Parameter(torch.randn(facts.max_len, width) * 0.02)
+            self.positions = nn.Parameter(torch.randn(facts.max_len, width) * std)
             self.dropout = Dropout(options.hidden_dropout_prob)
-            self.transformer = Transformer.of(options, width, causal=False)
+            self.transformer = Transformer.of(options, width, std, causal=False)
             self.weight = nn.Linear(width, 1)
+
+    def every_item(self) -> Tensor:
+        items = self.embed.whole("target")
+        if self.training:
+            items = shared_dropout(items, self.options.item_dropout)
+        return self.item_vectors(items)
 
     def states(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")

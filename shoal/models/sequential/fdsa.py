@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.transformer import Transformer
 from shoal.models.sequential.featured import FeaturedSASRec
-from shoal.models.sequential.sasrec import SASRec
 
 
 class FDSA(FeaturedSASRec):
     """SASRec beside another one of features."""
 
-    def __init__(self, options: SASRec.Options, facts: Facts):
+    def __init__(self, options: FeaturedSASRec.Options, facts: Facts):
         super().__init__(options, facts)
         size, std = options.hidden_size, options.initializer_range
         self.weigh = nn.Linear(size, 1)

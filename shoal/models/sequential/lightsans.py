@@ -26,17 +26,18 @@ class LightSANs(NextItem):
 
     class Options(AttentionOptions, NextItem.Options):
         hidden_size: int = 64
+        initializer_range: float = 0.02
         k_interests: int = 5  # interests that stand for the items in attention
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        width = options.hidden_size
-        self.make_items(width)
-        self.positions = nn.Parameter(torch.randn(facts.max_len, width) * 0.02)
+        width, std = options.hidden_size, options.initializer_range
+        self.make_items(width, std)
+        self.positions = nn.Parameter(torch.randn(facts.max_len, width) * std)
         self.norm = nn.LayerNorm(width, eps=options.layer_norm_eps)
         self.dropout = Dropout(options.hidden_dropout_prob)
         self.blocks = nn.ModuleList(Block(options) for _ in range(options.n_layers))
-        begin_normal(self, 0.02)
+        begin_normal(self, std)
 
     def states(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")

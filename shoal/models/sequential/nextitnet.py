@@ -6,13 +6,16 @@ Convolutions that see only what came before, with holes that grow from layer to 
     block   x + relu(norm(conv(relu(norm(conv(x, dilation d))), dilation 2d)))
 """
 
-from dataclasses import field
+from dataclasses import field, replace
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.models.base import Batch, Facts
+from shoal.models.base import Batch, Facts, Output
+from shoal.models.nn.losses import sum_of_norms
 from shoal.models.sequential.base import NextItem
+
+PENALISED = nn.Linear, nn.Conv1d  # layers that reg_weight counts
 
 
 class NextItNet(NextItem):
@@ -24,6 +27,7 @@ class NextItNet(NextItem):
         block_num: int = 5  # how often the dilations are repeated
         # distance between the positions that a convolution reads, layer by layer
         dilations: list[int] = field(default_factory=lambda: [1, 4])
+        reg_weight: float = 0.0  # weight of the norms of the layers' weights
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
@@ -34,6 +38,15 @@ class NextItNet(NextItem):
             for dilation in options.dilations * options.block_num
         )
         self.out = nn.Linear(width, width)
+
+    def forward(self, batch: Batch) -> Output:
+        output = super().forward(batch)
+        if not self.options.reg_weight:
+            return output
+        weights = [one.weight for one in self.modules() if isinstance(one, PENALISED)]
+        # a term of every sample: the mean over any number of them is the same
+        penalty = self.options.reg_weight * sum_of_norms(weights) * output.count
+        return replace(output, loss=output.loss + penalty)
 
     def states(self, batch: Batch) -> Tensor:
         x = self.embed.field("history", batch)

@@ -11,7 +11,9 @@ The paper learns them first and the next item then; here both are learned togeth
 which compares segments of histories, is left out.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,16 +30,25 @@ class S3Rec(SASRec):
     """S3-Rec: its layers read a history forwards for the next item and both ways for the rest."""
 
     reads_features = True
+    recbole_without_effect: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("train_stage", "pretrain_epochs", "save_step", "pre_model_path"),
+        "items' relations and the next item are learned together, in one stage",
+    ) | {"sp_weight": "segments of histories are not compared"}
 
     class Options(SASRec.Options):
+        item_attribute: str | None = None  # the one feature of items that is read; null: all
         mask_ratio: float = 0.2  # share of the items that are hidden
         pretext_weight: float = 0.2  # weight of the losses that relate items and features
+        mip_weight: float = 1.0  # weight among them of hidden items
+        map_weight: float = 1.0  # weight among them of features of hidden items
+        aap_weight: float = 1.0  # weight among them of features of the other items
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         self.cuda_graph_safe = False
         size, std = options.hidden_size, options.initializer_range
-        self.features = ItemFeatures(type(self).__name__, facts, size, std)
+        selected = None if options.item_attribute is None else [options.item_attribute]
+        self.features = ItemFeatures(type(self).__name__, facts, size, std, selected=selected)
         self.hidden = nn.Parameter(torch.randn(size) * std)
         self.to_item, self.to_features = nn.Linear(size, size), nn.Linear(size, size)
 
@@ -61,8 +72,9 @@ class S3Rec(SASRec):
         of_items = -(F.logsigmoid(margins) * hidden).sum()
         features = self.features(history) - self.features(others)  # [b, l, features, d]
         margins = (self.to_features(states).unsqueeze(2) * features).sum(3)
-        of_features = -(F.logsigmoid(margins).mean(2) * real).sum()
-        return of_items + of_features
+        weights = torch.where(hidden, self.options.map_weight, self.options.aap_weight) * real
+        of_features = -(F.logsigmoid(margins).mean(2) * weights).sum()
+        return self.options.mip_weight * of_items + of_features
 
     def _both_ways(self, vectors: Tensor, pads: Tensor) -> Tensor:
         """States of positions that see all others."""

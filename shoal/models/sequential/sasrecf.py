@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
 from shoal.models.sequential.featured import FeaturedSASRec
-from shoal.models.sequential.sasrec import SASRec
 
 
 class SASRecF(FeaturedSASRec):
     """Items are recommended by their own vectors; features help to read the history."""
 
-    def __init__(self, options: SASRec.Options, facts: Facts):
+    def __init__(self, options: FeaturedSASRec.Options, facts: Facts):
         super().__init__(options, facts)
         size, std = options.hidden_size, options.initializer_range
         self.join = nn.Linear((1 + self.features.number) * size, size)

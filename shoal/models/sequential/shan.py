@@ -7,7 +7,9 @@ The user u asks twice: all items for the long term, then this and the last items
     state = sum of softmax(<u, relu(W2 y + b2)>) y,  y of long and the last short_item_length items
 """
 
+from collections.abc import Mapping
 from dataclasses import field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,9 @@ class SHAN(NextItem):
     """Attention over all that a user took, then over that and the last items."""
 
     samples = "prefixes"
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "transform": ("inverse_itemseq", "the model looks for the last items by itself")
+    }
 
     class Options(NextItem.Options):
         embedding_size: int = 64

@@ -5,8 +5,9 @@ candidate's: `watched: {kind: sequence, table: item_id}` beside `item_id`. With 
 be made of them: what the user took before, `{kind: sequence, column: item_id, table: item_id}`.
 """
 
+from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,9 @@ class HistoryModel(ClickModel):
     """
 
     reads_history = True
+    recbole_without_effect: ClassVar[Mapping[str, str]] = {
+        "pooling_mode": "data.features.NAME.pooling says it, of each feature with lists"
+    }
 
     class Options(ClickModel.Options):
         dim: int = 16

@@ -10,7 +10,9 @@ is about: attention scales its update gate.
 e' is of an item drawn at random from the table.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +57,11 @@ class Evolution(HistoryReader):
 
 class DIEN(HistoryModel):
     """Where a table grows there is nothing to draw from, and no auxiliary loss."""
+
+    recbole_options: ClassVar[Mapping[str, str]] = {"alpha": "aux_weight"}
+    recbole_only: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "gru_type": ("AUGRU", "attention scales the update gate, as in the paper")
+    }
 
     class Options(HistoryModel.Options):
         aux_weight: float = 1.0  # weight of the loss that asks interests for the next item
