@@ -25,6 +25,7 @@ FLOORS = [
     {"training"},
     {"models", "ps"},
     {"embedding"},
+    {"trees"},
     {"clicks"},
     {"data"},
     {"optimizers"},
@@ -44,6 +45,7 @@ MODEL_MAY_IMPORT = {
     "shoal.embedding.module",
     "shoal.embedding.rows.table",
     "shoal.models",
+    "shoal.trees",
 }
 
 

@@ -37,7 +37,7 @@ _FOLDERS = {
     "knowledge": "CKE CFKG KGCN KGAT RippleNet KGIN MKR KTUP KGNNLS MCCLK",
     "clicks": """
         LR FM DNN WideDeep DeepFM DCNV2 DLRM FFM FwFM NFM AFM PNN DCN xDeepFM AutoInt
-        FiBiNET MaskNet FinalMLP GDCN Wukong FNN EulerNet FiGNN KD_DAGFM
+        FiBiNET MaskNet FinalMLP GDCN Wukong FNN EulerNet FiGNN KD_DAGFM LightGBM XGBoost
     """,
     "clicks.history": "DIN DIEN BST DSIN HSTURanker",
     "clicks.labels": "SharedBottom MMoE PLE ESMM AITM",

@@ -5,7 +5,7 @@ What a model file is written with is importable from here: batches, tables, embe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -39,6 +39,7 @@ __all__ = [
     "Retrieval",
     "Samples",
     "Table",
+    "WholeData",
     "item_blocks",
 ]
 Samples = Literal["interactions", "windows", "prefixes", "users"]  # what one sample is
@@ -103,6 +104,20 @@ class Facts:
         return self.table.side(side, ids)
 
 
+@dataclass(frozen=True)
+class WholeData:
+    """All samples of a run in one process, for a model that `solves_from_samples`.
+
+    train     batches of the training samples, every sample once; each call reads them again
+    valid     the same of the validation samples; None: there are none
+    continues to be called every few seconds of a long computation: other processes wait for it
+    """
+
+    train: Callable[[], Iterator[Batch]]
+    valid: Callable[[], Iterator[Batch]] | None = None
+    continues: Callable[[], None] = lambda: None
+
+
 class Model(nn.Module):
     """Base of all models.
 
@@ -149,6 +164,10 @@ class Model(nn.Module):
     reads_actions: ClassVar[bool] = False
     # False: there is nothing to optimise; `solve`, or the constructor (Pop), computes the model.
     trainable: ClassVar[bool] = True
+    # True: it is computed from all training samples, by `solve_from` in place of `solve`.
+    solves_from_samples: ClassVar[bool] = False
+    # Why `shoal export` cannot write it, and what to do instead; None: it can.
+    not_exported: ClassVar[str | None] = None
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False
     # What of a score `terms` does not account for; None: nothing, it is their sum.
@@ -157,6 +176,8 @@ class Model(nn.Module):
     # option by its own name needs no entry, and a class has the entries of its bases as well.
     # Key -> the option that it is here.
     recbole_options: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    # Key that is true or false -> the option that it is here, and its values for either.
+    recbole_switches: ClassVar[Mapping[str, tuple[str, str, str]]] = MappingProxyType({})
     # Key -> why it changes nothing here, a short sentence.
     recbole_without_effect: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # Key -> the only value that is honoured, and why others are not.
@@ -226,6 +247,13 @@ class Model(nn.Module):
         Training calls it once. A trained model is opened without it: its checkpoint has the result,
         in buffers that `models.nn.closed_form.expect_solution` announced.
         """
+
+    def solve_from(self, data: WholeData) -> None:
+        """Compute a model from all training samples, on the CPU, where it `solves_from_samples`.
+
+        The first process calls it once; the others are given its buffers.
+        """
+        raise NotImplementedError  # every such model writes its own
 
     def forward(self, batch: Batch) -> Output:
         """The training loss of one batch."""

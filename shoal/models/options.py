@@ -12,13 +12,15 @@ import inspect
 import re
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 # Configs are checked against these as against the bounds of any key.
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+# Of an option that is a TypedDict: other keys and other types are errors.
+STRICT = ConfigDict(strict=True, extra="forbid")
 
 COMMON = {
     "alpha": "weight of every pair that was not taken, beside 1 of those taken",

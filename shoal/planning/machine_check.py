@@ -35,6 +35,7 @@ EXTRAS = {
     "torchrec": ("torchrec", "tests of sharded tables against TorchRec's"),
     "ray": ("ray", "training on a Ray cluster"),
     "torchx": ("torchx", "jobs on Slurm and Kubernetes"),
+    "trees": ("lightgbm", "models LightGBM and XGBoost"),
     "mlflow": ("mlflow", "run.trackers"),
     "wandb": ("wandb", "run.trackers"),
     "tensorboard": ("tensorboard", "run.trackers: curves of runs"),

@@ -1,17 +1,20 @@
 """What a training step is given: its own random numbers, hard negatives, a learning rate."""
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from shoal.config.schema import Config, OptimizerSection
 from shoal.data.batch import Batch
 from shoal.data.reader import Reader
 from shoal.distributed.world import World
-from shoal.models.base import Model
+from shoal.models.base import Model, WholeData
 from shoal.models.nn.dropout import begin_step
 
 
@@ -21,6 +24,53 @@ def solve(model: Model, seed: int, device: torch.device) -> None:
     model.cpu()
     model.solve()
     model.to(device)
+
+
+STILL_SOLVING = b"."  # what ranks that wait are sent; a collective has a time limit
+SIGN_SECONDS = 30.0
+
+
+def solve_from_samples(
+    model: Model, train: Reader, valid: Reader | None, world: World, seed: int
+) -> None:
+    """Compute a model from all samples on rank 0, on the host; every rank gets the result."""
+    torch.manual_seed(seed)
+    model.cpu()
+    if world.is_main:
+        last_sign = time.monotonic()
+
+        def continues() -> None:
+            nonlocal last_sign
+            if world.size > 1 and time.monotonic() - last_sign > SIGN_SECONDS:
+                world.broadcast_bytes(STILL_SOLVING)
+                last_sign = time.monotonic()
+
+        validation = None if valid is None else (lambda: valid.batches(0))
+        model.solve_from(WholeData(lambda: train.batches(0), validation, continues))
+        if world.size > 1:
+            solution = {name: one.contiguous() for name, one in model.state_dict().items()}
+            world.broadcast_bytes(format_tensors(solution))
+    else:
+        while (received := world.broadcast_bytes(None)) == STILL_SOLVING:
+            pass
+        model.load_state_dict(parse_tensors(received))
+    model.to(world.device)
+
+
+def check_solver(model: Model, config: Config) -> None:
+    """Refuse a config in which rank 0 does not see all samples, for a model that needs them."""
+    if not model.solves_from_samples:
+        return
+    if config.data.clicks.split_files:
+        raise ValueError(
+            f"data.clicks.split_files: {config.model.title} is computed from all samples by the "
+            "first process, and the files would be divided among processes; set it to false"
+        )
+    if config.elastic:
+        raise ValueError(
+            f"strategy.ps.elastic: {config.model.title} is computed once from all samples, and no "
+            "worker can take over half of that; set it to false, or strategy.name=single"
+        )
 
 
 def check_reader(reader: Reader, config: Config) -> None:

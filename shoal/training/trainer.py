@@ -41,11 +41,13 @@ from shoal.training.run_folder import RunFolder, host_log
 from shoal.training.slow_steps import SLOW
 from shoal.training.steps import (
     check_reader,
+    check_solver,
     in_step,
     keep_hardest,
     learning_rate,
     seed_step,
     solve,
+    solve_from_samples,
 )
 from shoal.training.strategies.base import Strategy
 from shoal.training.trackers.tracker import Trackers
@@ -103,6 +105,7 @@ class Trainer:
             config.run.loss_decimals,
         )
         check_reader(reader, config)
+        check_solver(self.model, config)
 
     def fit(self, started: float) -> dict[str, Any]:
         """Train, evaluate, and test the best checkpoint."""
@@ -222,7 +225,7 @@ class Trainer:
         cursor, config, reader = self.cursor, self.config, self.reader
         every_steps = config.checkpoint.every_steps
         if not self.model.trainable:
-            solve(self.model, config.run.seed, self.world.device)
+            self._solve()
             return
         batches = self._parts()
         self.losses.begin(cursor.loss_sum, cursor.losses)
@@ -242,6 +245,16 @@ class Trainer:
                     self._stop(stop_signal)
         self.strategy.synchronize()
         self._count_losses()
+
+    def _solve(self) -> None:
+        """Compute a model in closed form, from its facts or from all samples."""
+        seed, model = self.config.run.seed, self.model
+        if not model.solves_from_samples:
+            solve(model, seed, self.world.device)
+            return
+        assert isinstance(self.evaluator, ClickEvaluator), "other models solve from their facts"
+        valid = self.evaluator.readers.get("valid") if self.evaluator.has("valid") else None
+        solve_from_samples(model, self.reader, valid, self.world, seed)
 
     @property
     def _drawn_later(self) -> bool:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from synthetic_actions import LABELS as ACTED
 from synthetic_actions import acts_config, write_actions
-from zoo_clicks import HISTORIES, LABELS
+from zoo_clicks import HISTORIES, LABELS, TREES
 
 from shoal.clicks.synthetic import synthetic_clicks
 from shoal.config.schema import OptimizerSection, SyntheticClicksSection
@@ -33,7 +33,7 @@ NEAR = 0.005
 ALONE = [
     name
     for name in MODELS
-    if find(name).kind == "clicks" and name not in (*LABELS, *HISTORIES, "LR")
+    if find(name).kind == "clicks" and name not in (*LABELS, *HISTORIES, *TREES, "LR")
 ]
 # Smaller than the defaults: this log needs no more, and a machine without GPU is enough.
 OPTIONS: dict[str, Any] = {

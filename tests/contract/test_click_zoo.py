@@ -15,7 +15,7 @@ import torch
 from click_batches import MODELS as FIRST
 from feature_data import FEATURES, config, write
 from ranks import run_ranks
-from zoo_clicks import ANY_WIDTH, CLICKS, LABELS, batch_of, facts_of, make_model
+from zoo_clicks import ANY_WIDTH, CLICKS, LABELS, TREES, batch_of, facts_of, make_model
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
@@ -55,7 +55,7 @@ def curve(model: str, world: World, **strategy: Any) -> list[float]:
 
 def test_every_click_model_is_here() -> None:
     clicks = {name for name in NAMES if find(name).kind == "clicks"}
-    assert clicks == {name.split()[0] for name in CLICKS} | set(FIRST)
+    assert clicks == {name.split()[0] for name in CLICKS} | set(FIRST) | set(TREES)
 
 
 @pytest.mark.parametrize("name", CLICKS)

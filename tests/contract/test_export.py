@@ -18,7 +18,7 @@ from exported import export_here, trained
 from feature_data import FEATURES, config, write
 from ranks import run_ranks
 from safetensors.torch import load_file, save_file
-from zoo_clicks import CLICKS, HISTORIES, LABELS
+from zoo_clicks import CLICKS, HISTORIES, LABELS, TREES
 from zoo_models import MODELS, zoo_config
 
 from shoal.config.schema import Config
@@ -66,7 +66,7 @@ def click_config(name: str, data: Path, **values: Any) -> Config:
 
 
 def test_every_model_is_here() -> None:
-    known = {name.split()[0] for name in [*MODELS, *CLICKS, *FIRST]}
+    known = {name.split()[0] for name in [*MODELS, *CLICKS, *FIRST, *TREES]}
     assert known == set(NAMES)
 
 

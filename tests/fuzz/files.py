@@ -13,6 +13,7 @@ from fuzz.folders import artifact, prepared
 from fuzz.peers import peers
 from fuzz.runs import runs
 from fuzz.target import Target
+from fuzz.trees import trees
 
 LINES = b"".join(b"%d\t%d\t%d\t%d\n" % (k % 9, k % 7, k % 5, 80 + k) for k in range(40))
 SLOTS = b"click:1 dense_feature:0.5 1:3 2:4 2:5\nclick:0 dense_feature:1e-3 1:-5 2:6\n" * 8
@@ -60,6 +61,7 @@ def make(folder: Path) -> dict[str, Target]:
     }
     targets |= _checkpoints(folder)
     targets["cache"] = _cache(folder)
+    targets |= trees()
     targets |= artifact(folder) | prepared(folder, _atomic()[0])
     return targets | runs(folder) | peers(folder)
 

@@ -69,6 +69,7 @@ HISTORIES: dict[str, dict[str, Any]] = {
     "HSTURanker interleaved": {**RANKER, "actions": "interleaved"},
 }
 CLICKS |= LABELS | HISTORIES
+TREES = ["LightGBM", "XGBoost"]  # take no steps: tests/models/test_trees.py
 LENGTH = 5
 SEEN = (  # what models with histories read
     Feature("item_id", "id", "item", rows=ROWS),

@@ -225,6 +225,9 @@ def rows_of(model: type[Model]) -> Iterator[Row]:
                 yield read_as(key, target, values.as_switch, "1 is true and 0 is false")
             elif target in options:
                 yield same(key, target)
+        for key, (option, yes, no) in own.get("recbole_switches", {}).items():
+            rule = f"true: {yes}, false: {no}"
+            yield read_as(key, f"model.{option}", values.chosen(yes, no), rule)
 
 
 class RecBole(Dialect):

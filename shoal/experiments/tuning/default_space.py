@@ -101,11 +101,14 @@ def _share(key: str, default: Any) -> Parameter | None:
     return Parameter(key, (), 0.0, 1.0, 0.1)
 
 
+def _few_times(key: str, default: Any) -> Parameter | None:
+    """A fifth to five times."""
+    return Parameter(key, low=_short(default / 5), high=_short(default * 5), log=True)
+
+
 def _temperature(key: str, default: Any) -> Parameter | None:
     """A fifth to five times; 1.0 stands for scores that are not divided."""
-    if default == 1.0:
-        return None
-    return Parameter(key, low=_short(default / 5), high=_short(default * 5), log=True)
+    return None if default == 1.0 else _few_times(key, default)
 
 
 def _shrink(key: str, default: Any) -> Parameter | None:
@@ -125,6 +128,10 @@ RULES: dict[str, Rule] = {
     "inner_size": _inner,
     "n_heads": _heads,
     "k": _count,
+    "rounds": _count,
+    "num_leaves": _count,
+    "max_depth": _depth,
+    "learning_rate": _few_times,
     "shrink": _shrink,
 }
 

@@ -49,15 +49,17 @@ def _make_room(
         setattr(model, name, getattr(model, name).new_empty(solution.shape))
 
 
-def check_memory(what: str, num_bytes: int) -> None:
+FEWER_ITEMS = (
+    "leave out rare items (data.filter.item_inter_num), or choose a model that learns vectors, "
+    "such as IALS"
+)
+
+
+def check_memory(what: str, num_bytes: int, remedy: str = FEWER_ITEMS) -> None:
     """Refuse a matrix that does not fit into memory, before a minute is spent on it."""
     free = free_memory()
     if num_bytes > free.num_bytes:
-        raise ValueError(
-            f"{what} needs {num_bytes / 1e9:.1f} GB of memory, and {free}; "
-            "leave out rare items (data.filter.item_inter_num), or choose a model that learns "
-            "vectors, such as IALS"
-        )
+        raise ValueError(f"{what} needs {num_bytes / 1e9:.1f} GB of memory, and {free}; {remedy}")
 
 
 class Progress:

@@ -53,6 +53,9 @@ def export(
     path = Path(to)
     with files.new_folder(path) as hidden:
         trained = Trained(run, trust=trust)
+        if trained.model.not_exported is not None:
+            title = trained.config.model.title
+            raise ValueError(f"{title} cannot be exported: {trained.model.not_exported}")
         base = None if delta is None else _base_of(delta, path)
         reference = Writer(trained, hidden, rows, base, histories).write()
         figures = finish(hidden, path, reference, partial(card_of_run, trained), tolerance, onnx)

@@ -1,0 +1,1 @@
+"""Gradient-boosted trees: samples as a matrix, and the texts of their libraries, checked."""
