@@ -2,12 +2,12 @@
 
     python benchmarks/zoo_quality.py --data FOLDER --recbole PYTHON [--workers 4] [MODEL ...]
 
-The same settings, the same number of epochs and, by the seed, the same split on both sides; no
-early stopping; the epoch that validates best is tested. Every worker keeps two processes, one of
-each side, one thread each, and asks them in turn. Seconds are CPU time of the process. Each pair of
-runs is a line of --lines as soon as it is there, and a pair that has its line is not run again;
-`--store` puts the lines into benchmarks/zoo/quality.json, of which `python benchmarks/zoo.py page`
-makes tables of docs/understand/zoo.md.
+The same settings (of many models RecBole's own file), the same number of epochs and, by the seed,
+the same split on both sides; no early stopping; the epoch that validates best is tested. Every
+worker keeps two processes, one of each side, one thread each, and asks them in turn. Seconds are
+CPU time of the process. Each pair of runs is a line of --lines as soon as it is there, and a pair
+that has its line is not run again; `--store` puts the lines into benchmarks/zoo/quality.json, of
+which `python benchmarks/zoo.py page` makes tables of docs/understand/zoo.md.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import subprocess
 import sys
 import tempfile
 import threading
@@ -23,30 +24,52 @@ from typing import Any
 
 from zoo import QUALITY
 from zoo_settings import ROOT, RUNS
-from zoo_speed import CLICKS, HERE, KNOWLEDGE, MODELS, THERE, Side
+from zoo_speed import BY_FILE, CLICKS, HERE, MODELS, THERE, Side
+
+from shoal.config.yaml_io import read_file
 
 SEEDS = [2020, 2021, 2022]
 EPOCHS = {
     **{"BPR": 60, "ENMF": 40, "MultiVAE": 150, "LightGCN": 20, "EASE": 1, "ItemKNN": 1},
     **{"SGL": 5, "SimpleX": 10, "NGCF": 10, "NeuMF": 15, "RecVAE": 10},
     **{"DCNV2": 5, "AutoInt": 5, "xDeepFM": 2},
+    **{name: 60 for name in ("MultiDAE", "CDAE", "MacridVAE", "RaCT", "DiffRec", "LDiffRec")},
+    **{name: 10 for name in ("SpectralCF", "NCL", "GCMC", "NNCF", "FISM", "DMF")},
+    **{"DGCF": 5, "ConvNCF": 3, "NAIS": 3, "lightgbm": 1, "xgboost": 1},
 }
-KNOWLEDGE_EPOCHS, CLICK_EPOCHS = 3, 10
 ORDER = [
     *("BPR", "NeuMF", "LightGCN", "MultiVAE", "FM", "DeepFM"),
     *("EASE", "ItemKNN", "NGCF", "RecVAE", "ENMF", "SimpleX"),
     *("LR", "NFM", "WideDeep", "DCN", "PNN", "FwFM", "FFM", "AFM"),
     *("CKE", "CFKG", "KGCN", "MKR", "RippleNet"),
     *("DCNV2", "AutoInt", "SGL", "KGAT", "KGIN", "xDeepFM"),
+    *BY_FILE,
 ]
 
 
 def settings(model: str) -> dict[str, Any]:
     """What both sides are told, in RecBole's words."""
-    given = MODELS.get(model) or RUNS[model]
-    few = {id(CLICKS): CLICK_EPOCHS, id(KNOWLEDGE): KNOWLEDGE_EPOCHS}.get(id(given), 20)
-    epochs = EPOCHS.get(model, few)
+    given = MODELS.get(model) or RUNS.get(model) or BY_FILE[model]
+    epochs = EPOCHS.get(model, usual_epochs(given))
     return {**given, "epochs": epochs, "eval_step": max(1, epochs // 5), "stopping_step": 100}
+
+
+def usual_epochs(given: dict[str, Any]) -> int:
+    """Epochs of a model that EPOCHS does not name, by what it reads."""
+    if given.get("epochs") == 1:  # in closed form
+        return 1
+    if given is CLICKS:
+        return 10
+    return 3 if "kg" in given["load_col"] or given["eval_args"]["order"] == "TO" else 20
+
+
+def model_file(model: str, recbole: str) -> dict[str, Any]:
+    """RecBole's own file of a model, which RecBole reads by itself."""
+    if model not in BY_FILE:
+        return {}
+    asked = "import importlib.util; print(importlib.util.find_spec('recbole').origin)"
+    found = subprocess.run([recbole, "-c", asked], capture_output=True, text=True, check=True)
+    return read_file(Path(found.stdout).parent / "properties" / "model" / f"{model}.yaml")[0]
 
 
 def main() -> None:
@@ -105,8 +128,11 @@ def work(
         asked["here"] = {f"model.{key}": value for key, value in HERE.get(model, {}).items()}
         found: dict[str, Any] = {"model": model, "seed": seed, "epochs": both["epochs"]}
         for name in commands:
-            alone = THERE.get(model, {}) if name == "recbole" else {}
-            config.write_text(json.dumps({**both, **alone}))
+            if name == "recbole":
+                told = {**both, **THERE.get(model, {})}
+            else:
+                told = {**model_file(model, options.recbole), **both}
+            config.write_text(json.dumps(told))
             try:
                 found[name] = sides[name].ask(asked)
             except SystemExit as end:  # one that died takes its model with it, no more

@@ -67,6 +67,26 @@ MODELS: dict[str, dict[str, Any]] = {
     **{name: CLICKS for name in ("WideDeep", "DCN", "DCNV2", "xDeepFM", "AutoInt")},
     **{name: KNOWLEDGE for name in ("CKE", "CFKG", "KGCN", "KGAT", "RippleNet", "KGIN", "MKR")},
 }
+# These run by RecBole's own file of the model, on both sides.
+FEATURED: dict[str, Any] = {
+    **SEQUENTIAL,
+    "load_col": {**SEQUENTIAL["load_col"], "item": ["item_id", "class"]},
+    "selected_features": ["class"],
+}
+SOLVED = {**GENERAL, "epochs": 1}
+BY_FILE: dict[str, dict[str, Any]] = {
+    **{name: SOLVED for name in ("ADMMSLIM", "AsymKNN", "NCEPLRec", "SLIMElastic", "Pop")},
+    **{name: {**GENERAL, **USERS} for name in ("MultiDAE", "CDAE", "MacridVAE", "RaCT")},
+    **{name: {**GENERAL, **USERS} for name in ("DiffRec", "LDiffRec")},
+    **{name: GENERAL for name in ("LINE", "SpectralCF", "NCL", "DGCF", "ConvNCF")},
+    **{name: GENERAL for name in ("DMF", "FISM", "GCMC", "NNCF", "NAIS")},
+    **{name: SEQUENTIAL for name in ("LightSANs", "FEARec", "GCSAN", "SINE", "RepeatNet")},
+    **{name: SEQUENTIAL for name in ("GRU4RecCPR", "SASRecCPR", "HGN", "SHAN", "NPE", "HRM")},
+    **{name: SEQUENTIAL for name in ("FOSSIL", "TransRec")},
+    **{name: FEATURED for name in ("GRU4RecF", "SASRecF", "FDSA")},
+    **{name: KNOWLEDGE for name in ("KTUP", "KGNNLS", "MCCLK")},
+    **{name: CLICKS for name in ("FNN", "EulerNet", "FiGNN", "KD_DAGFM", "lightgbm", "xgboost")},
+}
 # RecBole's defaults in the words of Shoal, vectors as large at the start as there.
 BEGIN: dict[str, Any] = {"dim": 10, "initial_range": 0.047}
 HERE: dict[str, dict[str, Any]] = {
@@ -98,6 +118,7 @@ THERE: dict[str, dict[str, Any]] = {
     # RecBole gives half of the latent dimension to means, half to variances, and next to no noise.
     "MultiVAE": {"latent_dimension": 64, "noise": 0.01},
     **{name: {"train_batch_size": 4096} for name in ("NeuMF", "MKR", "RippleNet")},
+    **{name: {"train_batch_size": 4096} for name in ("DMF", "FISM", "GCMC", "NNCF", "NAIS")},
     "SimpleX": {"train_batch_size": 204_800},
     **{name: {"reg_weight": 0.0} for name in ("DCN", "DCNV2", "AFM")},
     "xDeepFM": {"reg_weight": 0.0, "direct": True},

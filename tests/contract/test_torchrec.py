@@ -1,6 +1,7 @@
 """Sharded tables train as TorchRec's do (the oracle of tests/helpers/torchrec_rows.py)."""
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,7 @@ if HAVE:
     # It imports Triton, whose interpreter must be asked for before: tests of kernels may follow.
     with pytest.MonkeyPatch.context() as patch:
         ask_for_interpreter(patch)
-        import torchrec_rows  # noqa: F401 - registers the strategy `torchrec`
+        import torchrec_rows
 needs_torchrec = pytest.mark.skipif(not HAVE, reason="TorchRec and FBGEMM are not installed")
 
 STEPS = 20
@@ -52,6 +53,16 @@ LRS = {"sgd": 0.5, "adagrad": 0.01}
 CASES = [("BPR", "sgd"), ("DNN", "sgd"), *((model, "adagrad") for model in MODELS)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def strategy_of_this_file() -> Iterator[None]:
+    """Configs may name the oracle while these tests run; ranks let it in themselves."""
+    if HAVE:
+        torchrec_rows.let_configs_name_it()
+    yield
+    if HAVE:
+        torchrec_rows.forget_it()
+
+
 def click_slices(world: World) -> list[Batch]:
     """This rank's slices of global batches for a click model."""
     found = []
@@ -65,6 +76,7 @@ def prepared(
     world: World, model: str, optimizer: str, backend: str
 ) -> tuple[Strategy, list[Batch], Any]:
     """A strategy with its model, this rank's slices of some batches, and the evaluator if any."""
+    torchrec_rows.let_configs_name_it()
     section = OptimizerSection(name=optimizer, lr=LRS[optimizer])  # type: ignore[arg-type]
     values = MODELS[model]
     if not values:
@@ -136,6 +148,7 @@ class Weighted(Model):
 
 def by_hand(world: World) -> dict[str, Any]:
     """Two steps of Adagrad at 0.5 and 0.25; both fields read the same table."""
+    torchrec_rows.let_configs_name_it()
     strategy = make_strategy(StrategySection(**BACKENDS["torchrec"]), world)
     strategy.setup(Weighted(), OptimizerSection(name="adagrad", lr=9.0), seed=1)
     strategy.model.train()

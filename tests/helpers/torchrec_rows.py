@@ -26,6 +26,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingEnv
 
 from shoal.config.schema import StrategySection
+from shoal.config.strategy_section import STRATEGIES
 from shoal.distributed.world import World
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.output_table import InPlaceRows
@@ -344,4 +345,12 @@ def make_torchrec(section: StrategySection, world: World, join_timeout: float) -
     return ShardedByTorchRec(world, section)
 
 
-register_strategy("torchrec", make_torchrec)
+def let_configs_name_it() -> None:
+    """`strategy.name: torchrec`, in this process, until `forget_it`."""
+    register_strategy("torchrec", make_torchrec)
+
+
+def forget_it() -> None:
+    """Other tests list the strategies that there are."""
+    if "torchrec" in STRATEGIES.names:
+        STRATEGIES.names.remove("torchrec")
