@@ -10,6 +10,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
+from shoal.config.data_section import ClicksSection
 from shoal.config.schema import Config, OptimizerSection
 from shoal.data.batch import Batch
 from shoal.data.reader import Reader
@@ -57,19 +58,20 @@ def solve_from_samples(
     model.to(world.device)
 
 
-def check_solver(model: Model, config: Config) -> None:
-    """Refuse a config in which rank 0 does not see all samples, for a model that needs them."""
+def check_solver(model: Model, clicks: ClicksSection, elastic: bool) -> None:
+    """Refuse a run in which rank 0 does not see all samples, for a model that needs them."""
     if not model.solves_from_samples:
         return
-    if config.data.clicks.split_files:
+    title = type(model).__name__
+    if clicks.split_files:
         raise ValueError(
-            f"data.clicks.split_files: {config.model.title} is computed from all samples by the "
-            "first process, and the files would be divided among processes; set it to false"
+            f"data.clicks.split_files: {title} is computed from all samples by the first process, "
+            "and the files would be divided among processes; set it to false"
         )
-    if config.elastic:
+    if elastic:
         raise ValueError(
-            f"strategy.ps.elastic: {config.model.title} is computed once from all samples, and no "
-            "worker can take over half of that; set it to false, or strategy.name=single"
+            f"strategy.ps.elastic: {title} is computed once from all samples, and no worker can "
+            "take over half of that; set it to false, or strategy.name=single"
         )
 
 

@@ -105,7 +105,7 @@ class Trainer:
             config.run.loss_decimals,
         )
         check_reader(reader, config)
-        check_solver(self.model, config)
+        check_solver(self.model, config.data.clicks, config.elastic)
 
     def fit(self, started: float) -> dict[str, Any]:
         """Train, evaluate, and test the best checkpoint."""

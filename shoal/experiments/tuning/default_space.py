@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from shoal.config.keys import KEYS, options_of
@@ -24,10 +25,24 @@ def default_space(model: str | type[Model]) -> list[Parameter]:
         if rule is _weight and option.kind == Share:
             rule = _share
         if rule is not None and (parameter := rule(key, option.default)) is not None:
-            space.append(parameter)
+            space.append(_possible(parameter, model_class))
     if not space:
         raise ValueError(f"{model_class.__name__} has no option that a search would change")
     return space
+
+
+def _possible(parameter: Parameter, model: type[Model]) -> Parameter:
+    """Without the choices that the model's options refuse beside their other defaults."""
+    name = parameter.key.removeprefix("model.")
+
+    def is_taken(choice: Any) -> bool:
+        try:
+            model.Options(**{name: choice})
+        except ValueError:
+            return False
+        return True
+
+    return replace(parameter, choices=tuple(filter(is_taken, parameter.choices)))
 
 
 def _training(model: type[Model]) -> list[Parameter]:
