@@ -24,6 +24,17 @@ from shoal.trees.columns import TreeColumns
 from shoal.trees.lightgbm_text import checked_text, trees_alone
 from shoal.trees.matrix import Matrix
 
+Metric = Literal[
+    "auc",
+    "average_precision",
+    "binary_logloss",
+    "binary_error",
+    "cross_entropy",
+    "rmse",
+    "l1",
+    "l2",
+]
+
 
 @with_config(STRICT)
 class LightGBMParameters(TypedDict, total=False):
@@ -31,7 +42,7 @@ class LightGBMParameters(TypedDict, total=False):
 
     boosting: Literal["gbdt", "dart"]
     objective: Literal["binary", "regression"]
-    metric: str | list[str]
+    metric: Metric | list[Metric]
     num_leaves: int
     max_depth: int
     learning_rate: float

@@ -23,12 +23,13 @@ from shoal.trees.columns import TreeColumns
 from shoal.trees.matrix import Matrix
 from shoal.trees.xgboost_text import checked_text, types_of
 
+Metric = Literal["auc", "aucpr", "logloss", "error", "rmse", "mae"]
 XGBoostParameters = TypedDict(
     "XGBoostParameters",
     {
         "booster": Literal["gbtree"],
         "objective": Literal["binary:logistic", "reg:squarederror"],
-        "eval_metric": str | list[str],
+        "eval_metric": Metric | list[Metric],
         "eta": float,
         "learning_rate": float,
         "max_depth": int,
