@@ -22,8 +22,8 @@ TRITON := triton==3.9.0
 MINUTES ?= 30
 TUTORIALS ?= on
 # Those in the locks are part of `make setup` or `make tools`; the others are large.
-SMALL_EXTRAS := docs index remote report serve servers tensorboard tune zstd
-LARGE_EXTRAS := mlflow onnx ray torchrec torchx trees wandb
+SMALL_EXTRAS := docs index remote report serve servers tensorboard trees tune zstd
+LARGE_EXTRAS := mlflow onnx ray torchrec torchx wandb
 EXTRAS ?= $(LARGE_EXTRAS)
 ifneq ($(filter-out $(SMALL_EXTRAS) $(LARGE_EXTRAS),$(EXTRAS)),)
 $(error EXTRAS=$(EXTRAS): there are $(SMALL_EXTRAS) $(LARGE_EXTRAS))
