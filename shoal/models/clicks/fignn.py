@@ -82,7 +82,8 @@ class FiGNN(Vectors):
     def _edges(self, nodes: Tensor) -> Tensor:
         """How much each node hears each other one: [b, n, n]."""
         scores = self.from_node(nodes) + self.to_node(nodes).transpose(1, 2)
-        itself = torch.eye(nodes.shape[1], dtype=torch.bool, device=nodes.device)
+        number = torch.arange(nodes.shape[1], device=nodes.device)
+        itself = number.unsqueeze(1) == number
         leaky = nn.functional.leaky_relu(scores, 0.01)
         return leaky.masked_fill(itself, HIDDEN).softmax(2)
 

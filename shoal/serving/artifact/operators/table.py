@@ -38,18 +38,18 @@ FORMATS = {
 ELSEWHERE = ("device", "layout", "pin_memory")  # where a tensor lies is the machine's affair
 _ALLOWED: dict[Rule, str] = {
     shapes.elementwise: """
-        _to_copy.default abs.default add.Tensor addcmul.default alias.default bitwise_and.Tensor
-        bitwise_not.default bitwise_or.Tensor ceil.default clamp.default clamp_max.default
-        clamp_min.default clone.default cos.default detach.default div.Tensor elu.default eq.Scalar
-        eq.Tensor exp.default floor.default full_like.default ge.Scalar ge.Tensor gelu.default
-        gt.Scalar gt.Tensor hardtanh.default isfinite.default isnan.default le.Scalar le.Tensor
-        leaky_relu.default lift_fresh_copy.default log.default log1p.default logical_and.default
-        logical_not.default logical_or.default lt.Scalar lt.Tensor masked_fill.Scalar
-        maximum.default minimum.default mul.Scalar mul.Tensor ne.Scalar ne.Tensor neg.default
-        ones_like.default pow.Tensor_Scalar reciprocal.default relu.default rsqrt.default
-        rsub.Scalar sigmoid.default sign.default silu.default sin.default softplus.default
-        sqrt.default square.default sub.Tensor tanh.default where.Scalar where.ScalarOther
-        where.ScalarSelf where.self zeros_like.default
+        _to_copy.default abs.default add.Tensor addcmul.default alias.default atan2.default
+        bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor ceil.default clamp.default
+        clamp_max.default clamp_min.default clone.default cos.default detach.default div.Tensor
+        elu.default eq.Scalar eq.Tensor exp.default floor.default full_like.default ge.Scalar
+        ge.Tensor gelu.default gt.Scalar gt.Tensor hardtanh.default isfinite.default isnan.default
+        le.Scalar le.Tensor leaky_relu.default lift_fresh_copy.default log.default log1p.default
+        logical_and.default logical_not.default logical_or.default lt.Scalar lt.Tensor
+        masked_fill.Scalar maximum.default minimum.default mul.Scalar mul.Tensor ne.Scalar ne.Tensor
+        neg.default ones_like.default pow.Tensor_Scalar reciprocal.default relu.default
+        rsqrt.default rsub.Scalar sigmoid.default sign.default silu.default sin.default
+        softplus.default sqrt.default square.default sub.Tensor tanh.default where.Scalar
+        where.ScalarOther where.ScalarSelf where.self zeros_like.default
     """,
     shapes.dividing: "div.Tensor_mode floor_divide.default remainder.Scalar",
     shapes.making: """
