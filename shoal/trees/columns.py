@@ -166,7 +166,7 @@ class TreeColumns:
 
     @property
     def are_categories(self) -> list[bool]:
-        """Of every column, whether its numbers are categories."""
+        """Whether the numbers of each column are categories."""
         marks: list[bool] = []
         for kind, width in zip(self.kinds, self.widths):
             marks += [kind == "category"] * width
