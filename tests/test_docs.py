@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,6 @@ from shoal.config.keys import KEYS, SECTIONS
 from shoal.config.renamed_keys import REMOVED_KEYS, find_renamed
 from shoal.models import MODELS
 from shoal.models import find as find_model
-from shoal.models.options import meanings
 from shoal.runs.run import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,7 +114,7 @@ COMMANDS = {name: one for name, one in generate.list_commands(get_command(app), 
 FREE = tuple(f"{key}." for key, leaf in KEYS.items() if isinstance(leaf.default, dict | None))
 WORDS = {  # keys without a section: of other tools, of models
     *(row.key for dialect in (PaddleRec, RecBole, TorchRec) for row in dialect.table),
-    *(option for model in MODELS for option in meanings(find_model(model).Options)),
+    *(option.name for model in MODELS for option in fields(find_model(model).Options)),
     *("ips", "gpus"),  # of PaddleRec's launcher
     "n_epochs",  # of the dialect that a page registers
 }

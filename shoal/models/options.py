@@ -10,6 +10,7 @@ class Options(Retrieval.Options):
 import dataclasses
 import inspect
 import re
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -68,6 +69,7 @@ def meanings(options: type[Any]) -> dict[str, str]:
     return texts
 
 
+@cache
 def _comments(options: type[Any]) -> dict[str, str]:
     """Option -> the comment beside it, or the lines above it; of this class alone."""
     try:
