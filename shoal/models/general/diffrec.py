@@ -61,7 +61,8 @@ class DiffRec(Autoencoder):
         super().__init__(options, facts)
         sizes = options.dims_dnn
         self.make_tables(sizes[0], sizes[-1])
-        self.denoiser = Denoiser(sizes, options.embedding_size, options.mlp_act_func)
+        time_size, activation = options.embedding_size, options.mlp_act_func
+        self.denoiser = Denoiser(facts.num_items, sizes, time_size, activation)
         self.diffusion = diffusion_of(options)
 
     def hidden(self, x: Tensor, steps: Tensor) -> Tensor:

@@ -88,7 +88,8 @@ class KTUP(KnowledgeModel):
         logits = users @ reasons.T + items @ reasons.T  # [b, n, relations]
         shares = (logits if noise is None else logits + noise).softmax(2)
         if self.options.use_st_gumbel:  # one reason counts, and all of them learn
-            likeliest = F.one_hot(shares.argmax(2), shares.shape[2]).to(shares.dtype)
+            number = torch.arange(shares.shape[2], device=shares.device)
+            likeliest = (shares.argmax(2, keepdim=True) == number).to(shares.dtype)
             shares = likeliest + shares - shares.detach()
         plane = shares @ planes
         moved = on_plane(users, plane) + shares @ reasons - on_plane(items, plane)

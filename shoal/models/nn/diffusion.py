@@ -85,7 +85,8 @@ class Denoiser(nn.Module):
     What comes in is the first product, without its bias.
     """
 
-    def __init__(self, sizes: list[int], time_size: int, activation: str):
+    def __init__(self, inputs: int, sizes: list[int], time_size: int, activation: str):
+        """inputs: how many numbers the first product reads."""
         super().__init__()
         self.time_size = time_size
         self.time = nn.Linear(time_size, time_size)
@@ -96,6 +97,10 @@ class Denoiser(nn.Module):
             layers += [nn.Linear(width_in, width_out), ACTIVATIONS[activation]()]
         self.layers = nn.Sequential(*layers)
         begin_xavier(self)
+        # What is known of the step is read by the layer that made the first product: its weights
+        # begin as narrow. Wider ones set the last step apart, whose weight in the loss is small.
+        std = math.sqrt(2.0 / (inputs + time_size + sizes[0]))
+        nn.init.normal_(self.first.weight, std=std)
 
     def forward(self, product: Tensor, steps: Tensor) -> Tensor:
         half = self.time_size // 2

@@ -54,7 +54,9 @@ class FrequencyBlock(nn.Module):
         size, length, width = value.shape
         if not size:  # a transform of nothing is refused
             return value + 0.0 * (query + key)
-        waves = torch.fft.rfft(query, dim=1) * torch.fft.rfft(key, dim=1).conj()
+        # The transform of a real sequence that is read backwards is the conjugate one.
+        backwards = torch.cat([key[:, :1], key[:, 1:].flip(1)], 1)
+        waves = torch.fft.rfft(query, dim=1) * torch.fft.rfft(backwards, dim=1)
         likeness = torch.fft.irfft(self._band(waves), n=length, dim=1).mean(2)  # [b, delays]
         weights, delays = likeness.topk(self.delays, 1)
         place = torch.arange(length, device=value.device)
