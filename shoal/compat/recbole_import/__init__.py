@@ -22,4 +22,5 @@ options.py      an option: its type, its default, its declaration
 tables.py       nn.Embedding -> TableEmbedding
 fields.py       fields of a batch
 processes.py    dropout, batch norms, random numbers: what depends on how many processes there are
+batch_pairs.py  losses that compare the samples of a batch with each other
 """

@@ -32,18 +32,21 @@ def keyword_value(call: ast.Call, name: str) -> ast.expr | None:
     return next((one.value for one in call.keywords if one.arg == name), None)
 
 
-def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Attributes of self that a statement assigns, and their values: self.a, self.b = 1, 2."""
-    if not isinstance(node, ast.Assign):
-        return
+def assigned_pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each target of a statement and its value: a, b = 1, 2 has the pairs a, 1 and b, 2."""
     value = node.value
     for target in node.targets:
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         is_pair = isinstance(value, ast.Tuple) and len(value.elts) == len(targets)
         values = value.elts if is_pair else [value] * len(targets)  # type: ignore[attr-defined]
-        for part, its_value in zip(targets, values):
-            if isinstance(part, ast.Attribute) and is_self(part.value):
-                yield part.attr, its_value
+        yield from zip(targets, values)
+
+
+def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Attributes of self that a statement assigns, and their values: self.a, self.b = 1, 2."""
+    for target, value in assigned_pairs(node) if isinstance(node, ast.Assign) else ():
+        if isinstance(target, ast.Attribute) and is_self(target.value):
+            yield target.attr, value
 
 
 def one_line(text: str) -> str:

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal.compat.recbole_import.batch_pairs import look_at_batch_pairs
 from shoal.compat.recbole_import.config_keys import write_options
 from shoal.compat.recbole_import.draft import Draft, Line
 from shoal.compat.recbole_import.imports import import_runtime, translate_imports
@@ -44,6 +45,7 @@ def translate(place: str, configs: list[Path] | None = None) -> MovedClass:
     for definition in source.chain:
         translate_class(draft, definition)
     translate_helpers(draft)
+    look_at_batch_pairs(draft)
     write_computed_once(draft)
     write_options(draft, values)
     import_runtime(draft)
