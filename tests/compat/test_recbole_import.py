@@ -20,7 +20,7 @@ import shoal.compat.recbole as runtime
 from shoal.cli.main import app
 from shoal.compat.recbole import BPRLoss, EmbLoss, RegLoss, TableEmbedding
 from shoal.compat.recbole.interaction import TrainingData
-from shoal.compat.recbole_import.names import OF_DATASET
+from shoal.compat.recbole_import.dataset import OF_DATASET
 from shoal.compat.recbole_import.translation import translate
 from shoal.distributed.world import World
 from shoal.models.base import Facts, Init

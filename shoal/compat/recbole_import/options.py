@@ -1,4 +1,4 @@
-"""The options of a class: the keys that it reads of a config, with their types and defaults."""
+"""An option of a class: its type, its default and where that is from, and its declaration."""
 
 from __future__ import annotations
 
@@ -7,10 +7,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.compat.recbole_import.names import KEYS_OF_RUNS, USUAL
 from shoal.config.yaml_io import read_file
 
 MISSING = object()
+# Keys of a run, which no option of a model stands for.
+KEYS_OF_RUNS = {
+    "train_batch_size": "train.batch_size",
+    "eval_batch_size": "eval.batch_size",
+    "epochs": "train.epochs",
+    "learning_rate": "train.optimizer.lr",
+    "weight_decay": "train.optimizer",
+    "seed": "run.seed",
+    "dataset": "data.name",
+    "data_path": "data.path",
+    "topk": "eval.topk",
+}
+# The values that RecBole's own property files have most often.
+USUAL = {
+    "embedding_size": 64,
+    "hidden_size": 64,
+    "inner_size": 256,
+    "n_layers": 2,
+    "num_layers": 1,
+    "n_heads": 2,
+    "dropout": 0.1,
+    "dropout_prob": 0.3,
+    "hidden_dropout_prob": 0.5,
+    "attn_dropout_prob": 0.5,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "initializer_range": 0.02,
+    "loss_type": "CE",
+    "mlp_hidden_size": [64, 64],
+    "reg_weight": 1e-5,
+    "require_pow": False,
+}
 Values = dict[str, tuple[Any, str]]  # key -> its value, and the file that has it
 
 
