@@ -272,7 +272,7 @@ class Search:
                     resolved=self._resolve(values, f"finalist {folder.name}"),
                 )
 
-    def _finalist_ended(self, run: PlannedRun) -> None:
+    def _finalist_ended(self, run: PlannedRun, problem: str) -> None:
         drop_model(self.study.folder, "finalists", run.folder.name)
 
     def _chosen(self) -> tuple[FrozenTrial, list[dict[str, Any]]] | None:
