@@ -117,7 +117,7 @@ class _Reader:
     def entries(self, part: str) -> list[Entry]:
         """The models, or the data sets; none of them twice."""
         value = self.values.get(part)
-        if isinstance(value, str):
+        if isinstance(value, str | dict) and value:
             value = [value]
         if not isinstance(value, list) or not value:
             shown = "there are none" if part not in self.values else f"given {inline(value)[:80]}"

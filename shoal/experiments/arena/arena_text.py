@@ -32,8 +32,8 @@ def notes(report: dict[str, Any]) -> list[str]:
     lines = []
     if report["finished_runs"] < report["runs"]:
         lines.append(
-            f"{report['finished_runs']} of {report['runs']} runs have figures; the others, with "
-            "the reason of each, are listed under Problems."
+            f"{report['finished_runs']} of {report['runs']} runs have figures; why the others have "
+            "none is listed."
         )
     if len(report["seeds"]) == 1:
         lines.append(ONE_SEED)

@@ -17,6 +17,7 @@ from shoal.config.metric_classes import metric_classes
 from shoal.config.output import flat
 from shoal.config.yaml_io import inline, read
 from shoal.data.loading.location import named_data
+from shoal.data.sources import FORMATS
 from shoal.data.sources.files import is_remote
 from shoal.experiments.arena.arena_file import ArenaFile, Entry
 from shoal.experiments.tuning.sweep_grid import (
@@ -118,8 +119,9 @@ def _resolve(arena: ArenaFile, model: Entry, data: Entry, trust: bool) -> Resolv
 
 
 def _is_place(name: str) -> bool:
-    """Whether a data set is named by its file or folder."""
-    return is_remote(name) or os.sep in name or Path(name).exists()
+    """Whether a data set is named by its file or folder, there or not."""
+    is_table = any(form.reads(Path(name)) for form in FORMATS.values())
+    return is_remote(name) or os.sep in name or is_table or Path(name).exists()
 
 
 def _with_data(cell: Cell, data: Entry) -> Cell:
@@ -185,13 +187,17 @@ def _check_shared_keys(cells: list[Cell]) -> None:
     for cell in {(cell.data, cell.model): cell for cell in cells}.values():
         keys = _shared_keys(cell.resolved)
         other, other_keys = first.setdefault(cell.data, (cell.model, keys))
-        errors += [
-            f"{cell.data}: {key} is {inline(other_keys.get(key))} for {other} and "
-            f"{inline(keys.get(key))} for {cell.model}, so that their figures could not be "
-            "compared; set it once, under `keys` or with the data set, or make two arenas"
+        differences = [
+            f"{key} is {inline(other_keys.get(key))} and {inline(keys.get(key))}"
             for key in {**other_keys, **keys}
             if other_keys.get(key) != keys.get(key)
         ]
+        if differences:
+            errors.append(
+                f"{cell.data}: figures of {other} and {cell.model} could not be compared: "
+                f"{', '.join(differences)}; set this once, under `keys` or with the data set, or "
+                "make two arenas"
+            )
     if errors:
         raise ConfigError(errors)
 

@@ -88,6 +88,8 @@ def search_cells(
         searched.best_values[model, data] = study["best"]["params"]
         searched.plan.cells.extend(_with_best(cell, place, study) for cell in cells)
     searched.limits = replace(limits, minutes=_minutes_left(deadline))
+    order = {(cell.model, cell.data, cell.seed): place for place, cell in enumerate(plan.cells)}
+    searched.plan.cells.sort(key=lambda cell: order[cell.model, cell.data, cell.seed])
     return searched
 
 
