@@ -143,8 +143,7 @@ class _Reader:
             return None
         names = {key: item[key] for key in ("name", "title") if key in item}
         if "name" not in names:
-            hint = did_you_mean("name", item)
-            self.refuse(part, f"{part}: {inline(item)[:80]} has no name{hint}")
+            self.refuse(part, f"{part}: {inline(item)[:80]} has no name")
             return None
         for key, text in names.items():
             if not isinstance(text, str) or not text:
@@ -174,7 +173,7 @@ class _Reader:
         """The seeds, none of them twice."""
         value = self.values.get("seeds", NUM_SEEDS)
         try:
-            seeds = read_seeds(inline(value) if isinstance(value, bool) else value, FIRST_SEED)
+            seeds = read_seeds([value] if isinstance(value, bool) else value, FIRST_SEED)
         except ValueError as error:
             self.refuse("seeds", str(error))
             return []
