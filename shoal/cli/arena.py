@@ -82,10 +82,10 @@ def _print(conclusion: dict[str, Any]) -> None:
             table = Table(
                 "model", *row["metrics"], box=SIMPLE, title=f"test, {escape(row['data'])}"
             )
-            for model in row["costs"]:
+            for model, name in arena_text.names_of_models(conclusion, row).items():
                 figures = [rows.get(model) for rows in row["metrics"].values()]
                 cells = ["\n".join(arena_text.figure_lines(figure)) for figure in figures]
-                table.add_row(escape(model) + " *" * (model == row["best"]), *cells)
+                table.add_row(escape(name), *cells)
             Console(width=10_000).print(table)
         typer.echo(arena_text.outcome_of_data(row))
     for note in arena_text.notes(conclusion):

@@ -188,6 +188,15 @@ def test_a_config_file_gives_way_to_the_keys_of_the_arena(file: Path) -> None:
     assert (config.train.epochs, config.train.batch_size) == (2, 32)
 
 
+def test_config_files_of_one_name_are_called_by_their_folders(file: Path) -> None:
+    for folder in ("bpr", "gcn"):
+        (file.parent / folder).mkdir()
+        (file.parent / folder / "best.yaml").write_text("model: BPR\n")
+    names = "[bpr/best.yaml, gcn/best.yaml, {name: BPR, title: plain}]"
+    plan = planned(file, f"models: {names}\n{DATA}seeds: 1\n")
+    assert plan.models == ["bpr/best", "gcn/best", "plain"]
+
+
 def test_two_forms_of_one_data_set(file: Path) -> None:
     data = "data: [{name: synthetic, title: T, data.synthetic.users: 900}, synthetic]\n"
     plan = planned(file, f"models: [BPR]\n{data}seeds: 1\n")

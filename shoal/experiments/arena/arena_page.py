@@ -5,7 +5,7 @@ from typing import Any
 from shoal.experiments.arena import arena_text
 from shoal.experiments.arena.rank_plot import rank_plot
 from shoal.experiments.report.run_page import time_text
-from shoal.pages.html import Html, Numeral, escape, facts, page, section, table
+from shoal.pages.html import Html, Numeral, escape, facts, join, page, section, table
 from shoal.runs.run_record import short
 
 
@@ -44,11 +44,16 @@ def _paragraph(text: str) -> Html:
 
 
 def _ranks(headline: str, ranks: dict[str, Any]) -> Html:
-    """The plot of critical differences, and its ranks."""
+    """The plot of critical differences, or a table of ranks where it cannot be drawn."""
+    text = arena_text.ranks_text(ranks)
     if "missing" in ranks:
-        return section(headline, arena_text.ranks_text(ranks))
-    drawing = Html(f'<div style="max-width: 46rem">{rank_plot(ranks)}</div>')
-    return section(headline, arena_text.ranks_text(ranks), drawing)
+        return section(headline, text)
+    try:
+        drawing = Html(f'<div style="max-width: 46rem">{rank_plot(ranks)}</div>')
+    except ValueError as error:
+        rows = [(short(model, 60), rank) for model, rank in zip(ranks["models"], ranks["average"])]
+        drawing = join([_paragraph(f"No plot: {error}."), table(("model", "average rank"), rows)])
+    return section(headline, text, drawing)
 
 
 def _data_section(report: dict[str, Any], row: dict[str, Any]) -> Html:
@@ -57,15 +62,13 @@ def _data_section(report: dict[str, Any], row: dict[str, Any]) -> Html:
     if not row["metrics"]:
         return section(row["data"], text)
     metrics = list(row["metrics"])
-    models = [model for model in report["models"] if model in row["costs"]]
+    names = arena_text.names_of_models(report, row)
     rows = [
         [
-            Html(f"<b>{escape(short(model, 60))} *</b>")
-            if model == row["best"]
-            else short(model, 60),
+            Html(f"<b>{escape(name)}</b>") if model == row["best"] else name,
             *(_cell(row["metrics"][metric].get(model)) for metric in metrics),
         ]
-        for model in models
+        for model, name in names.items()
     ]
     for figures in row["published"]:
         source = f'<br><span class="soft">{escape(short(figures["source"], 120))}</span>'

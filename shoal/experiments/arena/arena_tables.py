@@ -47,11 +47,10 @@ def _figures(report: dict[str, Any], row: dict[str, Any]) -> list[str]:
     metrics = list(row["metrics"])
     rows = [
         [
-            f"**{_text(model)}** *" if model == row["best"] else _text(model),
+            f"**{_text(name)}**" if model == row["best"] else _text(name),
             *("<br>".join(_lines(row["metrics"][metric].get(model))) for metric in metrics),
         ]
-        for model in report["models"]
-        if model in row["costs"]
+        for model, name in arena_text.names_of_models(report, row).items()
     ]
     for figures in row["published"]:
         values = [figures["metrics"].get(metric) for metric in metrics]

@@ -56,6 +56,17 @@ def outcome_of_data(row: dict[str, Any]) -> str:
     return f"{text}.{tested}"
 
 
+def names_of_models(report: dict[str, Any], row: dict[str, Any]) -> dict[str, str]:
+    """The models with figures on a data set -> their names: BPR *, LightGCN (2 of 3 seeds)."""
+    names = {}
+    for model in report["models"]:
+        if model in row["costs"]:
+            seeds, in_all = row["costs"][model]["runs"], len(report["seeds"])
+            name = short(model, 60) + " *" * (model == row["best"])
+            names[model] = name + (f" ({seeds} of {in_all} seeds)" if seeds < in_all else "")
+    return names
+
+
 def figure_lines(figure: dict[str, Any] | None) -> list[str]:
     """A figure, its intervals and its p, a line each; empty where there is none."""
     if figure is None:

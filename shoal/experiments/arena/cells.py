@@ -27,6 +27,7 @@ from shoal.experiments.tuning.sweep_grid import (
     is_config_file,
     leave_disputes_to_data,
     split_seed,
+    titles_of_files,
 )
 from shoal.models import find
 from shoal.models.own import check_launchable
@@ -94,13 +95,12 @@ def plan_arena(arena: ArenaFile, trust: bool = False) -> ArenaPlan:
 
 def _plan_data(arena: ArenaFile, data: Entry, trust: bool) -> tuple[list[Cell], list[Refusal]]:
     """The cells of a data set, and the models that cannot learn from it."""
-    resolved = [(model, _resolve(arena, model, data, trust)) for model in arena.models]
+    files = titles_of_files([one.name for one in arena.models if is_config_file(one.name)])
     cells = []
-    for model, config in resolved:
-        title = model.title or (
-            Path(model.name).stem if is_config_file(model.name) else config.config.model.title
-        )
-        cells.append(Cell(title, data.title or data.name, arena.seeds[0], config))
+    for model in arena.models:
+        resolved = _resolve(arena, model, data, trust)
+        title = model.title or files.get(model.name, resolved.config.model.title)
+        cells.append(Cell(title, data.title or data.name, arena.seeds[0], resolved))
     possible, refused = _separate(cells, lambda some: [_with_data(cell, data) for cell in some])
     return [one for cell in possible for one in _seeded(cell, arena.seeds)], refused
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.pages.html import Html, escape
+from shoal.pages.html import Html
 from shoal.pages.plots import INK, SERIES, SOFT, figure
 from shoal.runs.run_record import short
 
@@ -14,7 +14,7 @@ MOST_MODELS = 40  # more do not fit a plot
 
 
 def rank_plot(ranks: dict[str, Any]) -> Html:
-    """The plot of `ranks` as arena.json has them; a line where the library for it is missing.
+    """The plot of `ranks` as arena.json has them; ValueError where none can be drawn.
 
     1        2        3        4
     |--------|--------|--------|
@@ -24,8 +24,7 @@ def rank_plot(ranks: dict[str, Any]) -> Html:
     """
     models, average, groups = ranks["models"], ranks["average"], ranks["groups"]
     if len(models) > MOST_MODELS:
-        text = f"{len(models)} models do not fit a plot; the table below has their ranks."
-        return Html(f'<p class="soft">{text}</p>')
+        raise ValueError(f"{len(models)} models do not fit a plot of at most {MOST_MODELS}")
     half = (len(models) + 1) // 2  # the better half is named on the left
     first_name = 0.5 + 0.45 * len(groups)
     depth = first_name + half + 0.4
@@ -80,7 +79,4 @@ def rank_plot(ranks: dict[str, Any]) -> Html:
             )
 
     label = "average ranks: " + ", ".join(f"{m} {a:.2f}" for m, a in zip(models, average))
-    try:
-        return figure(draw, label, width=7.6, height=0.4 + ROW * (depth + 2.4))
-    except ValueError as error:
-        return Html(f'<p class="soft">{escape(error)}</p>')
+    return figure(draw, label, width=7.6, height=0.4 + ROW * (depth + 2.4))

@@ -46,7 +46,7 @@ def search_cells(
     if not trials:
         return Searched(plan, limits)
     need_optuna()
-    from shoal.experiments.tuning.search import SearchLimits, search
+    from shoal.experiments.tuning.search import TrialsFailed
 
     deadline = None if limits.minutes is None else time.monotonic() + 60 * limits.minutes
     searched = Searched(ArenaPlan([], list(plan.refused)), limits)
@@ -55,42 +55,55 @@ def search_cells(
             report(f"{model} on {data}: nothing to search, it has no such option")
             searched.plan.cells.extend(cells)
             continue
-        left = _minutes_left(deadline)
-        if left == 0:
+        if deadline is not None and time.monotonic() >= deadline:
             searched.waiting.extend(cells)
             continue
         report(f"{model} on {data}: searching")
         place = _search_folder(folder, cells[0])
+        limits = replace(limits, minutes=_minutes_left(deadline))
         try:
-            study = search(
-                cells[0].resolved,
-                output=place,
-                resume=True,
-                limits=SearchLimits(
-                    trials=trials,
-                    minutes=left,
-                    jobs=limits.jobs,
-                    launch=limits.launch,
-                    finalists=1,
-                ),
-                report=report,
-                trust=trust,
-            )
-        except ValueError as error:
+            study = _search(cells[0], place, trials, limits, report, trust)
+        except TrialsFailed as error:
             searched.plan.refused.append(Refusal(model, data, f"its search ended: {error}"))
             continue
         if not study["finished"]:
             searched.waiting.extend(cells)
-            continue
-        if study["best"] is None:
+        elif study["best"] is None:
             searched.plan.refused.append(Refusal(model, data, "no trial of its search ended well"))
-            continue
-        searched.best_values[model, data] = study["best"]["params"]
-        searched.plan.cells.extend(_with_best(cell, place, study) for cell in cells)
+        else:
+            searched.best_values[model, data] = study["best"]["params"]
+            searched.plan.cells.extend(_with_best(cell, place, study) for cell in cells)
     searched.limits = replace(limits, minutes=_minutes_left(deadline))
     order = {(cell.model, cell.data, cell.seed): place for place, cell in enumerate(plan.cells)}
     searched.plan.cells.sort(key=lambda cell: order[cell.model, cell.data, cell.seed])
     return searched
+
+
+def _search(
+    cell: Cell,
+    place: Path,
+    trials: int,
+    limits: StudyLimits,
+    report: Callable[[str], None],
+    trust: bool,
+) -> dict[str, Any]:
+    """Begin or continue the search of a cell's model and data set; what study.json holds."""
+    from shoal.experiments.tuning.search import SearchLimits, search
+
+    return search(
+        cell.resolved,
+        output=place,
+        resume=True,
+        limits=SearchLimits(
+            trials=trials,
+            minutes=limits.minutes,
+            jobs=limits.jobs,
+            launch=limits.launch,
+            finalists=1,
+        ),
+        report=report,
+        trust=trust,
+    )
 
 
 def search_seconds(folder: Path, cell: Cell) -> float:

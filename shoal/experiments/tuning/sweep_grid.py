@@ -95,7 +95,7 @@ def plan_cells(
     A model that is only named, where nothing names its data, has those of the config files.
     """
     runs = []
-    titles = _titles([model for model in grid.models if is_config_file(model)])
+    titles = titles_of_files([model for model in grid.models if is_config_file(model)])
     resolved_by_file: dict[str, Resolved] = {}
     if not grid.data:
         for file in titles:
@@ -171,7 +171,7 @@ def is_config_file(model: str) -> bool:
     return Path(model).suffix in SUFFIXES
 
 
-def _titles(files: Sequence[str]) -> dict[str, str]:
+def titles_of_files(files: Sequence[str]) -> dict[str, str]:
     """Config file -> title: its name, with as many folders as make the title unique.
 
     studies/bpr/best.yaml, studies/gcn/best.yaml -> bpr/best, gcn/best
