@@ -63,13 +63,11 @@ def _data_section(report: dict[str, Any], row: dict[str, Any]) -> Html:
         return section(row["data"], text)
     metrics = list(row["metrics"])
     names = arena_text.names_of_models(report, row)
-    rows = [
-        [
-            Html(f"<b>{escape(name)}</b>") if model == row["best"] else name,
-            *(_cell(row["metrics"][metric].get(model)) for metric in metrics),
-        ]
-        for model, name in names.items()
-    ]
+    rows: list[list[Any]] = []
+    for model, name in names.items():
+        label = Html(f"<b>{escape(name)}</b>") if model == row["best"] else name
+        cells = [_cell(row["metrics"][metric].get(model)) for metric in metrics]
+        rows.append([label, *cells])
     for figures in row["published"]:
         source = f'<br><span class="soft">{escape(short(figures["source"], 120))}</span>'
         name = Html(f"{escape(short(figures['model'], 60))}, published{source}")
@@ -119,9 +117,9 @@ def _right(text: str) -> Numeral:
 def _best_values(report: dict[str, Any]) -> Html:
     """What searches found."""
     rows = [
-        (short(one["model"], 60), short(one["data"], 60), key, str(value))
-        for one in report["best_values"]
-        for key, value in one["values"].items()
+        (short(searched["model"], 60), short(searched["data"], 60), key, str(value))
+        for searched in report["best_values"]
+        for key, value in searched["values"].items()
     ]
     text = "The best values of each search, by validation of the first seed; all seeds have them."
     return section("Searched", text, table(("model", "data", "key", "value"), rows))

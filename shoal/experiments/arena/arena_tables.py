@@ -8,9 +8,24 @@ from typing import Any
 from shoal.experiments.arena import arena_text
 
 COLUMNS = (
-    *("data", "model", "metric", "state", "mean", "seeds", "low_over_seeds", "high_over_seeds"),
-    *("low_over_users", "high_over_users", "p", "seconds", "host_bytes", "gpu_bytes"),
-    *("search_seconds", "cost", "source", "reason"),
+    "data",
+    "model",
+    "metric",
+    "state",
+    "mean",
+    "seeds",
+    "low_over_seeds",
+    "high_over_seeds",
+    "low_over_users",
+    "high_over_users",
+    "p",
+    "seconds",
+    "host_bytes",
+    "gpu_bytes",
+    "search_seconds",
+    "cost",
+    "source",
+    "reason",
 )
 
 
@@ -45,13 +60,11 @@ def tables_markdown(report: dict[str, Any]) -> str:
 def _figures(report: dict[str, Any], row: dict[str, Any]) -> list[str]:
     """The table of one data set; figures of others stand below."""
     metrics = list(row["metrics"])
-    rows = [
-        [
-            f"**{_text(name)}**" if model == row["best"] else _text(name),
-            *("<br>".join(_lines(row["metrics"][metric].get(model))) for metric in metrics),
-        ]
-        for model, name in arena_text.names_of_models(report, row).items()
-    ]
+    rows = []
+    for model, name in arena_text.names_of_models(report, row).items():
+        label = f"**{_text(name)}**" if model == row["best"] else _text(name)
+        cells = ["<br>".join(_lines(row["metrics"][metric].get(model))) for metric in metrics]
+        rows.append([label, *cells])
     for figures in row["published"]:
         values = [figures["metrics"].get(metric) for metric in metrics]
         name = f"{_text(figures['model'])}, published: {_text(figures['source'])}"

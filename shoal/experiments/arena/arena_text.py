@@ -135,13 +135,13 @@ def problem_rows(report: dict[str, Any]) -> list[list[str]]:
     """Cells without figures: model, data set, seed, what happened."""
     return [
         [
-            short(one["model"], 60),
-            short(one["data"], 60),
-            "all" if one["seed"] is None else str(one["seed"]),
-            one["state"],
-            short(one["reason"], 300),
+            short(problem["model"], 60),
+            short(problem["data"], 60),
+            "all" if problem["seed"] is None else str(problem["seed"]),
+            problem["state"],
+            short(problem["reason"], 300),
         ]
-        for one in report["problems"]
+        for problem in report["problems"]
     ]
 
 

@@ -36,9 +36,20 @@ from shoal.runs.run import resolve
 
 # Keys that decide what a figure means: figures of one data set share them.
 SHARED = (
-    *("eval.mode", "eval.metrics", "eval.topk", "eval.valid_metric", "eval.repeatable"),
-    *("eval.tail_ratio", "eval.groups.", "data.split.", "data.filter.", "data.threshold"),
-    *("data.presplit", "data.synthetic.", "data.path", *NAMING),
+    "eval.mode",
+    "eval.metrics",
+    "eval.topk",
+    "eval.valid_metric",
+    "eval.repeatable",
+    "eval.tail_ratio",
+    "eval.groups.",
+    "data.split.",
+    "data.filter.",
+    "data.threshold",
+    "data.presplit",
+    "data.synthetic.",
+    "data.path",
+    *NAMING,
 )
 
 
@@ -101,7 +112,7 @@ def _plan_data(arena: ArenaFile, data: Entry, trust: bool) -> tuple[list[Cell], 
         resolved = _resolve(arena, model, data, trust)
         title = model.title or files.get(model.name, resolved.config.model.title)
         cells.append(Cell(title, data.title or data.name, arena.seeds[0], resolved))
-    possible, refused = _separate(cells, lambda some: [_with_data(cell, data) for cell in some])
+    possible, refused = _separate(cells, lambda group: [_with_data(cell, data) for cell in group])
     return [one for cell in possible for one in _seeded(cell, arena.seeds)], refused
 
 

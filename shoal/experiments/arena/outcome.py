@@ -76,11 +76,10 @@ def conclude(
     }
     price = None if arena.price_per_hour is None else arena.price_per_hour / runs_at_once
     for title in dict.fromkeys(titles):
-        well = [one for one in outcomes if one.cell.data == title and one.record is not None]
         results = [
-            Result(one.cell.model, one.cell.seed, one.metric, one.record)
-            for one in well
-            if one.record is not None
+            Result(outcome.cell.model, outcome.cell.seed, outcome.metric, outcome.record)
+            for outcome in outcomes
+            if outcome.cell.data == title and outcome.record is not None
         ]
         report["data"].append(_conclude_data(title, results, search_seconds, price))
         report["data"][-1]["published"] = [
@@ -92,27 +91,28 @@ def conclude(
 
 def _problems(outcomes: list[Outcome], refused: list[Refusal]) -> list[dict[str, Any]]:
     """Cells without figures, each with its reason."""
-    problems = [
+    failed = [
         {
-            "model": one.cell.model,
-            "data": one.cell.data,
-            "seed": one.cell.seed,
-            "state": "waiting" if one.problem == WAITING else "failed",
-            "reason": one.problem,
+            "model": outcome.cell.model,
+            "data": outcome.cell.data,
+            "seed": outcome.cell.seed,
+            "state": "waiting" if outcome.problem == WAITING else "failed",
+            "reason": outcome.problem,
         }
-        for one in outcomes
-        if one.record is None
+        for outcome in outcomes
+        if outcome.record is None
     ]
-    return problems + [
+    never_planned = [
         {
-            "model": one.model,
-            "data": one.data,
+            "model": refusal.model,
+            "data": refusal.data,
             "seed": None,
             "state": "refused",
-            "reason": one_line(one.reason, 500),
+            "reason": one_line(refusal.reason, 500),
         }
-        for one in refused
+        for refusal in refused
     ]
+    return failed + never_planned
 
 
 def _conclude_data(
