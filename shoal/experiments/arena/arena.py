@@ -65,14 +65,15 @@ def run_arena(
             if cell.seed == arena.seeds[0] and arena.trials
         }
         shared = 1 if limits.launch is not None else min(limits.jobs, max(1, len(runs)))
-        conclusion = {
-            "finished": is_done,
-            **conclude(arena, outcomes, searched.plan.refused, seconds, shared),
-            "best_values": [
-                {"model": model, "data": data, "values": values}
-                for (model, data), values in searched.best_values.items()
-            ],
-        }
+        conclusion = conclude(
+            arena,
+            outcomes,
+            refused=searched.plan.refused,
+            search_seconds=seconds,
+            runs_at_once=shared,
+            best_values=searched.best_values,
+        )
+        conclusion["finished"] = is_done
         replace_durably(folder / "report.html", arena_page(conclusion, arena.text).encode())
         replace_durably(folder / "report.md", tables_markdown(conclusion).encode())
         replace_durably(folder / "figures.csv", figures_csv(conclusion).encode())

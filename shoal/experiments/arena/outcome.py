@@ -58,10 +58,12 @@ def conclude(
     refused: list[Refusal],
     search_seconds: dict[tuple[str, str], float],
     runs_at_once: int,
+    best_values: dict[tuple[str, str], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """What arena.json holds.
 
-    search_seconds: (model, data set) -> of its search. runs_at_once: that share what has a price.
+    search_seconds, best_values: (model, data set) -> of its search, where there was one.
+    runs_at_once: runs that share what has a price.
     """
     models = [one.cell.model for one in outcomes] + [one.model for one in refused]
     titles = [one.cell.data for one in outcomes] + [one.data for one in refused]
@@ -72,6 +74,10 @@ def conclude(
         "runs": len(outcomes) + len(refused) * len(arena.seeds),
         "finished_runs": sum(one.record is not None for one in outcomes),
         "problems": _problems(outcomes, refused),
+        "best_values": [
+            {"model": model, "data": data, "values": values}
+            for (model, data), values in (best_values or {}).items()
+        ],
         "data": [],
     }
     price = None if arena.price_per_hour is None else arena.price_per_hour / runs_at_once
