@@ -35,7 +35,8 @@ from shoal.models.options import meanings
 
 DOCS = Path(__file__).parent
 OPTION = re.compile(r"(?<![\w-])(--[a-z](?:[\w.-]*\w)?(?:=[^\s'`,;)]+)?)")
-# In this order they run in one folder, where ratings.csv, day_0.csv, day_1.csv and my_model.py are.
+# In this order they run in one folder, where ratings.csv, day_0.csv, day_1.csv, my_model.py and
+# arena.yaml are.
 EXAMPLES = {
     "quickstart": "shoal quickstart ratings.csv",
     "train": "shoal train ratings.csv --model=BPR --epochs=3 --output=runs/first",
@@ -49,6 +50,7 @@ EXAMPLES = {
     "runs": "shoal runs",
     "tune": "shoal tune ratings.csv --model=BPR --epochs=2 --trials 3 --output studies/first",
     "sweep": "shoal sweep --models Pop,BPR --data ratings.csv --seeds 2 --epochs=1",
+    "arena": "shoal arena arena.yaml",
     "backtest": "shoal backtest ratings.csv --model=BPR --epochs=1 --cuts 2 --output runs/past",
     "launch": "shoal launch --worker_num=2 --server_num=1 ratings.csv --model=BPR --epochs=1",
     "prepare": "shoal prepare ratings.csv --to prepared",

@@ -12,6 +12,7 @@ import typer
 
 import shoal
 from shoal.cli import (
+    arena,
     backtest,
     board,
     codes,
@@ -51,6 +52,7 @@ app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
 app.command("tune", **FILES)(tune.tune)
 app.command("sweep", **FILES)(tune.sweep)
+app.command("arena")(arena.arena)
 app.command("backtest", **FILES)(backtest.backtest)
 app.command("serve")(serving.serve)
 app.command("board")(board.board)

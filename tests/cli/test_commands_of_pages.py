@@ -125,6 +125,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, model in (("day", "SASRec"), ("test", "BPR"), ("sasrec", "SASRec")):
         (stage / f"{name}.yaml").write_text(ITEMS.replace("BPR", model))
     (stage / "grid.yaml").write_text("models: [BPR, Pop]\ndata: [ml-100k]\nseeds: 2\n")
+    keys = "keys: {train.epochs: 1}\n"
+    (stage / "arena.yaml").write_text(f"models: [Pop, BPR]\ndata: [ml-100k]\nseeds: 2\n{keys}")
     for folder in ("data/tuesday", "data/new"):
         (stage / folder).mkdir(parents=True)
         atomic(frame.tail(600), stage / folder / "tuesday.inter")

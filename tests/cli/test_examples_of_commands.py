@@ -23,6 +23,7 @@ QUICK = (
     *("keys make", "plan"),
 )
 SERVICES = ("serve", "board")
+ARENA = "models: [Pop, BPR]\ndata: [ratings.csv]\nseeds: 2\nkeys: {train.epochs: 1}\n"
 
 
 def run(name: str) -> None:
@@ -41,6 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     frame.drop("label").write_csv("ratings.csv")
     frame.select("user_id", "item_id", "label").write_csv("day_1.csv")
     Path("my_model.py").write_text(SIDE_LOSS)
+    Path("arena.yaml").write_text(ARENA)
     return tmp_path
 
 

@@ -22,6 +22,7 @@ COMMANDS = [
     ["prepare", "r.csv", "--to", "prepared"],
     ["quickstart", "r.csv"],
     ["sweep", "r.csv", "--models=BPR,Pop"],
+    ["arena", "arena.yaml"],
     ["tune", "r.csv", "--output=study"],
     ["report", "run"],
 ]

@@ -22,6 +22,7 @@ WRITTEN = "a folder or file of the user's own to write, see test_linked_folders.
 READ = "a file or folder that is read, and holds no config"
 NOTHING = "no place"
 PARAMETERS: dict[str, dict[str, str]] = {
+    "arena": {"file": READ, "launch": NOTHING, "output": STUDY},
     "backtest": {"CONFIG": CONFIG_FILE, "at": NOTHING, "output": WRITTEN},
     "board": {
         **{"root": READ, "host": NOTHING, "token_file": READ, "tls_cert": READ, "tls_key": READ},
@@ -122,7 +123,7 @@ MORE_CALLS: list[tuple[str, ...]] = [
     ("train", "--from", FOLDER, "--follow", "DAYS", "--once", "--output", "OUT"),
 ]
 # Where these are tested: in tests/runs/test_tuning_trust.py, a folder of a search at a time.
-OF_SEARCHES = {("tune", "output"), ("tune", "space"), ("sweep", "output")}
+OF_SEARCHES = {("tune", "output"), ("tune", "space"), ("sweep", "output"), ("arena", "output")}
 EVERY_CALL = sorted({*CALLS.values(), *MORE_CALLS})
 # Commands that use a trained model neither follow it nor write where its config says.
 USES = ("eval", "export", "recommend", "codes", "plan")

@@ -243,6 +243,11 @@ def memory_peak(record: RunRecord) -> int:
     return int(sum(one["host_peak"] or 0 for one in _ranks(record)))
 
 
+def gpu_memory_peak(record: RunRecord) -> int:
+    """Bytes of GPU memory that all processes had at their peaks; 0 without a GPU."""
+    return int(sum(one["gpu_peak"] or 0 for one in _ranks(record)))
+
+
 def _by_user_and_item(record: RunRecord) -> Html:
     parts = []
     metric = record.metric

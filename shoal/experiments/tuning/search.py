@@ -44,6 +44,10 @@ RUNS_OF = ("trials", "finalists")  # folders of a search that hold runs
 TOO_MANY = 3  # trials that fail before one ends well: the config is to blame
 
 
+class TrialsFailed(ValueError):
+    """The first trials of a search have all failed."""
+
+
 @dataclass(frozen=True)
 class SearchLimits(StudyLimits):
     """What one call of a search may use, and how many runs it trains."""
@@ -244,7 +248,7 @@ class Search:
         if len(failed) >= TOO_MANY and all(
             past_trial.state == TrialState.FAIL for past_trial in study.trials
         ):
-            raise ValueError(
+            raise TrialsFailed(
                 f"all of the first {len(failed)} trials failed, the last one with: "
                 f"{failed[-1].user_attrs['problem']} (see {study.path(number) / OUTPUT})"
             )
@@ -272,7 +276,7 @@ class Search:
                     resolved=self._resolve(values, f"finalist {folder.name}"),
                 )
 
-    def _finalist_ended(self, run: PlannedRun) -> None:
+    def _finalist_ended(self, run: PlannedRun, problem: str) -> None:
         drop_model(self.study.folder, "finalists", run.folder.name)
 
     def _chosen(self) -> tuple[FrozenTrial, list[dict[str, Any]]] | None:

@@ -96,9 +96,14 @@ class StudyFolder:
         return self.start_processes().train(folders, ended, is_hopeless)
 
     def train_planned(
-        self, runs: Iterable[PlannedRun], ended: Callable[[PlannedRun], None] = lambda run: None
+        self,
+        runs: Iterable[PlannedRun],
+        ended: Callable[[PlannedRun, str], None] = lambda run, problem: None,
     ) -> bool:
-        """Train the planned runs that are not finished; False where the time was over before."""
+        """Train the planned runs that are not finished; False where the time was over before.
+
+        ended: gets a run and why it has no result, which is empty where it has one.
+        """
         running: dict[Path, PlannedRun] = {}
 
         def unfinished() -> Iterator[Path]:
@@ -111,11 +116,10 @@ class StudyFolder:
             run = running.pop(folder)
             result = read_object(folder / "result.json")
             score = metrics_of(result, "best_valid").get(run.metric)
-            if score is None:
-                self.report(f"{run.title}: {why_failed(folder, status)}")
-            else:
-                self.report(f"{run.title}: valid {run.metric} {score:.4f}")
-            ended(run)
+            problem = why_failed(folder, status) if score is None else ""
+            outcome = problem if score is None else f"valid {run.metric} {score:.4f}"
+            self.report(f"{run.title}: {outcome}")
+            ended(run, problem)
 
         return self.train(unfinished(), report_end)
 

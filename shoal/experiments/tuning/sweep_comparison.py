@@ -66,7 +66,7 @@ def _compared(
     by_model: dict[str, list[Result]], metric: str, best: str | None
 ) -> dict[str, dict[str, Any]]:
     """Model -> mean over seeds, interval; difference from the best one and p, if there is one."""
-    values, unit = _values(by_model, metric)
+    values, unit = comparable_values(by_model, metric)
     rows: dict[str, dict[str, Any]] = {}
     for name, runs in by_model.items():
         _, low, high = mean_interval(values[name])
@@ -88,7 +88,9 @@ def _compared(
     return rows
 
 
-def _values(by_model: dict[str, list[Result]], metric: str) -> tuple[dict[str, np.ndarray], str]:
+def comparable_values(
+    by_model: dict[str, list[Result]], metric: str
+) -> tuple[dict[str, np.ndarray], str]:
     """What is compared: each user's mean over seeds where all runs keep them, else the seeds."""
     users = {name: [_by_user(run, metric) for run in runs] for name, runs in by_model.items()}
     tables = [table for runs in users.values() for table in runs]

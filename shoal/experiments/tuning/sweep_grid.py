@@ -65,14 +65,15 @@ def make_grid(models: Any = None, data: Any = None, seeds: Any = None, first: in
     """A grid of lists, or of texts with commas; seeds: a list, or how many from `first` on."""
     words = [[one] if isinstance(one, str) else list(one or []) for one in (models, data)]
     names = [[part.strip() for word in one for part in str(word).split(",")] for one in words]
-    chosen = _seeds([first] if seeds is None else seeds, first)
+    chosen = read_seeds([first] if seeds is None else seeds, first)
     for name, values in (("models", names[0]), ("data", names[1]), ("seeds", chosen)):
         if len(set(values)) < len(values):
             raise ValueError(f"{name} names one of {', '.join(map(str, values))} twice")
     return Grid(names[0], names[1], chosen)
 
 
-def _seeds(value: Any, first: int) -> list[int]:
+def read_seeds(value: Any, first: int) -> list[int]:
+    """Seeds as they are written: a list, text with commas, or how many from `first` on."""
     try:
         if isinstance(value, str):
             value = [int(part) for part in value.split(",")] if "," in value else int(value)
@@ -94,7 +95,7 @@ def plan_cells(
     A model that is only named, where nothing names its data, has those of the config files.
     """
     runs = []
-    titles = _titles([model for model in grid.models if _is_file(model)])
+    titles = titles_of_files([model for model in grid.models if is_config_file(model)])
     resolved_by_file: dict[str, Resolved] = {}
     if not grid.data:
         for file in titles:
@@ -114,14 +115,14 @@ def plan_cells(
             config = resolved.config
             check_launchable(config.model.name)
             shown = titles.get(model, config.model.title)
-            fixed = {"data.split.seed": _split_seed(resolved)}
+            fixed = {"data.split.seed": split_seed(resolved)}
             for seed in grid.seeds:
                 with_seed = resolved.with_values({**fixed, "run.seed": seed}, "shoal sweep")
                 runs.append(Cell(shown, config.data.title, seed, with_seed))
-    return _leave_disputes_to_data(runs)
+    return leave_disputes_to_data(runs)
 
 
-def _leave_disputes_to_data(runs: list[Cell]) -> list[Cell]:
+def leave_disputes_to_data(runs: list[Cell]) -> list[Cell]:
     """The cells, where defaults of models or tools that disagree leave the protocol to the data."""
     disputed: dict[tuple[str, str], set[Any]] = {}
     for cell in runs:
@@ -165,11 +166,12 @@ def decide_protocol(runs: Sequence[Cell]) -> list[Cell]:
     return decided
 
 
-def _is_file(model: str) -> bool:
+def is_config_file(model: str) -> bool:
+    """Whether a model is named by a config file."""
     return Path(model).suffix in SUFFIXES
 
 
-def _titles(files: Sequence[str]) -> dict[str, str]:
+def titles_of_files(files: Sequence[str]) -> dict[str, str]:
     """Config file -> title: its name, with as many folders as make the title unique.
 
     studies/bpr/best.yaml, studies/gcn/best.yaml -> bpr/best, gcn/best
@@ -188,7 +190,7 @@ def _names_data(resolved: Resolved) -> bool:
     return any(not resolved.origins[key].startswith("default") for key in NAMING)
 
 
-def _split_seed(resolved: Resolved) -> int:
+def split_seed(resolved: Resolved) -> int:
     """The seed of the split, shared by all runs: their own seeds vary training alone."""
     split = resolved.config.data.split.seed
     return resolved.config.run.seed if split is None else split
@@ -204,7 +206,7 @@ def _find_shared_data(model: str, resolved_by_file: dict[str, Resolved]) -> dict
     ]
     values = [
         {key: value_of(resolved.config, key) for key in shared_keys}
-        | {"data.split.seed": _split_seed(resolved)}
+        | {"data.split.seed": split_seed(resolved)}
         for resolved in resolved_by_file.values()
     ]
     if any(entry[key] != values[0][key] for entry in values for key in NAMING):
