@@ -11,6 +11,7 @@ import torch
 
 from shoal.clicks import synthetic
 from shoal.clicks.custom import Custom
+from shoal.clicks.cut_log import cut_in_order
 from shoal.clicks.formats import FORMATS, LineFormat
 from shoal.clicks.layout import Layout
 from shoal.clicks.log import ClickLog, pick_format, read_layout
@@ -260,9 +261,21 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         split: ClickLog(paths, form, layout, clicks.pipe_command, data.separator)
         for split, paths in files.items()
     }
+    is_cut = _is_cut(config)
+    if is_cut:
+        ratio = data.split.ratio
+        logs = dict(cut_in_order(logs["train"], ratio))
+        shares = {split: f"{100 * part / sum(ratio):.3g} %" for split, part in zip(SPLITS, ratio)}
+        which = {"train": "the first", "valid": "the middle", "test": "the last"}
+        sources = {split: f"{which[split]} {shares[split]} of {sources['train']}" for split in logs}
     maker = _Maker(config, world, tile)
     readers: dict[str, ClickReader] = {}
-    if "valid" in logs:
+    if is_cut:
+        readers = {split: maker.evaluation(log) for split, log in logs.items() if split != "train"}
+        for split, other in (("valid", "test"), ("test", "valid")):
+            if other in readers:
+                readers.setdefault(split, readers[other])
+    elif "valid" in logs:
         readers["valid"] = maker.evaluation(logs["valid"])
         is_shared = files["valid"] == files["test"]
         readers["test"] = readers["valid"] if is_shared else maker.evaluation(logs["test"])
@@ -271,6 +284,8 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         raise ValueError(f"data.clicks.train: {clicks.train} has no samples")
     fingerprint = _fingerprint(config, layout, logs["train"].fingerprint())
     fingerprint["split_over"] = world.size if clicks.split_files else None
+    if is_cut:
+        fingerprint["cut"] = data.split.ratio
     return ClickData(
         name=data.title,
         form=form,
@@ -284,6 +299,20 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         sources=sources,
         trained_on=_trained_on(config, files, lambda path: path.name),
     )
+
+
+def _is_cut(config: Config) -> bool:
+    """Whether one log is cut into train, valid and test, in the order of its rows."""
+    clicks = config.data.clicks
+    if clicks.valid or clicks.test or config.data.split.order != "file":
+        return False
+    for key in OF_FILES:
+        if getattr(clicks, key):
+            raise ValueError(
+                f"data.clicks.{key} and data.split.order=file exclude each other: a log that is "
+                "cut in the order of its rows is read whole by every worker"
+            )
+    return True
 
 
 def _trained_on(

@@ -27,6 +27,8 @@ FORMATS = Choices(
     "slots",
     "criteo",
     "multi_hot",
+    "libfm",
+    "mind",
     "csv",
     "parquet",
     "arrow",
@@ -36,7 +38,8 @@ FORMATS = Choices(
     "literals",
     "diginetica",
 )
-CLICK_FORMATS = ["slots", "criteo", "multi_hot", "synthetic_clicks"]  # csv and parquet hold either
+# Formats that hold click logs alone; csv and parquet hold either.
+CLICK_FORMATS = ["slots", "criteo", "multi_hot", "libfm", "mind", "synthetic_clicks"]
 GENERATED = (
     "synthetic",
     "random",
