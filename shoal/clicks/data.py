@@ -263,11 +263,9 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
     }
     is_cut = _is_cut(config)
     if is_cut:
-        ratio = data.split.ratio
-        logs = dict(cut_in_order(logs["train"], ratio))
-        shares = {split: f"{100 * part / sum(ratio):.3g} %" for split, part in zip(SPLITS, ratio)}
-        which = {"train": "the first", "valid": "the middle", "test": "the last"}
-        sources = {split: f"{which[split]} {shares[split]} of {sources['train']}" for split in logs}
+        logs = dict(cut_in_order(logs["train"], data.split.ratio))
+        shares = _shares_of(data.split.ratio)
+        sources = {split: f"{shares[split]} of {sources['train']}" for split in logs}
     maker = _Maker(config, world, tile)
     readers: dict[str, ClickReader] = {}
     if is_cut:
@@ -299,6 +297,15 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         sources=sources,
         trained_on=_trained_on(config, files, lambda path: path.name),
     )
+
+
+def _shares_of(ratio: list[float]) -> dict[str, str]:
+    """Split -> its share of a log that is cut in the order of its rows, in words."""
+    places = ("the first", "the middle", "the last")
+    return {
+        split: f"{place} {100 * part / sum(ratio):.3g} %"
+        for split, place, part in zip(SPLITS, places, ratio)
+    }
 
 
 def _is_cut(config: Config) -> bool:

@@ -101,9 +101,9 @@ class Impressions(Block):
         except BadLine as error:
             raise BadLine(int((line_of_sample == error.index).argmax()), str(error)) from None
         begins = np.concatenate([[0], self.ends])[lines]
-        table = frame[line_of_sample].with_columns(
-            pl.col("shown").str.split(" ").list.get(pl.Series(samples - begins), null_on_oob=True)
-        )
+        place = pl.Series("place", samples - begins)  # of each sample among the news of its line
+        shown = pl.col("shown").str.split(" ").list.get(pl.col("place"), null_on_oob=True)
+        table = frame[line_of_sample].with_columns(place).with_columns(shown)
         return decode(self._columns(table, self.layout), self.layout)
 
     def _columns(self, table: pl.DataFrame, layout: Layout) -> pl.DataFrame:

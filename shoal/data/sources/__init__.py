@@ -22,9 +22,9 @@ from shoal.data.sources.tables import FORMATS, TableFormat, Tables, register_tab
 
 for _source in (Synthetic(), Random(), Atomic(), Tables(), MovieLens()):
     register(_source)  # they are looked for in this order
-for _form in (Csv(), Parquet(), Arrow(), JsonLines()):
-    register_table(_form)
-for _form in (ItemLists(), SessionLists(), Literals(), Diginetica()):  # by data.format alone
+_forms: tuple[TableFormat, ...] = (Csv(), Parquet(), Arrow(), JsonLines())
+_forms += (ItemLists(), SessionLists(), Literals(), Diginetica())  # by data.format alone
+for _form in _forms:
     register_table(_form)
 
 __all__ = ["FORMATS", "SOURCES", "Source", "TableFormat", "register", "register_table"]

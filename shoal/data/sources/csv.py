@@ -157,7 +157,7 @@ class Csv(CellText):
     """Cells are separated by data.separator if the header has it, else by the most frequent."""
 
     name = "csv"
-    endings = (".csv", ".tsv", ".txt")
+    endings: tuple[str, ...] = (".csv", ".tsv", ".txt")
 
     def described(self, config: DataSection) -> Csv:
         return self if config.columns is None else UNNAMED

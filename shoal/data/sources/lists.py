@@ -42,7 +42,7 @@ class ItemLists(TextFormat):
         import polars as pl
 
         texts, skipped = body.split(b"\n"), 0
-        numbers = range(lines.first, lines.first + len(texts))
+        numbers = [*range(lines.first, lines.first + len(texts))]
         if NUMBERS.fullmatch(body) is None:
             is_sound = [NUMBERS.fullmatch(text) is not None for text in texts]
             if not lines.skip:
