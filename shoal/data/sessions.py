@@ -197,7 +197,13 @@ def _parts(
             why = "the files have a test part" if parts is not None else "no time is loaded"
             raise ValueError(f"data.split.at cuts by time, and {why}; leave it out")
         return splits_by_time(split.moments, ends)[sessions]
-    if decide_split(split, times is not None).order == "random":
+    order_by = decide_split(split, times is not None).order
+    if order_by == "time" and times is None:
+        raise ValueError(
+            "data.split.order: time needs a time column, but none is loaded; name it in "
+            "data.fields.time and load it, or set data.split.order: file or random"
+        )
+    if order_by == "random":
         generator = torch.Generator().manual_seed(seed if split.seed is None else split.seed)
         order = torch.randperm(len(open_sessions), generator=generator).numpy()
     else:

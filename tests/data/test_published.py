@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import lzma
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from shoal.data.sources.published import CATEGORIES_2014, CATEGORIES_2023, PUBLI
 from shoal.runs.run import resolve
 
 Rows = list[tuple[str, str]]
+PARTS = ("train", "test")
 
 AMAZON_2014 = "".join(
     f'{{"reviewerID": "{user}", "asin": "{item}", "name": "n, \\"q\\"", "helpful": [0, 1], '
@@ -385,6 +388,16 @@ def test_a_public_name_without_files_says_what_to_do(tmp_path: Path) -> None:
         load(tmp_path, "taobao")
 
 
+def test_a_set_of_which_a_file_is_missing(tmp_path: Path) -> None:
+    folder = written(tmp_path, "gowalla", {"train.txt": TRAIN})
+    with pytest.raises(ValueError, match=r"hold the files of gowalla \(train\.txt and test"):
+        load(folder, "gowalla")
+    text = views("visit;visitor;thing;timeframe;eventdate\n")
+    folder = written(tmp_path, "diginetica", {"train-item-views.csv": text})
+    with pytest.raises(ValueError, match=r"files of diginetica .*header sessionId"):
+        load(folder, "diginetica")
+
+
 def test_what_a_config_says_stands(tmp_path: Path) -> None:
     name, file, text, _ = WHOLE[3]
     folder = written(tmp_path, name, {file: text})
@@ -405,3 +418,32 @@ def test_sets_are_described() -> None:
         assert bool(public.downloads) != bool(public.by_hand), name
         assert public.forms and public.what
         assert name in describe_absent(name, Path("dataset") / name)
+
+
+# ---- the sets themselves -------------------------------------------------------------------------
+
+
+def unpacked(folder: Path, source: str, name: str) -> Path:
+    """train.txt and test.txt of a set, of SHOAL_TEST_DATA/public/SOURCE.*.txt.xz."""
+    root = os.environ.get("SHOAL_TEST_DATA")
+    files = {part: Path(root or "", "public", f"{source}.{part}.txt.xz") for part in PARTS}
+    if root is None or not all(file.is_file() for file in files.values()):
+        pytest.skip(f"SHOAL_TEST_DATA names no folder with public/{source}.train.txt.xz")
+    texts = {f"{part}.txt": lzma.decompress(file.read_bytes()) for part, file in files.items()}
+    return written(folder, name, dict(texts))
+
+
+def test_gowalla(tmp_path: Path) -> None:
+    data = load(unpacked(tmp_path, "gowalla", "gowalla"), "gowalla", "LightGCN")
+    # figures of the paper: 29,858 users, 40,981 items, 1,027,370 pairs
+    assert (data.num_users, data.num_items, data.num_inter) == (29_859, 40_982, 1_027_370)
+    sizes = [len(data.splits[split]) for split in ("train", "valid", "test")]
+    assert sizes[2] == 217_242 and sum(sizes[:2]) == 810_128
+    assert 0.08 < sizes[1] / 810_128 < 0.1  # a tenth of each user's, rounded down
+
+
+def test_diginetica_as_sr_gnn_prepares_it(tmp_path: Path) -> None:
+    data = load(unpacked(tmp_path, "diginetica", "diginetica"), "diginetica", "SRGNN")
+    assert len(data.splits["test"]) == 60_858  # the paper's number of test samples
+    users = [len(np.unique(data.user_ids(split))) for split in ("train", "valid")]
+    assert sum(users) + data.left_out.get("data.split.by", 0) >= 186_670

@@ -159,8 +159,9 @@ def _nothing(data: DataSection) -> str:
     have = sorted(p.name for p in root.iterdir() if p.name[0] != ".") if root.is_dir() else []
     remedy = (
         "name a data set with data.name (a folder under data.path; `shoal data fetch ml-100k` gets "
-        "one), tables of your own with data.files.inter=FILE (or `shoal train FILE`), or a click "
-        "log with data.clicks.train=FILE; data.name=synthetic is generated data"
+        "one, and docs/reference/public_sets.md lists others), tables of your own with "
+        "data.files.inter=FILE (or `shoal train FILE`), or a click log with "
+        "data.clicks.train=FILE; data.name=synthetic is generated data"
     )
     if data.name is None and root.is_file():
         return f"data.path is {root}, a file, and it is a folder's: write data.files.inter={root}"
@@ -172,5 +173,5 @@ def _nothing(data: DataSection) -> str:
     return (
         f"no data set {data.name!r} in {root}: neither {data.folder / data.stem}.inter nor "
         f"MovieLens files (u.data, ratings.dat, ratings.csv, or {data.stem}.zip) are there; "
-        f"{remedy}{did_you_mean(data.name, [*have, *GENERATED])}"
+        f"{remedy}{did_you_mean(data.name, [*have, *GENERATED, *PUBLIC_SETS])}"
     )

@@ -28,19 +28,26 @@ def published_values(data: DataSection) -> dict[str, Any]:
     if name not in PUBLIC_SETS or is_remote(data.path) or _is_described(data):
         return {}
     is_other = SOURCES["atomic"].matches(data) or "inter" in named_tables(data)
-    if is_other or prepared.find(data) is not None:
+    if is_other or prepared.find(data) is not None or not data.folder.is_dir():
         return {}
+    is_begun = False
     for form in PUBLIC_SETS[name].forms:
         paths = {role: find_file(data.folder, file) for role, file in form.files.items()}
         if all(paths.values()) and _has_header(form, paths):
             return _values(form, {role: str(path) for role, path in paths.items()}, data.path)
+        is_begun |= any(paths.values())
+    if is_begun:
+        raise ValueError(describe_absent(name, data.folder))
     return {}
 
 
 def describe_absent(name: str, folder: Path) -> str:
     """What a person does who names a public set whose files are not in its folder."""
     chosen = PUBLIC_SETS[name]
-    forms = [" and ".join(form.files.values()) for form in chosen.forms]
+    forms = [
+        " and ".join(form.files.values()) + f" with the header {form.header}" * bool(form.header)
+        for form in chosen.forms
+    ]
     files = " or ".join(dict.fromkeys(forms))
     remedy = f"`shoal data fetch {name}` gets them" if chosen.downloads else chosen.by_hand
     return f"{folder} does not hold the files of {name} ({files}); {remedy}"
@@ -59,7 +66,8 @@ def find_file(folder: Path, file: str) -> Path | None:
 def _is_described(data: DataSection) -> bool:
     clicks = data.clicks
     is_log = any((clicks.train, clicks.valid, clicks.test))
-    return data.files is not None or data.format != "auto" or is_log
+    is_own = data.files is not None or data.presplit is not None
+    return is_own or data.format != "auto" or is_log
 
 
 def _has_header(form: Form, paths: Mapping[str, Path | None]) -> bool:
