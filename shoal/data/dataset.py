@@ -132,13 +132,13 @@ class Dataset:
     missing: dict[str, dict[str, int]] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     cells: dict[str, CellOptions] = field(default_factory=dict)
-    context: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     pairs: Pairs | None = None  # see counted
     split: SplitSection | None = None  # how data.split made `splits`, without auto
     # of a prepared folder: ids by split, histories and pairs of its view (prepared/views.py)
     kept: dict[str, np.ndarray] = field(default_factory=dict)
     # SHA-256 of `interactions` and `splits`, where they are known without reading them all
     digests: dict[str, str] = field(default_factory=dict)
+    context: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def num_users(self) -> int:

@@ -413,6 +413,9 @@ def test_what_a_config_says_stands(tmp_path: Path) -> None:
 
 
 def test_sets_are_described() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "public_sets.md").read_text()
+    names = [name for name in PUBLIC_SETS if not name.startswith("amazon-20")]
+    assert [name for name in names if f"`{name}`" not in page] == []
     assert len(CATEGORIES_2014) == 24 and len(CATEGORIES_2023) == 34
     for name, public in PUBLIC_SETS.items():
         assert bool(public.downloads) != bool(public.by_hand), name

@@ -11,7 +11,7 @@ from shoal.data.bounded_files import open_text
 from shoal.data.prepared import dataset as prepared
 from shoal.data.sources import SOURCES
 from shoal.data.sources.files import is_remote
-from shoal.data.sources.published import PUBLIC_SETS, Form
+from shoal.data.sources.published import PUBLIC_SETS, Form, find_file
 from shoal.data.sources.tables import named_tables
 
 HEADER_BYTES = 1 << 12
@@ -51,16 +51,6 @@ def describe_absent(name: str, folder: Path) -> str:
     files = " or ".join(dict.fromkeys(forms))
     remedy = f"`shoal data fetch {name}` gets them" if chosen.downloads else chosen.by_hand
     return f"{folder} does not hold the files of {name} ({files}); {remedy}"
-
-
-def find_file(folder: Path, file: str) -> Path | None:
-    """A file in a folder, or up to two folders down where archives have it; packed or not."""
-    for pattern in ("", "*/", "*/*/"):
-        for ending in ("", ".gz"):
-            paths = sorted(folder.glob(f"{pattern}{file}{ending}"))
-            if paths and paths[0].is_file():
-                return paths[0]
-    return None
 
 
 def _is_described(data: DataSection) -> bool:

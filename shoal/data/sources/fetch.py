@@ -19,7 +19,7 @@ from typing import NamedTuple
 from shoal.config.errors import did_you_mean
 from shoal.data.sources.files import SCHEMES, file_system, reaching
 from shoal.data.sources.movielens import UNREADABLE
-from shoal.data.sources.published import PUBLIC_SETS, Download, shown_names
+from shoal.data.sources.published import PUBLIC_SETS, Download, holds_set, shown_names
 
 logger = logging.getLogger(__name__)
 OFFICIAL = "https://files.grouplens.org/datasets/movielens"
@@ -87,12 +87,10 @@ def fetch(name: str, folder: Path, *, mirror: str | None = None, progress: bool 
 def _fetch_public(name: str, folder: Path, mirror: str | None, progress: bool) -> Path:
     """Bring the files of a public set to FOLDER/NAME; those that are there are kept."""
     chosen, target = PUBLIC_SETS[name], folder / name
+    if holds_set(target, name):
+        return target
     if not chosen.downloads:
         forms = [" and ".join(form.files.values()) for form in chosen.forms]
-        if any(
-            all((target / file).is_file() for file in form.files.values()) for form in chosen.forms
-        ):
-            return target
         raise FetchError(
             f"{name} cannot be downloaded without you: {chosen.by_hand}; put "
             f"{' or '.join(dict.fromkeys(forms))} into {target}"

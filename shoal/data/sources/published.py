@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Values = Mapping[str, Any]
@@ -529,6 +530,22 @@ PUBLIC_SETS: dict[str, PublicSet] = {
     **{f"amazon-2014-{category}": _amazon_2014(category) for category in CATEGORIES_2014},
     **{f"amazon-2023-{category}": _amazon_2023(category) for category in CATEGORIES_2023},
 }
+
+
+def find_file(folder: Path, file: str) -> Path | None:
+    """A file in a folder, or up to two folders down where archives have it; packed or not."""
+    for pattern in ("", "*/", "*/*/"):
+        for ending in ("", ".gz"):
+            paths = sorted(folder.glob(f"{pattern}{file}{ending}"))
+            if paths and paths[0].is_file():
+                return paths[0]
+    return None
+
+
+def holds_set(folder: Path, name: str) -> bool:
+    """Whether a folder has all files of a form of a set."""
+    forms = PUBLIC_SETS[name].forms
+    return any(all(find_file(folder, file) for file in form.files.values()) for form in forms)
 
 
 def shown_names() -> str:
