@@ -143,8 +143,8 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> dict[str
     if raw.parts is not None:
         if config.split.at is not None and config.split.by != "sessions":
             raise ValueError(
-                "data.split.at: the files are parts already; leave it out, or give them as one "
-                "(data.files.inter)"
+                "data.split.at: the files are train, valid and test parts already; leave it out, "
+                "or give them as one (data.files.inter)"
             )
         split_numbers = raw.parts if keep is None else raw.parts[keep]
         if raw.cuts_valid:
