@@ -37,6 +37,7 @@ NOT_PYTHON = {  # components of TorchX, operators of ONNX, a file, an entry in a
     *("shoal.train", "shoal.ps", "shoal.lookup", "shoal.pooled", "shoal.listed"),
     *("shoal.secret", "shoal.users"),
 }
+ENDINGS = (".py", ".log", ".yaml", ".json", ".txt", ".csv", ".gz")  # of files such as train.txt
 PYTHON = {  # names of Python that read like keys
     "data.batch",
     "data.features",
@@ -101,7 +102,7 @@ def keys_of(text: str) -> Iterator[str]:
 def test_keys_are_those_of_the_config(page: Path) -> None:
     free = [key for key, leaf in KEYS.items() if isinstance(leaf.default, dict | None)]
     for key in set(keys_of(page.read_text())) - PYTHON:
-        if key.startswith("model.") or Path(key).suffix in (".py", ".log", ".yaml", ".json"):
+        if key.startswith("model.") or Path(key).suffix in ENDINGS:
             continue
         known = key in KEYS or key in SECTIONS or key.startswith(tuple(f"{one}." for one in free))
         renamed = page.name == "CHANGELOG.md" and find_renamed(key)

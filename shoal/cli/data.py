@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(help="ml-100k, ml-1m or ml-20m")],
+    name: Annotated[str, typer.Argument(help="A data set: ml-100k, gowalla, steam, and others.")],
     to: Annotated[str, typer.Option(help="Folder that holds data sets.")] = "dataset",
 ) -> None:
-    """Download an official MovieLens archive, check it and unpack it.
+    """Download a public data set, check it and unpack it; or say where a person gets it.
 
-    SHOAL_MIRROR may name a folder or a URL that holds the archives.
+    SHOAL_MIRROR may name a folder or a URL that holds the files. An unknown name lists all that
+    there are.
     """
     from shoal.data.sources import fetch as archives
 

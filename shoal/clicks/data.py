@@ -11,6 +11,7 @@ import torch
 
 from shoal.clicks import synthetic
 from shoal.clicks.custom import Custom
+from shoal.clicks.cut_log import cut_in_order
 from shoal.clicks.formats import FORMATS, LineFormat
 from shoal.clicks.layout import Layout
 from shoal.clicks.log import ClickLog, pick_format, read_layout
@@ -260,9 +261,19 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         split: ClickLog(paths, form, layout, clicks.pipe_command, data.separator)
         for split, paths in files.items()
     }
+    is_cut = _is_cut(config)
+    if is_cut:
+        logs = dict(cut_in_order(logs["train"], data.split.ratio))
+        shares = _shares_of(data.split.ratio)
+        sources = {split: f"{shares[split]} of {sources['train']}" for split in logs}
     maker = _Maker(config, world, tile)
     readers: dict[str, ClickReader] = {}
-    if "valid" in logs:
+    if is_cut:
+        readers = {split: maker.evaluation(log) for split, log in logs.items() if split != "train"}
+        for split, other in (("valid", "test"), ("test", "valid")):
+            if other in readers:
+                readers.setdefault(split, readers[other])
+    elif "valid" in logs:
         readers["valid"] = maker.evaluation(logs["valid"])
         is_shared = files["valid"] == files["test"]
         readers["test"] = readers["valid"] if is_shared else maker.evaluation(logs["test"])
@@ -271,6 +282,8 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         raise ValueError(f"data.clicks.train: {clicks.train} has no samples")
     fingerprint = _fingerprint(config, layout, logs["train"].fingerprint())
     fingerprint["split_over"] = world.size if clicks.split_files else None
+    if is_cut:
+        fingerprint["cut"] = data.split.ratio
     return ClickData(
         name=data.title,
         form=form,
@@ -284,6 +297,29 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         sources=sources,
         trained_on=_trained_on(config, files, lambda path: path.name),
     )
+
+
+def _shares_of(ratio: list[float]) -> dict[str, str]:
+    """Split -> its share of a log that is cut in the order of its rows, in words."""
+    places = ("the first", "the middle", "the last")
+    return {
+        split: f"{place} {100 * part / sum(ratio):.3g} %"
+        for split, place, part in zip(SPLITS, places, ratio)
+    }
+
+
+def _is_cut(config: Config) -> bool:
+    """Whether one log is cut into train, valid and test, in the order of its rows."""
+    clicks = config.data.clicks
+    if clicks.valid or clicks.test or config.data.split.order != "file":
+        return False
+    for key in OF_FILES:
+        if getattr(clicks, key):
+            raise ValueError(
+                f"data.clicks.{key} and data.split.order=file exclude each other: a log that is "
+                "cut in the order of its rows is read whole by every worker"
+            )
+    return True
 
 
 def _trained_on(

@@ -13,7 +13,9 @@ from shoal.clicks.criteo import Criteo
 from shoal.clicks.delimited import CsvClicks
 from shoal.clicks.formats import FORMATS, looks_like, register
 from shoal.clicks.layout import Layout
+from shoal.clicks.libfm import LibFm
 from shoal.clicks.lines import Block
+from shoal.clicks.mind import Mind
 from shoal.clicks.multi_hot import MultiHot
 from shoal.clicks.parquet import ParquetClicks
 from shoal.clicks.samples import HeldSamples
@@ -24,7 +26,7 @@ from shoal.data.dataset import FieldType
 from shoal.data.reading import cells_of, find_reading
 from shoal.data.sources.files import find_files
 
-for _form in (ParquetClicks(), MultiHot(), Criteo(), SLOTS, CsvClicks()):
+for _form in (ParquetClicks(), MultiHot(), Criteo(), SLOTS, Mind(), LibFm(), CsvClicks()):
     register(_form)  # they are tried in this order
 
 

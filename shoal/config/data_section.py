@@ -27,12 +27,19 @@ FORMATS = Choices(
     "slots",
     "criteo",
     "multi_hot",
+    "libfm",
+    "mind",
     "csv",
     "parquet",
     "arrow",
     "jsonl",
+    "lists",
+    "session_lists",
+    "literals",
+    "diginetica",
 )
-CLICK_FORMATS = ["slots", "criteo", "multi_hot", "synthetic_clicks"]  # csv and parquet hold either
+# Formats that hold click logs alone; csv and parquet hold either.
+CLICK_FORMATS = ["slots", "criteo", "multi_hot", "libfm", "mind", "synthetic_clicks"]
 GENERATED = (
     "synthetic",
     "random",
@@ -306,10 +313,21 @@ Moments = Annotated[list[str | Number] | str | Number, AfterValidator(_cuts)]
 
 
 class SplitSection(Section):
-    by: Literal["auto", "ratio", "leave_one_out"] = Field(
+    by: Literal["auto", "ratio", "leave_one_out", "sessions"] = Field(
         "auto",
-        description="parts by ratio, or the last interactions of every user; auto: leave_one_out "
-        "where interactions have an order, see docs/reference/data.md",
+        description="parts by ratio, the last interactions of every user, or whole histories "
+        "(sessions); auto: leave_one_out where interactions have an order, see "
+        "docs/reference/data.md",
+    )
+    targets: Literal["all", "last"] = Field(
+        "all",
+        description="sessions: the items to find in one that is tested; all but the first, each "
+        "from those before it, or the last",
+    )
+    pause: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="sessions: minutes without an interaction after which a user's next one begins "
+        "another session; null: a user is a session",
     )
     ratio: Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_some)] = Field(
         [0.8, 0.1, 0.1], min_length=3, max_length=3, description="shares of train, valid and test"
@@ -398,6 +416,11 @@ class DataSection(Section):
     )
     encoding: str = Field("utf-8", description="encoding of csv and JSON lines")
     quote: Character | None = Field('"', description="what quotes cells of csv; null: nothing")
+    columns: Annotated[list[str], Field(min_length=2)] | None = Field(
+        None,
+        description="names of the columns of interactions in csv whose first line names none; "
+        "null: the first line names them",
+    )
     escape: Character | None = Field(
         None,
         description="what stands before a quote that belongs to a cell of csv, such as \\; null: "

@@ -109,7 +109,9 @@ class Dataset:
     extra       further files by suffix (kg, link, net and additional ones), as columns
     types       field -> type as the header of its file states it
     vocab       token field -> its words, array of str or mapped; vocab[f][0] is "[PAD]"
-    splits      split -> int64 row numbers of `inter`; every kept row is in exactly one split
+    splits      split -> int64 row numbers of `inter`; every kept row is in exactly one split, or
+    context     row numbers of what stands before items to find, in sessions that are tested; such
+                rows are in no split, and evaluation alone reads them
     missing     file suffix -> column -> empty cells that it had
     left_out    config key -> rows of the files that it left out
     cells       column -> how its cells were read, where that is not as they stand
@@ -136,6 +138,7 @@ class Dataset:
     kept: dict[str, np.ndarray] = field(default_factory=dict)
     # SHA-256 of `interactions` and `splits`, where they are known without reading them all
     digests: dict[str, str] = field(default_factory=dict)
+    context: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def num_users(self) -> int:
@@ -154,11 +157,12 @@ class Dataset:
     def counted(self) -> Pairs:
         """Counts of pairs that are there twice, or in several splits; they are counted once."""
         if self.pairs is None:
-            numbers = np.zeros(self.num_inter, np.int8)
+            numbers = np.full(self.num_inter, -1, np.int8)  # of rows of context it stays
             for number, split in enumerate(SPLITS):
                 numbers[self.splits[split]] = number
-            users, items = (np.asarray(self.inter[f]) for f in (self.user_field, self.item_field))
-            self.pairs = count_pairs(users, items, numbers, self.num_items)
+            rows = numbers >= 0
+            users, items = (self.flat(name)[rows] for name in (self.user_field, self.item_field))
+            self.pairs = count_pairs(users, items, numbers[rows], self.num_items)
         return self.pairs
 
     def flat(self, name: str) -> np.ndarray:

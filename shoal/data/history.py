@@ -21,10 +21,12 @@ class Histories:
         max_len: int,
         timed: bool = False,
         request_split: Split | None = None,
+        with_context: bool = False,
     ):
         """timed: keep the times of items.
 
-        request_split: the first interaction of a user in this split is the request.
+        request_split: the first interaction of a user in this split is the request. with_context:
+        what stands before items to find belongs to the histories of their sessions.
         """
         self.max_len = max_len
         self.times: np.ndarray | None = None  # int64, of items
@@ -32,7 +34,8 @@ class Histories:
         if stored_history is not None:
             self.items, self.offsets = stored_history
             return
-        rows = np.sort(np.concatenate([dataset.splits[split] for split in splits]))
+        row_lists = [dataset.splits[split] for split in splits]
+        rows = np.sort(np.concatenate([*row_lists, *([dataset.context] if with_context else [])]))
         users = np.asarray(dataset.inter[dataset.user_field])[rows]
         items = np.asarray(dataset.inter[dataset.item_field])[rows]
         if dataset.time_field is not None and dataset.time_field in dataset.inter:

@@ -51,7 +51,7 @@ def decide(config: Config, dataset: Dataset) -> Config:
     split, repeatable = dataset.split, config.eval.repeatable
     assert split is not None, "a data set that is loaded by a config is split by it"
     if repeatable == AUTO:
-        repeatable = takes_items_again(dataset)
+        repeatable = split.by == "sessions" or takes_items_again(dataset)
     data = config.data.model_copy(update={"split": split})
     section = config.eval.model_copy(update={"repeatable": repeatable})
     return config.model_copy(update={"data": data, "eval": section})
@@ -119,9 +119,13 @@ def click_log_protocol(sources: dict[str, str]) -> str:
 
 def _parts(data: DataSection) -> tuple[str, str, bool]:
     """What is tested, what validates, and whether times decide."""
-    split = data.split
-    if data.presplit is not None or "train" in (data.files or {}):
+    split, files = data.split, data.files or {}
+    if data.presplit is not None or {"train", "valid"} <= files.keys():
         return "rows of the test file", "those of the valid file validate", False
+    if split.by == "sessions":
+        return _sessions(split, has_test_file="train" in files)
+    if "train" in files:
+        return "rows of the test file", _cut_from_train(split), split.order == "time"
     if split.at is not None:
         *valid, test = map(shown_time, split.moments)
         validated = f"those from {valid[0]} on validate" if valid else "nothing validates"
@@ -140,6 +144,33 @@ def _left_out(split: SplitSection, whose: str) -> tuple[str, str]:
     if split.leave == "valid_only":
         return "nothing", f"{tested} validates"
     return tested, f"{before} validates"
+
+
+def _cut_from_train(split: SplitSection) -> str:
+    """What validates where the files have a train and a test part."""
+    whose = "of every user's other rows"
+    if split.by == "leave_one_out":
+        which = {"time": "the newest", "file": "the last", "random": "a random one"}[split.order]
+        return "nothing validates" if split.leave == "test_only" else f"{which} {whose} validates"
+    if not split.ratio[1]:
+        return "nothing validates"
+    which = {"time": "the newest", "file": "the last", "random": "a random"}[split.order]
+    return f"{which} {100 * split.ratio[1] / sum(split.ratio[:2]):.3g} % {whose} validate"
+
+
+def _sessions(split: SplitSection, has_test_file: bool) -> tuple[str, str, bool]:
+    """What is tested and validated of sessions, and whether times decide."""
+    find = "every item but the first" if split.targets == "all" else "the last item"
+    if split.at is not None:
+        *valid, test = map(shown_time, split.moments)
+        validated = f"those from {valid[0]} on validate" if valid else "nothing validates"
+        return f"{find} of sessions that end from {test} on", validated, True
+    which = {"time": "newest", "file": "last", "random": "random"}[split.order]
+    total = sum(split.ratio[: 2 if has_test_file else 3])
+    valid_share, test_share = (f"{100 * part / total:.3g} %" for part in split.ratio[1:])
+    tested = "those of the test file" if has_test_file else f"the {which} {test_share}"
+    validated = f"the {which} {valid_share} of the others validate"
+    return f"{find} of sessions, {tested}", validated, split.order == "time"
 
 
 def _shares(split: SplitSection, whose: str) -> tuple[str, str]:

@@ -79,10 +79,12 @@ class RawTable:
 class Raw:
     """All tables of a data set by suffix; parts: split (0, 1, 2) of each row of pre-split files.
 
-    left_out: config key -> rows of interactions that it left out.
+    left_out: config key -> rows of interactions that it left out. cuts_valid: the files have no
+    valid part, and data.split cuts it from their train part.
     """
 
     inter: RawTable
     side: dict[str, RawTable] = field(default_factory=dict)
     parts: np.ndarray | None = None
     left_out: dict[str, int] = field(default_factory=dict)
+    cuts_valid: bool = False

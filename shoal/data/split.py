@@ -44,6 +44,11 @@ def split_of_rows(
 ) -> np.ndarray:
     """The split of each row, 0, 1 or 2: uint8 [rows]; users: int [rows], times: float64 [rows]."""
     config, rows = decide_split(config, times is not None), len(users)
+    if config.by == "sessions":
+        raise ValueError(
+            "data.split.by is sessions, and a prepared folder is split by rows: train from the "
+            "files themselves (data.files, data.name), or choose ratio or leave_one_out"
+        )
     if (config.order == "time" or config.at is not None) and times is None:
         key = "data.split.at" if config.at is not None else "data.split.order: time"
         raise ValueError(
@@ -75,6 +80,23 @@ def split_of_rows(
         sizes = np.bincount(users)
     splits = np.empty(rows, dtype=np.uint8)
     splits[order] = splits_in_order(config, sizes)
+    return splits
+
+
+def cut_valid(
+    parts: np.ndarray, config: SplitSection, seed: int, users: np.ndarray, times: np.ndarray | None
+) -> np.ndarray:
+    """The split of each row of files with a test part: validation is cut from those that train.
+
+    parts: uint8 [rows], 0 and 2. What data.split would test stays in training.
+    """
+    train = np.flatnonzero(parts == 0)
+    share, valid_share, _ = config.ratio
+    leave = "test_only" if config.leave == "test_only" else "valid_only"
+    section = config.model_copy(update={"ratio": [share, valid_share, 0.0], "leave": leave})
+    cut = split_of_rows(section, seed, users[train], None if times is None else times[train])
+    splits = parts.astype(np.uint8)
+    splits[train] = np.where(cut == 1, 1, 0)
     return splits
 
 

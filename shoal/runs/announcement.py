@@ -115,6 +115,9 @@ def _announce_interactions(parts: Parts) -> None:
     }
     if split.at is not None:
         arguments = {"split": {"at": split.at}, "mode": config.eval.mode}
+    if split.by == "sessions":
+        cut = split.ratio if split.at is None else split.at
+        arguments = {"split": {"sessions": cut}, "mode": config.eval.mode}
     log.info(
         "[Evaluation]: eval_batch_size = [%d] eval_args: [%s]",
         config.eval.batch_size,

@@ -94,6 +94,12 @@ def _build_interactions(
         reads_features=model_class.reads_features,
     )
     config = decide(config, dataset)
+    if len(dataset.context) and model_class.kind != "sequential":
+        log.warning(
+            "data.split.by is sessions: those that are tested have no training interaction, and %s "
+            "knows nothing else of them; choose a model of sequences, such as SRGNN or SASRec",
+            title,
+        )
     features = () if table is None else table.features
     unread = [feature.name for feature in features if feature.side == "context"]
     if unread:

@@ -48,6 +48,7 @@ from shoal.runs.decay import ages_after, save_ages
 from shoal.runs.folder_inputs import keep_inputs
 from shoal.runs.forecast import expected
 from shoal.runs.host_processes import train_launched, with_new_servers
+from shoal.runs.published_data import with_published
 from shoal.runs.results import RunResult, check_copied
 from shoal.runs.user_code import kept_code, own_code, own_names
 from shoal.runs.warm_start import begin, keep_before, validate_first
@@ -107,6 +108,7 @@ def resolve(
             check_trusted(resolved, source)
         for file in filter(is_run_config, map(str, files)):
             check_trusted(resolved, file, trusted_values, places=False)
+    resolved = with_published(resolved)
     wrong = row_optimizer_problems(resolved.config.train.optimizer)
     if wrong:
         raise ConfigError([f"{resolved.origins[key]}: {text}" for key, text in wrong])

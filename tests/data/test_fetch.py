@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ import pytest
 from shoal.config.schema import DataSection
 from shoal.data.loading.load import load_dataset
 from shoal.data.sources.fetch import ARCHIVES, Archive, FetchError, fetch
+from shoal.data.sources.published import PUBLIC_SETS, Download
+from shoal.runs.run import resolve
 
 RATINGS = "".join(f"{n % 50}\t{n % 97}\t{n % 5 + 1}\t{n}\n" for n in range(40_000))
 
@@ -198,7 +201,7 @@ def test_missing_archive_and_dead_server(tmp_path, server):
 
 
 def test_bad_names_and_mirrors(tmp_path):
-    with pytest.raises(FetchError, match=r"no data set 'ml100k' .*ml-20m; did you mean ml-100k\?"):
+    with pytest.raises(FetchError, match=r"no data set .ml100k. .*ml-20m.*mean ml-100k\?"):
         fetch("ml100k", tmp_path, progress=False)
     with pytest.raises(FetchError, match=r"mirror folder .*nowhere holds no ml-100k\.zip"):
         fetch("ml-100k", tmp_path, mirror=str(tmp_path / "nowhere"), progress=False)
@@ -261,3 +264,80 @@ def test_real_ml_1m_archive_is_recognised(tmp_path):
         pytest.skip("SHOAL_TEST_DATA names no folder with ml-1m.zip")
     found = fetch("ml-1m", tmp_path, mirror=folder, progress=False)
     assert (found / "ratings.dat").stat().st_size == 24_594_131
+
+
+# ---- public sets ---------------------------------------------------------------------------------
+
+
+def git_blob(content):
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+LINES = {"train.txt": b"0 1 2 3\n1 2 3 4\n", "test.txt": b"0 4\n1 5\n"}
+
+
+@pytest.fixture
+def lists(monkeypatch, tmp_path):
+    """A mirror that has gowalla's files, whose checksums are those that are known."""
+    downloads = tuple(
+        Download(f"https://example.invalid/{file}", blob=git_blob(content))
+        for file, content in LINES.items()
+    )
+    monkeypatch.setitem(
+        PUBLIC_SETS, "gowalla", replace(PUBLIC_SETS["gowalla"], downloads=downloads)
+    )
+    mirror = tmp_path / "mirror"
+    (mirror / "gowalla").mkdir(parents=True)
+    for file, content in LINES.items():
+        (mirror / "gowalla" / file).write_bytes(content)
+    return mirror
+
+
+def test_files_of_a_public_set(tmp_path, lists, monkeypatch):
+    monkeypatch.setenv("SHOAL_MIRROR", str(lists))
+    found = fetch("gowalla", tmp_path / "data", progress=False)
+    assert names(found) == ["test.txt", "train.txt"]
+    config = resolve((), ["--data.name=gowalla", f"--data.path={tmp_path / 'data'}"]).config
+    data = load_dataset(config.data, 1)
+    assert len(data.splits["test"]) == 2
+    (lists / "gowalla" / "train.txt").unlink()  # what is there is kept
+    assert fetch("gowalla", tmp_path / "data", progress=False) == found
+    (found / "train.txt").unlink()
+    with pytest.raises(FetchError, match=r"holds no gowalla/train\.txt"):
+        fetch("gowalla", tmp_path / "data", progress=False)
+
+
+def test_a_file_with_another_checksum_is_removed(tmp_path, lists):
+    (lists / "gowalla" / "test.txt").write_bytes(b"0 5\n")
+    with pytest.raises(FetchError, match=r"not the official gowalla/test\.txt: its SHA-1 as git"):
+        fetch("gowalla", tmp_path / "data", mirror=str(lists), progress=False)
+    assert names(tmp_path / "data" / "gowalla") == ["train.txt"]
+
+
+def test_an_archive_of_a_public_set_is_unpacked(tmp_path, caplog):
+    mirror = tmp_path / "mirror" / "lastfm"
+    mirror.mkdir(parents=True)
+    rows = "userID\tartistID\tweight\n" + "".join(f"{n % 5}\t{n}\t{n}\n" for n in range(20))
+    (mirror / "hetrec2011-lastfm-2k.zip").write_bytes(
+        make_zip({"user_artists.dat": rows, "readme.txt": "read me"})
+    )
+    with caplog.at_level("INFO"):
+        found = fetch("lastfm", tmp_path / "data", mirror=str(mirror.parent), progress=False)
+    assert "no checksum is published for it" in caplog.text
+    assert names(found) == ["hetrec2011-lastfm-2k"]
+    config = resolve((), ["--data.name=lastfm", f"--data.path={tmp_path / 'data'}"]).config
+    assert load_dataset(config.data, 1).num_inter == 20
+    (mirror / "hetrec2011-lastfm-2k.zip").write_bytes(make_zip({"../user_artists.dat": rows}))
+    with pytest.raises(FetchError, match="leads out of the folder"):
+        fetch("lastfm", tmp_path / "other", mirror=str(mirror.parent), progress=False)
+    assert names(tmp_path / "other" / "lastfm") == ["hetrec2011-lastfm-2k.zip"]
+
+
+def test_a_set_that_a_person_must_get(tmp_path):
+    with pytest.raises(FetchError, match=r"taobao cannot be .*Tianchi.*put UserBehavior\.csv into"):
+        fetch("taobao", tmp_path, progress=False)
+    (tmp_path / "taobao").mkdir()
+    (tmp_path / "taobao" / "UserBehavior.csv").write_text("1,2,3,pv,4\n")
+    assert fetch("taobao", tmp_path, progress=False) == tmp_path / "taobao"
+    with pytest.raises(FetchError, match=r"no data set 'tabao' .*amazon-2014-CATEGORY.*taobao\?"):
+        fetch("tabao", tmp_path, progress=False)

@@ -385,5 +385,5 @@ def test_parts_that_are_split_already(tmp_path: Path) -> None:
     names = {part: f"{part}.parquet" for part in ("train", "valid", "test")}
     found = load_dataset(DataSection(path=str(tmp_path), files=names, cache=False), 1)
     assert [len(found.splits[part]) for part in names] == [500, 50, 50]
-    with pytest.raises(ValueError, match=r"name inter, or all of train, valid and test"):
+    with pytest.raises(ValueError, match=r"name inter, or train, test and perhaps valid"):
         load_dataset(DataSection(path=str(tmp_path), files={"train": "train.parquet"}), 1)

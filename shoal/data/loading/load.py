@@ -45,14 +45,15 @@ from shoal.data.loading.location import interactions_of
 from shoal.data.manifest import Manifest, check_columns, check_range, parts_of, words_of
 from shoal.data.prepared import dataset as prepared
 from shoal.data.raw_columns import Raw
+from shoal.data.sessions import CONTEXT, split_sessions
 from shoal.data.sources import SOURCES
 from shoal.data.sources.files import local_data
-from shoal.data.split import rows_by_split, split_of_rows
+from shoal.data.split import cut_valid, rows_by_split, split_of_rows
 from shoal.files.folders import inner_folder, remove_folder
 
 logger = logging.getLogger(__name__)
 
-VERSION = 8  # of the format and of preparation: raise it when either changes what is stored
+VERSION = 9  # of the format and of preparation: raise it when either changes what is stored
 MANIFEST = "manifest.json"
 
 
@@ -127,6 +128,8 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
 
 def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> dict[str, Any]:
     """Write the columns of a data set, split; the document of the cache."""
+    if config.split.by == "sessions":
+        raw, config = split_sessions(raw, config, seed)
     inter, fields = raw.inter, config.fields
     rows = SourceRows(inter.types, [inter.columns], raw.side, inter.where, inter.cells)
     empty = Manifest({"fields": fields.model_dump()})
@@ -135,19 +138,23 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> dict[str
         map_array(place, manifest.columns[name].values) for name in (fields.user, fields.item)
     )
     # The split of each row that was kept: by the files, or by data.split.
+    time = manifest.columns.get(fields.time)
+    times = None if time is None else map_array(place, time.values)
     if raw.parts is not None:
-        if config.split.at is not None:
+        if config.split.at is not None and config.split.by != "sessions":
             raise ValueError(
                 "data.split.at: the files are train, valid and test parts already; leave it out, "
                 "or give them as one (data.files.inter)"
             )
         split_numbers = raw.parts if keep is None else raw.parts[keep]
+        if raw.cuts_valid:
+            split_numbers = cut_valid(split_numbers, config.split, seed, users, times)
     else:
-        time = manifest.columns.get(fields.time)
-        times = None if time is None else map_array(place, time.values)
         split_numbers = split_of_rows(config.split, seed, users, times)
     num_users, num_items = (len(manifest.words[name]) for name in (fields.user, fields.item))
     splits = rows_by_split(split_numbers)
+    context = np.flatnonzero(split_numbers == CONTEXT)
+    is_split = slice(None) if not len(context) else split_numbers != CONTEXT
     logger.info("densified ids: %d users, %d items", num_users - 1, num_items - 1)
     sizes = ", ".join(f"{split} {len(rows)}" for split, rows in splits.items())
     logger.info("split interactions: %s", sizes)
@@ -158,7 +165,10 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> dict[str
             split: write_array(place, f"rows-{split}.bin", row_numbers, "<i8").entry()
             for split, row_numbers in splits.items()
         },
-        "pairs": asdict(count_pairs(users, items, split_numbers, num_items)),
+        "context": write_array(place, "rows-context.bin", context, "<i8").entry(),
+        "pairs": asdict(
+            count_pairs(users[is_split], items[is_split], split_numbers[is_split], num_items)
+        ),
     }
 
 
@@ -174,6 +184,7 @@ def _open(place: Place, document: dict[str, Any], config: DataSection) -> Datase
             split: map_array(place, Stored.from_entry(entry))
             for split, entry in document["splits"].items()
         },
+        context=map_array(place, Stored.from_entry(document["context"])),
         pairs=Pairs.from_entry(document["pairs"]),
         **parts_of(place, manifest, config),
     )
@@ -251,9 +262,9 @@ def check_cache(folder: Path) -> dict[str, Any]:
         check_columns(folder, manifest)
         if set(document["splits"]) != set(SPLITS):
             raise DamagedFolder(f"the splits are {', '.join(document['splits'])}")
-        for split, entry in document["splits"].items():
+        for name, entry in {**document["splits"], "context": document["context"]}.items():
             rows = map_array(folder, Stored.from_entry(entry))
-            check_range(f"rows of {split}", rows, 0, manifest.rows)
+            check_range(f"rows of {name}", rows, 0, manifest.rows)
         return document
     except DamagedFolder:
         raise

@@ -13,9 +13,11 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import CLICK_FORMATS, GENERATED, DataSection
 from shoal.config.yaml_io import inline
 from shoal.data.bounded_files import plain_name
+from shoal.data.loading.published import describe_absent
 from shoal.data.prepared import dataset as prepared
 from shoal.data.sources import FORMATS, SOURCES
 from shoal.data.sources.files import is_remote, local_data
+from shoal.data.sources.published import PUBLIC_SETS
 
 FILES = ("train", "valid", "test")  # of data.clicks
 # What only the other kind of data reads: a value that a user would count on is refused.
@@ -157,16 +159,19 @@ def _nothing(data: DataSection) -> str:
     have = sorted(p.name for p in root.iterdir() if p.name[0] != ".") if root.is_dir() else []
     remedy = (
         "name a data set with data.name (a folder under data.path; `shoal data fetch ml-100k` gets "
-        "one), tables of your own with data.files.inter=FILE (or `shoal train FILE`), or a click "
-        "log with data.clicks.train=FILE; data.name=synthetic is generated data"
+        "one, and docs/reference/public_sets.md lists others), tables of your own with "
+        "data.files.inter=FILE (or `shoal train FILE`), or a click log with "
+        "data.clicks.train=FILE; data.name=synthetic is generated data"
     )
     if data.name is None and root.is_file():
         return f"data.path is {root}, a file, and it is a folder's: write data.files.inter={root}"
     if data.name is None:
         holds = f", which holds {', '.join(have[:8])}" if have else ""
         return f"no data is named, and there is none in data.path={root}{holds}; {remedy}"
+    if data.name in PUBLIC_SETS:
+        return f"no data set {data.name!r} in {root}: {describe_absent(data.name, data.folder)}"
     return (
         f"no data set {data.name!r} in {root}: neither {data.folder / data.stem}.inter nor "
         f"MovieLens files (u.data, ratings.dat, ratings.csv, or {data.stem}.zip) are there; "
-        f"{remedy}{did_you_mean(data.name, [*have, *GENERATED])}"
+        f"{remedy}{did_you_mean(data.name, [*have, *GENERATED, *PUBLIC_SETS])}"
     )

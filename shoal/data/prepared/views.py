@@ -60,7 +60,8 @@ TYPES = {
 def view_key(digest: str, section: SplitSection, seed: int) -> str:
     """The name of a view's folder."""
     # Without a seed that is null, as it was named before a split could have one of its own.
-    identity: list[Any] = [VERSION, digest, section.model_dump(exclude_none=True)]
+    options = section.model_dump(exclude_none=True, exclude={"targets", "pause"})  # of sessions
+    identity: list[Any] = [VERSION, digest, options]
     if section.order == "random" and section.seed is None:
         identity.append(seed)
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -156,7 +157,10 @@ class Csv(CellText):
     """Cells are separated by data.separator if the header has it, else by the most frequent."""
 
     name = "csv"
-    endings = (".csv", ".tsv", ".txt")
+    endings: tuple[str, ...] = (".csv", ".tsv", ".txt")
+
+    def described(self, config: DataSection) -> Csv:
+        return self if config.columns is None else UNNAMED
 
     def header(self, path: Path, config: DataSection) -> CellHeader:
         head, preferred = first_line(path, config.encoding), config.separator
@@ -165,6 +169,31 @@ class Csv(CellText):
         names = cells.header(head, path)
         check_columns(path, len(names))
         return CellHeader(names, cells=cells)
+
+
+class UnnamedCsv(Csv):
+    """Cells from the first line on; data.columns names the columns."""
+
+    first_row = 1
+    has_header = False
+
+    def header(self, path: Path, config: DataSection) -> CellHeader:
+        cells, names = super().header(path, config).cells, config.columns
+        assert names is not None, "Csv.described chooses this class where columns are named"
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise ValueError(f"data.columns names {twice[0]!r} twice; every column has its name")
+        first = cells.header(first_line(path, config.encoding), path)
+        if len(first) != len(names):
+            raise ValueError(
+                f"{path}, line 1: {len(first)} cells where data.columns names {len(names)} "
+                f"({', '.join(names)}): {cells.separator.join(first)[:80]!r}; is it another file, "
+                "or has it other columns or another data.separator?"
+            )
+        return CellHeader(names, cells=cells)
+
+
+UNNAMED = UnnamedCsv()
 
 
 def read_cells(

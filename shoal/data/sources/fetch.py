@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import logging
 import os
 import shutil
 import stat
@@ -18,7 +19,9 @@ from typing import NamedTuple
 from shoal.config.errors import did_you_mean
 from shoal.data.sources.files import SCHEMES, file_system, reaching
 from shoal.data.sources.movielens import UNREADABLE
+from shoal.data.sources.published import PUBLIC_SETS, Download, holds_set, shown_names
 
+logger = logging.getLogger(__name__)
 OFFICIAL = "https://files.grouplens.org/datasets/movielens"
 MIRROR_VARIABLE = "SHOAL_MIRROR"
 OVER_HTTP = ("http://", "https://", "file://")  # by urllib, which resumes; others by fsspec
@@ -46,12 +49,16 @@ def fetch(name: str, folder: Path, *, mirror: str | None = None, progress: bool 
     """Bring a data set to FOLDER/NAME and return that path; what is already there is kept.
 
     mirror (or the environment variable SHOAL_MIRROR): a folder of archives, or an address under
-    which NAME.zip lies (file://, http://, https://, or an object store such as s3://).
+    which NAME.zip lies (file://, http://, https://, or an object store such as s3://). Public sets
+    that are no single archive lie there as NAME/FILE.
     """
+    mirror = mirror or os.environ.get(MIRROR_VARIABLE)
+    if name in PUBLIC_SETS:
+        return _fetch_public(name, folder, mirror, progress)
     if name not in ARCHIVES:
         raise FetchError(
-            f"no data set {name!r} to fetch; known: {', '.join(ARCHIVES)}"
-            f"{did_you_mean(name, ARCHIVES)}"
+            f"no data set {name!r} to fetch; known: {', '.join(ARCHIVES)}, {shown_names()}"
+            f"{did_you_mean(name, [*ARCHIVES, *PUBLIC_SETS])}"
         )
     archive = ARCHIVES[name]
     target = folder / name
@@ -68,7 +75,8 @@ def fetch(name: str, folder: Path, *, mirror: str | None = None, progress: bool 
                 )
             _unpack(packed, name, target)
         else:
-            _download(name, archive, packed, mirror or os.environ.get(MIRROR_VARIABLE), progress)
+            file = Download(f"{OFFICIAL}/{name}.zip", md5=archive.md5, unpack=True)
+            _download(name, file, packed, mirror, progress)
             _unpack(packed, name, target)
             packed.unlink()
     except OSError as error:
@@ -76,11 +84,38 @@ def fetch(name: str, folder: Path, *, mirror: str | None = None, progress: bool 
     return target
 
 
-def _download(
-    name: str, archive: Archive, packed: Path, mirror: str | None, progress: bool
-) -> None:
-    """Put the verified archive at `packed`; its .part is kept only when the transfer broke."""
-    address = _address(name, mirror)
+def _fetch_public(name: str, folder: Path, mirror: str | None, progress: bool) -> Path:
+    """Bring the files of a public set to FOLDER/NAME; those that are there are kept."""
+    chosen, target = PUBLIC_SETS[name], folder / name
+    if holds_set(target, name):
+        return target
+    if not chosen.downloads:
+        forms = [" and ".join(form.files.values()) for form in chosen.forms]
+        raise FetchError(
+            f"{name} cannot be downloaded without you: {chosen.by_hand}; put "
+            f"{' or '.join(dict.fromkeys(forms))} into {target}"
+        )
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for file in chosen.downloads:
+            done = target / (Path(file.file).stem if file.unpack else file.file)
+            if done.exists():
+                continue
+            _download(f"{name}/{file.file}", file, target / file.file, mirror, progress)
+            if file.unpack:
+                _unpack_beside(target / file.file, done)
+    except OSError as error:
+        raise FetchError(f"cannot write {name} to {folder}: {error}") from error
+    return target
+
+
+def _download(name: str, file: Download, packed: Path, mirror: str | None, progress: bool) -> None:
+    """Put the verified file at `packed`; its .part is kept only when the transfer broke.
+
+    name: what a mirror has it as, without the ending of an archive that is a whole data set.
+    """
+    in_mirror = name if "/" in name else f"{name}.zip"
+    address = _address(in_mirror, file.address, mirror)
     part = packed.with_name(f"{packed.name}.part")
     try:
         if address.startswith(OVER_HTTP):
@@ -95,38 +130,53 @@ def _download(
             )
         raise FetchError(
             f"cannot fetch {name} from {address}: {_reason(error)}.{resume_hint} Without internet, "
-            f"set {MIRROR_VARIABLE} to a folder or address that holds {name}.zip"
+            f"set {MIRROR_VARIABLE} to a folder or address that holds {in_mirror}"
         ) from error
-    digest = _md5(part)
-    if digest != archive.md5:
+    if (wrong := _mismatch(part, file)) is not None:
         size = part.stat().st_size
         part.unlink()
+        digest, expected = wrong
         raise FetchError(
-            f"{address} is not the official {name}.zip: its md5 is {digest} ({size} bytes), not "
-            f"{archive.md5}; it was removed. Try again, or set {MIRROR_VARIABLE} to a folder or "
+            f"{address} is not the official {in_mirror}: its {digest} ({size} bytes), not "
+            f"{expected}; it was removed. Try again, or set {MIRROR_VARIABLE} to a folder or "
             "address with the official archive"
         )
+    if not file.md5 and not file.blob:
+        logger.info("%s: %d bytes; no checksum is published for it", name, part.stat().st_size)
     part.replace(packed)
 
 
-def _address(name: str, mirror: str | None) -> str:
-    base = mirror or OFFICIAL
-    if "://" not in base:
-        place = Path(base).expanduser()
-        if not (place / f"{name}.zip").is_file():
+def _mismatch(path: Path, file: Download) -> tuple[str, str] | None:
+    """The checksum that a file has and the one that it should have; None where they agree."""
+    if file.md5:
+        digest = _md5(path)
+        return None if digest == file.md5 else (f"md5 is {digest}", file.md5)
+    if file.blob:
+        digest = _blob(path)
+        return None if digest == file.blob else (f"SHA-1 as git counts it is {digest}", file.blob)
+    return None
+
+
+def _address(in_mirror: str, official: str, mirror: str | None) -> str:
+    """Where a file is transferred from: its official address, or the mirror's."""
+    if mirror is None:
+        return official
+    if "://" not in mirror:
+        place = Path(mirror).expanduser()
+        if not (place / in_mirror).is_file():
             have = sorted(p.name for p in place.glob("*.zip")) if place.is_dir() else []
             raise FetchError(
-                f"the mirror folder {base} holds no {name}.zip; it holds "
+                f"the mirror folder {mirror} holds no {in_mirror}; it holds "
                 f"{', '.join(have) or 'no archives'}. Correct {MIRROR_VARIABLE}, or unset it to "
-                f"fetch from {OFFICIAL}"
+                f"fetch from {official.rpartition('/')[0]}"
             )
-        return (place.resolve() / f"{name}.zip").as_uri()
-    if base.partition("://")[0] not in SCHEMES:
+        return (place.resolve() / in_mirror).as_uri()
+    if mirror.partition("://")[0] not in SCHEMES:
         raise FetchError(
-            f"{MIRROR_VARIABLE}: {base!r} is neither a folder nor an address; an address begins "
+            f"{MIRROR_VARIABLE}: {mirror!r} is neither a folder nor an address; an address begins "
             f"with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
         )
-    return f"{base.rstrip('/')}/{name}.zip"
+    return f"{mirror.rstrip('/')}/{in_mirror}"
 
 
 def _transfer(address: str, part: Path, name: str, progress: bool) -> None:
@@ -177,6 +227,24 @@ def _copy_from_store(address: str, part: Path) -> None:
         raise OSError(str(error)) from error
 
 
+def _unpack_beside(packed: Path, target: Path) -> None:
+    """Unpack all of an archive to `target`, all or nothing, and remove the archive."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=packed.parent))
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            for member in archive.infolist():
+                _check_member(member, packed)
+            archive.extractall(temporary)
+        temporary.rename(target)
+        target.chmod(0o755)  # the temporary folder was private
+        packed.unlink()
+    except UNREADABLE as error:
+        problem = str(error) or type(error).__name__
+        raise FetchError(f"{packed} is damaged: {problem}; remove it and fetch again") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def _unpack(packed: Path, name: str, target: Path) -> None:
     """Unpack NAME/... of the archive to `target`, all or nothing."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=target.parent))
@@ -224,3 +292,12 @@ def _reason(error: Exception) -> str:
 def _md5(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _blob(path: Path) -> str:
+    """The SHA-1 of a file as git counts it."""
+    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -83,6 +83,10 @@ class TableFormat:
         """Whether a file has this format, by its name."""
         return plain_name(path).suffix in self.endings
 
+    def described(self, config: DataSection) -> TableFormat:
+        """This format as the config describes its files."""
+        return self
+
     def header(self, path: Path, config: DataSection) -> TableHeader:
         """The columns of a file."""
         raise NotImplementedError  # every format writes its own
@@ -122,10 +126,10 @@ def register_table(form: TableFormat) -> None:
 def format_of(path: Path, config: DataSection) -> TableFormat:
     """data.format, or what the ending of a file says."""
     if config.format in FORMATS:
-        return FORMATS[config.format]
+        return FORMATS[config.format].described(config)
     for form in FORMATS.values():
         if form.reads(path):
-            return form
+            return form.described(config)
     *names, last = FORMATS
     raise ValueError(
         f"{path} does not say what it is; set data.format to {', '.join(names)} or {last}"
@@ -157,6 +161,8 @@ def read_table(
 
     Returns the table, the number of the file of each row, and how many bad rows are left out.
     """
+    if suffix != "inter":  # data.columns names those of interactions
+        config = config.model_copy(update={"columns": None})
     forms = [form or format_of(path, config) for path in paths]
     headers = [one.header(path, config) for one, path in zip(forms, paths)]
     _check_same_columns(paths, headers)
@@ -363,10 +369,11 @@ def files(config: DataSection) -> dict[str, list[Path]]:
             "data.clicks.train)"
         )
     parts = [part for part in PARTS if part in patterns]
-    if ("inter" in patterns) == bool(parts) or (parts and len(parts) < 3):
+    if ("inter" in patterns) == bool(parts) or (parts and not {"train", "test"} <= {*parts}):
         raise ValueError(
-            f"data.files names {', '.join(patterns)}; name inter, or all of train, valid and test, "
-            "and besides user, item and others as there are"
+            f"data.files names {', '.join(patterns)}; name inter, or train, test and perhaps valid "
+            "(data.split cuts it from train where there is none), and besides user, item and "
+            "others as there are"
         )
     return {
         suffix: find_files(pattern, config.path, f"data.files.{suffix}")
@@ -407,8 +414,15 @@ class Tables(Source):
             tables[suffix], _, skipped = read_table(config, suffix, paths_by_suffix[suffix])
             bad += skipped if suffix == "inter" else 0
         if "train" in paths_by_suffix:
-            split_paths = [path for part in PARTS for path in paths_by_suffix[part]]
+            paths_by_part = [paths_by_suffix.get(part, []) for part in PARTS]
+            split_paths = [path for paths in paths_by_part for path in paths]
             tables["inter"], owner, bad = read_table(config, "inter", split_paths)
-            parts = np.repeat(np.arange(3), [len(paths_by_suffix[part]) for part in PARTS])[owner]
+            parts = np.repeat(np.arange(3), [len(paths) for paths in paths_by_part])[owner]
         left_out = {"data.bad_rows": bad} if bad else {}
-        return Raw(tables.pop("inter"), tables, parts, left_out)
+        return Raw(
+            tables.pop("inter"),
+            tables,
+            parts,
+            left_out,
+            cuts_valid=parts is not None and "valid" not in paths_by_suffix,
+        )

@@ -108,7 +108,7 @@ class Writer:
         model, sequential = self.model, self.model.kind == "sequential"
         max_len = self.config.data.max_len
         # All that a user took, as Trained.recommend reads it.
-        histories = Histories(dataset, ALL, max_len, model.reads_times)
+        histories = Histories(dataset, ALL, max_len, model.reads_times, with_context=True)
         self.signature |= {
             "max_len": max_len,
             "repeatable": self.config.eval.repeatable,

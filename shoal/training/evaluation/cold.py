@@ -23,6 +23,8 @@ class Cold:
         users = np.bincount(dataset.user_ids("train"), minlength=dataset.num_users) == 0
         items = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items) == 0
         items[0] = False
+        # Sessions are new by design, and known by what stands before the item to find.
+        users[dataset.flat(dataset.user_field)[dataset.context]] = False
         self.users, self.items = torch.from_numpy(users), torch.from_numpy(items)
         tested = dataset.item_ids("test")
         self.positives = tested[items[tested]]

@@ -271,7 +271,9 @@ class Evaluator:
         """
         if not self.sequential:
             return None
-        return Histories(self.dataset, splits, self.max_len, self.timed, request_split)
+        return Histories(
+            self.dataset, splits, self.max_len, self.timed, request_split, with_context=True
+        )
 
     def query(self, users: np.ndarray, histories: Histories | None) -> Batch:
         """A batch that asks for scores."""
