@@ -46,6 +46,9 @@ EXAMPLES = {
     "export": "shoal export runs/first --to model",
     "predict": "shoal predict clicks --input day_1.csv --output clicks.parquet",
     "serve": "shoal serve model",
+    "pipeline check": "shoal pipeline check pipeline.yaml",
+    "pipeline recommend": "shoal pipeline recommend pipeline.yaml --user 7 --number 5",
+    "pipeline eval": "shoal pipeline eval pipeline.yaml --test later.csv",
     "board": "shoal board runs",
     "runs": "shoal runs",
     "tune": "shoal tune ratings.csv --model=BPR --epochs=2 --trials 3 --output studies/first",
@@ -76,7 +79,7 @@ EXAMPLES = {
 NAMES = {
     "Train": ["run", "fit", "tune", "Feature"],
     "Look at a run": ["evaluate", "recommend", "report"],
-    "Use a trained model": ["export", "load"],
+    "Use a trained model": ["export", "load", "Pipeline"],
     "Your own loop": ["CollectiveStrategy", "Embedding"],
     "Processes": ["run_rank", "ray"],
     "An Estimator": ["EstimatorSpec", "TrainSpec", "EvalSpec", "ModeKeys", "RunConfig", "Hook"],
@@ -98,6 +101,7 @@ METHODS = {
         "shoal.serving.artifact.artifact.Artifact",
         "recommend predict explain score similar_items vectors",
     ),
+    "shoal.Pipeline": ("", "recommend answer"),
     "shoal.ray": ("shoal.runs.ray_cluster", "train launch"),
     "shoal.CollectiveStrategy": (
         "",

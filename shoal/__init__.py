@@ -5,7 +5,8 @@ fit                  the same for a frame of pandas, Polars or Arrow; Feature sa
 tune                 search for the best hyper-parameters: shoal.tune("BPR", "ml-100k", trials=30)
 evaluate, report     the metrics of a trained run once more; a page of a run or of several
 recommend            the best items for a user of a trained run
-export, load         a trained run as an artifact that needs neither config nor data, and its use
+export, load         a trained run as an artifact that needs neither config nor data, and its use;
+                     Pipeline: several of them and rules, behind one file
 run_rank             one rank of a run, for torch.multiprocessing.spawn
 CollectiveStrategy   many processes under a PyTorch loop of your own, or an Estimator
 Embedding            rows that such a loop spreads over its processes
@@ -37,6 +38,7 @@ _ROOMS = {
     "export": "serving.artifact.export",
     "tune": "experiments.tuning.tune",
     "load": "serving.artifact.artifact",
+    "Pipeline": "serving.pipeline.pipeline",
     "CollectiveStrategy": "compat.estimator.strategy",
     "Embedding": "loop.modules",
     **dict.fromkeys(("EstimatorSpec", "EvalSpec", "Hook"), "compat.estimator.specs"),

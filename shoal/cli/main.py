@@ -22,6 +22,7 @@ from shoal.cli import (
     importing,
     inspect,
     new,
+    pipeline,
     planning,
     quickstart,
     recommend,
@@ -97,6 +98,12 @@ codes_app = typer.Typer(no_args_is_help=True, help="Semantic ids of items.")
 codes_app.command("make", **FILES)(codes.make)
 codes_app.command("check", **TAKES_KEYS)(codes.check)
 app.add_typer(codes_app, name="codes")
+
+pipeline_app = typer.Typer(no_args_is_help=True, help="Retrieval, ranking and rules as a file.")
+pipeline_app.command("check")(pipeline.check)
+pipeline_app.command("recommend")(pipeline.recommend)
+pipeline_app.command("eval")(pipeline.evaluate)
+app.add_typer(pipeline_app, name="pipeline")
 
 ps_app = typer.Typer(no_args_is_help=True, help="Parameter servers by hand.")
 ps_app.command("server")(training.server)

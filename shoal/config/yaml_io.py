@@ -34,7 +34,7 @@ KEY = re.compile(r"""\s*["']?([\w.-]+)["']?\s*=""")
 SUFFIXES = (".yaml", ".yml", ".toml")  # of config files
 MOST_BYTES = 1 << 20  # of a text: the parser needs seconds for more
 
-Path_ = tuple[str, ...]  # the keys that lead to a value
+Path_ = tuple[str, ...]  # the keys that lead to a value; of an entry of a list its place, from 0
 
 
 class _Loader(yaml.SafeLoader):
@@ -146,11 +146,18 @@ class _Builder:
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
-            return [self.build(child, (*path, "")) for child in node.value]
+            return [
+                self.entry(child, (*path, str(place))) for place, child in enumerate(node.value)
+            ]
         try:
             return self.loader.construct_object(node)
         except (ValueError, KeyError):
             self.refuse(node, f"{node.value!r} is no {node.tag[len(PREFIX) :]}")
+
+    def entry(self, node: yaml.Node, path: Path_) -> Any:
+        """An entry of a list."""
+        self.lines[path] = node.start_mark.line + 1
+        return self.build(node, path)
 
     def mapping(self, node: yaml.MappingNode, path: Path_) -> dict[str, Any]:
         """Its keys must be text, and differ."""

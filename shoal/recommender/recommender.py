@@ -12,7 +12,7 @@ of a history are left out; the ranking reports both.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -174,10 +174,7 @@ class Recommender:
     def similar_items(self, item: Any, topk: int = 10) -> RankedItems:
         """The items whose vectors point most the same way: (item, cosine) each, without itself."""
         number = self.items.need([item], "item")
-        without = np.zeros(2, np.int64), np.array([0, number[0]])
-        fill = DotProducts(self._units[number], self._units)
-        places, cosines = rank(fill, 1, len(self._units), topk, without)
-        items, scores = plain(places, cosines, None)
+        items, scores = self.rank_similar(number, topk, (np.zeros(1, np.int64), number))
         return self._named(items[0], scores[0])
 
     def explain(self, question: RankingQuestion, item: Any) -> Explanation:
@@ -334,6 +331,38 @@ class Recommender:
 
         allowed: the items that alone may come, ascending; `without`: pairs that may not.
         """
+        return self._rank(
+            lambda ids: self.catalogue.fill(query, ids), count, topk, without, allowed
+        )
+
+    def rank_similar(
+        self,
+        items: np.ndarray,
+        topk: int,
+        without: Pairs = (NO_IDS, NO_IDS),
+        allowed: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The items most like each of these [b, k] (0: none left), by number, and cosines [b, k].
+
+        allowed: the items that alone may come, ascending; `without`: pairs that may not, as the
+        place of an item in `items` and another one. Neither leaves an item itself out.
+        """
+        units = self._units
+
+        def fill_for(ids: Tensor | None) -> Fill:
+            return DotProducts(units[items], units if ids is None else units[ids])
+
+        return self._rank(fill_for, len(items), topk, without, allowed)
+
+    def _rank(
+        self,
+        fill_for: Callable[[Tensor | None], Fill],
+        count: int,
+        topk: int,
+        without: Pairs,
+        allowed: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best items by the function that writes the scores of these items (None: of all)."""
         num_items = self._num_items if allowed is None else len(allowed)
         rows, banned = without
         if allowed is None:
@@ -345,8 +374,7 @@ class Recommender:
             rows, banned = rows[inside], place[inside]
         ids = None if allowed is None else torch.from_numpy(allowed)
         with torch.inference_mode():
-            fill = self.catalogue.fill(query, ids)
-            places, scores = rank(fill, count, num_items, topk, (rows, banned))
+            places, scores = rank(fill_for(ids), count, num_items, topk, (rows, banned))
         return plain(places, scores, allowed)
 
     def rank_users(

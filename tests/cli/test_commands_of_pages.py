@@ -63,6 +63,16 @@ BEFORE = {
     "board": ["shoal train config.yaml --output runs/first"],
     "plan": ["shoal train config.yaml --output runs/first"],
     "serving": [TRAIN, "shoal export RUN --to exported/monday"],
+    "pipeline": [
+        *(
+            f"shoal {verb}"
+            for model in ("SASRec", "BPR", "Pop", "DeepFM")
+            for verb in (
+                f"train --model={model} --dataset=ml-100k --output runs/{model}",
+                f"export runs/{model} --to exported/{model.lower()}",
+            )
+        )
+    ],
     "failure": [TRAIN],
     "distributed": [TRAIN],
     "five_minutes": [TRAIN, "shoal export RUN --to model"],
@@ -104,6 +114,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     people = people.with_columns(age=polars.lit(30), occupation=polars.lit("baker"))
     films = polars.DataFrame({"item_id": range(1, 241), "class": ["a", "b", "c"] * 80})
     films = films.with_columns(release_year=polars.lit(1994))
+    goods = polars.DataFrame({"id": range(1, 241), "in_stock": ["yes", "yes", "no"] * 80})
+    goods = goods.with_columns(since=polars.lit("2000-05-01"), category=goods["id"] % 7)
+    goods.write_csv(stage / "items.csv")
+    frame.tail(300).select("user_id", "item_id").write_csv(stage / "later.csv")
     for name in ("ml-100k", "ml-1m", "shop"):
         folder = stage if name == "shop" else stage / "dataset" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +163,9 @@ def test_commands_of_a_page(page: str, stage: Path, tmp_path: Path) -> None:
     shutil.copytree(stage, folder, symlinks=True)
     (folder / "config.yaml").write_text(CONFIGS.get(name, ITEMS))
     shutil.copy(folder / "config.yaml", folder / "CONFIG.yaml")
-    for file, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", text, re.M | re.S):
+    for file, code in re.findall(
+        r"^```(?:python|yaml)\n# (\w+\.\w+)\n(.*?)^```", text, re.M | re.S
+    ):
         (folder / file).write_text(code)
     for command in [*BEFORE.get(name, ()), *commands]:
         elsewhere = next((one for key, one in ELSEWHERE.items() if re.search(key, command)), None)

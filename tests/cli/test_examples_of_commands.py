@@ -41,8 +41,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     frame = polars.DataFrame(rows, schema=columns, orient="row")
     frame.drop("label").write_csv("ratings.csv")
     frame.select("user_id", "item_id", "label").write_csv("day_1.csv")
+    frame.tail(60).select("user_id", "item_id").write_csv("later.csv")
     Path("my_model.py").write_text(SIDE_LOSS)
     Path("arena.yaml").write_text(ARENA)
+    Path("pipeline.yaml").write_text("retrieve: [{artifact: model, number: 50}]\n")
     return tmp_path
 
 

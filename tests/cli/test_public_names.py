@@ -14,7 +14,18 @@ import pytest
 import shoal
 
 # Names that train, in the order in which their examples build upon each other.
-RUNS = ("run", "evaluate", "recommend", "report", "export", "load", "fit", "tune", "run_rank")
+RUNS = (
+    "run",
+    "evaluate",
+    "recommend",
+    "report",
+    "export",
+    "load",
+    "Pipeline",
+    "fit",
+    "tune",
+    "run_rank",
+)
 OTHERS = tuple(sorted({*shoal.__all__} - {*RUNS, "__version__", "ray"}))
 # Bases and protocols of what users write; the first two train.
 BASES = (

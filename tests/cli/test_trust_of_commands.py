@@ -50,6 +50,14 @@ PARAMETERS: dict[str, dict[str, str]] = {
     },
     "models": {"name": "a model of the user's own"},
     "new model": {"name": NOTHING, "to": WRITTEN},
+    "pipeline check": {"file": READ},
+    "pipeline eval": {
+        **{"file": READ, "test": READ, "user": NOTHING, "item": NOTHING, "output": WRITTEN},
+    },
+    "pipeline recommend": {
+        **{"file": READ, "user": NOTHING, "history": NOTHING, "users": READ, "input": READ},
+        **{"output": WRITTEN, "context": NOTHING},
+    },
     "plan": {
         **{"CONFIG": CONFIG_FILE, "compare": RUN, "cluster": READ, "target": NOTHING},
         **{"launch": NOTHING, "output": WRITTEN},

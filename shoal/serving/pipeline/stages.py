@@ -1,0 +1,311 @@
+"""Stages of a pipeline: sources of candidates, and the click model that ranks them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from shoal.clicks.encoder import FeatureEncoder
+from shoal.config.errors import did_you_mean
+from shoal.data.ids import Ids, word_of
+from shoal.kernels.topk import Pairs
+from shoal.recommender.recommender import NO_IDS, History, asked_at
+from shoal.serving.artifact.artifact import Artifact
+from shoal.serving.artifact.histories import HISTORIES
+from shoal.serving.pipeline.question import PipelineQuestion
+
+By = Literal["model", "popularity", "last_item"]
+Retrieved = tuple[np.ndarray, np.ndarray]  # items and their scores, the best first
+
+
+@dataclass
+class CandidateSource:
+    """An artifact that retrieves candidates; items are numbers of the pipeline.
+
+    by           `model`: the best items by its scores; `popularity`: the items that were taken
+                 most; `last_item`: those most like the last item of the history
+    number       how many items it brings
+    quota        how many of them it may add to those of the sources before it; None: all
+    to_pipeline  its numbers -> numbers of the pipeline; from_pipeline: back, 0 where it has none
+    """
+
+    name: str
+    artifact: Artifact
+    by: By
+    number: int
+    quota: int | None
+    to_pipeline: np.ndarray
+    from_pipeline: np.ndarray
+
+    def retrieve(
+        self,
+        questions: Sequence[PipelineQuestion],
+        allowed: np.ndarray | None,
+        banned: Sequence[np.ndarray],
+    ) -> list[Retrieved | None]:
+        """The candidates of each question; None where it knows nothing of who asks.
+
+        allowed: items that may come, bool [num_items], None: all; banned: of each question, those
+        that may not.
+        """
+        numbers = None
+        if allowed is not None:
+            numbers = 1 + np.flatnonzero(allowed[self.to_pipeline[1:]])
+        barred = [self.from_pipeline[items] for items in banned]
+        ways = {
+            "model": self._by_model,
+            "popularity": self._by_popularity,
+            "last_item": self._by_last_item,
+        }
+        if numbers is not None and not len(numbers):
+            return [(NO_IDS, np.zeros(0))] * len(questions)
+        results = ways[self.by](questions, numbers, barred)
+        return [
+            None if result is None else (self.to_pipeline[result[0]], result[1])
+            for result in results
+        ]
+
+    def taken(self, questions: Sequence[PipelineQuestion]) -> list[Retrieved]:
+        """What the user of each question took in the data of the artifact, and when (nan: not
+        known); nothing where it does not hold that."""
+        results = [(NO_IDS, np.zeros(0))] * len(questions)
+        if not self.has_histories:
+            return results
+        users = self._users(questions)
+        known_places = np.flatnonzero(users)
+        rows, items = self.artifact.seen(users[known_places])
+        for row, place in enumerate(known_places.tolist()):
+            taken = items[rows == row]
+            times = np.full(len(taken), np.nan)
+            history = self.artifact.history_of(int(users[place]))
+            if history.times is not None:
+                taken = np.append(taken[~np.isin(taken, history.items)], history.items)
+                earlier = np.full(len(taken) - len(history.items), np.nan)
+                times = np.append(earlier, history.times[:-1].astype(np.float64))
+            results[place] = self.to_pipeline[taken], times
+        return results
+
+    @property
+    def has_histories(self) -> bool:
+        """Whether the artifact holds what users took."""
+        return HISTORIES in self.artifact.manifest["files"]
+
+    # ---- the three ways, by numbers of the artifact ----------------------------------------------
+
+    def _by_model(
+        self,
+        questions: Sequence[PipelineQuestion],
+        allowed: np.ndarray | None,
+        banned: Sequence[np.ndarray],
+    ) -> list[Retrieved | None]:
+        """Users are ranked in one pass, histories in another."""
+        recommender = self.artifact.recommender
+        results: list[Retrieved | None] = [None] * len(questions)
+        histories = self._histories(questions)
+        users = self._users(questions)
+        by_history = [place for place, history in enumerate(histories) if history is not None]
+        by_user = [n for n in np.flatnonzero(users).tolist() if histories[n] is None]
+        for places, is_history in ((by_history, True), (by_user, False)):
+            if not places:
+                continue
+            if is_history:
+                query = self.artifact.of_histories([one for one in histories if one is not None])
+            else:
+                query = self.artifact.of_users(users[by_user])
+            best, scores = recommender.rank(
+                query,
+                len(places),
+                self.number,
+                without=_pairs([banned[place] for place in places]),
+                allowed=allowed,
+            )
+            for row, place in enumerate(places):
+                results[place] = _left(best[row], scores[row])
+        return results
+
+    def _by_popularity(
+        self,
+        questions: Sequence[PipelineQuestion],
+        allowed: np.ndarray | None,
+        banned: Sequence[np.ndarray],
+    ) -> list[Retrieved | None]:
+        longest = max((len(items) for items in banned), default=0)
+        popular, counts = self.artifact.recommender.popular(self.number + longest, allowed)
+        results: list[Retrieved | None] = []
+        for items in banned:
+            kept = np.flatnonzero(~np.isin(popular, items))[: self.number]
+            results.append((popular[kept], counts[kept]))
+        return results
+
+    def _by_last_item(
+        self,
+        questions: Sequence[PipelineQuestion],
+        allowed: np.ndarray | None,
+        banned: Sequence[np.ndarray],
+    ) -> list[Retrieved | None]:
+        last_items = self._last_items(questions)
+        places: list[int] = np.flatnonzero(last_items).tolist()
+        results: list[Retrieved | None] = [None] * len(questions)
+        if not places:
+            return results
+        items = last_items[places]
+        # An item is most like itself: it does not come.
+        barred = [np.append(banned[place], last_items[place]) for place in places]
+        best, cosines = self.artifact.recommender.rank_similar(
+            items, self.number, without=_pairs(barred), allowed=allowed
+        )
+        for row, place in enumerate(places):
+            results[place] = _left(best[row], cosines[row])
+        return results
+
+    # ---- who asks --------------------------------------------------------------------------------
+
+    def _users(self, questions: Sequence[PipelineQuestion]) -> np.ndarray:
+        """The user of each question by number; 0: none, or not known."""
+        users = np.zeros(len(questions), np.int64)
+        named = [place for place, question in enumerate(questions) if question.user is not None]
+        users[named] = self.artifact.users.find([questions[place].user for place in named])
+        return users
+
+    def _histories(self, questions: Sequence[PipelineQuestion]) -> list[History | None]:
+        """The known items of each question's history; None where none is known or is read."""
+        histories: list[History | None] = []
+        for question in questions:
+            history = None
+            if question.history is not None and self.artifact.reads_histories:
+                self.artifact.need_histories(question.times is not None)
+                numbers = self.artifact.items.find(question.history)
+                is_known = numbers > 0
+                times = None
+                if question.times is not None:
+                    times = asked_at(question.times, len(numbers))[[*is_known, True]]
+                history = History(numbers[is_known], times) if is_known.any() else None
+            histories.append(history)
+        return histories
+
+    def _last_items(self, questions: Sequence[PipelineQuestion]) -> np.ndarray:
+        """The last known item of each question's history, else of its user's; 0: there is none."""
+        users = self._users(questions)
+        last_items = np.zeros(len(questions), np.int64)
+        for place, question in enumerate(questions):
+            items = NO_IDS
+            if question.history is not None:
+                items = self.artifact.items.find(question.history)
+            elif users[place] and self.has_histories:
+                items = self.artifact.history_of(int(users[place])).items
+            items = items[items > 0]
+            last_items[place] = items[-1] if len(items) else 0
+        return last_items
+
+
+def _pairs(banned: Sequence[np.ndarray]) -> Pairs:
+    """Lists of items as pairs: place of the list, item; items that are 0 are left out."""
+    if not banned:
+        return NO_IDS, NO_IDS
+    rows = np.repeat(np.arange(len(banned)), [len(items) for items in banned])
+    items = np.concatenate(banned).astype(np.int64)
+    return rows[items > 0], items[items > 0]
+
+
+def _left(items: np.ndarray, scores: np.ndarray) -> Retrieved:
+    """A row of a ranking without its empty places."""
+    return items[items > 0], scores[items > 0].astype(np.float64)
+
+
+class ClickRanker:
+    """A click model that ranks candidates by the chance of a click."""
+
+    def __init__(self, artifact: Artifact, label: str | None = None):
+        """label: which of several that the model predicts."""
+        artifact.needs_clicks()
+        encoder = artifact.encoder
+        if not isinstance(encoder, FeatureEncoder):
+            raise ValueError(
+                f"{artifact.folder} was trained on a click log, which names neither users nor "
+                "items: train the click model on rows with both (data.fields.label), so that it "
+                "can rank items"
+            )
+        labels = [name for name, _ in artifact.labels]
+        if label is None and len(labels) > 1:
+            raise ValueError(f"{artifact.folder} predicts {', '.join(labels)}; give label")
+        if label is not None and label not in labels:
+            raise ValueError(
+                f"{artifact.folder} predicts no {label!r}; it predicts {', '.join(labels)}"
+                f"{did_you_mean(label, labels)}"
+            )
+        self.artifact = artifact
+        self.encoder = encoder
+        self.label = labels[0] if label is None else label
+        self._column = labels.index(self.label)
+
+    @property
+    def users(self) -> Ids:
+        """The users that the model knows."""
+        return self.encoder.ids[self.encoder.fields["user"]]
+
+    @property
+    def items(self) -> Ids:
+        """The items that the model knows."""
+        return self.encoder.ids[self.encoder.fields["item"]]
+
+    @cached_property
+    def context(self) -> list[str]:
+        """Columns that every question's context must have; an empty one is None."""
+        sides = self.encoder.fields.values()
+        return [
+            feature.column
+            for feature in self.encoder.table.features
+            if feature.side == "context" and not (feature.is_of_time or feature.cross)
+            if feature.name not in self.encoder.histories and feature.column not in sides
+        ]
+
+    def check_context(self, question: PipelineQuestion) -> None:
+        """Refuse a question whose context lacks a column, or has one that is not read."""
+        for name in self.context:
+            if name not in question.context:
+                hint = did_you_mean(name, question.context)
+                raise ValueError(
+                    f"{self.artifact.model} reads {name!r}, which the context does not have; None "
+                    f"stands for an empty one{hint}"
+                )
+        own = self.encoder.fields.values()
+        columns = [name for name in self.encoder.columns if name not in own]
+        for name in question.context:
+            if name not in columns:
+                raise ValueError(
+                    f"{self.artifact.model} reads no {name!r}; a context may have "
+                    f"{', '.join(columns) or 'nothing'}{did_you_mean(name, columns)}"
+                )
+
+    def scores(
+        self, questions: Sequence[PipelineQuestion], items: Sequence[Sequence[Any]]
+    ) -> list[np.ndarray]:
+        """The chance of a click on each of the items of each question, float64 [n]."""
+        import polars as pl
+
+        fields = self.encoder.fields
+        history = self._history_column()
+        rows = []
+        for question in questions:
+            row = {fields["user"]: question.user, **question.context}
+            if history is not None and question.history is not None:
+                row[history] = list(question.history)
+            rows.append(row)
+        counts = [len(names) for names in items]
+        one_each = self.encoder.frame(rows).with_columns(pl.col(fields["user"]).cast(pl.String))
+        frame = one_each[np.repeat(np.arange(len(questions)), counts).tolist()]
+        words = [word_of(name) for names in items for name in names]
+        frame = frame.with_columns(pl.Series(fields["item"], words, dtype=pl.String))
+        chances = self.artifact.predictor.chances(frame) if len(frame) else np.zeros(0)
+        if chances.ndim == 2:
+            chances = chances[:, self._column]
+        return np.split(chances, np.cumsum(counts)[:-1])
+
+    def _history_column(self) -> str | None:
+        """The column of a history's items, where the model reads nothing else of a history."""
+        names = list(self.encoder.histories)
+        return names[0] if len(names) == 1 else None
