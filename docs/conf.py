@@ -39,7 +39,7 @@ SIDE_BAR = {
         "reference",
         "config keys commands api models every_model bert4rec codes data public_sets frames "
         "features clicks prepare metrics report board tune arena own_models collective rows "
-        "servers elastic clusters gpu export serving explain daily errors",
+        "servers elastic clusters gpu export serving pipeline explain daily errors",
     ),
     "Understand": (
         "understand",
