@@ -62,8 +62,8 @@ class LDiffRec(Autoencoder):
         decoder = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), activation())]
         self.encoder, self.decoder = nn.Sequential(*encoder), nn.Sequential(*decoder)
         self.first = nn.Linear(latent, options.dims_dnn[0], bias=False)
-        time_size, activation = options.embedding_size, options.mlp_act_func
-        self.denoiser = Denoiser(latent, options.dims_dnn, time_size, activation)
+        time_size = options.embedding_size
+        self.denoiser = Denoiser(latent, options.dims_dnn, time_size, options.mlp_act_func)
         self.last = nn.Linear(options.dims_dnn[-1], latent)
         for network in (self.encoder, self.decoder, self.last):
             begin_xavier(network)
