@@ -32,7 +32,7 @@ WORDS = {  # names and other words, no places
     *(f"data.fields.{one}" for one in ("user", "item", "rating", "time", "label")),
     *(f"data.filter.{one}" for one in ("values", "user_inter_num", "item_inter_num")),
     *("data.threshold", "data.normalize", "data.cells", "data.features", "data.labels"),
-    "data.sample_weight",
+    *("data.columns", "data.sample_weight"),
     *("train.optimizer.tables", "rows.tables", "strategy.tables"),
     *("eval.mode", "eval.valid_metric", "eval.groups.user", "eval.groups.item"),
     *("data.split.at", "launch.ip", "run.gpu_ids"),
