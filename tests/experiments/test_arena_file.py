@@ -8,7 +8,7 @@ import pytest
 
 from shoal.config import ConfigError
 from shoal.config.yaml_io import inline
-from shoal.experiments.arena.arena_file import Entry, read_arena
+from shoal.experiments.arena.arena_file import ArenaEntry, read_arena
 from shoal.experiments.arena.cells import ArenaPlan, plan_arena
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def test_a_file_of_every_key(file: Path) -> None:
         "published: {model: SASRec, data: synthetic, source: a paper, NDCG@10: 0.1}\n"
     )
     arena = read_arena(file)
-    assert arena.models == [Entry("BPR"), Entry("BPR", "wide", {"embedding_size": 128})]
+    assert arena.models == [ArenaEntry("BPR"), ArenaEntry("BPR", "wide", {"embedding_size": 128})]
     assert (arena.seeds, arena.trials, arena.jobs, arena.price_per_hour) == ([7, 8], 5, 2, 3.5)
     assert arena.keys == {"train.epochs": 2}
     assert arena.published[0].metrics == {"ndcg@10": 0.1}

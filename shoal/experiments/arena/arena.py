@@ -16,7 +16,7 @@ from shoal.experiments.arena.arena_page import arena_page
 from shoal.experiments.arena.arena_tables import figures_csv, tables_markdown
 from shoal.experiments.arena.cells import plan_arena
 from shoal.experiments.arena.outcome import conclude, read_outcome
-from shoal.experiments.arena.progress import Progress
+from shoal.experiments.arena.progress import ArenaProgress
 from shoal.experiments.arena.searches import search_cells, search_seconds
 from shoal.experiments.tuning.study_folder import PlannedRun, StudyFolder, StudyLimits
 from shoal.experiments.tuning.sweep import plan_run
@@ -42,7 +42,7 @@ def run_arena(
     runs = [plan_run(folder, cell) for cell in cells]
     problems: dict[Path, str] = {}
     num_finished = sum(RunFolder(run.folder).is_finished for run in runs)
-    progress = Progress(planned=len(runs), finished=num_finished, report=report)
+    progress = ArenaProgress(planned=len(runs), finished=num_finished, report=report)
 
     def note_problem(run: PlannedRun, problem: str) -> None:
         problems[run.folder] = problem

@@ -38,7 +38,7 @@ DECIDED = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArenaEntry:
     """A model or a data set as the file names it, with the config keys that are its own."""
 
     name: str
@@ -62,8 +62,8 @@ class ArenaFile:
 
     path: Path
     text: str
-    models: list[Entry]
-    data: list[Entry]
+    models: list[ArenaEntry]
+    data: list[ArenaEntry]
     seeds: list[int]
     keys: dict[str, Any]  # of all runs, by dotted key
     trials: int  # of a search for each model and data set; 0: no search
@@ -114,7 +114,7 @@ class _Reader:
         place = str(self.path) if line is None else f"{self.path}:{line}"
         self.errors.append(f"{place}: {problem}")
 
-    def entries(self, part: str) -> list[Entry]:
+    def entries(self, part: str) -> list[ArenaEntry]:
         """The models, or the data sets; none of them twice."""
         value = self.values.get(part)
         if isinstance(value, str | dict) and value:
@@ -133,9 +133,9 @@ class _Reader:
             )
         return entries
 
-    def _entry(self, part: str, item: Any) -> Entry | None:
+    def _entry(self, part: str, item: Any) -> ArenaEntry | None:
         if isinstance(item, str) and item:
-            return Entry(item)
+            return ArenaEntry(item)
         if not isinstance(item, dict):
             self.refuse(
                 part, f"{part}: given {inline(item)[:80]}; allowed: a name, or {{name: NAME, KEYS}}"
@@ -150,7 +150,7 @@ class _Reader:
                 self.refuse(part, f"{part}: {key} is {inline(text)[:80]}; allowed: a text")
                 return None
         keys = {key: value for key, value in item.items() if key not in names}
-        return Entry(names["name"], names.get("title"), self.config_keys(part, keys))
+        return ArenaEntry(names["name"], names.get("title"), self.config_keys(part, keys))
 
     def config_keys(self, part: str, value: Any) -> dict[str, Any]:
         """Keys of a config by dotted key; those that the arena decides are refused."""

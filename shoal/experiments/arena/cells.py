@@ -19,7 +19,7 @@ from shoal.config.yaml_io import inline, read
 from shoal.data.loading.location import named_data
 from shoal.data.sources import FORMATS
 from shoal.data.sources.files import is_remote
-from shoal.experiments.arena.arena_file import ArenaFile, Entry
+from shoal.experiments.arena.arena_file import ArenaEntry, ArenaFile
 from shoal.experiments.tuning.sweep_grid import (
     NAMING,
     Cell,
@@ -104,7 +104,7 @@ def plan_arena(arena: ArenaFile, trust: bool = False) -> ArenaPlan:
     return ArenaPlan(_in_order(decided, arena), refused)
 
 
-def _plan_data(arena: ArenaFile, data: Entry, trust: bool) -> tuple[list[Cell], list[Refusal]]:
+def _plan_data(arena: ArenaFile, data: ArenaEntry, trust: bool) -> tuple[list[Cell], list[Refusal]]:
     """The cells of a data set, and the models that cannot learn from it."""
     files = titles_of_files([one.name for one in arena.models if is_config_file(one.name)])
     cells = []
@@ -116,7 +116,7 @@ def _plan_data(arena: ArenaFile, data: Entry, trust: bool) -> tuple[list[Cell], 
     return [one for cell in possible for one in _seeded(cell, arena.seeds)], refused
 
 
-def _resolve(arena: ArenaFile, model: Entry, data: Entry, trust: bool) -> Resolved:
+def _resolve(arena: ArenaFile, model: ArenaEntry, data: ArenaEntry, trust: bool) -> Resolved:
     """The config of a model and a data set: keys of the model win, then those of the data set."""
     values = {**arena.keys, **data.keys, **model.keys}
     files = [model.name] if is_config_file(model.name) else []
@@ -135,7 +135,7 @@ def _is_place(name: str) -> bool:
     return is_remote(name) or os.sep in name or is_table or Path(name).exists()
 
 
-def _with_data(cell: Cell, data: Entry) -> Cell:
+def _with_data(cell: Cell, data: ArenaEntry) -> Cell:
     """The cell with its data; ValueError where its model cannot learn from it."""
     resolved = cell.resolved
     if _is_place(data.name):

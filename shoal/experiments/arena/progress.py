@@ -6,7 +6,7 @@ from collections.abc import Callable
 from shoal.experiments.report.run_page import time_text
 
 
-class Progress:
+class ArenaProgress:
     """Counts the runs of one call of an arena."""
 
     def __init__(self, planned: int, finished: int, report: Callable[[str], None]):

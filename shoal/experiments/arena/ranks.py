@@ -11,7 +11,7 @@ FEW_BLOCKS = 5  # with fewer data sets the test hardly ever finds a difference
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RanksOfModels:
     """How models rank in several blocks: data sets, or users of one."""
 
     models: list[str]  # the best rank first
@@ -22,7 +22,7 @@ class Ranks:
     groups: list[list[str]]  # models that do not differ, each group as large as it can be
 
 
-def rank_models(models: list[str], values: np.ndarray, higher_is_better: bool) -> Ranks:
+def rank_models(models: list[str], values: np.ndarray, higher_is_better: bool) -> RanksOfModels:
     """Rank models by values [blocks, models], each block by itself; ties share their ranks.
 
     A block in which a model has no value (NaN) does not count.
@@ -42,7 +42,7 @@ def rank_models(models: list[str], values: np.ndarray, higher_is_better: bool) -
     order = np.argsort(average, kind="stable")
     difference = critical_difference(num_models, num_blocks)
     names, means = [models[k] for k in order], [float(average[k]) for k in order]
-    return Ranks(
+    return RanksOfModels(
         models=names,
         average=means,
         blocks=num_blocks,
