@@ -20,7 +20,7 @@ from shoal.clicks.samples import ClickReader, InMemory, Samples
 from shoal.clicks.stream import SplitFiles, Stream, load, share
 from shoal.config.errors import did_you_mean
 from shoal.config.output import flat
-from shoal.config.schema import ClicksSection, Config
+from shoal.config.schema import ClicksSection, Config, DataSection
 from shoal.data.dataset import Split
 from shoal.data.loading.location import named_data
 from shoal.data.prepared.dataset import find_log
@@ -261,7 +261,7 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         split: ClickLog(paths, form, layout, clicks.pipe_command, data.separator)
         for split, paths in files.items()
     }
-    is_cut = _is_cut(config)
+    is_cut = _is_cut(data)
     if is_cut:
         logs = dict(cut_in_order(logs["train"], data.split.ratio))
         shares = _shares_of(data.split.ratio)
@@ -308,10 +308,10 @@ def _shares_of(ratio: list[float]) -> dict[str, str]:
     }
 
 
-def _is_cut(config: Config) -> bool:
+def _is_cut(data: DataSection) -> bool:
     """Whether one log is cut into train, valid and test, in the order of its rows."""
-    clicks = config.data.clicks
-    if clicks.valid or clicks.test or config.data.split.order != "file":
+    clicks = data.clicks
+    if clicks.valid or clicks.test or data.split.order != "file":
         return False
     for key in OF_FILES:
         if getattr(clicks, key):

@@ -18,6 +18,7 @@ from fuzz.trees import trees
 LINES = b"".join(b"%d\t%d\t%d\t%d\n" % (k % 9, k % 7, k % 5, 80 + k) for k in range(40))
 SLOTS = b"click:1 dense_feature:0.5 1:3 2:4 2:5\nclick:0 dense_feature:1e-3 1:-5 2:6\n" * 8
 CRITEO = b"\t".join([b"1", *[b"7"] * 13, *[b"68fd1e64"] * 26]) + b"\n"
+LIBFM = b"1 3:1 17:1 40:1\n-1 4:1 18:1 41:1\n" * 8
 CSV = b"label,C1,C2,I1\n" + b"1,5,abc,0.5\n0,,x,1e3\n" * 10
 YAML = b"""model: BPR
 model.embedding_size: 8
@@ -51,6 +52,7 @@ def make(folder: Path) -> dict[str, Target]:
         "slots": _clicks("slots", [SLOTS, gzip.compress(SLOTS)]),
         "criteo": _clicks("criteo", [CRITEO * 5]),
         "csv": _clicks("csv", [CSV, gzip.compress(CSV)]),
+        "libfm": _clicks("libfm", [LIBFM]),
         "parquet": _clicks("parquet", [_parquet()]),
         "multi_hot": _days(folder),
         **{f"table_{form}": _table(form, seeds) for form, seeds in _tables().items()},
@@ -122,6 +124,9 @@ def _tables() -> dict[str, list[bytes]]:
     made["csv"].append(made["csv"][0].replace(b"u3", b'"u""3"'))
     made["csv"].append(made["csv"][0].replace(b"u3", b'"u3"x'))  # unsound quotes: row by row
     made["jsonl"] = [frame.write_ndjson().encode()]
+    made["literals"] = [b"{'user': 'u1', 'item': 7, 'rating': 0.5, 'tags': ['a', None]}\n" * 9]
+    made["lists"] = [b"0 7 12 9\n1 7\n2\n3 5 12\n" * 5]
+    made["session_lists"] = made["lists"]
     for form_of_arrow in (frame.write_ipc, frame.write_ipc_stream):
         form_of_arrow(packed := io.BytesIO())
         made.setdefault("arrow", []).append(packed.getvalue())
@@ -138,8 +143,11 @@ def _table(form: str, seeds: list[bytes]) -> Target:
 
     fields = FieldsSection(user="user", item="item", rating="rating")
 
+    named = form if form in ("literals", "lists", "session_lists") else "auto"  # else by suffix
+
     def read(path: Path) -> None:
-        config = DataSection(files={"inter": str(path)}, fields=fields, cache=False)
+        files = {"inter": str(path)}
+        config = DataSection(files=files, format=named, fields=fields, cache=False)
         with suppress(ValueError):
             columns_of(path, config)
             load_dataset(config, 1)
@@ -219,6 +227,7 @@ def _clicks(form: str, seeds: list[bytes]) -> Target:
 
     named = {"slots": ["C1", "C2"], "dense": ["I1"]} if form in ("csv", "parquet") else {}
     named = {"slots": 2, "dense": 1} if form == "slots" else named
+    named = {"slots": 3} if form == "libfm" else named
     section = DataSection(clicks=ClicksSection(rows=1000, **named), separator=",")
 
     def read(path: Path) -> None:

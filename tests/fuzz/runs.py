@@ -12,6 +12,14 @@ from fuzz.target import Target
 
 RESULT = {"model": "BPR", "data": "ml", "epochs": 2, "test": {"recall@10": 0.5}}
 RESULT |= {"best_valid": {"recall@10": 0.5}, "exports": [{"to": "x"}]}
+PIPELINE = b"""items: items.csv
+retrieve:
+  - {artifact: exported/bpr, number: 200, quota: 100}
+  - {artifact: exported/bpr, by: last_item, number: 50}
+rank: {artifact: exported/deepfm}
+rules: [seen, {boost: {attribute: price, weight: 0.5}}, {at_most: {number: 2, attribute: kind}}]
+fallback: {artifact: exported/pop, by: popularity, number: 10}
+"""
 METRICS = b"".join(b'{"epoch": %d, "loss": 0.5, "valid": {"recall@10": 0.1}}\n' % k for k in (0, 1))
 WORDS = {"user_id": ["[PAD]", "a", "b"], "item_id": ["[PAD]", "v", "w"]}
 
@@ -98,6 +106,8 @@ def runs(folder: Path) -> dict[str, Target]:
         "stop": Target([b'{"run": "0123456789abcdef"}'], "request", asked),
         "category": Target([b"item,kind\n1,a\n2,b\n"], "items.csv", _category),
         "archive": Target([_archive()], "ml-100k.zip", _unpack),
+        "public set": Target([_archive()], "big_matrix.zip", _unpack_beside),
+        "pipeline": Target([PIPELINE], "pipeline.yaml", _pipeline),
     }
 
 
@@ -151,3 +161,23 @@ def _unpack(path: Path) -> None:
         unpack(path, "ml-100k", target)
     finally:
         shutil.rmtree(target, ignore_errors=True)
+
+
+def _unpack_beside(path: Path) -> None:
+    import shutil
+
+    from shoal.data.sources.fetch import _unpack_beside as unpack
+
+    packed, target = path.with_name("packed.zip"), path.parent / "unpacked"
+    shutil.copyfile(path, packed)
+    try:
+        unpack(packed, target)
+    finally:
+        packed.unlink(missing_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _pipeline(path: Path) -> None:
+    from shoal.serving.pipeline.file import read_pipeline
+
+    read_pipeline(path)

@@ -97,6 +97,7 @@ EXEMPT = {
     "runs/decay.py:change_rows": CHECKED,
     "runs/warm_start.py:_take_vectors": "NumPy's own format, without pickles",
     "compat/implicit/matrix.py:read_arrays": "NumPy's own format, without pickles",
+    "cli/pipeline.py:_parse_context": "what the person at the terminal has typed",
     "cli/ranking.py:typed_items": "what the person at the terminal has typed",
     "runs/run.py": OWN,
     "planning/probes.py:_links": OWN,

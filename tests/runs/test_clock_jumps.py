@@ -48,6 +48,7 @@ READERS = {
     "planning/machine_check.py": "compared with the clock of the disk, and shown",
     "ps/worker/heartbeat.py": "shown on the board",
     "serving/artifact/export.py": "shown in exports.json",
+    "serving/pipeline/pipeline.py": "the moment of a question: age of items, of what was taken",
     "serving/service/service.py": "shown in the metrics of a service",
     "training/progress_file.py": "shown on the board",
     "training/run_folder.py": "name of a new run; lines of a log",
