@@ -42,6 +42,9 @@ REASONS: dict[str, str] = {
     "NGCF": "each layer of RecBole reads the normalised vectors of the one before it; here, as in "
     "the paper's code, plain ones",
     "SGL": "views of the graph are drawn anew for every step here, for every epoch there",
+    "Pop": "RecBole counts an item that a batch has several times once",
+    "SLIMElastic": "at most 30 sweeps over the items here, 100 there, in another order",
+    "DiffRec": "none is known: losses of the first 24 epochs agree within 2 %",
     "KGCN": "neighbours are drawn with replacement here, and there is no penalty",
 }
 
