@@ -32,13 +32,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def trained(folder: Path, model: str) -> Path:
+    """The folder of a model's run, which is trained once."""
+    output = folder / "runs" / model
+    if not (output / "result.json").is_file():
+        args = ["train", "--dataset=yoochoose", f"--model={model}", f"--data.path={folder}"]
+        result = CliRunner().invoke(app, [*args, f"--output={output}", *SHORT])
+        assert result.exit_code == 0, result.output
+    return output
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_train_by_name(folder: Path, model: str) -> None:
-    output = folder / "runs" / model
-    args = ["train", "--dataset=yoochoose", f"--model={model}", f"--data.path={folder}"]
-    result = CliRunner().invoke(app, [*args, f"--output={output}", *SHORT])
-    assert result.exit_code == 0, result.output
-    values = json.loads((output / "result.json").read_text())
+    values = json.loads((trained(folder, model) / "result.json").read_text())
     assert values["protocol"].startswith(
         "every item but the first of sessions that end from 2014-09-29T03:00:00 on tested"
     )
@@ -47,8 +53,6 @@ def test_train_by_name(folder: Path, model: str) -> None:
 
 
 def test_a_trained_run_recommends_to_a_tested_session(folder: Path) -> None:
-    output = folder / "runs" / "SASRec"
-    if not (output / "result.json").is_file():
-        pytest.skip("the run of SASRec is made by the test above")
+    output = trained(folder, "SASRec")
     assert len(shoal.recommend(output, user="110", topk=3)) == 3
     assert len(shoal.recommend(output, history=["1", "2"], topk=3)) == 3

@@ -169,7 +169,7 @@ class GatedAttention(SequentialRecommender):
         elif self.loss_type == "CE":
             self.loss_fct = nn.CrossEntropyLoss()
         else:
-            raise NotImplementedError("Make sure 'loss_type' in ['BPR', 'CE']!")
+            raise ValueError(f"loss_type is {self.loss_type}; it is BPR or CE")
         self.apply(self._init_weights)
 
     def _init_weights(self, module):

@@ -13,6 +13,8 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -229,30 +231,15 @@ def _copy_from_store(address: str, part: Path) -> None:
 
 def _unpack_beside(packed: Path, target: Path) -> None:
     """Unpack all of an archive to `target`, all or nothing, and remove the archive."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=packed.parent))
-    try:
-        with zipfile.ZipFile(packed) as archive:
-            for member in archive.infolist():
-                _check_member(member, packed)
-            archive.extractall(temporary)
-        temporary.rename(target)
+    with _unpacked(packed, target) as content:
+        content.rename(target)
         target.chmod(0o755)  # the temporary folder was private
-        packed.unlink()
-    except UNREADABLE as error:
-        problem = str(error) or type(error).__name__
-        raise FetchError(f"{packed} is damaged: {problem}; remove it and fetch again") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    packed.unlink()
 
 
 def _unpack(packed: Path, name: str, target: Path) -> None:
     """Unpack NAME/... of the archive to `target`, all or nothing."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=target.parent))
-    try:
-        with zipfile.ZipFile(packed) as archive:
-            for member in archive.infolist():
-                _check_member(member, packed)
-            archive.extractall(temporary)
+    with _unpacked(packed, target) as temporary:
         content = temporary / name if (temporary / name).is_dir() else temporary
         if not (content / ARCHIVES[name].holds).is_file():
             raise FetchError(f"{packed} holds no {ARCHIVES[name].holds}; it is not {name}")
@@ -263,6 +250,21 @@ def _unpack(packed: Path, name: str, target: Path) -> None:
         else:
             content.rename(target)
             target.chmod(0o755)  # the temporary folder was private
+
+
+@contextmanager
+def _unpacked(packed: Path, target: Path) -> Iterator[Path]:
+    """A temporary folder beside `target` with what an archive holds; what is left there is removed.
+
+    An archive that cannot be read is one error.
+    """
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            for member in archive.infolist():
+                _check_member(member, packed)
+            archive.extractall(temporary)
+        yield temporary
     except UNREADABLE as error:
         problem = str(error) or type(error).__name__
         raise FetchError(f"{packed} is damaged: {problem}; remove it and fetch again") from error
