@@ -35,7 +35,9 @@ CORE := CMakeLists.txt $(wildcard csrc/*)
 train: setup
 	$(BIN)/shoal train recipes/synthetic-bpr-single.yaml
 
-# Three at a time: tests of processes and sockets wait for much of theirs.
+# Three at a time: tests of processes and sockets wait for much of theirs. Tests start hundreds of
+# processes: what one compiles the next one reads, also where the environment says otherwise.
+test test-all: export PYTHONDONTWRITEBYTECODE =
 test: tools
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 

@@ -105,6 +105,11 @@ def run(rank: int, options: argparse.Namespace) -> None:
                 train_seconds.append(time.perf_counter() - started[-1])
                 return loss
 
+            def _train_at_once(self, *args, **kwargs):  # gradient-boosted trees
+                started.append(time.perf_counter())
+                base._train_at_once(self, *args, **kwargs)
+                train_seconds.append(time.perf_counter() - started[-1])
+
             def _valid_epoch(self, *args, **kwargs):
                 start = time.perf_counter()
                 score, result = base._valid_epoch(self, *args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -49,6 +50,7 @@ MODEL_MAY_IMPORT = {
 }
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Dotted names that a file imports, wherever in the file."""
     names = set()

@@ -185,6 +185,19 @@ def test_a_class_made_of_another_of_its_file_is_moved_with_it(tmp_path: Path) ->
     assert "class Louder" not in Path(moved("PopularMF", only, text).partition(":")[0]).read_text()
 
 
+def test_a_base_without_methods_is_moved_too(tmp_path: Path) -> None:
+    head, line, rest = SIDE_LOSS.partition("class PopularMF(GeneralRecommender):\n")
+    bare = "class Pairs(GeneralRecommender):\n    input_type = InputType.PAIRWISE\n\n\n"
+    own = tmp_path / "popularmf.py"
+    own.write_text(head + bare + "class PopularMF(Pairs):\n" + rest)
+    assert line
+    text = translate(str(own)).text
+    tree = ast.parse(text)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    inner = [node.name for node in classes["PopularMF"].body if isinstance(node, ast.ClassDef)]
+    assert inner == ["Options"]
+
+
 def test_classes_beside_the_model(tmp_path: Path) -> None:
     """One made of a loss that is here stays; one made of RecBole's trainer cannot."""
     text = SIDE_LOSS.replace(

@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import io
 import os
+import shutil
 import socket
 import stat
 import threading
@@ -247,6 +248,14 @@ def test_dangerous_archives_are_refused(tmp_path, monkeypatch, name, message):
     assert not (tmp_path / "data" / "ml-100k").exists()
     assert not list(tmp_path.rglob("evil"))
     assert not list((tmp_path / "data").glob(".*"))
+
+
+def test_an_archive_larger_than_the_disk_is_refused(tmp_path, server, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=10))
+    with pytest.raises(FetchError, match=r"unpacked, and the disk has 0\.0 GB free"):
+        fetch("ml-100k", tmp_path, mirror=server.url, progress=False)
+    assert not (tmp_path / "ml-100k").exists()
 
 
 def test_files_of_the_user_in_the_folder_stay(tmp_path, server):

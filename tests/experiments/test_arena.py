@@ -182,7 +182,7 @@ def test_a_search_goes_before_the_seeds(tmp_path: Path, call: Call) -> None:
 
 def test_an_arena_that_was_killed_goes_on(tmp_path: Path) -> None:
     """SIGKILL in the middle of a run: finished ones are kept, that one goes on where it was."""
-    text = f"models: [Pop, BPR]\ndata: [{{{SMALL}}}]\nseeds: 1\nkeys: {{train.epochs: 40}}\n"
+    text = f"models: [Pop, BPR]\ndata: [{{{SMALL}}}]\nseeds: 1\nkeys: {{train.epochs: 25}}\n"
     (tmp_path / "arena.yaml").write_text(text + "jobs: 1\n")
     runs = tmp_path / "arenas" / "arena" / "runs"
     cut = runs / "BPR-synthetic-2020"
@@ -210,11 +210,6 @@ def test_an_arena_that_was_killed_goes_on(tmp_path: Path) -> None:
     found = arena_json(tmp_path)
     assert found["finished"] and found["finished_runs"] == 2
     assert found["data"][0]["costs"]["BPR"]["seconds"] > 0 and epochs_before > 5
-    # What it found is what an arena finds that nobody killed.
-    command = start("arena", "arena.yaml", "--output", "whole", cwd=tmp_path)
-    assert command.wait() == 0, command.output
-    whole = json.loads((tmp_path / "whole" / "arena.json").read_text())
-    assert whole["data"][0]["metrics"] == found["data"][0]["metrics"]
 
 
 def test_time_that_is_over_is_no_failure(tmp_path: Path, call: Call) -> None:

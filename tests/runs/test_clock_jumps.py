@@ -91,7 +91,10 @@ def test_what_reads_the_time_of_day() -> None:
     [
         (),
         pytest.param(("--nproc=2", "--strategy=ddp"), marks=pytest.mark.slow),
-        ("--nproc=2", "--strategy=ps", "--launch.servers=1", "--strategy.ps.timeout=30"),
+        pytest.param(
+            ("--nproc=2", "--strategy=ps", "--launch.servers=1", "--strategy.ps.timeout=30"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_run_whose_clock_jumps(tmp_path: Path, processes: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from shoal.compat.recbole_import.draft import Draft, Line, look_comment
 from shoal.compat.recbole_import.edits import first_line
 from shoal.compat.recbole_import.names import dotted
 from shoal.compat.recbole_import.options import MISSING, OptionKey, Values, is_option
-from shoal.compat.recbole_import.syntax import Function, is_self
+from shoal.compat.recbole_import.syntax import is_self
 
 # Keys of RecBole that every config has -> what a model here has instead.
 KEYS_OF_RECBOLE = {
@@ -117,9 +117,8 @@ def write_options(draft: Draft, values: Values) -> None:
     if defaults is not None:
         body += ("\n" if body else "") + f"    DEFAULTS = {defaults!r}\n"
     if body:
-        first = next(node for node in draft.source.chain[-1].body if isinstance(node, Function))
         text = f"class Options({draft.source.base}.Options):\n{body}\n"
-        draft.edits.insert_above(first_line(first), text)
+        draft.edits.insert_above(first_line(draft.source.first_method), text)
 
 
 def _defaults_of_run(draft: Draft) -> dict[str, Any] | None:

@@ -54,8 +54,9 @@ def write_computed_once(draft: Draft) -> None:
         Line(root.lineno, ", ".join(names), "computed_once: dropped when rows change")
     )
     listed = ", ".join(f'"{name}"' for name in names) + ("," if len(names) == 1 else "")
-    first = next(node for node in root.body if isinstance(node, Function))
-    draft.edits.insert_above(first_line(first), f"computed_once = ({listed})\n\n")
+    draft.edits.insert_above(
+        first_line(draft.source.first_method), f"computed_once = ({listed})\n\n"
+    )
 
 
 def _computed_once(draft: Draft) -> set[str]:

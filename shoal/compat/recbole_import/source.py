@@ -44,6 +44,12 @@ class ModelSource:
             if isinstance(method, Function)
         }
 
+    @property
+    def first_method(self) -> Function:
+        """The first method of the chain's end, or of the class nearest to it that has one."""
+        bodies = [definition.body for definition in reversed(self.chain)]
+        return next(node for body in bodies for node in body if isinstance(node, Function))
+
     @cached_property
     def methods_at_start(self) -> set[str]:
         """Names of the methods that __init__ calls, also through others; __init__ is one."""

@@ -263,6 +263,7 @@ def _unpacked(packed: Path, target: Path) -> Iterator[Path]:
         with zipfile.ZipFile(packed) as archive:
             for member in archive.infolist():
                 _check_member(member, packed)
+            _check_space(archive, packed, temporary)
             archive.extractall(temporary)
         yield temporary
     except UNREADABLE as error:
@@ -281,6 +282,17 @@ def _check_member(member: zipfile.ZipInfo, packed: Path) -> None:
         )
     if stat.S_ISLNK(member.external_attr >> 16):
         raise FetchError(f"{packed}: the entry {member.filename!r} is a link; refused")
+
+
+def _check_space(archive: zipfile.ZipFile, packed: Path, folder: Path) -> None:
+    """Refuse an archive that would fill the disk; a member never unpacks to more than it says."""
+    needed = sum(member.file_size for member in archive.infolist())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise FetchError(
+            f"{packed} holds {needed / 1e9:.1f} GB unpacked, and the disk has {free / 1e9:.1f} GB "
+            "free; remove it if it should be smaller, or make room"
+        )
 
 
 def _reason(error: Exception) -> str:
