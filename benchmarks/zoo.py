@@ -13,10 +13,11 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from zoo_settings import ROOT, STORED
-from zoo_speed import BY_FILE, SOLVED, line
+from zoo_speed import BY_FILE, PASSES, SOLVED, line
 
 PAGE = ROOT / "docs" / "understand" / "zoo.md"
 
@@ -38,7 +39,7 @@ REASONS: dict[str, str] = {
     "DCNV2": f"{NORMED}, and its crossing weights begin as wide as 1",
     "WideDeep": "weights of the first order begin at 0 here, at random there",
     "DeepFM": "weights of the first order begin at 0 here, at random there",
-    "RecVAE": "an epoch is four passes over the users there, one here",
+    "RecVAE": "users of the encoder and of the decoder share a step here, and take turns there",
     "NGCF": "each layer of RecBole reads the normalised vectors of the one before it; here, as in "
     "the paper's code, plain ones",
     "SGL": "views of the graph are drawn anew for every step here, for every epoch there",
@@ -124,15 +125,16 @@ def speeds(stored: dict[str, Any]) -> list[str]:
         "ml-100k, both sides in turn, one thread each, the same sizes; CPU seconds of the "
         "process for an epoch (a median, RecBole's first left out) and for an evaluation. "
         "Clicks are evaluated by AUC on a tenth of the ratings, the others by ranking all "
-        "items. Where layers are wide (DCN, DeepFM, NeuMF, MultiVAE) most of an epoch goes into"
-        " the same products of matrices on both sides, by the same library. An epoch of "
-        "RecBole's RecVAE is four passes over the users, here it is one. Models in closed form "
-        "are made at the start, and have no epoch. Of CFKG the sides ran one after the other, on "
-        "two machines of one kind. Other work ran on the machine of the rest, and a ratio differs "
-        "between runs and machines: FM's was 3.2, 3.5, 4.5, 4.8 and 4.2, LR's 3.6, 3.7, 4.0, 5.0, "
-        "6.2 and 5.9, LightGCN's 3.4 on ARM. The table has the last run: on ARM (aarch64, 4 "
-        "epochs) of LR, FM, FwFM, FFM, NFM, AFM, PNN, DeepFM, WideDeep, DCN, AutoInt, BPR, NeuMF, "
-        "NGCF, LightGCN and MultiVAE, on x86 of the others.",
+        "items. Where layers are wide (DCN, DeepFM, NeuMF, MultiVAE) most of an epoch goes "
+        "into the same products of matrices on both sides, by the same library. An epoch of "
+        "RecBole's RecVAE is four passes over the users; the seconds here are of four. Models"
+        " in closed form are made at the start, and have no epoch. Of CFKG the sides ran one "
+        "after the other, on two machines of one kind. Other work ran on the machine of the "
+        "rest, and a ratio differs between runs and machines: FM's was 3.2, 3.5, 4.5, 4.8 and"
+        " 4.2, LR's 3.6, 3.7, 4.0, 5.0, 6.2 and 5.9, LightGCN's 3.4 on ARM. The table has the"
+        " last run: on ARM (aarch64, 4 epochs) of LR, FM, FwFM, FFM, NFM, AFM, PNN, DeepFM, "
+        "WideDeep, DCN, AutoInt, BPR, NeuMF, NGCF, LightGCN and MultiVAE, on x86 of the "
+        "others.",
         "",
         "| model | epoch, RecBole | here | ratio | evaluation, RecBole | here | ratio |",
         "| --- " * 7 + "|",
@@ -149,7 +151,20 @@ def speeds(stored: dict[str, Any]) -> list[str]:
         if is_solved:  # in closed form: RecBole does it outside of its epochs
             for side in found[name].values():
                 side["epoch"] = None
+    for name, passes in PASSES.items():
+        found[name]["shoal"]["epoch"] *= passes
+    means = [
+        f"{geometric_mean(found.values(), what):.2f} × {of}"
+        for what, of in (("epoch", "an epoch"), ("eval", "an evaluation"))
+    ]
+    lines[0] += f" The geometric means of the ratios: {' and '.join(means)}."
     return lines + [line(name, one) for name, one in sorted(found.items())]
+
+
+def geometric_mean(models: Iterable[dict[str, Any]], what: str) -> float:
+    """Of RecBole's seconds ÷ ours, over the models that have both."""
+    pairs = [(sides["recbole"].get(what), sides["shoal"].get(what)) for sides in models]
+    return statistics.geometric_mean(there / here for there, here in pairs if there and here)
 
 
 def recipes() -> list[str]:

@@ -2,12 +2,13 @@
 
     python benchmarks/zoo_quality.py --data FOLDER --recbole PYTHON [--workers 4] [MODEL ...]
 
-The same settings (of many models RecBole's own file), the same number of epochs and, by the seed,
-the same split on both sides; no early stopping; the epoch that validates best is tested. Every
-worker keeps two processes, one of each side, one thread each, and asks them in turn. Seconds are
-CPU time of the process. Each pair of runs is a line of --lines as soon as it is there, and a pair
-that has its line is not run again; `--store` puts the lines into benchmarks/zoo/quality.json, of
-which `python benchmarks/zoo.py page` makes tables of docs/understand/zoo.md.
+The same settings (of many models RecBole's own file), the same number of passes over the samples
+and, by the seed, the same split on both sides; no early stopping; the epoch that validates best is
+tested. Every worker keeps two processes, one of each side, one thread each, and asks them in turn.
+Seconds are CPU time of the process. Each pair of runs is a line of --lines as soon as it is there,
+and a pair that has its line is not run again; `--store` puts the lines into
+benchmarks/zoo/quality.json, of which `python benchmarks/zoo.py page` makes tables of
+docs/understand/zoo.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 from zoo import QUALITY
 from zoo_settings import ROOT, RUNS
-from zoo_speed import BY_FILE, CLICKS, HERE, MODELS, THERE, Side
+from zoo_speed import BY_FILE, CLICKS, HERE, MODELS, PASSES, THERE, Side
 
 from shoal.config.yaml_io import read_file
 
@@ -130,7 +131,12 @@ def work(
         asked["here"] = {f"model.{key}": value for key, value in HERE.get(model, {}).items()}
         found: dict[str, Any] = {"model": model, "seed": seed, "epochs": both["epochs"]}
         for name in commands:
-            told = {**both, **THERE.get(model, {})} if name == "recbole" else both
+            if name == "recbole":
+                told = {**both, **THERE.get(model, {})}
+            else:
+                passes = PASSES.get(model, 1)
+                lengths = {key: passes * both[key] for key in ("epochs", "eval_step")}
+                told = {**both, **lengths}
             if name == "shoal" or model in CLASSES:
                 told = {**model_file(model, options.recbole), **told}
             config.write_text(json.dumps(told))

@@ -124,6 +124,10 @@ THERE: dict[str, dict[str, Any]] = {
     "xDeepFM": {"reg_weight": 0.0, "direct": True},
 }
 
+# Passes over the samples in one of RecBole's epochs, where it is not one: the encoder's and the
+# decoder's. Here a step has users of both kinds, and an epoch is one pass.
+PASSES = {"RecVAE": 4}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
