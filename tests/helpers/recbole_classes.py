@@ -129,7 +129,7 @@ from torch import nn
 from torch.nn.init import xavier_normal_
 
 from recbole.model.abstract_recommender import SequentialRecommender
-from recbole.model.layers import TransformerEncoder
+from recbole.model.layers import FeedForward, TransformerEncoder
 from recbole.model.loss import BPRLoss
 
 
@@ -139,9 +139,10 @@ class Gate(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.linear = nn.Linear(2 * config["hidden_size"], config["hidden_size"])
+        self.scale = config["MAX_ITEM_LIST_LENGTH"] ** -0.5
 
     def forward(self, one, other):
-        share = torch.sigmoid(self.linear(torch.cat([one, other], -1)))
+        share = torch.sigmoid(self.scale * self.linear(torch.cat([one, other], -1)))
         return share * one + (1 - share) * other
 
 
@@ -163,6 +164,7 @@ class GatedAttention(SequentialRecommender):
             attn_dropout_prob=0.0,
         )
         self.gate = Gate(config)
+        self.last = FeedForward(self.hidden_size, 2 * self.hidden_size, 0.0, "gelu", 1e-12)
         self.dropout = nn.Dropout(config["hidden_dropout_prob"])
         if self.loss_type == "BPR":
             self.loss_fct = BPRLoss()
@@ -187,7 +189,8 @@ class GatedAttention(SequentialRecommender):
         attended = self.encoder(rows, self.get_attention_mask(item_seq))[-1]
         read, _ = self.gru(rows)
         last = item_seq_len - 1
-        return self.gate(self.gather_indexes(attended, last), self.gather_indexes(read, last))
+        states = [self.gather_indexes(states, last) for states in (attended, read)]
+        return self.last(self.gate(*states))
 
     def calculate_loss(self, interaction):
         state = self.forward(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])

@@ -7,7 +7,7 @@ context.py      ContextRecommender: the same for clicks
 interaction.py  what `calculate_loss` is given, and what a class reads of its data
 tables.py       TableEmbedding: nn.Embedding whose rows are a table
 losses.py       BPRLoss, EmbLoss, RegLoss
-layers.py       MLPLayers, TransformerEncoder, VanillaAttention, initial values
+layers.py       MLPLayers, TransformerEncoder and its parts, VanillaAttention, initial values
 
 Names and arguments are those of RecBole 1.2.1. See docs/from/recbole.md.
 """
@@ -27,8 +27,11 @@ NAMES = {
     "EmbLoss": "losses",
     "RegLoss": "losses",
     "Dropout": "layers",
+    "FeedForward": "layers",
     "MLPLayers": "layers",
+    "MultiHeadAttention": "layers",
     "TransformerEncoder": "layers",
+    "TransformerLayer": "layers",
     "VanillaAttention": "layers",
     "activation_layer": "layers",
     "xavier_normal_initialization": "layers",

@@ -13,8 +13,11 @@ from shoal.models.nn.dropout import Dropout
 
 __all__ = [
     "Dropout",
+    "FeedForward",
     "MLPLayers",
+    "MultiHeadAttention",
     "TransformerEncoder",
+    "TransformerLayer",
     "VanillaAttention",
     "activation_layer",
     "xavier_normal_initialization",
@@ -89,17 +92,15 @@ class VanillaAttention(nn.Module):
         return (input_tensor * weights.unsqueeze(-1)).sum(-2), weights
 
 
-class _TransformerLayer(nn.Module):
-    """Self-attention and two linear layers, each with dropout, a residual and a layer norm."""
+class MultiHeadAttention(nn.Module):
+    """Self-attention with dropout, a residual and a layer norm: [b, l, d] -> [b, l, d]."""
 
     def __init__(
         self,
         n_heads: int,
         hidden_size: int,
-        inner_size: int,
         hidden_dropout_prob: float,
         attn_dropout_prob: float,
-        hidden_act: str,
         layer_norm_eps: float,
     ):
         super().__init__()
@@ -109,27 +110,69 @@ class _TransformerLayer(nn.Module):
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = nn.Linear(hidden_size, hidden_size)
         self.value = nn.Linear(hidden_size, hidden_size)
+        self.attn_dropout = Dropout(attn_dropout_prob)
         self.dense = nn.Linear(hidden_size, hidden_size)
-        self.attention_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.attention_dropout = Dropout(attn_dropout_prob)
-        self.widen = nn.Linear(hidden_size, inner_size)
-        self.activation = activation_layer(hidden_act)
-        self.narrow = nn.Linear(inner_size, hidden_size)
-        self.output_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.dropout = Dropout(hidden_dropout_prob)
+        self.out_dropout = Dropout(hidden_dropout_prob)
+        self.LayerNorm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
 
-    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """States [b, l, d], mask added to the scores [b or 1, heads or 1, l or 1, l]."""
-        parts = (self.query(states), self.key(states), self.value(states))
+    def forward(self, input_tensor: Tensor, attention_mask: Tensor) -> Tensor:
+        """attention_mask is added to the scores [b or 1, heads or 1, l or 1, l]."""
+        parts = (self.query(input_tensor), self.key(input_tensor), self.value(input_tensor))
         query, key, value = (
             part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in parts
         )
-        scores = query @ key.mT / query.shape[-1] ** 0.5 + mask
-        attended = self.attention_dropout(scores.softmax(-1)) @ value
+        scores = query @ key.mT / query.shape[-1] ** 0.5 + attention_mask
+        attended = self.attn_dropout(scores.softmax(-1)) @ value
         attended = self.dense(attended.transpose(1, 2).flatten(2))
-        states = self.attention_norm(states + self.dropout(attended))
-        inner = self.narrow(self.activation(self.widen(states)))
-        return self.output_norm(states + self.dropout(inner))
+        return self.LayerNorm(input_tensor + self.out_dropout(attended))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with dropout, a residual and a layer norm: [..., d] -> [..., d]."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        inner_size: int,
+        hidden_dropout_prob: float,
+        hidden_act: str,
+        layer_norm_eps: float,
+    ):
+        super().__init__()
+        self.dense_1 = nn.Linear(hidden_size, inner_size)
+        self.activation = activation_layer(hidden_act)
+        self.dense_2 = nn.Linear(inner_size, hidden_size)
+        self.dropout = Dropout(hidden_dropout_prob)
+        self.LayerNorm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+
+    def forward(self, input_tensor: Tensor) -> Tensor:
+        inner = self.dense_2(self.activation(self.dense_1(input_tensor)))
+        return self.LayerNorm(input_tensor + self.dropout(inner))
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention, then two linear layers: states [b, l, d] -> [b, l, d]."""
+
+    def __init__(
+        self,
+        n_heads: int,
+        hidden_size: int,
+        intermediate_size: int,
+        hidden_dropout_prob: float,
+        attn_dropout_prob: float,
+        hidden_act: str,
+        layer_norm_eps: float,
+    ):
+        super().__init__()
+        self.multi_head_attention = MultiHeadAttention(
+            n_heads, hidden_size, hidden_dropout_prob, attn_dropout_prob, layer_norm_eps
+        )
+        self.feed_forward = FeedForward(
+            hidden_size, intermediate_size, hidden_dropout_prob, hidden_act, layer_norm_eps
+        )
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.feed_forward(self.multi_head_attention(hidden_states, attention_mask))
 
 
 class TransformerEncoder(nn.Module):
@@ -148,7 +191,7 @@ class TransformerEncoder(nn.Module):
     ):
         super().__init__()
         self.layer = nn.ModuleList(
-            _TransformerLayer(
+            TransformerLayer(
                 n_heads,
                 hidden_size,
                 inner_size,

@@ -10,7 +10,7 @@ a model here answers: `forward(batch)`, the training loss, and `score(batch, ite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from logging import getLogger
 from typing import Any, ClassVar
@@ -48,14 +48,26 @@ class RecBoleModel(Model):
     class Options(Model.Options):
         """Options that are also read as a config: options["embedding_size"]."""
 
+        # What every config of RecBole has, by its keys: the model sets it from its data.
+        of_data: ClassVar[Mapping[str, Any]] = {}
+
         def __getitem__(self, key: str) -> Any:
-            return getattr(self, key)
+            return self.of_data[key] if key in self.of_data else getattr(self, key)
 
         def __contains__(self, key: object) -> bool:
             return isinstance(key, str) and key in vars(self)
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
+        options.of_data = {
+            "USER_ID_FIELD": facts.user_field,
+            "ITEM_ID_FIELD": facts.item_field,
+            "LABEL_FIELD": "label",
+            "NEG_PREFIX": "neg_",
+            "LIST_SUFFIX": "_list",
+            "ITEM_LIST_LENGTH_FIELD": "item_length",
+            "MAX_ITEM_LIST_LENGTH": facts.max_len,
+        }
         self.USER_ID, self.ITEM_ID = facts.user_field, facts.item_field
         self.NEG_ITEM_ID, self.LABEL = f"neg_{facts.item_field}", "label"
         self.n_users, self.n_items = facts.num_users, facts.num_items

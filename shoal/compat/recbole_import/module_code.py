@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from shoal.compat.recbole import NAMES
-from shoal.compat.recbole_import.config_keys import add_option, key_of
+from shoal.compat.recbole_import.config_keys import KEYS_OF_RECBOLE, add_option, key_of
 from shoal.compat.recbole_import.draft import Draft, Line
 from shoal.compat.recbole_import.names import dotted
 from shoal.compat.recbole_import.processes import RANDOM, translate_dropout
@@ -81,6 +81,8 @@ def _key(draft: Draft, node: ast.Subscript) -> None:
     name = key_of(node, "config") or key_of(node, "self.config")
     if name == "device":
         draft.look(node, draft.edits.source(node), "use the device of a tensor instead")
+    elif name in KEYS_OF_RECBOLE:
+        draft.done(node, draft.edits.source(node), "as it was: the model's options answer it")
     elif name is not None:
         add_option(draft, node, name)
 
