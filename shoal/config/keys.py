@@ -17,7 +17,7 @@ from typing_extensions import is_typeddict
 from shoal.config.errors import ConfigError, did_you_mean
 from shoal.config.schema import Config, Section
 from shoal.config.section import Choices, ReadBy
-from shoal.config.sizes import SizeBelow, write_size
+from shoal.config.sizes import ItemCount, SizeBelow, write_size
 from shoal.config.yaml_io import inline, read
 
 MISSING = object()
@@ -206,13 +206,13 @@ def allowed(kind: Any, bounds: Sequence[Any] = ()) -> str:
     kind, own_bounds = _bare(kind)
     bounds = [*bounds, *own_bounds]
     for bound in bounds:
-        if isinstance(bound, Choices | SizeBelow):
+        if isinstance(bound, Choices | ItemCount | SizeBelow):
             return str(bound)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(allowed(part, bounds) for part in arguments)
     if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
+        return "one of " * (len(arguments) > 1) + ", ".join(map(str, arguments))
     if origin in (list, tuple):
         return f"a {_size(bounds)}list of {_plural(arguments[0])}"
     if origin is dict:

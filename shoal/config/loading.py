@@ -25,7 +25,7 @@ from shoal.config.key_applicability import refusals
 from shoal.config.keys import KEYS, MISSING, Key, options_of
 from shoal.config.launch_section import EVERY_GPU
 from shoal.config.reading import ConfigReader, Value, merged
-from shoal.config.schema import AUTO, Config
+from shoal.config.schema import Config
 from shoal.config.sources import DEFAULT, Layer, Origin, from_file, from_overrides, from_python
 
 # Model name as written -> (its canonical name, dataclass of its options). ValueError if unknown.
@@ -113,12 +113,13 @@ def _batch_notes(config: Config) -> list[str]:
     if config.per_worker_batches:
         whose = (
             ""
-            if config.train.batch_size == AUTO
+            if not isinstance(config.train.batch_size, int)
             else f", of {config.train.batch_size} samples each"
         )
         return [f"every worker makes its own updates{whose}"]
     section = config.train
-    size = "" if section.batch_size == AUTO else f" of {section.batch_size} samples"
+    is_open = not isinstance(section.batch_size, int)
+    size = "" if is_open else f" of {section.batch_size} samples"
     if section.batch_tokens is not None:
         size = f" of {section.batch_tokens} items at most"
     return [f"batch sizes are global: each batch{size} is split over {ranks} processes"]
@@ -364,7 +365,7 @@ def _multiply(state: dict[str, Value]) -> list[str]:
     notes = []
     for key in keys:
         size, origin = state[key].value, state[key].origin
-        if size == AUTO:  # the data decides it, for all processes together
+        if not isinstance(size, int):  # the data decides it, for all processes together
             continue
         state[key] = Value(size * processes, origin)
         notes.append(

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic_core import core_schema
+from pydantic_core import PydanticCustomError, core_schema
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {f"{unit}I": 1 << (10 * power) for power, unit in enumerate("KMGT", 1)}
@@ -72,6 +72,33 @@ class SizeBelow:
         text = "a size such as 60GB or 256KiB"
         text += " above 0" if self.least else ""
         return text if self.limit == 1 << 62 else f"{text}, below {write_size(self.limit)}"
+
+
+class ItemCount:
+    """In an Annotated text: a batch by the items that it has to find, such as `2048 items`."""
+
+    def check(self, text: str) -> str:
+        """The text; an error where it is no number of items."""
+        if items_of(text) is None:  # no ValueError: what else is allowed stands in the message, too
+            raise PydanticCustomError("items", "no number of items")
+        return text
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __str__(self) -> str:
+        return "a number of items such as `2048 items`"
+
+
+def items_of(size: int | str) -> int | None:
+    """The number of a size in items; None where it is no such size.
+
+    >>> items_of("2048 items"), items_of("auto"), items_of(64)
+    (2048, None, None)
+    """
+    number, _, unit = str(size).partition(" ")
+    is_count = unit == "items" and number.isdecimal() and 1 <= int(number) < 1 << 31
+    return int(number) if is_count else None
 
 
 Size = Annotated[int, SizeBelow()]

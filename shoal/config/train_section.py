@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from shoal.config.errors import nearest
 from shoal.config.section import STRICT, WRITTEN, Choices, Section
+from shoal.config.sizes import ItemCount
 
 
 class NegativesSection(Section):
@@ -37,6 +38,7 @@ class NegativesSection(Section):
 Number = Annotated[float, Field(allow_inf_nan=False)]
 AUTO: Final = "auto"  # decided from the size of the data: shoal/runs/data_size.py
 Auto = Literal["auto"]
+Items = Annotated[str, ItemCount()]
 
 DENSE_OPTIMIZERS = Choices(module="shoal.optimizers.dense")
 ROW_OPTIMIZERS = Choices(module="shoal.optimizers.row_optimizer")
@@ -95,10 +97,11 @@ class OptimizerSection(Section):
 
 class TrainSection(Section):
     epochs: int = Field(300, ge=0, description="most passes over the training data")
-    batch_size: Annotated[int, Field(ge=1)] | Auto = Field(
+    batch_size: Annotated[int, Field(ge=1)] | Auto | Items = Field(
         AUTO,
         description="samples per update, whatever the number of processes; auto: 2048, and fewer "
-        "where those would be few steps an epoch, see docs/reference/models.md",
+        "where those would be few steps an epoch; `2048 items`: as many samples as have about so "
+        "many items to find, see docs/reference/models.md",
     )
     batch_tokens: int | None = Field(
         None,

@@ -1,7 +1,7 @@
 """Settings that follow the size of the data: train.batch_size, train.patience, eval.valid_users.
 
-What a config leaves to `auto` is decided here from counts alone: the same on every rank, for every
-number of ranks and in every resumed run. No clock is read.
+What a config leaves to `auto`, or says in items, is decided here from counts alone: the same on
+every rank, for every number of ranks and in every resumed run. No clock is read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.config.schema import AUTO, Config, EvalSection, TrainSection
+from shoal.config.sizes import items_of
 
 USUAL_BATCH, SMALLEST_BATCH = 2048, 64  # samples of a step
 USUAL_PATIENCE = 10  # evaluations
@@ -43,15 +44,21 @@ class SizeSettings:
     valid_users: int | None  # None: all
 
 
-def settings_for(size: DataSize, batch_size: int | None = None) -> SizeSettings:
-    """The settings for data of a size; batch_size: the one that is given, None: to be decided.
+def settings_for(size: DataSize, batch_size: int | str = AUTO) -> SizeSettings:
+    """The settings for data of a size; batch_size: the one of the config.
 
     >>> settings_for(DataSize(samples=1_090, rows=50_000, users=1_090, items=3_646))
     SizeSettings(batch_size=64, patience=18, valid_users=None)
     >>> settings_for(DataSize(samples=900_000, rows=900_000, users=105_283, items=340_556))
     SizeSettings(batch_size=2048, patience=10, valid_users=2706)
+    >>> windows = DataSize(samples=1_900, rows=95_000, users=943, items=1_682)
+    >>> settings_for(windows, "2048 items").batch_size
+    41
     """
-    if batch_size is None:
+    items = items_of(batch_size)
+    if items is not None:
+        batch_size = max(1, round(items * size.samples / max(1, size.rows)))
+    elif not isinstance(batch_size, int):
         batch_size = USUAL_BATCH
         while batch_size > SMALLEST_BATCH and size.samples < FEWEST_STEPS * batch_size:
             batch_size //= 2
@@ -70,15 +77,15 @@ class Decided:
 
 
 def decide_by_size(config: Config, size: DataSize, takes_steps: bool = True) -> Decided:
-    """The config with what the size of the data decides in place of `auto`.
+    """The config with what the size of the data decides in place of `auto` and of items.
 
     takes_steps: False for a model that is solved in closed form, which has no batches.
     """
     train, section = config.train, config.eval
-    batch_size = train.batch_size if isinstance(train.batch_size, int) else None
-    settings = settings_for(size, batch_size)
+    settings = settings_for(size, train.batch_size)
     notes, chosen = [], dict[str, Any]()
-    if batch_size is None and takes_steps and train.batch_tokens is None:
+    is_open = not isinstance(train.batch_size, int)
+    if is_open and takes_steps and train.batch_tokens is None:
         steps = -(-size.samples // settings.batch_size)
         chosen["train.batch_size"] = f"{settings.batch_size} ({size.samples:,} samples, "
         chosen["train.batch_size"] += f"{steps:,} steps an epoch)"
@@ -102,8 +109,12 @@ def decide_by_size(config: Config, size: DataSize, takes_steps: bool = True) -> 
 
 
 def decide_without_size(config: Config) -> Config:
-    """The config with usual values in place of `auto`, where the samples are not counted."""
-    settings = SizeSettings(USUAL_BATCH, USUAL_PATIENCE, None)
+    """The config with usual values in place of `auto`, where the samples are not counted.
+
+    A sample is one item then, of a batch whose size is said in items.
+    """
+    batch_size = items_of(config.train.batch_size) or USUAL_BATCH
+    settings = SizeSettings(batch_size, USUAL_PATIENCE, None)
     valid_users = "all" if config.eval.valid_users == AUTO else config.eval.valid_users
     return _replaced(config, settings, valid_users)
 
@@ -120,7 +131,7 @@ def decided_values(train: TrainSection, evaluation: EvalSection) -> dict[str, An
 def _replaced(config: Config, settings: SizeSettings, valid_users: Any) -> Config:
     train = config.train
     values = {
-        "batch_size": settings.batch_size if train.batch_size == AUTO else train.batch_size,
+        "batch_size": settings.batch_size,
         "patience": settings.patience if train.patience == AUTO else train.patience,
     }
     section = config.eval.model_copy(update={"valid_users": valid_users})

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.config.sizes import items_of
 from shoal.config.train_section import AUTO
 from shoal.files.durable import open_regular
 
@@ -41,9 +42,10 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 def same_settings(kept: Any, wanted: Any) -> bool:
     """Whether a run's config, as its folder keeps it, is the config that is wanted.
 
-    What is `auto` in one of them is decided by the data, and may be anything in the other.
+    What is `auto` in one of them, or a number of items, is decided by the data, and may be
+    anything in the other.
     """
-    if AUTO in (kept, wanted):
+    if AUTO in (kept, wanted) or any(items_of(size) is not None for size in (kept, wanted)):
         return True
     if isinstance(kept, Mapping) and isinstance(wanted, Mapping):
         keys = kept.keys() | wanted.keys()

@@ -12,6 +12,7 @@ import yaml
 from shoal.compat.dialects.recbole import TABLE
 from shoal.config import Config, ConfigError, load
 from shoal.config.schema import NegativesSection
+from shoal.runs.run import resolve
 
 # The two files of RecBole's page on distributed training, as they stand there.
 FROM_API = (Path(__file__).parent / "recbole_page.yaml").read_text()
@@ -106,6 +107,25 @@ def test_defaults_of_recbole_are_accepted_and_are_ours() -> None:
     places |= {"launch.port": 0, "data.load": None, "run.project": None}
     theirs = load([], (), DEFAULTS, models=models).with_values(places, "test")
     assert theirs.config == ours
+
+
+def test_a_batch_counts_the_items_to_find_as_there() -> None:
+    """RecBole makes a sample of each item with those before it; SASRec finds one at each place."""
+    sizes = {
+        model: resolve(values={"model": model, "dataset": "ml-100k", **sizes}).config.train
+        for model, sizes in {
+            "SASRec": {"train_batch_size": 512},
+            "GRU4Rec": {},
+            "STAMP": {"train_batch_size": 512},
+            "BPR": {"train_batch_size": 512},
+        }.items()
+    }
+    assert {model: train.batch_size for model, train in sizes.items()} == {
+        "SASRec": "512 items",
+        "GRU4Rec": "2048 items",
+        "STAMP": 512,
+        "BPR": 512,
+    }
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_place_of_a_nested_key(write) -> None:
         ("data.name: no", "false (true or false); allowed: text or null; put it in quotes"),
         ("data.split.ratio: [1]", "[1] (list); allowed: a 3-element list of numbers"),
         ("data.load: [a]", "[a] (list); allowed: a mapping of texts to lists of texts or null"),
-        ("data.normalize: some", "some (text); allowed: a list of texts or one of all"),
+        ("data.normalize: some", "some (text); allowed: a list of texts or all"),
         ("eval.mode: 3", "3 (whole number); allowed: text or a mapping of valid or test to texts"),
         ("data.filter.duplicates: frst", "one of first, last or null; did you mean first?"),
         ("train.precision: bf16", "allowed: one of float32, bfloat16; did you mean bfloat16?"),

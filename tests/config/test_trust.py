@@ -11,6 +11,7 @@ from typing_extensions import is_typeddict
 import shoal
 from shoal.config.keys import KEYS, options_of
 from shoal.config.section import Choices
+from shoal.config.sizes import ItemCount
 from shoal.config.trust import RUNS, WRITES
 from shoal.models import MODELS, find
 from shoal.runs.run import resolve
@@ -47,7 +48,7 @@ def holds_text(kind: Any) -> bool:
     """Whether a value of a type may hold any text, in an entry of it."""
     if is_typeddict(kind):
         return any(map(holds_text, get_type_hints(kind, include_extras=True).values()))
-    if any(isinstance(one, Choices) for one in get_args(kind)):  # one of a few names
+    if any(isinstance(one, Choices | ItemCount) for one in get_args(kind)):  # a few words
         return False
     return kind is str or (get_origin(kind) is not Literal and any(map(holds_text, get_args(kind))))
 

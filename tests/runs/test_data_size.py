@@ -53,6 +53,24 @@ def test_an_epoch_of_few_samples_has_smaller_batches_and_more_patience(
     assert (settings.batch_size, settings.patience) == (batch_size, patience)
 
 
+def test_a_batch_in_items_has_the_samples_with_so_many(tmp_path: Path) -> None:
+    """Of windows it has few; of interactions one for each item. It is decided once for a run."""
+    windows = DataSize(samples=1_900, rows=95_000, users=943, items=1_682)
+    assert settings_for(windows, batch_size="2048 items").batch_size == 41
+    pairs = DataSize(samples=95_000, rows=95_000, users=943, items=1_682)
+    assert settings_for(pairs, batch_size="2048 items").batch_size == 2048
+    result = run(tmp_path / "run", train__batch_size="300 items", train__epochs=1)
+    kept = resolve([tmp_path / "run" / "config.yaml"]).config.train.batch_size
+    assert isinstance(kept, int) and kept < 30 and result["epochs"] == 1
+    values = {"train.batch_size": "300 items", "train.epochs": 2}
+    resumed = shoal.run(
+        config_file_list=[tmp_path / "run" / "config.yaml"],
+        config_dict={"run.output": str(tmp_path / "run"), **values},
+        resume=True,
+    )
+    assert resumed["epochs"] == 2
+
+
 def test_patience_counts_steps_of_the_batch_size_that_was_given() -> None:
     size = DataSize(samples=1_090, rows=50_000, users=1_090, items=3_646)
     assert settings_for(size, batch_size=2048).patience == 320
@@ -101,8 +119,9 @@ def test_values_that_are_given_stay_and_nothing_is_said_about_them(tmp_path: Pat
 
 def test_recboles_word_for_the_data_keeps_recboles_batches() -> None:
     config = resolve(values={"model": "SASRec", "dataset": "synthetic"}).config
-    assert (config.train.batch_size, config.train.patience) == (2048, 10)
+    assert (config.train.batch_size, config.train.patience) == ("2048 items", 10)
     assert config.eval.valid_users == "all"
+    assert resolve(values={"model": "BPR", "dataset": "synthetic"}).config.train.batch_size == 2048
 
 
 @pytest.mark.slow

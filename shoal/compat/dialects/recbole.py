@@ -78,7 +78,12 @@ TABLE: list[Row] = [
     *[refused(key, "name them on the command line") for key in ("config_file", "config_files")],
     # training
     same("epochs", "train.epochs"),
-    same("train_batch_size", "train.batch_size", "the global batch, there as here"),
+    same(
+        "train_batch_size",
+        "train.batch_size",
+        "the global batch, there as here; of a sequence model that finds an item at every place of "
+        "a window so many items, as there every item with what was before it is a sample",
+    ),
     read_as("learner", "train.optimizer.name", as_lower, "in any case"),
     same("learning_rate", "train.optimizer.lr"),
     same("weight_decay", "train.optimizer.weight_decay"),
@@ -203,6 +208,7 @@ SPLIT_BY_TIME = {
 }
 # RecBole's train_batch_size and stopping_step; every validation takes all users.
 TRAINING = {"train.batch_size": 2048, "train.patience": 10, "eval.valid_users": "all"}
+ITEMS = read_as("train_batch_size", "train.batch_size", values.as_items, "so many items")
 
 
 def rows_of(model: type[Model]) -> Iterator[Row]:
@@ -232,6 +238,7 @@ def rows_of(model: type[Model]) -> Iterator[Row]:
 
 class RecBole(Dialect):
     tool, table = "RecBole", TABLE
+    has_windows = False  # samples of the model are windows, with an item to find at every place
     note = (
         "`dataset` is RecBole's word: the split, whether items may come again, batches of 2,048 "
         "and a patience of 10 are RecBole's for this kind of model; data.name leaves them to the "
@@ -242,6 +249,9 @@ class RecBole(Dialect):
         super().meet(model, options)
         if options is not None and (model in MODELS or is_own(model)):
             self.rows |= {row.key: row for row in rows_of(find(model))}
+            self.has_windows = find(model).samples == "windows"
+            if self.has_windows:
+                self.rows |= {ITEMS.key: ITEMS}
 
     @property
     def names_data(self) -> bool:
@@ -252,4 +262,7 @@ class RecBole(Dialect):
         """RecBole's split and batches where a source names its data as RecBole does."""
         if not self.names_data:
             return {}
-        return TRAINING | (SPLIT_BY_TIME if self.kind == "sequential" else RANDOM_SPLIT)
+        training = dict(TRAINING)
+        if self.has_windows:
+            training["train.batch_size"] = values.as_items(training["train.batch_size"])
+        return training | (SPLIT_BY_TIME if self.kind == "sequential" else RANDOM_SPLIT)

@@ -61,6 +61,11 @@ def as_intervals(value: Any) -> Any:
     return value
 
 
+def as_items(value: Any) -> Any:
+    """2048 -> `2048 items`."""
+    return f"{value} items" if type(value) is int else value
+
+
 def as_clip(value: Any) -> Any:
     """{max_norm: 5, norm_type: 2} -> 5."""
     if not value:
