@@ -46,6 +46,7 @@ REASONS: dict[str, str] = {
     "Pop": "RecBole counts an item that a batch has several times once",
     "SLIMElastic": "at most 30 sweeps over the items here, 100 there, in another order",
     "DiffRec": "none is known: losses of the first 24 epochs agree within 2 %",
+    "TransRec": "the squared distance of the paper here, its root there",
     "KGCN": "neighbours are drawn with replacement here, and there is no penalty",
 }
 
