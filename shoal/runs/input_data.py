@@ -26,10 +26,15 @@ ENCODINGS = ("utf-8", "cp1252", "latin-1")  # the last reads any bytes
 LOOK_BYTES = 1 << 28  # of a text, to find its encoding
 
 
-def with_data(resolved: Resolved, path: str | Path) -> Resolved:
+OPTION = "--{}=NAME"  # of a command: how a person names a column
+KEY = "`data.fields.{}: NAME`"  # the same, in a file of configs
+
+
+def with_data(resolved: Resolved, path: str | Path, flag: str = OPTION) -> Resolved:
     """The config for the data in a file or a folder; columns are found by their names.
 
-    path: also the URL of a file, of which a copy is read.
+    path: also the URL of a file, of which a copy is read. flag: how messages name a column, OPTION
+    or KEY.
     """
     url, config = (str(path) if is_remote(path) else None), resolved.config
     place = Path(path) if url is None else _copy_of(url)
@@ -41,7 +46,7 @@ def with_data(resolved: Resolved, path: str | Path) -> Resolved:
             log = log or looks_like(place) in CLICK_FORMATS
     values = data_values(place, config.data, clicks, log, url)
     resolved = resolved.with_values(values, f"data {path}")
-    return with_columns(resolved, place) if values.get("data.files") else resolved
+    return with_columns(resolved, place, flag=flag) if values.get("data.files") else resolved
 
 
 def _copy_of(url: str) -> Path:
@@ -98,21 +103,23 @@ def _with_encoding(resolved: Resolved, path: Path) -> Resolved:
     return replace(resolved, read_notes=[*resolved.read_notes, note])
 
 
-def with_columns(resolved: Resolved, path: Path, known_columns: tuple[str, ...] = ()) -> Resolved:
+def with_columns(
+    resolved: Resolved, path: Path, known_columns: tuple[str, ...] = (), flag: str = OPTION
+) -> Resolved:
     """The config with data.encoding and data.fields of a table.
 
-    known_columns: those whose roles need no guess.
+    known_columns: those whose roles need no guess. flag: how messages name a column.
     """
     resolved = _with_encoding(resolved, path)
     columns = columns_of(path, resolved.config.data)
-    return guess_columns(resolved, columns, str(path), known_columns=known_columns)
+    return guess_columns(resolved, columns, str(path), flag, known_columns)
 
 
 def guess_columns(
     resolved: Resolved,
     columns: list[str],
     where: str,
-    flag: str = "--{}=NAME",
+    flag: str = OPTION,
     known_columns: tuple[str, ...] = (),
 ) -> Resolved:
     """The config with data.fields by the names of columns, where it does not say them.

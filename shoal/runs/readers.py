@@ -52,6 +52,12 @@ def make_reader(
             reader = Prefixes(dataset, histories, negatives, batch_size, seed, shuffle, bucket)
         else:
             reader = Windows(dataset, histories, negatives, batch_size, seed, shuffle, bucket)
+    if reader.num_samples == 0 and train.epochs:
+        raise ValueError(
+            f"data set {dataset.name!r} has no training interaction, so there is nothing to learn "
+            "from; look at its files (`shoal data describe` shows what they hold), the filters and "
+            "the split"
+        )
     if isinstance(reader, LengthReader):
         reader.balance = train.balance
         if train.batch_tokens is not None:

@@ -136,6 +136,9 @@ def test_defaults_in_the_code_are_taken(tmp_path: Path) -> None:
     options = find_own(name).Options
     assert (options().n_layers, options()["n_layers"], "n_layers" in options()) == (2, 2, True)
     assert "without" not in options()
+    theirs = (tmp_path / "theirs.py").read_text().replace("config[", "config.final_config_dict[")
+    (tmp_path / "dict.py").write_text(theirs)
+    assert "n_layers: int = 2" in translate(str(tmp_path / "dict.py")).text
 
 
 @pytest.mark.parametrize(
@@ -152,6 +155,8 @@ def test_defaults_in_the_code_are_taken(tmp_path: Path) -> None:
         ("neg_e = ", "noise = torch.zeros(3).normal_()\n        neg_e = ", "draws other numbers"),
         ('config["reg_weight"]', 'config["train_batch_size"]', "train.batch_size"),
         ('config["reg_weight"]', 'config["a-b"]', "cannot have this name"),
+        ('config["reg_weight"]', 'config["reg_" + "weight"]', "which option it reads"),
+        ('config["reg_weight"]', "config.model_name", "which option it reads"),
         ("InputType.PAIRWISE", "InputType.LISTWISE", "batches are pairs"),
     ],
 )

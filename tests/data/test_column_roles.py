@@ -44,6 +44,7 @@ def test_labels_are_those_of_click_models() -> None:
     ("columns", "said"),
     [
         (["1", "2.5", "3"], "which are no names of columns"),
+        (["00017", "2026-10-08T12:30:00Z", "+49"], "--data.columns="),
         (["user;item"], "has one column"),
         (["user", "x"], "no column looks like the item; it has user, x. Name it: --item=NAME"),
     ],

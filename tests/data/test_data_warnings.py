@@ -213,3 +213,36 @@ def test_click_logs(prepared: bool, tmp_path: Path) -> None:
     assert found[0].startswith("1 of the files to test on are trained on too (a.txt)")
     few = [re.sub(" part are over 20 samples, fewer than 30.*", "", one) for one in found[1:]]
     assert few == ["metrics of the valid", "metrics of the test"]
+
+
+def files(path: Path) -> dict[str, Any]:
+    return {"data.files": {"inter": str(path)}, "data.cache": False}
+
+
+def test_a_header_names_each_column_once(tmp_path: Path) -> None:
+    (tmp_path / "twice.csv").write_text("user_id,item_id,time,time\n1,2,3,4\n")
+    with pytest.raises(ValueError, match=r"line 1: the column 'time' stands there twice; give"):
+        shoal.run(model="Pop", config_dict={**QUIET, **files(tmp_path / "twice.csv")})
+
+
+def test_data_without_a_row_to_train_on_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "gowalla").mkdir()
+    (tmp_path / "gowalla" / "train.txt").write_text("")
+    (tmp_path / "gowalla" / "test.txt").write_text("".join(f"{n} {n % 5} 7\n" for n in range(9)))
+    values = {"data.name": "gowalla", "data.path": str(tmp_path), "train.eval_every": 0}
+    with pytest.raises(ValueError, match="has no training interaction, so there is nothing to"):
+        shoal.run(model="BPR", config_dict={**QUIET, **values})
+
+
+def test_a_pause_without_sessions_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(HEAD + "\n".join(ROWS))
+    values = {**QUIET, **files(tmp_path / "x.csv"), "data.split.pause": 30}
+    with pytest.raises(ValueError, match=r"data\.split\.pause is for data\.split\.by=sessions"):
+        shoal.run(model="BPR", config_dict=values)
+
+
+def test_utf_16_that_is_read_as_something_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ratings.csv").write_bytes("user_id,item_id\n1,2\n".encode("utf-16"))
+    values = {**QUIET, **files(tmp_path / "ratings.csv"), "data.encoding": "latin-1"}
+    with pytest.raises(ValueError, match=r"begins as UTF-16 does, .*; set data\.encoding=utf-16"):
+        shoal.run(model="BPR", config_dict=values)

@@ -212,6 +212,19 @@ def test_an_arena_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert found["data"][0]["costs"]["BPR"]["seconds"] > 0 and epochs_before > 5
 
 
+def test_what_a_careless_arena_is_told(tmp_path: Path, call: Call) -> None:
+    """The data set of an error, how its columns are named here, and that one user says nothing."""
+    (tmp_path / "odd.csv").write_text("Kunde Nr,Ware\n1,2\n2,3\n")
+    (tmp_path / "arena.yaml").write_text(f"models: [Pop]\ndata: [{{{SMALL}}}, odd.csv]\nseeds: 1\n")
+    refused = CliRunner().invoke(app, ["arena", "arena.yaml"])
+    assert str(refused.exception).startswith("data set odd.csv: odd.csv: no column looks like")
+    assert "`data.fields.user: NAME` `data.fields.item: NAME`" in str(refused.exception)
+    rows = "".join(f"a,{item},{item}\n" for item in range(40))
+    (tmp_path / "one.csv").write_text("user,item,timestamp\n" + rows)
+    output = call("models: [Pop, EASE]\ndata: [one.csv]\nseeds: 1\n")
+    assert "1 user is too few to tell models apart" in output
+
+
 def test_time_that_is_over_is_no_failure(tmp_path: Path, call: Call) -> None:
     text = f"models: [Pop, BPR]\ndata: [{{{SMALL}}}]\nseeds: 1\nkeys: {{train.epochs: 1}}\n"
     output = call(text, "--minutes", "0")

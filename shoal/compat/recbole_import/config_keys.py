@@ -33,7 +33,8 @@ KEYS_WITHOUT_FIELD = ("RATING_FIELD", "TIME_FIELD", "HEAD_ENTITY_ID_FIELD", "ENT
 
 def key_of(node: ast.Subscript | ast.Call, config: str) -> str | None:
     """The key of config["x"] or config.get("x", …); None: it reads no key."""
-    if isinstance(node, ast.Subscript) and dotted(node.value, {}) == config:
+    names = (config, f"{config}.final_config_dict")
+    if isinstance(node, ast.Subscript) and dotted(node.value, {}) in names:
         key: ast.expr | None = node.slice
     elif isinstance(node, ast.Call) and dotted(node.func, {}) == f"{config}.get" and node.args:
         key = node.args[0]
@@ -58,6 +59,19 @@ def translate_key(draft: Draft, node: ast.Subscript | ast.Call, config: str) -> 
         add_option(draft, node, name)
         if is_option(name):
             draft.edits.replace(node, f"options.{name}")
+
+
+def look_at_computed_key(draft: Draft, node: ast.Name) -> None:
+    """A person must look where an attribute of config is read, or a key that is computed."""
+    parents = draft.source.parents
+    around = parents.get(node)
+    if not isinstance(around, ast.Subscript | ast.Attribute) or around.value is not node:
+        return
+    readers = [around, parents.get(around)]  # config["x"]; config.get("x"), config.dict["x"]
+    keys = [key_of(one, node.id) for one in readers if isinstance(one, ast.Subscript | ast.Call)]
+    if not any(keys):
+        why = "which option it reads is not known: write options.NAME"
+        draft.look(around, draft.edits.source(around), why)
 
 
 def translate_kept_key(draft: Draft, node: ast.Subscript) -> None:

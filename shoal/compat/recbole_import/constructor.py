@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from shoal.compat.recbole_import.config_keys import translate_key
+from shoal.compat.recbole_import.config_keys import look_at_computed_key, translate_key
 from shoal.compat.recbole_import.dataset import translate_dataset
 from shoal.compat.recbole_import.draft import Draft
 from shoal.compat.recbole_import.syntax import Function, is_self, is_super
@@ -29,6 +29,7 @@ def translate_constructor(draft: Draft, method: Function) -> None:
     # What is left of the two names, such as an argument of a helper class.
     for node in ast.walk(method):
         if isinstance(node, ast.Name) and node.id == config.arg:
+            look_at_computed_key(draft, node)
             draft.edits.replace(node, "options")
         elif isinstance(node, ast.Name) and node.id == dataset.arg:
             draft.edits.replace(node, "self.dataset")

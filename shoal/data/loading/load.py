@@ -45,7 +45,7 @@ from shoal.data.loading.location import interactions_of
 from shoal.data.manifest import Manifest, check_columns, check_range, parts_of, words_of
 from shoal.data.prepared import dataset as prepared
 from shoal.data.raw_columns import Raw
-from shoal.data.sessions import CONTEXT, split_sessions
+from shoal.data.sessions import CONTEXT, refuse_keys_of_sessions, split_sessions
 from shoal.data.sources import SOURCES
 from shoal.data.sources.files import local_data
 from shoal.data.split import cut_valid, rows_by_split, split_of_rows
@@ -130,6 +130,7 @@ def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> dict[str
     """Write the columns of a data set, split; the document of the cache."""
     if config.split.by == "sessions":
         raw, config = split_sessions(raw, config, seed)
+    refuse_keys_of_sessions(config.split)
     inter, fields = raw.inter, config.fields
     rows = SourceRows(inter.types, [inter.columns], raw.side, inter.where, inter.cells)
     empty = Manifest({"fields": fields.model_dump()})

@@ -168,7 +168,24 @@ class Csv(CellText):
         cells = CellFormat(separator, config.quote, config.escape)
         names = cells.header(head, path)
         check_columns(path, len(names))
+        if self.has_header:
+            check_names_once(names, path)
         return CellHeader(names, cells=cells)
+
+
+def check_names_once(names: list[str], path: Path) -> None:
+    """Refuse a header that names two columns alike."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        shown = (
+            f"the column {twice[0]!r} stands there twice"
+            if twice[0]
+            else ("two columns have no name")
+        )
+        raise ValueError(
+            f"{path}, line 1: {shown}; give every column a name of its own, or remove the line and "
+            "name them by data.columns"
+        )
 
 
 class UnnamedCsv(Csv):

@@ -85,10 +85,11 @@ def need_roles(where: str, columns: list[str], roles: Mapping[str, str], flag: s
     missing = [role for role in ("user", "item") if role not in roles]
     if not missing:
         return
-    if all(re.fullmatch(r"[\d.,+-]*", name.strip()) for name in columns):
+    if all(re.fullmatch(r"[\d.,:/+ TZ-]*", name.strip()) for name in columns):
         raise ValueError(
             f"{where}: its first line is {', '.join(columns[:6])}, which are no names of columns; "
-            "write names there, such as user_id,item_id,rating"
+            "write names there, such as user_id,item_id,rating, or give them: "
+            "--data.columns=[user_id,item_id,rating]"
         )
     if len(columns) == 1:
         raise ValueError(

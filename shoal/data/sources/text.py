@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 TEXT_BYTES = 1 << 26  # of text at a time, at most, where memory is bounded
 WHOLE = -1  # where a part that is the whole file stops
 BOM = b"\xef\xbb\xbf"
+BOMS_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class Lines(NamedTuple):
@@ -149,6 +150,10 @@ def first_line(path: Path, encoding: str = "utf-8") -> str:
             line = source.readline(1 << 20) if is_by_line(encoding) else source.read()
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    if line.startswith(BOMS_16) and not encoding.lower().startswith(("utf-16", "utf16", "utf-32")):
+        raise ValueError(
+            f"{path} begins as UTF-16 does, and is read as {encoding}; set data.encoding=utf-16"
+        )
     head = (
         decoded(line.removeprefix(BOM), encoding, str(path))
         .decode()

@@ -3,6 +3,7 @@
 from typing import Any
 
 from shoal.config.sizes import show_size
+from shoal.experiments.report.comparison import FEW_USERS
 from shoal.experiments.report.comparison_page import p_text
 from shoal.experiments.report.run_page import time_text
 from shoal.runs.run_record import short
@@ -53,6 +54,9 @@ def outcome_of_data(row: dict[str, Any]) -> str:
     figure = row["metrics"].get(metric, {}).get(best)
     if figure is not None:
         text += f", and reaches {figure['mean']:.4f} on the test split"
+    users = row["ranks"].get("users", FEW_USERS)
+    if users < FEW_USERS:
+        text += f"; {users} user{'s are' if users > 1 else ' is'} too few to tell models apart"
     return f"{text}.{tested}"
 
 

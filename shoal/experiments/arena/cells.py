@@ -31,7 +31,7 @@ from shoal.experiments.tuning.sweep_grid import (
 )
 from shoal.models import find
 from shoal.models.own import check_launchable
-from shoal.runs.input_data import with_data
+from shoal.runs.input_data import KEY, with_data
 from shoal.runs.run import resolve
 
 # Keys that decide what a figure means: figures of one data set share them.
@@ -139,7 +139,7 @@ def _with_data(cell: Cell, data: ArenaEntry) -> Cell:
     """The cell with its data; ValueError where its model cannot learn from it."""
     resolved = cell.resolved
     if _is_place(data.name):
-        resolved = with_data(resolved, data.name)
+        resolved = with_data(resolved, data.name, flag=KEY)
     config = resolved.config
     named_data(config.data, find(config.model.name).kind == "clicks")
     title = data.title or config.data.title
@@ -174,7 +174,7 @@ def _separate(
         except ValueError as error:
             refused.append(Refusal(model, cells[0].data, str(error)))
     if not possible:
-        raise first_error
+        raise ValueError(f"data set {cells[0].data}: {first_error}") from first_error
     # A data set that is named by its file has its title from there, also beside what is refused.
     return possible, [Refusal(one.model, possible[0].data, one.reason) for one in refused]
 

@@ -211,7 +211,8 @@ def _ranks_over_users(
     if unit != "users":
         return {"missing": f"the runs keep no {metric} of each user"}
     matrix = np.stack([values[model] for model in of_seed], axis=1)
-    return _ranked(list(of_seed), matrix, metric, f"users with seed {seed}")
+    ranks = _ranked(list(of_seed), matrix, metric, f"users with seed {seed}")
+    return {"users": len(matrix), **ranks}
 
 
 def _ranks_over_data(models: list[str], data: list[dict[str, Any]]) -> dict[str, Any]:
