@@ -98,10 +98,7 @@ class UserItems(nn.Module):
             block = sparse_matrix(
                 items[a:b] - first, users[a:b], weights[a:b], (last - first, num_users)
             )
-            with warnings.catch_warnings():  # torch announces a beta state of sparse products
-                warnings.simplefilter("ignore")
-                counts = torch.sparse.mm(block, items_by_user).to_dense()
-            yield first, counts
+            yield first, sparse_product(block, items_by_user)
 
 
 def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
@@ -113,6 +110,13 @@ def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int
         is_coalesced=True,
         check_invariants=True,
     )
+
+
+def sparse_product(left: Tensor, right: Tensor) -> Tensor:
+    """The product of two sparse matrices, dense."""
+    with warnings.catch_warnings():  # torch announces a beta state of sparse products
+        warnings.simplefilter("ignore")
+        return torch.sparse.mm(left, right).to_dense()
 
 
 def nearest(
