@@ -14,11 +14,10 @@ Matrices of more than 20,000 rows are inverted in single precision: half the mem
 import torch
 from torch import Tensor
 
-from shoal.kernels.bags import sum_bags
 from shoal.models.base import Facts
 from shoal.models.general.item_weights import ItemWeights
 from shoal.models.nn.closed_form import check_memory, expect_solution, negative_inverse_
-from shoal.models.nn.user_items import UserItems, takers_of_items
+from shoal.models.nn.user_items import UserItems, summed, takers_of_items
 from shoal.models.options import Positive
 
 LARGE = 20_000  # rows of a matrix that is inverted in single precision
@@ -74,9 +73,8 @@ class EASE(ItemWeights):
         every = takers.lists(items)
         weights = torch.empty(len(items), len(items))
         for own, some in zip(weights.split(1 << 10), items.split(1 << 10)):
-            lists = takers.lists(some)
-            rows = sum_bags(matrix, lists.offsets, lists.values)  # [b, num_users]
-            block = sum_bags(rows.T.contiguous(), every.offsets, every.values)  # -S [num_items, b]
+            rows = summed(matrix, takers.lists(some))  # [b, num_users]
+            block = summed(rows.T.contiguous(), every)  # -S: [num_items, b]
             block /= -1.0 - block[some].diagonal()
             own.copy_(block.T)
         return weights

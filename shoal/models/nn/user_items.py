@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.batch import Jagged
+from shoal.kernels.bags import sum_bags
 
 
 class UserItems(nn.Module):
@@ -141,6 +142,11 @@ def owners(lists: Jagged) -> Tensor:
     """The list that each value stands in: [total]."""
     numbers = torch.arange(len(lists), device=lists.values.device)
     return numbers.repeat_interleave(lists.lengths)
+
+
+def summed(x: Tensor, lists: Jagged) -> Tensor:
+    """The sum of the rows that each list names, without gradient: [n, d] -> [lists, d]."""
+    return sum_bags(x, lists.offsets, lists.values)
 
 
 def even(lists: Jagged) -> Tensor:
