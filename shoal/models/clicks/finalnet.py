@@ -87,9 +87,9 @@ class FinalNet(Flat):
         logits = 0.5 * (both[0] + both[1])
         losses = self.losses(logits, batch)
         if self.options.distill:
-            known = logits.detach()
+            teacher = logits.detach()
             logistic = self._labels[0].loss == "logistic"
-            taught = replace(batch, labels=known.sigmoid() if logistic else known)
+            taught = replace(batch, labels=teacher.sigmoid() if logistic else teacher)
             for own in both:
                 losses = losses + self.options.distill * self.losses(own, taught)
         return Output(losses.sum(), batch.size, logits.detach())

@@ -66,16 +66,16 @@ class EASE(ItemWeights):
         return weights
 
     def _by_users(self) -> Tensor:
-        """The same, some items at a time, from the inverse of the users' matrix."""
+        """W, but for its diagonal, from the users' matrix, some items at a time."""
         takers = takers_of_items(self.facts)
         matrix = self._inverse(takers)
         items = torch.arange(self.facts.num_items)
         every = takers.lists(items)
         weights = torch.empty(len(items), len(items))
-        for own, some in zip(weights.split(1 << 10), items.split(1 << 10)):
-            rows = summed(matrix, takers.lists(some))  # [b, num_users]
+        for own, scored in zip(weights.split(1 << 10), items.split(1 << 10)):
+            rows = summed(matrix, takers.lists(scored))  # [b, num_users]
             block = summed(rows.T.contiguous(), every)  # -S: [num_items, b]
-            block /= -1.0 - block[some].diagonal()
+            block /= -1.0 - block[scored].diagonal()
             own.copy_(block.T)
         return weights
 

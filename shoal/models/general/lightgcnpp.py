@@ -43,9 +43,9 @@ class LightGCNpp(LightGCN):
 
     def last_layer(self, first: Tensor) -> Tensor:
         options = self.options
-        read, given = self.degrees.pow(-options.alpha), self.degrees.pow(-options.beta)
+        own_share, read_share = self.degrees.pow(-options.alpha), self.degrees.pow(-options.beta)
         layer, total = first, torch.zeros_like(first)
         for _ in range(options.n_layers):
-            layer = read * self.graph(given * F.normalize(layer, dim=1), self.ones)
+            layer = own_share * self.graph(read_share * F.normalize(layer, dim=1), self.ones)
             total = total + layer
         return options.gamma * first + (1.0 - options.gamma) * total / options.n_layers

@@ -114,13 +114,16 @@ def near_items(taken: UserItems, k: int, itself: bool) -> tuple[Tensor, Tensor]:
     row_sums = torch.zeros(taken.num_items, dtype=torch.float64)
     together = counts[taken.owners] - int(not itself)
     row_sums.index_add_(0, taken.items, together.double())
-    read, given = (row_sums + 1.0).sqrt() / row_sums.clamp(min=1.0), (row_sums + 1.0).rsqrt()
+    own_share, read_share = (
+        (row_sums + 1.0).sqrt() / row_sums.clamp(min=1.0),
+        (row_sums + 1.0).rsqrt(),
+    )
     places, values = [], []
     for first, block in taken.common():
         own = torch.arange(first, first + len(block))
         if not itself:
             block[torch.arange(len(own)), own] = 0.0
-        block = block * given.float() * read[own].float().unsqueeze(1)
+        block = block * read_share.float() * own_share[own].float().unsqueeze(1)
         best = block.topk(min(k, taken.num_items), dim=1)
         places.append(best.indices)
         values.append(best.values)
