@@ -43,8 +43,9 @@ SIDE_BAR = {
     ),
     "Understand": (
         "understand",
-        "laws distributed strategies failure planner rows tiers security zoo architecture "
-        "csv_to_batch step_alone step_sharded step_with_servers request contributing changelog",
+        "laws distributed strategies failure planner rows tiers security zoo why_numbers_differ "
+        "architecture csv_to_batch step_alone step_sharded step_with_servers request contributing "
+        "changelog",
     ),
     "Benchmarks": ("benchmarks", "index results method"),
 }

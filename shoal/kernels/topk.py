@@ -8,13 +8,15 @@ best of all blocks so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise, repeat
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.kernels.bags import sum_bags
 from shoal.kernels.core import load_core
 from shoal.kernels.parallel import ThreadTeam
 
@@ -246,22 +248,35 @@ class ProductTopK:
     may be worked at side by side (`each`).
     """
 
-    def __init__(self, queries: Tensor, keep: int, masked: Pairs):
-        """masked: rows of the queries and items that are left out; so is item 0, the padding."""
-        self.queries, self.best = queries, TopK(keep)
+    def __init__(self, queries: Tensor, keep: int, masked: Pairs, sparse: bool = False):
+        """masked: rows of the queries and items that are left out; so is item 0, the padding.
+
+        sparse: queries are mostly zeros, and only their other values are multiplied and kept.
+        """
+        self.size, self.best = len(queries), TopK(keep)
+        self._product = _sparse_product(queries) if sparse else partial(_dense_product, queries)
         order = np.argsort(masked[1], kind="stable")
         self.masked_rows = torch.from_numpy(masked[0][order])
         self.masked_items = torch.from_numpy(masked[1][order])
 
-    def add(self, vectors: Tensor, start: int) -> None:
-        """Vectors [n, d] of the items from `start` on."""
-        if not len(self.queries):
+    @staticmethod
+    def pieces(vectors: Tensor, sparse: bool) -> Sequence[Tensor]:
+        """Vectors of items [n, d] as `add` multiplies by them, the same for all tiles.
+
+        A few hundred items each: [m, d], or [d, m] for sparse queries, which read rows of it.
+        """
+        parts = vectors.split(COLUMNS)
+        return [part.T.contiguous() for part in parts] if sparse else parts
+
+    def add(self, pieces: Sequence[Tensor], start: int) -> None:
+        """The items from `start` on, by their `pieces`."""
+        if not self.size:
             return
-        edges = torch.arange(start, start + len(vectors) + COLUMNS, COLUMNS)
+        edges = torch.arange(start, start + (len(pieces) + 1) * COLUMNS, COLUMNS)
         bounds = torch.searchsorted(self.masked_items, edges).tolist()
-        for number, columns in enumerate(vectors.split(COLUMNS)):
+        for number, piece in enumerate(pieces):
             first = start + number * COLUMNS
-            scores = self.queries @ columns.T
+            scores = self._product(piece)
             if first == 0:
                 scores[:, 0] = -torch.inf
             inside = slice(bounds[number], bounds[number + 1])
@@ -270,9 +285,22 @@ class ProductTopK:
 
     def items(self) -> Tensor:
         """[b, keep] item ids, 0 where a query has fewer candidates."""
-        if not len(self.queries):  # of a process without users
+        if not self.size:  # of a process without users
             return torch.zeros(0, self.best.keep, dtype=torch.int64)
         return self.best.items()
+
+
+def _dense_product(queries: Tensor, vectors: Tensor) -> Tensor:
+    """[b, d], [m, d] -> [b, m]"""
+    return queries @ vectors.T
+
+
+def _sparse_product(queries: Tensor) -> Callable[[Tensor], Tensor]:
+    """The function of columns [d, m] whose value is queries [b, d] @ columns."""
+    rows, places = queries.nonzero(as_tuple=True)
+    starts = torch.searchsorted(rows, torch.arange(len(queries) + 1))
+    values = queries[rows, places]
+    return lambda columns: sum_bags(columns, starts, places, values)
 
 
 def takes_scores(scores: Tensor) -> bool:

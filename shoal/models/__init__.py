@@ -24,7 +24,7 @@ _FOLDERS = {
         Pop BPR NeuMF LightGCN LightFM EASE ItemKNN UserKNN SLIM IALS MultiVAE RecVAE ENMF
         SimpleX NGCF SGL SimGCL XSimGCL DirectAU SLIMElastic ADMMSLIM AsymKNN NCEPLRec
         MultiDAE CDAE MacridVAE DMF FISM NAIS
-        LINE ConvNCF NNCF GCMC SpectralCF DGCF NCL
+        LINE ConvNCF NNCF GCMC SpectralCF DGCF NCL LightGCNpp UltraGCN GFCF
         DiffRec LDiffRec RaCT
     """,
     "sequential": """
@@ -37,7 +37,8 @@ _FOLDERS = {
     "knowledge": "CKE CFKG KGCN KGAT RippleNet KGIN MKR KTUP KGNNLS MCCLK",
     "clicks": """
         LR FM DNN WideDeep DeepFM DCNV2 DLRM FFM FwFM NFM AFM PNN DCN xDeepFM AutoInt
-        FiBiNET MaskNet FinalMLP GDCN Wukong FNN EulerNet FiGNN KD_DAGFM LightGBM XGBoost
+        FiBiNET MaskNet FinalMLP GDCN Wukong FNN EulerNet FiGNN KD_DAGFM FinalNet RankMixer
+        LightGBM XGBoost
     """,
     "clicks.history": "DIN DIEN BST DSIN HSTURanker",
     "clicks.labels": "SharedBottom MMoE PLE ESMM AITM",

@@ -284,6 +284,9 @@ class Model(nn.Module):
 class Retrieval(Model):
     """A model whose score is a dot product of a query vector and an item vector."""
 
+    # True: query vectors are mostly zeros, and evaluation multiplies their other values alone.
+    sparse_queries: ClassVar[bool] = False
+
     def encode_query(self, batch: Batch) -> Tensor:
         """Query vectors [b, dim]."""
         raise NotImplementedError  # every retrieval model writes its own

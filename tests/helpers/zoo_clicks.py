@@ -45,6 +45,9 @@ CLICKS: dict[str, dict[str, Any]] = {
         "depth": 2,
         "beta": 1.0,
     },
+    "FinalNet": {**SMALL, "second_layers": [6], "distill": 0.5},
+    "FinalNet sum": {**SMALL, "second_layers": [5], "structure": "sum", "distill": 0.2},
+    "RankMixer": {**SMALL, "tokens": 3, "hidden_size": 6, "expansion": 2},
     "Wukong": {**SMALL, "crossed": 3, "linear": 2, "rank": 3, "inner": 7},
 }
 TOWERS = {"dim": 4, "initial_range": 0.1, "dropout": 0.2, "tower_layers": [6]}
@@ -88,8 +91,10 @@ ANY_WIDTH = [
     "DCN",
     "FNN",
     "FinalMLP",
+    "FinalNet",
     "GDCN",
     "MMoE",
+    "RankMixer",
 ]  # of features; the others add or multiply their vectors
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from services import Weights, attach
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 from zoo_clicks import HISTORIES, LENGTH, batch_of, make_model
 from zoo_models import zoo_config
 
@@ -15,8 +16,10 @@ from shoal.distributed.world import World
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Table
 from shoal.models.base import ClickModel
+from shoal.models.clicks.finalnet import FinalNet
 from shoal.models.clicks.history.base import Bilinear
 from shoal.models.clicks.labels.esmm import both
+from shoal.models.clicks.rankmixer import RankMixer, RankMixerBlock
 from shoal.models.knowledge.base import TransR
 from shoal.models.knowledge.mkr import CrossCompress
 from shoal.models.nn.edges import Edges
@@ -121,6 +124,60 @@ def test_crosses_of_all_features() -> None:
         x = first * layer(x) * gate(x).sigmoid() + x
     expected = model.out(torch.cat([x, model.deep(first)], 1)).squeeze(1)  # type: ignore
     torch.testing.assert_close(model.logits(batch), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["FinalNet", "FinalNet sum"])
+def test_factorized_layers_and_their_teacher(name: str) -> None:
+    model, batch = ready(name)
+    x, outs = model.features(batch), []  # type: ignore[operator]
+    for block in model.blocks:  # type: ignore[union-attr]
+        y = x
+        for layer in list(block)[:-1]:
+            h, g = (y @ layer.linear.weight.T + layer.linear.bias).chunk(2, 1)
+            y = torch.relu(h + g * h if name.endswith("sum") else torch.cat([h, g * h], 1))
+        outs.append((y @ block[-1].weight.T + block[-1].bias)[:, 0])
+    mean = (outs[0] + outs[1]) / 2
+    torch.testing.assert_close(model.logits(batch), mean, rtol=1e-4, atol=1e-4)
+    loss, known = binary_cross_entropy_with_logits, mean.detach().sigmoid()
+    expected = loss(mean, batch.labels, reduction="sum")
+    for one in outs:
+        expected = expected + model.options.distill * loss(one, known, reduction="sum")
+    torch.testing.assert_close(model(batch).loss, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_tokens_are_mixed_by_their_parts() -> None:
+    model, batch = ready("RankMixer", n_layers=1)
+    x = model.features(batch)  # type: ignore[operator]
+    block, (tokens, dim) = model.stack[0], (3, 6)  # type: ignore[index]
+    x = torch.cat([x, x.new_zeros(len(x), tokens * model.part - x.shape[1])], 1)  # type: ignore
+    parts = x.split(model.part, 1)  # type: ignore[arg-type]
+    read = model.tokenize  # type: ignore[union-attr]
+    x = torch.stack([p @ read.weight[t] + read.bias[t] for t, p in enumerate(parts)], 1)
+    heads = dim // tokens
+    mixed = [x[:, :, h * heads : (h + 1) * heads].flatten(1) for h in range(tokens)]
+    x = block.mixing_norm(torch.stack(mixed, 1) + x)
+    inner, out = block.inner, block.out
+    done = []
+    for t in range(tokens):
+        hidden = torch.nn.functional.gelu(x[:, t] @ inner.weight[t] + inner.bias[t])
+        done.append(block.norm(hidden @ out.weight[t] + out.bias[t] + x[:, t]))
+    expected = model.deep(torch.stack(done).mean(0))  # type: ignore[operator]
+    torch.testing.assert_close(model.logits(batch), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rankmixer_of_a_hundred_million_weights() -> None:
+    with torch.device("meta"):
+        stack = [RankMixerBlock(16, 768, 3 * 768) for _ in range(2)]
+    count = sum(p.numel() for block in stack for p in block.parameters() if p.dim() == 3)
+    assert count >= 2 * 3 * 2 * 16 * 768**2 > 100e6
+
+
+def test_sizes_that_cannot_be_cut_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a multiple of model\.tokens"):
+        RankMixer.Options(tokens=6, hidden_size=64)
+    for layers in ([5], []):
+        with pytest.raises(ValueError, match="needs even widths"):
+            FinalNet.Options(layers=layers)
 
 
 def test_a_step_is_as_likely_as_both() -> None:

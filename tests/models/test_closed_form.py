@@ -15,9 +15,11 @@ import torch
 import shoal
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Model
+from shoal.models.general import ease
 from shoal.models.general.admmslim import ADMMSLIM
 from shoal.models.general.asymknn import AsymKNN
 from shoal.models.general.ease import EASE
+from shoal.models.general.gfcf import GFCF
 from shoal.models.general.ials import IALS
 from shoal.models.general.item_weights import ItemWeights
 from shoal.models.general.itemknn import ItemKNN
@@ -25,7 +27,7 @@ from shoal.models.general.nceplrec import NCEPLRec
 from shoal.models.general.slim import SLIM
 from shoal.models.general.slimelastic import SLIMElastic
 from shoal.models.general.userknn import UserKNN
-from shoal.models.nn.closed_form import Progress, check_memory, negative_inverse_
+from shoal.models.nn.closed_form import Progress, check_memory, negative_inverse_, singular_vectors
 from shoal.models.nn.user_items import UserItems
 from shoal.runs.run import resolve_run, train
 
@@ -72,12 +74,46 @@ def test_common_users_are_counted_in_blocks(taken: np.ndarray, rows: int) -> Non
     np.testing.assert_array_equal(torch.cat([one for _, one in made]), taken.T @ taken)
 
 
-def test_ease_is_the_closed_form(taken: np.ndarray) -> None:
-    inverse = np.linalg.inv(taken.T @ taken + 7.0 * np.eye(ITEMS))
+@pytest.mark.parametrize("large", [20_000, 5])
+@pytest.mark.parametrize("part", [slice(None), slice(0, ITEMS - 4)])
+def test_ease_is_the_closed_form(
+    taken: np.ndarray, part: slice, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more users than items, or of fewer; with an inverse of either precision."""
+    monkeypatch.setattr(ease, "LARGE", large)
+    some = taken[part]
+    inverse = np.linalg.inv(some.T @ some + 7.0 * np.eye(ITEMS))
     expected = np.eye(ITEMS) - inverse / np.diag(inverse)
     np.fill_diagonal(expected, 0.0)
-    model = solved(EASE(EASE.Options(reg_weight=7.0), facts_of(taken)))
-    np.testing.assert_allclose(columns(model), expected, atol=1e-6)
+    facts = replace(facts_of(some), num_users=len(some))
+    model = solved(EASE(EASE.Options(reg_weight=7.0), facts))
+    assert (model.weights.dtype, model.weights.is_contiguous()) == (torch.float32, True)
+    np.testing.assert_allclose(columns(model), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("rank", [4, 100])
+def test_gfcf_is_its_filter(taken: np.ndarray, rank: int) -> None:
+    users, items = (np.maximum(taken.sum(axis), 1.0) for axis in (1, 0))
+    even = taken / np.sqrt(np.outer(users, items))
+    values, vectors = np.linalg.svd(even)[1:]
+    low = vectors[:rank].T @ vectors[:rank] * np.sqrt(np.outer(1.0 / items, items))
+    model = solved(GFCF(GFCF.Options(rank=rank, alpha=0.4), facts_of(taken)))
+    expected = even.T @ even + 0.4 * low
+    shown = np.arange(ITEMS) if rank < 23 else np.arange(1, ITEMS)  # nobody took the padding
+    made = columns(model)[np.ix_(shown, shown)]
+    np.testing.assert_allclose(made, expected[np.ix_(shown, shown)], atol=1e-5)
+    assert values[3] - values[4] > 1e-3  # the fourth vector is one of its own
+
+
+def test_singular_vectors_of_a_sparse_matrix_are_numpys() -> None:
+    """Wider than the random vectors, with a tail that has to be told from them."""
+    random = np.random.default_rng(5)
+    left, right = (np.linalg.qr(random.normal(size=(n, 60)))[0] for n in (90, 70))
+    matrix = left * 0.9 ** np.arange(60) @ right.T
+    found = singular_vectors(torch.from_numpy(matrix).to_sparse(), 5, "a test", tolerance=1e-9)
+    assert found.shape == (70, 5)
+    alike = np.abs((found.numpy() * right[:, :5]).sum(0))
+    np.testing.assert_allclose(alike, 1.0, atol=1e-5)
 
 
 def test_slim_stops_where_its_loss_is_flat(taken: np.ndarray) -> None:
@@ -218,6 +254,7 @@ CLOSED_FORM = (
     ADMMSLIM,
     AsymKNN,
     NCEPLRec,
+    GFCF,
 )
 
 

@@ -15,9 +15,10 @@ from shoal.distributed.world import World
 from shoal.models.general.convncf import ConvNCF
 from shoal.models.general.dgcf import distance_correlation
 from shoal.models.general.ract import ndcg
+from shoal.models.general.ultragcn import near_items
 from shoal.models.nn.diffusion import Diffusion, betas_of
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps, normal_like, uniform_like
-from shoal.models.nn.user_items import UserItems
+from shoal.models.nn.user_items import UserItems, taken_by_users
 from shoal.runs.build import build
 
 
@@ -185,6 +186,61 @@ def test_steps_with_large_losses_are_drawn_more_often() -> None:
     counts = np.bincount(steps, minlength=3) / 3000
     assert counts == pytest.approx([0.2, 0.2, 0.6], abs=0.04)
     assert float(share[steps == 2].mean()) == pytest.approx(1.8, rel=1e-2)
+
+
+@pytest.mark.parametrize("itself", [True, False])
+def test_near_items_are_those_of_the_largest_omega(itself: bool) -> None:
+    taken = (np.random.default_rng(3).random((12, 9)) < 0.4).astype(np.float64)
+    users, items = (torch.from_numpy(one) for one in np.nonzero(taken))
+    near, omega = near_items(UserItems(users, items, 12, 9), 4, itself)
+    together = taken.T @ taken - (0.0 if itself else 1.0) * np.diag(taken.sum(0))
+    sums = together.sum(1)
+    expected = together * np.outer(np.sqrt(sums + 1) / sums, 1 / np.sqrt(sums + 1))
+    np.testing.assert_allclose(omega, -np.sort(-expected, 1)[:, :4], rtol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(expected, near.numpy(), 1), omega, rtol=1e-5)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_constraints_of_ultragcn(share: bool) -> None:
+    """The loss of three samples, written out pair by pair."""
+    model = model_of("UltraGCN", model__w1=0.3, model__share_negatives=share, model__k=3)
+    options, facts = model.options, model.facts
+    model.taken = taken_by_users(facts)
+    batch = pairs_of(model)
+    users, items = model.embed.whole("user_id"), model.embed.whole("item_id")
+    matrix = model.taken.matrix(torch.arange(facts.num_users))
+    of_user, of_item = matrix.sum(1), matrix.sum(0)
+    near, omega = near_items(model.taken, 3, itself=True)
+    expected = 0.0
+    for number, (user, item) in enumerate(zip(batch.tensor("user_id"), batch.tensor("item_id"))):
+        beta = (of_user[user] + 1).sqrt() / of_user[user] / (of_item + 1).sqrt()
+        scores = items @ users[user]
+        drawn = batch.tensor("neg_item")
+        drawn = drawn.reshape(-1) if share else drawn[number]
+        loss = -(0.3 + beta[item]) * F.logsigmoid(scores[item])
+        negative = (1e-6 + beta[drawn]) * F.logsigmoid(-scores[drawn])
+        loss = loss - options.negative_weight * negative.mean()
+        loss = loss - 5e-4 * (omega[item] * F.logsigmoid(scores[near[item]])).sum()
+        squares = users[user].square().sum() + items[item].square().sum()
+        expected += float((loss + 0.5 * options.reg_weight * squares).detach())
+    assert float(model(batch).loss.detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_directions_spread_by_powers_of_degrees() -> None:
+    """LightGCN++, by a dense matrix."""
+    options = {"model__alpha": 0.7, "model__beta": 0.2, "model__gamma": 0.3}
+    model = model_of("LightGCNpp", **options, model__n_layers=3)
+    first, final = model.propagate()
+    graph, nodes = model.graph, len(first)
+    matrix = torch.zeros(nodes, nodes)
+    matrix[graph.ends, graph.neighbours] = 1.0
+    degrees = matrix.sum(1).clamp(min=1.0)
+    matrix = degrees.pow(-0.7).unsqueeze(1) * matrix * degrees.pow(-0.2)
+    layers = [first]
+    for _ in range(3):
+        layers.append(matrix @ F.normalize(layers[-1], dim=1))
+    expected = 0.3 * first + 0.7 * torch.stack(layers[1:]).mean(0)
+    torch.testing.assert_close(final, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_convolutions_that_leave_nothing_are_refused() -> None:

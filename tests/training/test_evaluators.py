@@ -88,8 +88,26 @@ def test_popular_lists_are_those_of_scoring_every_item(num_items: int) -> None:
 def test_a_process_without_users_has_no_lists() -> None:
     """Fewer users validate than there are processes."""
     best = ProductTopK(torch.empty(0, 4), 3, (np.empty(0, np.int64), np.empty(0, np.int64)))
-    best.add(torch.randn(5, 4), 0)
+    best.add([torch.randn(5, 4)], 0)
     assert best.items().shape == (0, 3) and best.items().dtype == torch.int64
+
+
+def test_sparse_queries_have_the_lists_of_dense_ones() -> None:
+    """Of 1,300 items in two blocks; a query of zeros alone is among them."""
+    random = np.random.default_rng(2)
+    queries = torch.from_numpy(random.random((9, 40)) * (random.random((9, 40)) < 0.1)).float()
+    queries[4] = 0.0
+    vectors = torch.from_numpy(random.normal(size=(1300, 40))).float()
+    masked = random.integers(0, 9, 300), random.integers(0, 1300, 300)
+    lists = []
+    for sparse in (False, True):
+        best = ProductTopK(queries, 7, masked, sparse)
+        for start in (0, 1024):
+            block = vectors[start : start + 1024]
+            best.add(ProductTopK.pieces(block, sparse), start)
+        lists.append(best.items())
+    some = torch.arange(9) != 4  # of equal scores either may stay
+    assert torch.equal(lists[0][some], lists[1][some]) and (lists[1][some] > 0).all()
 
 
 def test_the_remedy_suits_the_model() -> None:

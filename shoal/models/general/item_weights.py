@@ -23,6 +23,7 @@ class ItemWeights(Retrieval):
     """
 
     trainable = False
+    sparse_queries = True
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)

@@ -1,4 +1,5 @@
-"""What closed-form models share: buffers of the solution, memory, progress, a large inverse."""
+"""What closed-form models share: buffers of the solution, memory, progress, a large inverse,
+singular vectors."""
 
 import logging
 import time
@@ -17,6 +18,7 @@ __all__ = [
     "check_memory",
     "expect_solution",
     "negative_inverse_",
+    "singular_vectors",
 ]
 log = logging.getLogger("shoal")
 
@@ -114,3 +116,31 @@ def negative_inverse_(matrix: Tensor, what: str, width: int = 512) -> Tensor:
         matrix[start:stop, start:stop] = own + own.tril(-1).T
         matrix[start:stop, stop:] = matrix[stop:, start:stop].T
     return matrix
+
+
+def singular_vectors(matrix: Tensor, rank: int, what: str, tolerance: float = 5e-3) -> Tensor:
+    """The first right singular vectors of a sparse matrix [n, m]: [m, rank].
+
+    Random vectors, some more than are wanted, are multiplied by M^T M twice and made orthogonal,
+    again and again, until no wanted singular value grows by more than this share in a sweep. The
+    same matrix has the same vectors every time; they are exact where rank is almost all of them.
+    """
+    sweeps, (n, m) = 20, matrix.shape
+    width = min(rank + max(16, rank // 8), n, m)
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.randn(m, width, generator=generator, dtype=matrix.dtype)
+    across, before = matrix.t().coalesce(), torch.zeros(rank, dtype=matrix.dtype)
+    progress = Progress(what, sweeps)
+    for sweep in range(1, sweeps + 1):
+        basis = torch.sparse.mm(across, torch.sparse.mm(matrix, basis))
+        basis = torch.linalg.qr(basis).Q
+        images = torch.sparse.mm(matrix, basis)  # [n, width]
+        squares, rotation = torch.linalg.eigh(images.T @ images)  # the largest last
+        vectors = basis @ rotation.flip(1)[:, :rank]
+        values = squares.flip(0)[:rank].clamp(min=0.0).sqrt()
+        if bool((values - before <= tolerance * values).all()):
+            break
+        before = values
+        basis = torch.sparse.mm(across, images)
+        progress(sweep)
+    return vectors

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.batch import Jagged
+from shoal.kernels.bags import sum_bags
 
 
 class UserItems(nn.Module):
@@ -98,10 +99,7 @@ class UserItems(nn.Module):
             block = sparse_matrix(
                 items[a:b] - first, users[a:b], weights[a:b], (last - first, num_users)
             )
-            with warnings.catch_warnings():  # torch announces a beta state of sparse products
-                warnings.simplefilter("ignore")
-                counts = torch.sparse.mm(block, items_by_user).to_dense()
-            yield first, counts
+            yield first, sparse_product(block, items_by_user)
 
 
 def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
@@ -113,6 +111,13 @@ def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int
         is_coalesced=True,
         check_invariants=True,
     )
+
+
+def sparse_product(left: Tensor, right: Tensor) -> Tensor:
+    """The product of two sparse matrices, dense."""
+    with warnings.catch_warnings():  # torch announces a beta state of sparse products
+        warnings.simplefilter("ignore")
+        return torch.sparse.mm(left, right).to_dense()
 
 
 def nearest(
@@ -137,6 +142,11 @@ def owners(lists: Jagged) -> Tensor:
     """The list that each value stands in: [total]."""
     numbers = torch.arange(len(lists), device=lists.values.device)
     return numbers.repeat_interleave(lists.lengths)
+
+
+def summed(x: Tensor, lists: Jagged) -> Tensor:
+    """The sum of the rows that each list names, without gradient: [n, d] -> [lists, d]."""
+    return sum_bags(x, lists.offsets, lists.values)
 
 
 def even(lists: Jagged) -> Tensor:

@@ -337,15 +337,14 @@ class Evaluator:
         keep: int,
     ) -> list[ProductTopK] | None:
         """The best items of each tile, scored and kept by the native core; None: it takes none."""
-        encoded = [model.encode_query(query) for query in queries]
-        if not all(map(takes_scores, encoded)):
-            return None
-        best = [
-            ProductTopK(vectors, keep, data.masked.block(*tile))
-            for vectors, tile in zip(encoded, bounds)
-        ]
+        best, sparse = [], model.sparse_queries
+        for query, tile in zip(queries, bounds):
+            vectors = model.encode_query(query)
+            if not takes_scores(vectors):
+                return None
+            best.append(ProductTopK(vectors, keep, data.masked.block(*tile), sparse))
         for start, _, vectors in self._blocks(model):
-            add = partial(_add_block, best, vectors, start)
+            add = partial(_add_block, best, ProductTopK.pieces(vectors, sparse), start)
             with ThreadTeam() as workers:
                 workers.each(add, range(len(best)))
         return best
@@ -474,9 +473,11 @@ class Evaluator:
         self._add(Ranked(ranked, hits, counts, numerator, negatives, first, owners))
 
 
-def _add_block(tiles: Sequence[ProductTopK], vectors: Tensor, start: int, number: int) -> None:
+def _add_block(
+    tiles: Sequence[ProductTopK], pieces: Sequence[Tensor], start: int, number: int
+) -> None:
     """A block of items for one of the tiles."""
-    tiles[number].add(vectors, start)
+    tiles[number].add(pieces, start)
 
 
 def mask(scores: Tensor, masked: UserLists, a: int, b: int, start: int) -> None:
