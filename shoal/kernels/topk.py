@@ -50,6 +50,17 @@ class DotProducts:
         return filled.view(-1, wide, filled.shape[1]).transpose(1, 2).contiguous()
 
 
+class MaskedFill:
+    """Scores of another fill, of which some are -inf: penalties [n], 0 or -inf for each item."""
+
+    def __init__(self, fill: Fill, penalties: Tensor):
+        self.fill, self.penalties = fill, penalties
+
+    def __call__(self, a: int, b: int, first: int, last: int, out: Tensor) -> None:
+        self.fill(a, b, first, last, out)
+        out += self.penalties[first:last]
+
+
 def rank(
     fill: Fill, num_queries: int, num_items: int, topk: int, without: Pairs | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,19 @@ class ItemGroups:
         offsets = self.codes.offsets
         return [self.codes.values[offsets[item] : offsets[item + 1]] for item in items]
 
+    @cached_property
+    def is_single(self) -> bool:
+        """Whether no item has more than one value."""
+        return bool((np.diff(self.codes.offsets) <= 1).all())
+
+    def single(self, items: np.ndarray) -> np.ndarray:
+        """The code of each of these items, where none has more than one; -1: it has none."""
+        starts, ends = self.codes.offsets[items], self.codes.offsets[items + 1]
+        has_one = starts < ends
+        codes = np.full(len(items), -1)
+        codes[has_one] = self.codes.values[starts[has_one]]
+        return codes
+
     def members(self, words: Sequence[str]) -> np.ndarray:
         """The items that have one of these values, bool [num_items]."""
         chosen = np.isin(self.words, words)[self.codes.values]

@@ -83,15 +83,27 @@ class AtMost(ListRule):
     def apply(
         self, candidates: Candidates, request: RuleRequest, items: PipelineItems
     ) -> Candidates:
+        groups = items.groups(self.attribute)
+        if groups.is_single:
+            return candidates.chosen(np.flatnonzero(self._early(groups.single(candidates.items))))
         counts: dict[int, int] = {}
         kept = []
-        for place, codes in enumerate(items.groups(self.attribute).of(candidates.items)):
+        for place, codes in enumerate(groups.of(candidates.items)):
             values = codes.tolist()
             if all(counts.get(value, 0) < self.number for value in values):
                 kept.append(place)
                 for value in values:
                     counts[value] = counts.get(value, 0) + 1
         return candidates.chosen(np.array(kept, np.int64))
+
+    def _early(self, codes: np.ndarray) -> np.ndarray:
+        """Which of these are among the first `number` of their code, bool [n]; all of -1 are."""
+        order = np.argsort(codes, kind="stable")
+        is_first = np.diff(codes[order], prepend=-2) != 0
+        starts = np.maximum.accumulate(np.where(is_first, np.arange(len(codes)), 0))
+        is_early = np.empty(len(codes), bool)
+        is_early[order] = np.arange(len(codes)) - starts < self.number
+        return is_early | (codes < 0)
 
 
 class Diversity(ListRule):
