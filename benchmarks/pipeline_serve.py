@@ -80,16 +80,45 @@ def main() -> None:
 
 def prepare(root: Path, options: argparse.Namespace) -> None:
     """Train both models on generated data, export them, and write the pipeline."""
+    import shoal
+
+    interactions, clicks, table = generate(root, options.items)
+    quiet: dict[str, Any] = {
+        "train.epochs": 1,
+        "train.eval_every": 0,
+        "run.progress": False,
+        "run.trackers": [],
+    }
+    sequences = {
+        "data.max_len": TAKEN,
+        "train.batch_size": 256,
+        "model.loss_type": "BPR",
+        "train.negatives.num": 1,
+        "run.output": str(root / "sasrec-run"),
+    }
+    shoal.fit("SASRec", interactions, user="user", item="item", time="time", **quiet, **sequences)
+    ranking = {
+        "model.dim": 16,
+        "model.layers": [256, 128],
+        "run.output": str(root / "dcnv2-run"),
+    }
+    shoal.fit(
+        "DCNV2", clicks, user="user", item="item", label="click", items=table, **quiet, **ranking
+    )
+    for name in ("sasrec", "dcnv2"):
+        shoal.export(root / f"{name}-run", root / name)
+    (root / "pipeline.yaml").write_text(PIPELINE)
+
+
+def generate(root: Path, count: int) -> tuple[Any, Any, Any]:
+    """Interactions, clicks and a table of so many items; items.parquet has what rules read, too."""
     import numpy as np
     import polars as pl
 
-    import shoal
-
-    draw = np.random.default_rng(7)
-    count, taken = options.items, USERS * TAKEN
+    draw, taken = np.random.default_rng(7), USERS * TAKEN
     items = draw.permutation(np.resize(np.arange(count), max(taken, count)))[:taken]
-    users = np.repeat(np.arange(USERS), TAKEN)
     times = 1_700_000_000 + np.tile(np.arange(TAKEN) * 3600, USERS)
+    users = np.repeat(np.arange(USERS), TAKEN)
     interactions = pl.DataFrame({"user": users, "item": items, "time": times})
     table = pl.DataFrame(
         {
@@ -105,27 +134,6 @@ def prepare(root: Path, options: argparse.Namespace) -> None:
     )
     root.mkdir(parents=True, exist_ok=True)
     shown.write_parquet(root / "items.parquet")
-    quiet: dict[str, Any] = {
-        "train.epochs": 1,
-        "train.eval_every": 0,
-        "run.progress": False,
-        "run.trackers": [],
-    }
-    shoal.fit(
-        "SASRec",
-        interactions,
-        user="user",
-        item="item",
-        time="time",
-        **quiet,
-        **{
-            "data.max_len": TAKEN,
-            "train.batch_size": 256,
-            "model.loss_type": "BPR",
-            "train.negatives.num": 1,
-            "run.output": str(root / "sasrec-run"),
-        },
-    )
     clicks = pl.DataFrame(
         {
             "user": draw.integers(0, USERS, count),
@@ -134,23 +142,7 @@ def prepare(root: Path, options: argparse.Namespace) -> None:
             "click": draw.integers(0, 2, count).astype(np.float64),
         }
     )
-    shoal.fit(
-        "DCNV2",
-        clicks,
-        user="user",
-        item="item",
-        label="click",
-        items=table,
-        **quiet,
-        **{
-            "model.dim": 16,
-            "model.layers": [256, 128],
-            "run.output": str(root / "dcnv2-run"),
-        },
-    )
-    for name in ("sasrec", "dcnv2"):
-        shoal.export(root / f"{name}-run", root / name)
-    (root / "pipeline.yaml").write_text(PIPELINE)
+    return interactions, clicks, table
 
 
 # ---- measuring -----------------------------------------------------------------------------------

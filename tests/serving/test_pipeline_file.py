@@ -68,7 +68,7 @@ def test_all_of_a_file(tmp_path: Path) -> None:
         (
             "name: popular",
             "name: rank",
-            r":6: retrieve\[2\]: 'rank' is what another stage is called",
+            r":6: retrieve\[2\]: 'rank' is what another stage",
         ),
         ("rank: {artifact: exported/fm}", "rank: exported/fm", r":7: rank: must have keys: art"),
     ],

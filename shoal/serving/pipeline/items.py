@@ -74,6 +74,7 @@ class PipelineItems:
     vectors: Mapping[str, np.ndarray] = field(default_factory=dict)
     _groups: dict[str, ItemGroups] = field(default_factory=dict)
     _numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    _members: dict[tuple[str, tuple[str, ...]], np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -102,13 +103,16 @@ class PipelineItems:
     def members(self, attribute: str, values: Sequence[Any]) -> np.ndarray:
         """The items that have one of these values of an attribute, bool [num_items]."""
         groups = self.groups(attribute)
-        words = [_word(value) for value in values]
+        words = tuple(_word(value) for value in values)
+        if (attribute, words) in self._members:
+            return self._members[attribute, words]
         for word in words:
             if word not in groups.words:
                 shown = ", ".join(groups.words[:SHOWN]) + ", ..." * (len(groups.words) > SHOWN)
                 hint = did_you_mean(word, groups.words)
                 raise ValueError(f"no item has {attribute} {word!r}; there are {shown}{hint}")
-        return groups.members(words)
+        self._members[attribute, words] = groups.members(words)
+        return self._members[attribute, words]
 
     def numbers(self, attribute: str) -> np.ndarray:
         """An attribute that is a number, float64 [num_items]; nan where it is not known."""

@@ -27,19 +27,19 @@ class Boost(ListRule):
     values: Values | None = None
 
     def check(self, items: PipelineItems) -> None:
-        self._amounts(items)
+        self._values(items)
 
     def apply(
         self, candidates: Candidates, request: RuleRequest, items: PipelineItems
     ) -> Candidates:
-        amounts = self._amounts(items)[candidates.items]
+        amounts = np.nan_to_num(self._values(items)[candidates.items].astype(np.float64), nan=0.0)
         return candidates.by_scores(candidates.scores + self.weight * amounts)
 
-    def _amounts(self, items: PipelineItems) -> np.ndarray:
-        """What the weight is multiplied by, for each item."""
+    def _values(self, items: PipelineItems) -> np.ndarray:
+        """What the weight is multiplied by, for each item; nan where it has no such number."""
         if self.values is not None:
-            return items.members(self.attribute, self.values).astype(np.float64)
-        return np.nan_to_num(items.numbers(self.attribute), nan=0.0)
+            return items.members(self.attribute, self.values)
+        return items.numbers(self.attribute)
 
 
 class Freshness(ListRule):
