@@ -210,7 +210,7 @@ def serve(
     with importing_service():
         from shoal.serving.http.listening import read_token
         from shoal.serving.pipeline_service.app import serve_pipeline
-        from shoal.serving.service.server import Limits, Reach
+        from shoal.serving.service.server import Limits, ServiceReach
     limits = Limits(
         body_bytes=body_bytes,
         seconds=seconds,
@@ -219,7 +219,7 @@ def serve(
         batch=batch,
         threads=begin_service(threads),
     )
-    reach = Reach(
+    reach = ServiceReach(
         host=host,
         port=port,
         token=read_token(token_file),

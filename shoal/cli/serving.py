@@ -165,7 +165,7 @@ def serve(
     """
     with importing_service():
         from shoal.serving.http.listening import read_token
-        from shoal.serving.service.server import Limits, Reach
+        from shoal.serving.service.server import Limits, ServiceReach
         from shoal.serving.service.server import serve as listen
     cores = begin_service(threads)
     limits = Limits(
@@ -177,7 +177,7 @@ def serve(
         threads=cores,
         state_bytes=state_bytes,
     )
-    reach = Reach(
+    reach = ServiceReach(
         host=host,
         port=port,
         token=read_token(token_file),

@@ -22,7 +22,7 @@ pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
 from shoal.serving.http.listening import listen
 from shoal.serving.service.api import Limits
-from shoal.serving.service.server import HttpServer, Reach, serve
+from shoal.serving.service.server import HttpServer, ServiceReach, serve
 
 JSON = {"content-type": "application/json"}
 
@@ -200,17 +200,17 @@ def test_a_token_is_asked_for(artifacts: dict[str, Path]) -> None:
 
 def test_beyond_this_host_a_token_and_encryption_are_needed(artifacts: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="--token-file"):
-        serve(artifacts["SASRec"], Reach(host="0.0.0.0"))
+        serve(artifacts["SASRec"], ServiceReach(host="0.0.0.0"))
     with pytest.raises(ValueError, match="belong together"):
-        serve(artifacts["SASRec"], Reach(certificate="x.pem"))
+        serve(artifacts["SASRec"], ServiceReach(certificate="x.pem"))
     with pytest.raises(ValueError, match="is no artifact; `shoal export RUN"):
-        serve(artifacts["SASRec"].parent / "nowhere", Reach())
+        serve(artifacts["SASRec"].parent / "nowhere", ServiceReach())
 
 
 def test_what_is_being_written_is_not_served(artifacts: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(artifacts["SASRec"], files.hidden_of(tmp_path / "day-1"))
     with pytest.raises(ValueError, match="is no artifact; `shoal export RUN"):
-        serve(tmp_path, Reach())
+        serve(tmp_path, ServiceReach())
 
 
 def test_a_reload_under_load_loses_no_request(artifacts: dict[str, Path], tmp_path: Path) -> None:

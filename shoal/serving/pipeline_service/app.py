@@ -27,7 +27,7 @@ from shoal.serving.service.api import BatchedApi, Limits
 from shoal.serving.service.app import SHARED_BODY, SHARED_SCRIPT
 from shoal.serving.service.batching import Batcher
 from shoal.serving.service.openapi import describe
-from shoal.serving.service.server import Reach, serve_api
+from shoal.serving.service.server import ServiceReach, serve_api
 from shoal.serving.service.statistics import Count
 
 ANSWER = {
@@ -106,7 +106,7 @@ class PipelineApi(BatchedApi):
 
 def serve_pipeline(
     file: str | Path,
-    reach: Reach,
+    reach: ServiceReach,
     limits: Limits,
     seed: int | None = None,
     log: str | Path | None = None,

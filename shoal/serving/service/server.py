@@ -41,7 +41,7 @@ class HttpServer(BoundedServer):
 
 
 @dataclass(frozen=True)
-class Reach:
+class ServiceReach:
     """Where a service listens, and who may ask it.
 
     plain     beyond this host without token or TLS
@@ -61,7 +61,7 @@ class Reach:
     drain: float = HttpServer.drain
 
 
-def serve(artifact: str | Path, reach: Reach, limits: Limits | None = None) -> None:
+def serve(artifact: str | Path, reach: ServiceReach, limits: Limits | None = None) -> None:
     """Serve an artifact until a signal comes."""
     limits = limits or Limits()
 
@@ -72,7 +72,7 @@ def serve(artifact: str | Path, reach: Reach, limits: Limits | None = None) -> N
     serve_api(api, reach)
 
 
-def serve_api(make_api: Callable[[bool], BatchedApi], reach: Reach) -> None:
+def serve_api(make_api: Callable[[bool], BatchedApi], reach: ServiceReach) -> None:
     """Answer until a signal comes, and take what is newer meanwhile.
 
     make_api: called with whether it listens at loopback alone, once that is known to be allowed.
