@@ -51,13 +51,13 @@ class DotProducts:
 
 
 class MaskedFill:
-    """Scores of another fill, of which some are -inf: penalties [n], 0 or -inf for each item."""
+    """Dot products, some of which are -inf: penalties [n], 0 or -inf for each item."""
 
-    def __init__(self, fill: Fill, penalties: Tensor):
-        self.fill, self.penalties = fill, penalties
+    def __init__(self, products: DotProducts, penalties: Tensor):
+        self.products, self.penalties = products, penalties
 
     def __call__(self, a: int, b: int, first: int, last: int, out: Tensor) -> None:
-        self.fill(a, b, first, last, out)
+        self.products(a, b, first, last, out)
         out += self.penalties[first:last]
 
 
@@ -157,7 +157,9 @@ def _keep_best(
 ) -> tuple[Tensor, Tensor]:
     """By the native core: what `_plain` gives, of equal scores the lower place first."""
     size, step = b - a, max(1, CACHED // (b - a))
-    if not isinstance(fill, DotProducts):  # what makes a block may have work that all share
+    if not isinstance(
+        fill, DotProducts | MaskedFill
+    ):  # what makes a block may have work that all share
         step = max(step, BLOCK)
     state, _alive = _kept(size, topk)
     buffer = torch.empty(size * min(step, num_items))

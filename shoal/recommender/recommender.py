@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.ids import Ids
-from shoal.kernels.topk import DotProducts, Fill, MaskedFill, Pairs, plain, rank
+from shoal.kernels.topk import TILE, DotProducts, Fill, MaskedFill, Pairs, plain, rank
 from shoal.recommender.explanation import Breakdown, Explanation
 from shoal.recommender.ranked_items import RankedItems, UserRankings
 
@@ -365,11 +365,13 @@ class Recommender:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The best items by the function that writes the scores of these items (None: of all)."""
         fill: Fill | None = None
-        if allowed is not None and len(allowed) > MANY_ALLOWED * self._num_items:
+        is_few = count <= TILE
+        if is_few and allowed is not None and len(allowed) > MANY_ALLOWED * self._num_items:
             with torch.inference_mode():
                 products = fill_for(None)
             if isinstance(products, DotProducts):
-                # To score all and leave some out is cheaper than to copy the others' vectors.
+                # To score all and leave some out is cheaper than to copy the others' vectors for a
+                # few queries.
                 penalties = torch.full((self._num_items,), -torch.inf)
                 penalties[torch.from_numpy(allowed)] = 0.0
                 allowed, fill = None, MaskedFill(products, penalties)
