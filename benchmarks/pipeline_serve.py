@@ -156,7 +156,7 @@ def start(
     words = ["-m", "shoal", "pipeline", "serve", str(root / "pipeline.yaml"), "--port=0"]
     words += [f"--announce={announced}", f"--threads={options.threads}", "--drain=0"]
     words += [f"--deadline={options.deadline}"] if options.deadline else []
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, *words], stdout=sys.stderr)
     while not (announced.exists() and announced.read_text()):
         if process.poll() is not None:
             sys.exit(f"the service ended with {process.returncode}")
