@@ -49,6 +49,8 @@ EXAMPLES = {
     "pipeline check": "shoal pipeline check pipeline.yaml",
     "pipeline recommend": "shoal pipeline recommend pipeline.yaml --user 7 --number 5",
     "pipeline eval": "shoal pipeline eval pipeline.yaml --test later.csv",
+    "pipeline serve": "shoal pipeline serve pipeline.yaml",
+    "pipeline export": "shoal pipeline export pipeline.yaml --output exported/pipeline",
     "board": "shoal board runs",
     "runs": "shoal runs",
     "tune": "shoal tune ratings.csv --model=BPR --epochs=2 --trials 3 --output studies/first",

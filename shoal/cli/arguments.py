@@ -30,13 +30,24 @@ TRUST = typer.Option(
     "--trust", help="Run the code and write to the places that the folder's config names."
 )
 QUIET = typer.Option("--quiet", help="Print warnings and the result alone.")
-# Of the commands that answer over HTTP: serve and board.
+# Of the commands that answer over HTTP: serve, pipeline serve and board.
 HOST = typer.Option(help="Address to listen at.")
 PORT = typer.Option(min=0, max=65535, help="Port to listen at; 0: any.")
 TOKEN_FILE = typer.Option(help="File with the bearer token to ask for (or SHOAL_TOKEN).")
 TLS_CERT = typer.Option(help="Certificate for TLS (PEM).")
 TLS_KEY = typer.Option(help="Private key of the certificate (PEM).")
 ANNOUNCE = typer.Option(help="File to write the address to.")
+# Of those that answer questions by a model: serve and pipeline serve.
+PLAIN = typer.Option(help="Listen beyond this host without token or TLS.")
+BATCH = typer.Option(min=1, help="Requests answered together, at most.")
+BODY_BYTES = typer.Option(min=1, help="Bytes of a request, at most.")
+SECONDS = typer.Option(help="Seconds in which a request is sent; as many in which it is answered.")
+DEADLINE = typer.Option(
+    min=1, help="Milliseconds; a request that would be answered later gets 503 at once."
+)
+REFRESH = typer.Option(help="Seconds between checks for newer files.")
+DRAIN = typer.Option(help="Seconds to answer new connections in after SIGTERM.")
+THREADS = typer.Option(help="Threads that compute; 0: all cores.")
 # Endings of files of data, which take the place of a config.
 DATA = (
     ".csv",

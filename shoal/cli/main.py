@@ -103,6 +103,8 @@ pipeline_app = typer.Typer(no_args_is_help=True, help="Retrieval, ranking and ru
 pipeline_app.command("check")(pipeline.check)
 pipeline_app.command("recommend")(pipeline.recommend)
 pipeline_app.command("eval")(pipeline.evaluate)
+pipeline_app.command("export")(pipeline.export)
+pipeline_app.command("serve")(pipeline.serve)
 app.add_typer(pipeline_app, name="pipeline")
 
 ps_app = typer.Typer(no_args_is_help=True, help="Parameter servers by hand.")

@@ -9,6 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.cli.arguments import (
+    ANNOUNCE,
+    BATCH,
+    BODY_BYTES,
+    DEADLINE,
+    DRAIN,
+    HOST,
+    PLAIN,
+    PORT,
+    REFRESH,
+    SECONDS,
+    THREADS,
+    TLS_CERT,
+    TLS_KEY,
+    TOKEN_FILE,
+)
 from shoal.cli.startup import importing
 from shoal.files.durable import replace_durably, written
 
@@ -16,7 +32,7 @@ if TYPE_CHECKING:
     from shoal.serving.pipeline.pipeline import Pipeline
     from shoal.serving.pipeline.question import PipelineAnswer
 
-FILE = typer.Argument(help="The pipeline: a YAML file.")
+FILE = typer.Argument(help="The pipeline: a YAML file, or an exported folder.")
 SEED = typer.Option(help="Seed of what rules draw at random.")
 
 
@@ -148,8 +164,77 @@ def evaluate(
         typer.echo(f"metrics: {output}")
 
 
+def export(
+    file: Annotated[str, FILE],
+    output: Annotated[str, typer.Option(help="A folder that is not there yet.")],
+) -> None:
+    """Write a pipeline, its artifacts and its table into one folder, with checksums.
+
+    `shoal pipeline` check, recommend, eval and serve take that folder in place of a file.
+    """
+    with importing():
+        from shoal.serving.pipeline.export import export_pipeline
+        from shoal.training.run_folder import start_logging
+
+    start_logging("info")
+    with written(output):
+        folder = export_pipeline(file, output)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    typer.echo(f"pipeline: {folder} ({size / 1e6:,.1f} MB)")
+
+
+def serve(
+    file: Annotated[str, FILE],
+    host: Annotated[str, HOST] = "127.0.0.1",
+    port: Annotated[int, PORT] = 8000,
+    token_file: Annotated[str | None, TOKEN_FILE] = None,
+    tls_cert: Annotated[str | None, TLS_CERT] = None,
+    tls_key: Annotated[str | None, TLS_KEY] = None,
+    plain: Annotated[bool, PLAIN] = False,
+    batch: Annotated[int, BATCH] = 64,
+    body_bytes: Annotated[int, BODY_BYTES] = 1 << 20,
+    seconds: Annotated[float, SECONDS] = 10.0,
+    deadline: Annotated[float | None, DEADLINE] = None,
+    refresh: Annotated[float, REFRESH] = 2.0,
+    drain: Annotated[float, DRAIN] = 5.0,
+    threads: Annotated[int, THREADS] = 0,
+    log: Annotated[
+        str | None, typer.Option(help="Folder for the request log: a line for each answer.")
+    ] = None,
+    seed: Annotated[int | None, SEED] = None,
+    announce: Annotated[str | None, ANNOUNCE] = None,
+) -> None:
+    """Serve a pipeline over HTTP, with a page that shows where each item came from."""
+    from shoal.cli.serving import begin_service, importing_service
+
+    with importing_service():
+        from shoal.serving.http.listening import read_token
+        from shoal.serving.pipeline_service.app import serve_pipeline
+        from shoal.serving.service.server import Limits, ServiceReach
+    limits = Limits(
+        body_bytes=body_bytes,
+        seconds=seconds,
+        answer_seconds=seconds,
+        deadline=None if deadline is None else deadline / 1000,
+        batch=batch,
+        threads=begin_service(threads),
+    )
+    reach = ServiceReach(
+        host=host,
+        port=port,
+        token=read_token(token_file),
+        certificate=tls_cert,
+        key=tls_key,
+        plain=plain,
+        refresh=refresh,
+        announce=announce,
+        drain=drain,
+    )
+    serve_pipeline(file, reach, limits, seed, log)
+
+
 def _open(file: str, seed: int | None = None) -> Pipeline:
-    """The pipeline of a file, on all cores."""
+    """The pipeline of a file, on all cores, whose stages may take their time."""
     with importing():
         import torch
 
@@ -158,7 +243,7 @@ def _open(file: str, seed: int | None = None) -> Pipeline:
 
     start_logging("info")
     torch.set_num_threads(os.cpu_count() or 1)
-    return Pipeline(file, seed)
+    return Pipeline(file, seed, limits=False)
 
 
 def _parse_context(text: str) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import typer
@@ -11,9 +13,17 @@ import typer
 from shoal import how_to_install
 from shoal.cli.arguments import (
     ANNOUNCE,
+    BATCH,
+    BODY_BYTES,
+    DEADLINE,
+    DRAIN,
     HOST,
     ONE_PROCESS,
+    PLAIN,
     PORT,
+    REFRESH,
+    SECONDS,
+    THREADS,
     TLS_CERT,
     TLS_KEY,
     TOKEN_FILE,
@@ -136,54 +146,40 @@ def serve(
     token_file: Annotated[str | None, TOKEN_FILE] = None,
     tls_cert: Annotated[str | None, TLS_CERT] = None,
     tls_key: Annotated[str | None, TLS_KEY] = None,
-    plain: Annotated[
-        bool, typer.Option(help="Listen beyond this host without token or TLS.")
-    ] = False,
-    batch: Annotated[int, typer.Option(help="Requests answered together, at most.")] = 64,
-    body_bytes: Annotated[int, typer.Option(help="Bytes of a request, at most.")] = 1 << 20,
+    plain: Annotated[bool, PLAIN] = False,
+    batch: Annotated[int, BATCH] = 64,
+    body_bytes: Annotated[int, BODY_BYTES] = 1 << 20,
     state_bytes: Annotated[
         int, typer.Option(min=0, help="Bytes to keep of histories between requests; 0: none.")
     ] = 1 << 28,
-    seconds: Annotated[
-        float,
-        typer.Option(help="Seconds in which a request is sent; as many in which it is answered."),
-    ] = 10.0,
-    refresh: Annotated[
-        float, typer.Option(help="Seconds between checks for a newer artifact.")
-    ] = 2.0,
-    drain: Annotated[
-        float, typer.Option(help="Seconds to answer new connections in after SIGTERM.")
-    ] = 5.0,
-    threads: Annotated[int, typer.Option(help="Threads that compute; 0: all cores.")] = 0,
+    seconds: Annotated[float, SECONDS] = 10.0,
+    deadline: Annotated[float | None, DEADLINE] = None,
+    refresh: Annotated[float, REFRESH] = 2.0,
+    drain: Annotated[float, DRAIN] = 5.0,
+    threads: Annotated[int, THREADS] = 0,
     announce: Annotated[str | None, ANNOUNCE] = None,
 ) -> None:
     """Serve an artifact over HTTP: recommendations, scores and clicks as JSON.
 
     A parameter server, which holds rows in training, is started by `shoal launch`.
     """
-    try:
-        with importing():
-            from shoal.serving.http.listening import read_token
-            from shoal.serving.service.server import Limits
-            from shoal.serving.service.server import serve as listen
-    except ImportError as error:
-        raise ValueError(f"{error}: {how_to_install('serve')}") from error
-    import torch
-
-    from shoal.training.run_folder import start_logging
-
-    start_logging("info")
-    torch.set_num_threads(1)  # batches side by side, see Api
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
-    cores = threads or os.cpu_count() or 1
+    with importing_service():
+        from shoal.serving.http.listening import read_token
+        from shoal.serving.service.server import Limits, ServiceReach
+        from shoal.serving.service.server import serve as listen
+    cores = begin_service(threads)
     limits = Limits(
-        body_bytes, seconds, seconds, batch=batch, threads=cores, state_bytes=state_bytes
+        body_bytes=body_bytes,
+        seconds=seconds,
+        answer_seconds=seconds,
+        deadline=None if deadline is None else deadline / 1000,
+        batch=batch,
+        threads=cores,
+        state_bytes=state_bytes,
     )
-    listen(
-        artifact=artifact,
+    reach = ServiceReach(
         host=host,
         port=port,
-        limits=limits,
         token=read_token(token_file),
         certificate=tls_cert,
         key=tls_key,
@@ -192,3 +188,26 @@ def serve(
         announce=announce,
         drain=drain,
     )
+    listen(artifact, reach, limits)
+
+
+@contextmanager
+def importing_service() -> Iterator[None]:
+    """Context of imports of a service, for which the extra `serve` is needed."""
+    try:
+        with importing():
+            yield
+    except ImportError as error:
+        raise ValueError(f"{error}: {how_to_install('serve')}") from error
+
+
+def begin_service(threads: int) -> int:
+    """Prepare this process to answer requests; how many threads compute (0: all cores)."""
+    import torch
+
+    from shoal.training.run_folder import start_logging
+
+    start_logging("info")
+    torch.set_num_threads(1)  # batches side by side, see BatchedApi
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
+    return threads or os.cpu_count() or 1

@@ -175,6 +175,39 @@ class FeatureEncoder:
         ids.setdefault(self.fields["user"], torch.from_numpy(no_users if users is None else users))
         return Batch(size, ids, dense)
 
+    def batch_of_pairs(self, frame: pl.DataFrame, rows: np.ndarray, items: np.ndarray) -> Batch:
+        """Samples of a row, which names no item, and an item by number; samples share few rows.
+
+        frame [r]: encoded once, however many items each row is paired with. rows [n]: places in it;
+        items [n].
+        """
+        reader = Columns(self.config, [FilePiece(ROWS, frame)], set())
+        users = self._numbers(reader, frame, self.fields["user"])
+        numbers = {"user": users, "item": None}
+        places = torch.from_numpy(rows)
+        values: dict[str, Tensor | Jagged] = {}
+        for name, column in self.table.columns.items():
+            feature = column.feature
+            if feature.cross:
+                continue
+            is_given = self._row_columns.get(name) in frame.columns
+            if feature.side == "item" and name not in self.histories and not is_given:
+                values[name] = column.take(items)
+                continue
+            of_rows = self._values(column, reader, frame, numbers)
+            value = of_rows.take(places) if isinstance(of_rows, Jagged) else of_rows[places]
+            if feature.side == "item" and name not in self.histories:  # an empty cell: as the item
+                empty = frame[feature.column].is_null().to_numpy()[rows]
+                value = _chosen(value, column.take(items), empty) if empty.any() else value
+            values[name] = value
+        ids, dense = self.table.fields(values)
+        self.table.cross(ids)
+        if self.packed:
+            ids, dense = pack(self.table.features, ids, dense, len(items))
+        user_ids = np.zeros(len(items), np.int64) if users is None else users[rows]
+        ids.setdefault(self.fields["user"], torch.from_numpy(user_ids))
+        return Batch(len(items), ids, dense)
+
     def with_baseline_row(self, row: Mapping[str, Any]) -> tuple[Batch, list[Feature]]:
         """The sample of a row and, behind it, one of which nothing is known; their features."""
         no_id = torch.zeros(1, dtype=torch.int64)

@@ -52,6 +52,17 @@ class DotProducts:
         return filled.view(-1, wide, filled.shape[1]).transpose(1, 2).contiguous()
 
 
+class MaskedFill:
+    """Dot products, some of which are -inf: penalties [n], 0 or -inf for each item."""
+
+    def __init__(self, products: DotProducts, penalties: Tensor):
+        self.products, self.penalties = products, penalties
+
+    def __call__(self, a: int, b: int, first: int, last: int, out: Tensor) -> None:
+        self.products(a, b, first, last, out)
+        out += self.penalties[first:last]
+
+
 def rank(
     fill: Fill, num_queries: int, num_items: int, topk: int, without: Pairs | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -148,7 +159,9 @@ def _keep_best(
 ) -> tuple[Tensor, Tensor]:
     """By the native core: what `_plain` gives, of equal scores the lower place first."""
     size, step = b - a, max(1, CACHED // (b - a))
-    if not isinstance(fill, DotProducts):  # what makes a block may have work that all share
+    if not isinstance(
+        fill, DotProducts | MaskedFill
+    ):  # what makes a block may have work that all share
         step = max(step, BLOCK)
     state, _alive = _kept(size, topk)
     buffer = torch.empty(size * min(step, num_items))

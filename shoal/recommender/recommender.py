@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from shoal.data.ids import Ids
-from shoal.kernels.topk import DotProducts, Fill, Pairs, plain, rank
+from shoal.kernels.topk import TILE, DotProducts, Fill, MaskedFill, Pairs, plain, rank
 from shoal.recommender.explanation import Breakdown, Explanation
 from shoal.recommender.ranked_items import RankedItems, UserRankings
 
 log = logging.getLogger("shoal")
 NO_IDS = np.zeros(0, np.int64)
+MANY_ALLOWED = 0.25  # share of the items above which all are scored
 
 
 class History(NamedTuple):
@@ -363,6 +364,17 @@ class Recommender:
         allowed: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The best items by the function that writes the scores of these items (None: of all)."""
+        fill: Fill | None = None
+        is_few = count <= TILE
+        if is_few and allowed is not None and len(allowed) > MANY_ALLOWED * self._num_items:
+            with torch.inference_mode():
+                products = fill_for(None)
+            if isinstance(products, DotProducts):
+                # To score all and leave some out is cheaper than to copy the others' vectors for a
+                # few queries.
+                penalties = torch.full((self._num_items,), -torch.inf)
+                penalties[torch.from_numpy(allowed)] = 0.0
+                allowed, fill = None, MaskedFill(products, penalties)
         num_items = self._num_items if allowed is None else len(allowed)
         rows, banned = without
         if allowed is None:
@@ -372,9 +384,10 @@ class Recommender:
             place = np.searchsorted(allowed, banned).clip(max=max(0, num_items - 1))
             inside = allowed[place] == banned if num_items else np.zeros(len(banned), bool)
             rows, banned = rows[inside], place[inside]
-        ids = None if allowed is None else torch.from_numpy(allowed)
         with torch.inference_mode():
-            places, scores = rank(fill_for(ids), count, num_items, topk, (rows, banned))
+            if fill is None:
+                fill = fill_for(None if allowed is None else torch.from_numpy(allowed))
+            places, scores = rank(fill, count, num_items, topk, (rows, banned))
         return plain(places, scores, allowed)
 
     def rank_users(

@@ -22,7 +22,7 @@ QUICK = (
     *("models", "config keys", "config schema", "config show", "new model", "import recbole"),
     *("keys make", "plan"),
 )
-SERVICES = ("serve", "board")
+SERVICES = ("serve", "pipeline serve", "board")
 ARENA = "models: [Pop, BPR]\ndata: [ratings.csv]\nseeds: 2\nkeys: {train.epochs: 1}\n"
 
 

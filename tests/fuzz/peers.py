@@ -237,7 +237,7 @@ def http(home: Path) -> dict[str, Target]:
     from small_artifact import MEAN, write_artifact
 
     from shoal.serving.http.listening import listen
-    from shoal.serving.service.app import Limits
+    from shoal.serving.service.api import Limits
     from shoal.serving.service.server import HttpServer
 
     server = HttpServer.for_artifact(

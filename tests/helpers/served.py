@@ -20,11 +20,12 @@ class Served:
     """A running `shoal serve`: `with Served(artifact, tmp_path) as served: ...`."""
 
     python = sys.executable
+    command = ("serve",)
 
     def __init__(self, artifact: Path, scratch: Path, *words: str, **environment: str):
         announce = scratch / "url"
         self.log = scratch / "serve.log"
-        command = [self.python, "-m", "shoal", "serve", str(artifact), "--port=0"]
+        command = [self.python, "-m", "shoal", *self.command, str(artifact), "--port=0"]
         command += ["--threads=1", "--refresh=0.05", f"--announce={announce}", *words]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
@@ -67,3 +68,9 @@ class Served:
         """A number of /metrics."""
         lines = self.call("/metrics")[1].splitlines()
         return int(float(next(one for one in lines if one.startswith(f"shoal_{name} ")).split()[1]))
+
+
+class ServedPipeline(Served):
+    """A running `shoal pipeline serve`."""
+
+    command = ("pipeline", "serve")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import shoal
 from shoal.kernels import topk as ranking
 from shoal.kernels.topk import DotProducts, rank
-from shoal.recommender.recommender import Recommender
+from shoal.recommender.recommender import NO_IDS, Recommender
 from shoal.runs.trained_run import Trained
 from shoal.serving.artifact import export, files
 from shoal.serving.artifact.files import ArtifactError
@@ -102,6 +102,25 @@ def test_filters(artifacts: dict[str, Path]) -> None:
     np.testing.assert_allclose(vectors, loaded.score(user, best[:2]), rtol=1e-5)
     with pytest.raises(ValueError, match="'nobody' is not known"):
         loaded.score("nobody", best)
+
+
+def test_many_allowed_items(artifacts: dict[str, Path]) -> None:
+    """Of many the others are left out of a pass over all; of few, or for many users, copied."""
+    loaded = shoal.load(artifacts["BPR"])
+    recommender, users = loaded.recommender, np.arange(1, 6)
+    all_best, all_scores = recommender.rank(loaded.of_users(users), 5, len(loaded.items) - 1)
+    for step in (2, 50):  # every second item, and few
+        allowed = np.arange(1, len(loaded.items), step)
+        for repeats in (1, 40):
+            many = np.tile(users, repeats)
+            best, scores = recommender.rank(
+                loaded.of_users(many), len(many), len(allowed), (NO_IDS, NO_IDS), allowed
+            )
+            for row in range(5):
+                may_come = np.isin(all_best[row], allowed)
+                assert best[row].tolist() == all_best[row][may_come].tolist()
+                np.testing.assert_allclose(scores[row], all_scores[row][may_come], rtol=1e-5)
+            assert (best[-5:] == best[:5]).all()
 
 
 def test_many_users_are_one_pass_and_unknown_ones_are_reported(

@@ -154,10 +154,10 @@ def test_in_service(folder: Path) -> None:
         found = [(one["item"], one["score"]) for one in answer["items"]]
         same(found, person.asks(Artifact(folder), later=0))
         person.goes_on()
-    figures = service.kept()
+    figures = service.counts()
     assert figures["state_requests_total"] == 3 and figures["state_hits_total"] == 2
     assert figures["states"] == 1 and figures["state_bytes"] > 0
-    assert Service(folder).kept() == {}
+    assert Service(folder).counts() == {}
 
 
 def test_an_export_proves_it(folder: Path, tmp_path: Path) -> None:

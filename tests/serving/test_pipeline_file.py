@@ -65,6 +65,11 @@ def test_all_of_a_file(tmp_path: Path) -> None:
         ("[noir]", "[]", r":11: rules\[2\].boost.values: .*at least 1"),
         ("[noir]", "[[noir]]", r":11: rules\[2\].boost.values\[0\]: "),
         ("items: items.csv", "items: [a, b]", r":1: items: must be the name of a file"),
+        (
+            "name: popular",
+            "name: rank",
+            r":6: retrieve\[2\]: 'rank' is what another stage",
+        ),
         ("rank: {artifact: exported/fm}", "rank: exported/fm", r":7: rank: must have keys: art"),
     ],
 )

@@ -21,8 +21,8 @@ pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")
 pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
 from shoal.serving.http.listening import listen
-from shoal.serving.service.app import Limits
-from shoal.serving.service.server import HttpServer, serve
+from shoal.serving.service.api import Limits
+from shoal.serving.service.server import HttpServer, ServiceReach, serve
 
 JSON = {"content-type": "application/json"}
 
@@ -31,10 +31,13 @@ class Running:
     """A service in a thread."""
 
     def __init__(self, artifact: Path, token: str | None = None, **limits: Any):
-        self.server = HttpServer.for_artifact(artifact, Limits(**limits), token)
+        self.start(HttpServer.for_artifact(artifact, Limits(**limits), token))
+
+    def start(self, server: HttpServer) -> None:
+        self.server = server
         listener = listen("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
-        self.service = self.server.api.service
+        self.service: Any = self.server.api.service
         self.thread = threading.Thread(target=self.server.run, args=([listener],))
         self.thread.start()
         while not self.server.started:
@@ -197,17 +200,17 @@ def test_a_token_is_asked_for(artifacts: dict[str, Path]) -> None:
 
 def test_beyond_this_host_a_token_and_encryption_are_needed(artifacts: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="--token-file"):
-        serve(artifacts["SASRec"], host="0.0.0.0")
+        serve(artifacts["SASRec"], ServiceReach(host="0.0.0.0"))
     with pytest.raises(ValueError, match="belong together"):
-        serve(artifacts["SASRec"], certificate="x.pem")
+        serve(artifacts["SASRec"], ServiceReach(certificate="x.pem"))
     with pytest.raises(ValueError, match="is no artifact; `shoal export RUN"):
-        serve(artifacts["SASRec"].parent / "nowhere")
+        serve(artifacts["SASRec"].parent / "nowhere", ServiceReach())
 
 
 def test_what_is_being_written_is_not_served(artifacts: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(artifacts["SASRec"], files.hidden_of(tmp_path / "day-1"))
     with pytest.raises(ValueError, match="is no artifact; `shoal export RUN"):
-        serve(tmp_path)
+        serve(tmp_path, ServiceReach())
 
 
 def test_a_reload_under_load_loses_no_request(artifacts: dict[str, Path], tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.artifact.files import write_words
 from shoal.serving.http.listening import read_token
-from shoal.serving.service import app as routes
 from shoal.serving.service import questions
 from shoal.serving.service.app import QUESTIONS
 from shoal.serving.service.questions import Predict, Recommend
@@ -86,7 +85,7 @@ def test_nobody_is_refused_for_what_another_one_asks(
                 raise ValueError("a sample that no graph takes")
             return questions.answer_batch(model, kind, asked)
 
-        monkeypatch.setattr(routes, "answer_batch", spoiled)
+        monkeypatch.setattr(found.server.api, "answer_batch", spoiled)
         slots = service.model.signature["layout"]["slots"]
         statuses: dict[int, int] = {}
 

@@ -41,6 +41,7 @@ SAMPLE_PLACES = 8
 SAMPLE_ROWS = 10_000  # of all places of Parquet and Arrow
 SAMPLE_BYTES = 1 << 20  # of all places of text; of packed text all at its beginning
 LARGEST = float(np.finfo(np.float32).max)
+FEW = 64  # words that Python numbers sooner than a frame does: those of the rows of a request
 TYPE_OF: dict[str, FieldType] = {
     "id": "token",
     "text": "token",
@@ -130,11 +131,21 @@ def _coded(values: pl.Series, offsets: np.ndarray | None = None) -> RawColumn:
 
     if values.dtype == pl.Float64:
         return RawColumn(values.fill_null(float("nan")).to_numpy(), None, offsets)
+    if len(values) <= FEW:
+        return _coded_few(values.to_list(), offsets)
     words = values.unique(maintain_order=True).drop_nulls()
     if len(words) == 0:
         return RawColumn(np.full(len(values), -1, np.int64), np.empty(0, object), offsets)
     codes = values.cast(pl.Enum(words)).to_physical().cast(pl.Int64).fill_null(-1)
     return RawColumn(codes.to_numpy(), np.array(words.to_list(), dtype=object), offsets)
+
+
+def _coded_few(texts: list[str | None], offsets: np.ndarray | None) -> RawColumn:
+    """What `_coded` gives of a few words."""
+    words = dict.fromkeys(text for text in texts if text is not None)
+    numbers = {word: number for number, word in enumerate(words)}
+    codes = np.array([-1 if text is None else numbers[text] for text in texts], np.int64)
+    return RawColumn(codes, np.array(list(words), dtype=object), offsets)
 
 
 def declared_types(config: DataSection, suffix: str) -> tuple[dict[str, FieldType], set[str]]:

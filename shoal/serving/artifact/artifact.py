@@ -61,6 +61,10 @@ class Artifact:
         """check=False skips checks that were done just now: checksums, and the graph's shapes."""
         self.folder = Path(folder)
         self.manifest = files.read_manifest(self.folder)
+        if self.manifest.get("kind") == "pipeline":
+            raise ArtifactError(
+                f"{folder} is a pipeline; `shoal pipeline serve {folder}` serves it"
+            )
         if check:
             files.verify(self.folder, self.manifest)
         self.signature = files.read_json(self.folder, files.SIGNATURE, self.manifest)

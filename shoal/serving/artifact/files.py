@@ -123,10 +123,11 @@ def hidden_of(path: Path) -> Path:
     return path.parent / f".{path.name}.new"
 
 
-def write_manifest(folder: Path) -> None:
-    """Write sizes and checksums of every file of a folder."""
-    files = {p.name: count(p) for p in sorted(folder.iterdir()) if p.name != MANIFEST}
-    manifest: dict[str, Any] = {"format": FORMAT, "files": files}
+def write_manifest(folder: Path, **facts: Any) -> None:
+    """Write sizes and checksums of every file of a folder, and further facts."""
+    names = sorted(p.name for p in folder.iterdir() if p.name != MANIFEST and not p.is_dir())
+    files = {name: count(folder / name) for name in names}
+    manifest: dict[str, Any] = {"format": FORMAT, "files": files, **facts}
     manifest["sha256"] = digest(manifest)
     write_durably(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     sync_folder(folder)

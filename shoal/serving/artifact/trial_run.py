@@ -4,7 +4,7 @@ Memory and CPU time of that process are limited, and the service survives its en
 (graph.py) should let nothing harmful pass; where one is wrong, this process ends and not the
 service.
 
-python -m shoal.serving.artifact.trial_run PARENT ARTIFACT SECONDS
+python -m shoal.serving.artifact.trial_run PARENT SECONDS ARTIFACT...
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,39 +32,56 @@ from shoal.serving.artifact.kept_histories import ALWAYS_EXTENDED
 _passed: set[str] = set()  # checksums of artifacts that need not be tried again
 
 
-def try_apart(artifact: Artifact, seconds: int = 60, patience: int = 600) -> None:
-    """Refuse an artifact whose graph ends its process, or takes too much of it.
+def try_apart(*artifacts: Artifact, seconds: int = 60, patience: int = 600) -> None:
+    """Refuse artifacts of which a graph ends its process, or takes too much of it.
 
-    seconds: of CPU time; patience: seconds until a process that does not compute is given up.
+    One process tries all; where it fails, each is tried alone to find out which it was. seconds: of
+    CPU time, of each; patience: seconds until a process that does not compute is given up.
     """
-    if artifact.graph is None or artifact.manifest["sha256"] in _passed:
+    untried = [
+        artifact
+        for artifact in artifacts
+        if artifact.graph is not None and artifact.manifest["sha256"] not in _passed
+    ]
+    if not untried:
         return
+    why = _try(untried, seconds, patience)
+    if why is None:
+        _passed.update(artifact.manifest["sha256"] for artifact in untried)
+    elif len(untried) == 1:
+        raise ArtifactError(f"artifact {untried[0].folder} is refused: graph.json: {why}")
+    else:
+        for artifact in untried:
+            try_apart(artifact, seconds=seconds, patience=patience)
+
+
+def _try(artifacts: Sequence[Artifact], seconds: int, patience: int) -> str | None:
+    """Why a process that tries these artifacts fails; None where it does not."""
     command = [sys.executable, "-m", "shoal.serving.artifact.trial_run"]
-    command += [str(os.getpid()), str(artifact.folder), str(seconds)]
+    command += [str(os.getpid()), str(seconds)]
+    command += [str(artifact.folder) for artifact in artifacts]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
     except subprocess.TimeoutExpired:
         done = subprocess.CompletedProcess(command, 1, "", f"no answer in {patience} s")
     if done.returncode < 0:
-        why = f"it ended the process that tried it, by {signal.Signals(-done.returncode).name}"
-    elif done.returncode:
-        why = (done.stderr.strip().splitlines() or ["the process that tried it failed"])[-1]
-    else:
-        _passed.add(artifact.manifest["sha256"])
-        return
-    raise ArtifactError(f"artifact {artifact.folder} is refused: graph.json: {why}")
+        return f"it ended the process that tried it, by {signal.Signals(-done.returncode).name}"
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["the process that tried it failed"])[-1]
+    return None
 
 
 def main() -> None:
-    """Ask an artifact for a few answers, within limits."""
+    """Ask artifacts for a few answers, within limits."""
     torch.set_num_threads(1)
-    parent, folder, seconds = sys.argv[1:]
+    parent, seconds, *folders = sys.argv[1:]
     end_with_parent(int(parent))
-    artifact = Artifact(Path(folder), check=False)  # the caller has checked it
-    _limit(int(seconds))
+    artifacts = [Artifact(Path(folder), check=False) for folder in folders]  # the caller has
+    _limit(int(seconds) * len(artifacts))
     try:
-        for size in (1, 3, 64):  # samples that are asked together
-            _ask(artifact, size, np.random.default_rng(size))
+        for artifact in artifacts:
+            for size in (1, 3, 64):  # samples that are asked together
+                _ask(artifact, size, np.random.default_rng(size))
     except (MemoryError, ArtifactError) as error:
         print(str(error) or "it does not fit into memory", file=sys.stderr)
         sys.exit(1)

@@ -27,12 +27,16 @@ NO_SCRIPT = (POLICY.encode(), f"{rules_of()}; {NO_FRAMES}".encode())  # what is 
 
 
 class RefusedRequest(Exception):
-    """A request that is answered with a status and one sentence."""
+    """A request that is answered with a status and one sentence.
 
-    def __init__(self, status: int, why: str):
+    retry_after: in how many seconds another try may be worth it.
+    """
+
+    def __init__(self, status: int, why: str, retry_after: int | None = None):
         super().__init__(why)
         self.status = status
         self.why = why
+        self.retry_after = retry_after
 
 
 class Guard:
@@ -71,6 +75,8 @@ class Guard:
                 if status == 401:  # a browser asks its user by Basic
                     answer.headers["www-authenticate"] = "Bearer"
                     answer.headers.append("www-authenticate", 'Basic realm="shoal"')
+                if error.retry_after is not None:
+                    answer.headers["retry-after"] = str(error.retry_after)
                 if status in (408, 413):  # the rest of it is not waited for
                     answer.headers["connection"] = "close"
             except ClientDisconnect:

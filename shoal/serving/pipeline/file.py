@@ -5,6 +5,8 @@ Every error names the file, the line and the key. Paths are relative to the file
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,28 +32,36 @@ RULES: dict[str, type[Rule]] = {
     "pinned": list_rules.PinnedItems,
     "explore": list_rules.Explore,
 }
+PIPELINE = "pipeline.yaml"  # its name in the folder of an exported pipeline
 KEYS = ("retrieve", "rank", "rules", "items", "fallback")
 ORDER: tuple[Changes, ...] = ("items", "scores", "order")  # what rules change, first to last
+STAGES = ("retrieve", "rank")  # in what counts fallbacks, beside the sources
 MOST_SOURCES, MOST_RULES = 32, 100
 TYPES = ("bool", "str", "int", "float")  # of which a value may be one, in pydantic's places
 Part = TypeVar("Part", bound=PipelineSection)
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 
 
 class SourceEntry(PipelineSection):
-    """A source of candidates, as the file has it; CandidateSource says what its keys mean."""
+    """A source of candidates, as the file has it; CandidateSource says what its keys mean.
+
+    within: milliseconds; when it has brought nothing by then, it has failed.
+    """
 
     artifact: Annotated[str, Field(min_length=1)]
     by: By = "model"
     number: Annotated[int, Field(ge=1, le=10_000)]
     quota: Annotated[int, Field(ge=1)] | None = None
     name: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    within: Milliseconds | None = None
 
 
 class RankEntry(PipelineSection):
-    """The click model that ranks, as the file has it."""
+    """The click model that ranks, as the file has it; within: as of a source."""
 
     artifact: Annotated[str, Field(min_length=1)]
     label: str | None = None
+    within: Milliseconds | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class PipelineFile:
 
     rules   name -> rule, in the order of the file; the second of a kind is `boost 2`
     lines   where each key stands, by the keys that lead to it
+    sha256  of its values, whatever its comments are
     """
 
     path: Path
@@ -69,6 +80,7 @@ class PipelineFile:
     items: Path | None
     fallback: SourceEntry | None
     lines: Mapping[Path_, int]
+    sha256: str = ""
 
     def place(self, *keys: str) -> str:
         """FILE:LINE: key, of the keys that lead to a value; entries of lists by number, from 0."""
@@ -77,6 +89,11 @@ class PipelineFile:
             nearest = nearest[:-1]
         line = f":{self.lines[nearest]}" if nearest else ""
         return f"{self.path}{line}: {shown_keys(keys)}"
+
+    def artifact_names(self) -> list[str]:
+        """The folders of artifacts that the file names, each once, in its order."""
+        entries = [*self.retrieve.values(), self.rank, self.fallback]
+        return list(dict.fromkeys(entry.artifact for entry in entries if entry is not None))
 
     def folder(self, name: str) -> Path:
         """A path that the file names."""
@@ -116,6 +133,7 @@ class _Reader:
         rank = self._part(RankEntry, self.values.get("rank"), ("rank",))
         fallback = self._part(SourceEntry, self.values.get("fallback"), ("fallback",))
         rules = self._rules()
+        self._check_limits(retrieve, rank, fallback)
         items = self.values.get("items")
         if items is not None and not isinstance(items, str):
             self._error(("items",), "must be the name of a file, such as items.csv")
@@ -131,6 +149,7 @@ class _Reader:
             items=None if items is None else self.file.folder(items),
             fallback=fallback,
             lines=self.file.lines,
+            sha256=hashlib.sha256(json.dumps(self.values, default=str).encode()).hexdigest(),
         )
 
     def _sources(self) -> dict[str, SourceEntry]:
@@ -144,12 +163,34 @@ class _Reader:
                 continue
             plain = Path(entry.artifact).name or entry.artifact
             name = entry.name or (plain if entry.by == "model" else f"{plain} {entry.by}")
+            if name in STAGES:
+                self._error(keys, f"{name!r} is what another stage is called; give it a name")
             if name in sources:
                 self._error(keys, f"another source has the name {name!r} too; give it a name")
             sources[name] = entry
         if not self.values.get("retrieve"):
             self._error(("retrieve",), "is missing: a list of sources, each with artifact, number")
         return sources
+
+    def _check_limits(
+        self,
+        retrieve: Mapping[str, SourceEntry],
+        rank: RankEntry | None,
+        fallback: SourceEntry | None,
+    ) -> None:
+        """Limits of time need something that answers instead, and that has none itself."""
+        if fallback is not None and fallback.within is not None:
+            self._error(("fallback", "within"), "the fallback has no limit: nothing answers for it")
+        if self.values.get("fallback") is not None:
+            return
+        limited: list[tuple[str, ...]] = [
+            ("retrieve", str(number))
+            for number, entry in enumerate(retrieve.values())
+            if entry.within is not None
+        ]
+        limited += [("rank",)] if rank is not None and rank.within is not None else []
+        for keys in limited:
+            self._error((*keys, "within"), "within needs a fallback, which answers in its place")
 
     def _rules(self) -> dict[str, Rule]:
         rules: dict[str, Rule] = {}

@@ -37,6 +37,19 @@ class ItemGroups:
         offsets = self.codes.offsets
         return [self.codes.values[offsets[item] : offsets[item + 1]] for item in items]
 
+    @cached_property
+    def is_single(self) -> bool:
+        """Whether no item has more than one value."""
+        return bool((np.diff(self.codes.offsets) <= 1).all())
+
+    def single(self, items: np.ndarray) -> np.ndarray:
+        """The code of each of these items, where none has more than one; -1: it has none."""
+        starts, ends = self.codes.offsets[items], self.codes.offsets[items + 1]
+        has_one = starts < ends
+        codes = np.full(len(items), -1)
+        codes[has_one] = self.codes.values[starts[has_one]]
+        return codes
+
     def members(self, words: Sequence[str]) -> np.ndarray:
         """The items that have one of these values, bool [num_items]."""
         chosen = np.isin(self.words, words)[self.codes.values]
@@ -61,6 +74,7 @@ class PipelineItems:
     vectors: Mapping[str, np.ndarray] = field(default_factory=dict)
     _groups: dict[str, ItemGroups] = field(default_factory=dict)
     _numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    _members: dict[tuple[str, tuple[str, ...]], np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -89,13 +103,16 @@ class PipelineItems:
     def members(self, attribute: str, values: Sequence[Any]) -> np.ndarray:
         """The items that have one of these values of an attribute, bool [num_items]."""
         groups = self.groups(attribute)
-        words = [_word(value) for value in values]
+        words = tuple(_word(value) for value in values)
+        if (attribute, words) in self._members:
+            return self._members[attribute, words]
         for word in words:
             if word not in groups.words:
                 shown = ", ".join(groups.words[:SHOWN]) + ", ..." * (len(groups.words) > SHOWN)
                 hint = did_you_mean(word, groups.words)
                 raise ValueError(f"no item has {attribute} {word!r}; there are {shown}{hint}")
-        return groups.members(words)
+        self._members[attribute, words] = groups.members(words)
+        return self._members[attribute, words]
 
     def numbers(self, attribute: str) -> np.ndarray:
         """An attribute that is a number, float64 [num_items]; nan where it is not known."""

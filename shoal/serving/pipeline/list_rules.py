@@ -27,19 +27,19 @@ class Boost(ListRule):
     values: Values | None = None
 
     def check(self, items: PipelineItems) -> None:
-        self._amounts(items)
+        self._values(items)
 
     def apply(
         self, candidates: Candidates, request: RuleRequest, items: PipelineItems
     ) -> Candidates:
-        amounts = self._amounts(items)[candidates.items]
+        amounts = np.nan_to_num(self._values(items)[candidates.items].astype(np.float64), nan=0.0)
         return candidates.by_scores(candidates.scores + self.weight * amounts)
 
-    def _amounts(self, items: PipelineItems) -> np.ndarray:
-        """What the weight is multiplied by, for each item."""
+    def _values(self, items: PipelineItems) -> np.ndarray:
+        """What the weight is multiplied by, for each item; nan where it has no such number."""
         if self.values is not None:
-            return items.members(self.attribute, self.values).astype(np.float64)
-        return np.nan_to_num(items.numbers(self.attribute), nan=0.0)
+            return items.members(self.attribute, self.values)
+        return items.numbers(self.attribute)
 
 
 class Freshness(ListRule):
@@ -83,15 +83,27 @@ class AtMost(ListRule):
     def apply(
         self, candidates: Candidates, request: RuleRequest, items: PipelineItems
     ) -> Candidates:
+        groups = items.groups(self.attribute)
+        if groups.is_single:
+            return candidates.chosen(np.flatnonzero(self._early(groups.single(candidates.items))))
         counts: dict[int, int] = {}
         kept = []
-        for place, codes in enumerate(items.groups(self.attribute).of(candidates.items)):
+        for place, codes in enumerate(groups.of(candidates.items)):
             values = codes.tolist()
             if all(counts.get(value, 0) < self.number for value in values):
                 kept.append(place)
                 for value in values:
                     counts[value] = counts.get(value, 0) + 1
         return candidates.chosen(np.array(kept, np.int64))
+
+    def _early(self, codes: np.ndarray) -> np.ndarray:
+        """Which of these are among the first `number` of their code, bool [n]; all of -1 are."""
+        order = np.argsort(codes, kind="stable")
+        is_first = np.diff(codes[order], prepend=-2) != 0
+        starts = np.maximum.accumulate(np.where(is_first, np.arange(len(codes)), 0))
+        is_early = np.empty(len(codes), bool)
+        is_early[order] = np.arange(len(codes)) - starts < self.number
+        return is_early | (codes < 0)
 
 
 class Diversity(ListRule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shoal.data.ids import Ids, word_of
+from shoal.files.durable import open_regular
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.pipeline.file import PipelineFile, SourceEntry
 from shoal.serving.pipeline.items import PipelineItems, read_items
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FALLBACK = "fallback"  # the name of its source
+VERSION_DIGITS = 12
 ALIKE = 0.5  # share of ids that two stages must have in common
 Result = TypeVar("Result")
 
@@ -28,7 +31,8 @@ Result = TypeVar("Result")
 class PipelineParts:
     """What a file names, opened: artifacts as stages, and the items of all of them.
 
-    num_retrievable: how many items sources can bring.
+    num_retrievable: how many items sources can bring. version: 12 hex digits, which follow from
+    the bytes of all that was opened.
     """
 
     sources: dict[str, CandidateSource]
@@ -36,6 +40,8 @@ class PipelineParts:
     ranker: ClickRanker | None
     items: PipelineItems
     num_retrievable: int
+    version: str
+    artifacts: list[Artifact]
 
 
 def open_parts(file: PipelineFile) -> PipelineParts:
@@ -63,6 +69,8 @@ class _Opening:
         table = self._table(first)
         if table is not None:
             ids = self._at(("items",), partial(united, [ids, _ids_of(table)]))
+        if ranker is not None:
+            ranker.set_items(ids)
         sources = {
             name: _source(name, entry, catalogues[name], ids)
             for name, (_, entry) in entries.items()
@@ -72,7 +80,15 @@ class _Opening:
         for number, (name, rule) in enumerate(self.file.rules.items()):
             kind = name.partition(" ")[0]
             self._at(("rules", str(number), kind), partial(rule.check, items))
-        return PipelineParts(sources, fallback, ranker, items, num_retrievable)
+        return PipelineParts(
+            sources=sources,
+            fallback=fallback,
+            ranker=ranker,
+            items=items,
+            num_retrievable=num_retrievable,
+            version=self._version(),
+            artifacts=list(self.artifacts.values()),
+        )
 
     def _entries(self) -> dict[str, tuple[tuple[str, ...], SourceEntry]]:
         """Name -> the keys that lead to a source, and what the file says of it."""
@@ -148,6 +164,15 @@ class _Opening:
             return work()
         except ValueError as error:
             raise ValueError(f"{self.file.place(*keys)}: {error}") from error
+
+    def _version(self) -> str:
+        """A digest of the file, of its artifacts and of its table."""
+        digests = [self.file.sha256]
+        digests += [artifact.manifest["sha256"] for artifact in self.artifacts.values()]
+        if self.file.items is not None:
+            with open_regular(self.file.items) as opened:
+                digests.append(hashlib.file_digest(opened, "sha256").hexdigest())
+        return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:VERSION_DIGITS]
 
 
 def _ids_of(table: pl.DataFrame) -> Ids:

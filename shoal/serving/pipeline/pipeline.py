@@ -11,6 +11,7 @@ same code.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -25,12 +26,14 @@ import numpy as np
 
 from shoal.recommender.recommender import NO_IDS
 from shoal.serving.pipeline.candidates import Candidates, places_of
-from shoal.serving.pipeline.file import read_pipeline
+from shoal.serving.pipeline.file import PipelineFile
 from shoal.serving.pipeline.filters import SeenItems
+from shoal.serving.pipeline.folder import read_any_pipeline
 from shoal.serving.pipeline.opening import open_parts
 from shoal.serving.pipeline.question import PipelineAnswer, PipelineQuestion, RecommendedItem
 from shoal.serving.pipeline.rule import ItemFilter, ListRule, RuleRequest
 from shoal.serving.pipeline.stages import CandidateSource, Retrieved
+from shoal.serving.pipeline.time_limit import TimeLimit
 
 log = logging.getLogger("shoal")
 RANK = "rank"  # the stage, in what moved an item
@@ -61,9 +64,13 @@ class Pipeline:
     5
     """
 
-    def __init__(self, file: str | Path, seed: int | None = None):
-        """seed: of what rules draw; None: another one each time."""
-        self.file = read_pipeline(file)
+    def __init__(self, file: str | Path, seed: int | None = None, limits: bool = True):
+        """file: or the folder of an exported pipeline.
+
+        seed: of what rules draw; None: another one each time. limits: whether stages must be done
+        `within` the times of the file; of thousands of questions in one batch none would be.
+        """
+        self.file = read_any_pipeline(file)
         self.rules = self.file.rules
         self.filters = {
             name: rule for name, rule in self.rules.items() if isinstance(rule, ItemFilter)
@@ -84,6 +91,9 @@ class Pipeline:
             self._allowed_items(list(self.filters.values())[:count])
             for count in range(len(self.filters) + 1)
         ]
+        self.version = parts.version  # of the file and all that it names
+        self.artifacts = parts.artifacts
+        self._time_limits = _time_limits(self.file) if limits else {}
         self._random = np.random.default_rng(seed)
         self._lock = threading.Lock()
 
@@ -132,6 +142,18 @@ class Pipeline:
             lists = self.apply(name, pending, lists)
         return [self._named(*pair) for pair in zip(pending, lists)]
 
+    def prepare(self, question: PipelineQuestion) -> None:
+        """Make what would be made at the first use, by a question that changes no draws."""
+        warm = copy.copy(self)
+        warm._random = np.random.default_rng(0)
+        warm.answer([question])
+
+    def check(self, question: PipelineQuestion) -> None:
+        """Refuse what is no question to this pipeline."""
+        question.check()
+        if self.ranker is not None:
+            self.ranker.check_context(question)
+
     def accept(
         self, questions: Sequence[PipelineQuestion], num_filters: int | None = None
     ) -> list[PendingQuestion]:
@@ -140,9 +162,7 @@ class Pipeline:
         num_filters: how many of the filters apply, in the order of the file; None: all.
         """
         for question in questions:
-            question.check()
-            if self.ranker is not None:
-                self.ranker.check_context(question)
+            self.check(question)
         filters = list(self.filters.values())[:num_filters]
         taken = self._taken(questions, filters)
         allowed = self._allowed[len(filters)]
@@ -198,8 +218,8 @@ class Pipeline:
             return list(lists)
 
         def ranked() -> list[Candidates]:
-            names = [self.items.ids.values[candidates.items].tolist() for candidates in lists]
-            scores = ranker.scores([entry.question for entry in pending], names)
+            numbers = [candidates.items for candidates in lists]
+            scores = ranker.scores([entry.question for entry in pending], numbers)
             return [
                 candidates.by_scores(chances).moved_from(candidates, self.stages.index(RANK))
                 for candidates, chances in zip(lists, scores)
@@ -270,7 +290,7 @@ class Pipeline:
             if len(new):
                 lists[place] = lists[place].with_added(new)
                 pending[place].fallbacks.append("retrieve")
-                self.fallbacks["retrieve"] += 1
+                self._count_fallback("retrieve", 1)
 
     def _union(self, parts: Mapping[str, Retrieved | None]) -> Candidates:
         """The union of what sources brought for one question.
@@ -306,17 +326,24 @@ class Pipeline:
         otherwise: Result,
     ) -> Result:
         """The result of a stage; where it fails and there is a fallback, what comes otherwise."""
+        limit = self._time_limits.get(stage)
         try:
-            return work()
+            return work() if limit is None else limit.call(work)
         except Exception as error:
             if self.fallback is None:
                 raise
-            if not self.fallbacks[stage]:
+            if not self._count_fallback(stage, len(pending)):
                 log.warning("%s: %s failed: %s; the fallback answers", self.file.path, stage, error)
-            self.fallbacks[stage] += len(pending)
             for entry in pending:
                 entry.fallbacks.append(stage)
             return otherwise
+
+    def _count_fallback(self, stage: str, times: int) -> int:
+        """Count that something took a stage's place; how often it did before."""
+        with self._lock:
+            before = self.fallbacks[stage]
+            self.fallbacks[stage] += times
+        return before
 
     def _named(self, pending: PendingQuestion, candidates: Candidates) -> PipelineAnswer:
         """The answer of one question."""
@@ -337,3 +364,14 @@ class Pipeline:
                 )
             )
         return PipelineAnswer(items, pending.unknown, pending.fallbacks)
+
+
+def _time_limits(file: PipelineFile) -> dict[str, TimeLimit]:
+    """Stage -> its limit, of those that have one."""
+    limits = {stage: entry.within for stage, entry in file.retrieve.items()}
+    limits[RANK] = None if file.rank is None else file.rank.within
+    return {
+        stage: TimeLimit(seconds=within / 1000)
+        for stage, within in limits.items()
+        if within is not None
+    }

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from shoal.clicks.encoder import FeatureEncoder
 from shoal.config.errors import did_you_mean
-from shoal.data.ids import Ids, word_of
+from shoal.data.ids import Ids
 from shoal.kernels.topk import Pairs
 from shoal.recommender.recommender import NO_IDS, History, asked_at
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.artifact.histories import HISTORIES
 from shoal.serving.pipeline.question import PipelineQuestion
+from shoal.training.evaluation.clicks import TILE_ROWS
 
 By = Literal["model", "popularity", "last_item"]
 Retrieved = tuple[np.ndarray, np.ndarray]  # items and their scores, the best first
@@ -40,6 +41,7 @@ class CandidateSource:
     quota: int | None
     to_pipeline: np.ndarray
     from_pipeline: np.ndarray
+    _last_allowed: tuple[np.ndarray, np.ndarray] | None = None
 
     def retrieve(
         self,
@@ -52,9 +54,7 @@ class CandidateSource:
         allowed: items that may come, bool [num_items], None: all; banned: of each question, those
         that may not.
         """
-        numbers = None
-        if allowed is not None:
-            numbers = 1 + np.flatnonzero(allowed[self.to_pipeline[1:]])
+        numbers = None if allowed is None else self._own_numbers(allowed)
         barred = [self.from_pipeline[items] for items in banned]
         ways = {
             "model": self._by_model,
@@ -68,6 +68,13 @@ class CandidateSource:
             None if result is None else (self.to_pipeline[result[0]], result[1])
             for result in results
         ]
+
+    def _own_numbers(self, allowed: np.ndarray) -> np.ndarray:
+        """Its own items of those that may come, ascending. Filters let the same come question after
+        question, so the last answer is kept."""
+        if self._last_allowed is None or self._last_allowed[0] is not allowed:
+            self._last_allowed = allowed, 1 + np.flatnonzero(allowed[self.to_pipeline[1:]])
+        return self._last_allowed[1]
 
     def taken(self, questions: Sequence[PipelineQuestion]) -> list[Retrieved]:
         """What the user of each question took in the data of the artifact, and when (nan: not
@@ -241,6 +248,7 @@ class ClickRanker:
         self.encoder = encoder
         self.label = labels[0] if label is None else label
         self._column = labels.index(self.label)
+        self._numbers = np.zeros(1, np.int64)
 
     @property
     def users(self) -> Ids:
@@ -281,10 +289,19 @@ class ClickRanker:
                     f"{', '.join(columns) or 'nothing'}{did_you_mean(name, columns)}"
                 )
 
+    def set_items(self, items: Ids) -> None:
+        """Numbers stand for these items from here on."""
+        self._numbers = np.zeros(len(items), np.int64)
+        self._numbers[1:] = self.items.find(items.words[1:])
+
     def scores(
-        self, questions: Sequence[PipelineQuestion], items: Sequence[Sequence[Any]]
+        self, questions: Sequence[PipelineQuestion], items: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """The chance of a click on each of the items of each question, float64 [n]."""
+        """The chance of a click on each of the items of each question, float64 [n]; items by number
+        (`set_items`).
+
+        A question is encoded once, whatever the number of its items, and all items together.
+        """
         import polars as pl
 
         fields = self.encoder.fields
@@ -295,12 +312,16 @@ class ClickRanker:
             if history is not None and question.history is not None:
                 row[history] = list(question.history)
             rows.append(row)
-        counts = [len(names) for names in items]
-        one_each = self.encoder.frame(rows).with_columns(pl.col(fields["user"]).cast(pl.String))
-        frame = one_each[np.repeat(np.arange(len(questions)), counts).tolist()]
-        words = [word_of(name) for names in items for name in names]
-        frame = frame.with_columns(pl.Series(fields["item"], words, dtype=pl.String))
-        chances = self.artifact.predictor.chances(frame) if len(frame) else np.zeros(0)
+        counts = [len(numbers) for numbers in items]
+        frame = self.encoder.frame(rows).with_columns(pl.col(fields["user"]).cast(pl.String))
+        places = np.repeat(np.arange(len(questions)), counts)
+        numbers = self._numbers[np.concatenate(items)]
+        parts = [np.zeros(0)]
+        for first in range(0, len(numbers), TILE_ROWS):
+            tile = slice(first, first + TILE_ROWS)
+            batch = self.encoder.batch_of_pairs(frame, places[tile], numbers[tile])
+            parts.append(self.artifact.predictor.predict_batch(batch).numpy().astype(np.float64))
+        chances = np.concatenate(parts[1:] or parts)
         if chances.ndim == 2:
             chances = chances[:, self._column]
         return np.split(chances, np.cumsum(counts)[:-1])

@@ -34,12 +34,17 @@ WRONG = {
     "415": "the body is no JSON",
     "422": "the request cannot be answered: what is wrong with it",
     "429": "too many requests wait",
-    "503": "no answer in time",
+    "503": "no answer in time; with retry-after where it was refused at once",
 }
 
 
-def describe(questions: Mapping[str, type[BaseModel]], token: bool) -> dict[str, Any]:
-    """The OpenAPI document of the service."""
+def describe(
+    questions: Mapping[str, type[BaseModel]],
+    token: bool,
+    answers: Mapping[str, Any] = ANSWERS,
+    title: str = "shoal serve",
+) -> dict[str, Any]:
+    """The OpenAPI document of a service; answers: an example for each kind of question."""
     paths: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
     for kind, question in questions.items():
@@ -47,24 +52,24 @@ def describe(questions: Mapping[str, type[BaseModel]], token: bool) -> dict[str,
         schemas |= schema.pop("$defs", {})
         schemas[question.__name__] = schema
         content = {"schema": {"$ref": f"#/components/schemas/{question.__name__}"}}
-        answers: dict[str, Any] = {
+        responses: dict[str, Any] = {
             "200": {
                 "description": "the answer",
-                "content": {"application/json": {"example": ANSWERS[kind]}},
+                "content": {"application/json": {"example": answers[kind]}},
             }
         }
-        answers |= {status: {"description": why} for status, why in WRONG.items()}
+        responses |= {status: {"description": why} for status, why in WRONG.items()}
         paths[f"/v1/{kind}"] = {
             "post": {
                 "summary": (question.__doc__ or "").split("\n")[0],
                 "requestBody": {"required": True, "content": {"application/json": content}},
-                "responses": answers,
+                "responses": responses,
             }
         }
     for path, summary in {
-        "/v1/examples": "what this model can be asked, with some of its users and items",
+        "/v1/examples": "what may be asked here, with some users and items to try",
         "/health": "whether the process lives",
-        "/ready": "whether it answers, and with which artifact",
+        "/ready": "whether it answers, and with what",
         "/metrics": "figures for Prometheus",
     }.items():
         paths[path] = {
@@ -72,7 +77,7 @@ def describe(questions: Mapping[str, type[BaseModel]], token: bool) -> dict[str,
         }
     document: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": "shoal serve", "version": shoal.__version__},
+        "info": {"title": title, "version": shoal.__version__},
         "paths": paths,
         "components": {"schemas": schemas},
     }

@@ -1,62 +1,4 @@
-"use strict";
-// Every text comes from an artifact, which may be anybody's: it is set as text, never as markup.
-const $ = id => document.getElementById(id);
 let known = { asks: [], items: [], users: [] };
-
-function make(tag, text = "", name = "") {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  made.className = name;
-  return made;
-}
-
-function button(text, act) {
-  const made = make("button", text);
-  made.type = "button";
-  made.onclick = act;
-  return made;
-}
-
-async function call(path, body) {
-  const headers = { "content-type": "application/json" };
-  const response = await fetch(location.origin + path, body && { method: "POST", headers, body: JSON.stringify(body) });
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error);
-  return answer;
-}
-
-async function attempt(work) {
-  $("error").textContent = "";
-  try { await work(); } catch (error) { $("error").textContent = error.message; }
-}
-
-// ---- one item -----------------------------------------------------------------------------------
-
-function picture(address) {
-  // Only what this service or the artifact itself holds is shown; of another site there is a link.
-  let found;
-  try { found = new URL(address, location.href); } catch { return make("span"); }
-  if (/^data:image\/(png|jpeg|gif|webp);/.test(address) || found.origin === location.origin) {
-    const made = make("img");
-    made.src = found.href;
-    made.alt = "";
-    made.loading = "lazy";
-    return made;
-  }
-  if (found.protocol !== "https:" && found.protocol !== "http:") return make("span");
-  const link = make("a", "picture");
-  link.href = found.href;
-  link.rel = "noopener noreferrer";
-  link.target = "_blank";
-  return link;
-}
-
-function named(one) {
-  const cell = make("span", "", "name");
-  if (one.title) cell.append(make("b", one.title));
-  cell.append(make("span", String(one.item), one.title ? "soft" : ""));
-  return cell;
-}
 
 function row(number, one, pictures, who) {
   const made = make("div", "", pictures ? "row" : "row plain");
@@ -116,7 +58,7 @@ function recommend(event) {
   if (event) event.preventDefault();
   return attempt(async () => {
     $("answer").hidden = true;
-    const items = $("history").value.split(",").map(one => one.trim()).filter(Boolean);
+    const items = itemsOf($("history").value);
     const user = $("user").value.trim();
     if (!user && !items.length) throw new Error("name a user, or click an example");
     let who = user ? { user } : { history: items };
@@ -154,17 +96,9 @@ function start() {
     $("click").hidden = !clicks;
     $("ask").hidden = !known.asks.includes("recommend");
     if (clicks) $("sample").value = JSON.stringify(known.sample, null, 1);
-    const chips = [];
-    const chip = (text, act) => chips[chips.length - 1].append(button(text, act));
-    const line = text => chips.push(make("div", "", "chips")) && chips[chips.length - 1].append(make("span", text, "soft"));
-    if (known.users.length) line("try a user");
-    for (const user of known.users) chip(String(user), () => { $("user").value = user; $("history").value = ""; recommend(); });
-    if (known.reads_histories && known.items.length) line("or somebody who took");
-    if (known.reads_histories) for (const one of known.items) chip(one.title || String(one.item), () => { $("history").value = one.item; $("user").value = ""; recommend(); });
-    $("examples").replaceChildren(...chips);
+    showExamples(known, recommend);
     for (const one of document.querySelectorAll(".history")) one.hidden = !known.reads_histories;
-    const given = new URLSearchParams(location.search);  // /?user=196 asks at once
-    if (given.has("user")) { $("user").value = given.get("user"); recommend(); }
+    askAtOnce(recommend);
   });
 }
 

@@ -4,68 +4,95 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.serving.http.listening import BoundedServer, check_reach, run_at
-from shoal.serving.service.app import Api, Limits
+from shoal.serving.service.api import BatchedApi, Limits
+from shoal.serving.service.app import Api
 from shoal.serving.service.service import Service
 
 log = logging.getLogger("shoal")
 
 
 class HttpServer(BoundedServer):
-    """The server of an artifact."""
+    """The server of questions that are answered in batches."""
 
-    api: Api
+    api: BatchedApi
 
     @classmethod
-    def for_artifact(
-        cls,
-        artifact: str | Path,
-        limits: Limits,
-        token: str | None = None,
-        local: bool = True,
-        certificate: str | None = None,
-        key: str | None = None,
+    def of(
+        cls, api: BatchedApi, certificate: str | None = None, key: str | None = None
     ) -> HttpServer:
-        """A server of an artifact, ready to run."""
-        service = Service(artifact, limits.state_bytes, limits.batch)
-        api = Api(service, limits, token, local)
-        bounds = replace(limits.connection, head_seconds=limits.seconds)
+        """A server of an api, ready to run."""
+        bounds = replace(api.limits.connection, head_seconds=api.limits.seconds)
         server = cls.around(api.app(), api, bounds, certificate, key)
         server.api = api
         return server
 
+    @classmethod
+    def for_artifact(
+        cls, artifact: str | Path, limits: Limits, token: str | None = None, local: bool = True
+    ) -> HttpServer:
+        """A server of an artifact, ready to run."""
+        service = Service(artifact, limits.state_bytes, limits.batch)
+        return cls.of(Api(service, limits, token, local))
 
-def serve(
-    artifact: str | Path,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    limits: Limits | None = None,
-    token: str | None = None,
-    certificate: str | None = None,
-    key: str | None = None,
-    plain: bool = False,
-    refresh: float = 2.0,
-    announce: str | Path | None = None,
-    drain: float = HttpServer.drain,
-) -> None:
+
+@dataclass(frozen=True)
+class ServiceReach:
+    """Where a service listens, and who may ask it.
+
+    plain     beyond this host without token or TLS
+    refresh   seconds between two looks for something newer
+    announce  a file that the address is written to
+    drain     seconds in which new connections are answered after SIGTERM
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    plain: bool = False
+    refresh: float = 2.0
+    announce: str | Path | None = None
+    drain: float = HttpServer.drain
+
+
+def serve(artifact: str | Path, reach: ServiceReach, limits: Limits | None = None) -> None:
     """Serve an artifact until a signal comes."""
     limits = limits or Limits()
-    local = check_reach(host, token, certificate, key, plain)
-    server = HttpServer.for_artifact(artifact, limits, token, local, certificate, key)
-    server.drain = drain
+
+    def api(local: bool) -> Api:
+        service = Service(artifact, limits.state_bytes, limits.batch)
+        return Api(service, limits, reach.token, local)
+
+    serve_api(api, reach)
+
+
+def serve_api(make_api: Callable[[bool], BatchedApi], reach: ServiceReach) -> None:
+    """Answer until a signal comes, and take what is newer meanwhile.
+
+    make_api: called with whether it listens at loopback alone, once that is known to be allowed.
+    """
+    local = check_reach(reach.host, reach.token, reach.certificate, reach.key, reach.plain)
+    server = HttpServer.of(make_api(local), reach.certificate, reach.key)
+    server.drain = reach.drain
     service = server.api.service
     stop = threading.Event()
-    watcher = threading.Thread(target=service.watch, args=(refresh, stop), name="watch artifacts")
+    watcher = threading.Thread(
+        target=service.watch, args=(reach.refresh, stop), name="watch artifacts"
+    )
     watcher.start()
 
     def listens(url: str) -> None:
-        log.info("serving %s at %s (/docs tells what may be asked)", service.model.folder, url)
+        place = service.place_in_service()
+        log.info("serving %s at %s (/docs tells what may be asked)", place, url)
 
     try:
-        run_at(server, host, port, listens, announce)
+        run_at(server, reach.host, reach.port, listens, reach.announce)
     finally:
         stop.set()
         watcher.join()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -13,16 +13,21 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 DESCRIPTIONS = {  # of what other parts of the service count; names in _total are counters
     "batches_total": "Batches that the model answered",
     "batched_requests_total": "Requests in these batches",
-    "reloads_total": "Artifacts that took the place of an older one",
-    "reload_failures_total": "Artifacts that could not be loaded",
-    "artifact_since_seconds": "When the artifact was taken, in seconds since 1970",
+    "too_late_total": "Requests refused because their answer would have come after the deadline",
+    "reloads_total": "Newer artifacts, or pipelines, that took the place of an older one",
+    "reload_failures_total": "Artifacts, or pipelines, that could not be loaded",
+    "artifact_since_seconds": "When the artifact or pipeline was taken, in seconds since 1970",
+    "fallbacks_total": "Questions in which something took the place of a stage",
+    "logged_total": "Answers in the request log",
+    "log_lost_total": "Answers that could not be written into the request log",
     "state_bytes": "Bytes of the histories that are kept between requests",
     "states": "Histories that are kept between requests",
     "state_requests_total": "Histories in requests",
     "state_hits_total": "Histories whose beginning was kept",
 }
-# Values by the names above, and labels of the artifact in use.
-ReadCounts = Callable[[], tuple[dict[str, float], dict[str, str]]]
+Count = float | Mapping[str, float]  # a number, or one for each stage of a pipeline
+# Counts by the names above, and labels of what is in use.
+ReadCounts = Callable[[], tuple[dict[str, Count], dict[str, str]]]
 
 
 class RequestMetrics:
@@ -69,6 +74,12 @@ class RequestMetrics:
         """The counts of other parts; the registry calls this."""
         counts, labels = self.read_counts()
         for name, value in counts.items():
-            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield family(f"shoal_{name}", DESCRIPTIONS[name], value=value)
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            if not isinstance(value, Mapping):
+                yield kind(f"shoal_{name}", DESCRIPTIONS[name], value=value)
+                continue
+            family = kind(f"shoal_{name}", DESCRIPTIONS[name], labels=["stage"])
+            for stage, number in value.items():
+                family.add_metric([stage], number)
+            yield family
         yield InfoMetricFamily("shoal_artifact", "The artifact in use", value=labels)
