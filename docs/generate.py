@@ -49,6 +49,10 @@ EXAMPLES = {
     "pipeline check": "shoal pipeline check pipeline.yaml",
     "pipeline recommend": "shoal pipeline recommend pipeline.yaml --user 7 --number 5",
     "pipeline eval": "shoal pipeline eval pipeline.yaml --test later.csv",
+    "pipeline estimate": "shoal pipeline estimate pipeline.yaml --log requests "
+    "--outcomes outcomes.csv",
+    "pipeline impressions": "shoal pipeline impressions requests --outcomes outcomes.csv "
+    "--output shown.parquet",
     "board": "shoal board runs",
     "runs": "shoal runs",
     "tune": "shoal tune ratings.csv --model=BPR --epochs=2 --trials 3 --output studies/first",

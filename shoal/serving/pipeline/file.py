@@ -14,7 +14,8 @@ from pydantic import Field, ValidationError
 
 from shoal.config.errors import ConfigError, did_you_mean
 from shoal.config.yaml_io import Path_, read_file
-from shoal.serving.pipeline import filters, list_rules
+from shoal.serving.pipeline import diversity, exploration, filters, list_rules
+from shoal.serving.pipeline.feature_files import Key
 from shoal.serving.pipeline.rule import Changes, PipelineSection, Rule
 from shoal.serving.pipeline.stages import By
 
@@ -26,9 +27,9 @@ RULES: dict[str, type[Rule]] = {
     "boost": list_rules.Boost,
     "freshness": list_rules.Freshness,
     "at_most": list_rules.AtMost,
-    "diversity": list_rules.Diversity,
+    "diversity": diversity.Diversity,
     "pinned": list_rules.PinnedItems,
-    "explore": list_rules.Explore,
+    "explore": exploration.Explore,
 }
 KEYS = ("retrieve", "rank", "rules", "items", "fallback")
 ORDER: tuple[Changes, ...] = ("items", "scores", "order")  # what rules change, first to last
@@ -47,11 +48,21 @@ class SourceEntry(PipelineSection):
     name: Annotated[str, Field(min_length=1, max_length=100)] | None = None
 
 
+class FeaturesEntry(PipelineSection):
+    """A table of features, as the file has it; FeatureFile says what its keys mean."""
+
+    file: Annotated[str, Field(min_length=1)]
+    key: Key
+    default: dict[str, bool | str | int | float | None] | None = None
+
+
 class RankEntry(PipelineSection):
-    """The click model that ranks, as the file has it."""
+    """The click model that ranks, as the file has it; ClickRanker says what its keys mean."""
 
     artifact: Annotated[str, Field(min_length=1)]
     label: str | None = None
+    context: dict[str, bool | str | int | float | None] | None = None
+    features: Annotated[list[FeaturesEntry], Field(max_length=10)] | None = None
 
 
 @dataclass(frozen=True)

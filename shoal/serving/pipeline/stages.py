@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from shoal.kernels.topk import Pairs
 from shoal.recommender.recommender import NO_IDS, History, asked_at
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.artifact.histories import HISTORIES
+from shoal.serving.pipeline.feature_files import FeatureFile, Key
 from shoal.serving.pipeline.question import PipelineQuestion
 
 By = Literal["model", "popularity", "last_item"]
@@ -219,8 +221,14 @@ def _left(items: np.ndarray, scores: np.ndarray) -> Retrieved:
 class ClickRanker:
     """A click model that ranks candidates by the chance of a click."""
 
-    def __init__(self, artifact: Artifact, label: str | None = None):
-        """label: which of several that the model predicts."""
+    def __init__(
+        self,
+        artifact: Artifact,
+        label: str | None = None,
+        context: Mapping[str, Any] | None = None,
+    ):
+        """label: which of several that the model predicts. context: columns of the context where a
+        question has none, such as a position that is one for all candidates."""
         artifact.needs_clicks()
         encoder = artifact.encoder
         if not isinstance(encoder, FeatureEncoder):
@@ -241,6 +249,19 @@ class ClickRanker:
         self.encoder = encoder
         self.label = labels[0] if label is None else label
         self._column = labels.index(self.label)
+        self.constants = dict(context or {})
+        for name in self.constants:
+            self._check_column(name)
+        self.feature_files: list[FeatureFile] = []
+
+    def add_features(self, file: Path, key: Key, default: Mapping[str, Any] | None = None) -> None:
+        """Read columns of a table by user or item, where a question does not give them."""
+        words = self.items.words[1:] if key == "item" else ()
+        table = FeatureFile(file, key, self.encoder, default or {}, list(words))
+        for name in table.columns:
+            if any(name in other.columns for other in self.feature_files):
+                raise ValueError(f"{file}: another table has the column {name!r} too")
+        self.feature_files.append(table)
 
     @property
     def users(self) -> Ids:
@@ -261,6 +282,8 @@ class ClickRanker:
             for feature in self.encoder.table.features
             if feature.side == "context" and not (feature.is_of_time or feature.cross)
             if feature.name not in self.encoder.histories and feature.column not in sides
+            if feature.column not in self.constants
+            if not any(feature.column in table.columns for table in self.feature_files)
         ]
 
     def check_context(self, question: PipelineQuestion) -> None:
@@ -272,14 +295,32 @@ class ClickRanker:
                     f"{self.artifact.model} reads {name!r}, which the context does not have; None "
                     f"stands for an empty one{hint}"
                 )
-        own = self.encoder.fields.values()
-        columns = [name for name in self.encoder.columns if name not in own]
         for name in question.context:
-            if name not in columns:
+            self._check_column(name)
+        for table in self.feature_files:
+            for name in table.columns if table.key == "item" else ():
+                if name in question.context:
+                    raise ValueError(f"{name!r} comes from {table.path.name}, by item")
+            needed = table.needed if table.key == "user" else ()
+            missing = [name for name in needed if name not in question.context]
+            if missing and missing[0] not in table.rows([question.user])[0]:
                 raise ValueError(
-                    f"{self.artifact.model} reads no {name!r}; a context may have "
-                    f"{', '.join(columns) or 'nothing'}{did_you_mean(name, columns)}"
+                    f"{table.path.name} has no row for {question.user!r} and no default for "
+                    f"{missing[0]!r}: give it in the context"
                 )
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Columns that a context may have."""
+        own = self.encoder.fields.values()
+        return [name for name in self.encoder.columns if name not in own]
+
+    def _check_column(self, name: str) -> None:
+        if name not in self.columns:
+            raise ValueError(
+                f"{self.artifact.model} reads no {name!r}; a context may have "
+                f"{', '.join(self.columns) or 'nothing'}{did_you_mean(name, self.columns)}"
+            )
 
     def scores(
         self, questions: Sequence[PipelineQuestion], items: Sequence[Sequence[Any]]
@@ -289,9 +330,14 @@ class ClickRanker:
 
         fields = self.encoder.fields
         history = self._history_column()
+        tables = [table for table in self.feature_files if table.key == "user"]
+        stored = [table.rows([one.user for one in questions]) for table in tables]
         rows = []
-        for question in questions:
-            row = {fields["user"]: question.user, **question.context}
+        for place, question in enumerate(questions):
+            row = {fields["user"]: question.user, **self.constants}
+            for of_users in stored:
+                row |= of_users[place]
+            row |= question.context
             if history is not None and question.history is not None:
                 row[history] = list(question.history)
             rows.append(row)
@@ -300,6 +346,13 @@ class ClickRanker:
         frame = one_each[np.repeat(np.arange(len(questions)), counts).tolist()]
         words = [word_of(name) for names in items for name in names]
         frame = frame.with_columns(pl.Series(fields["item"], words, dtype=pl.String))
+        for table in self.feature_files:
+            if table.key == "item" and words:
+                different = list(dict.fromkeys(words))
+                places = {word: place for place, word in enumerate(different)}
+                nothing = dict.fromkeys(table.columns)
+                of_items = self.encoder.frame([nothing | row for row in table.rows(different)])
+                frame = frame.hstack(of_items[[places[word] for word in words]])
         chances = self.artifact.predictor.chances(frame) if len(frame) else np.zeros(0)
         if chances.ndim == 2:
             chances = chances[:, self._column]
