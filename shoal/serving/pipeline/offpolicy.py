@@ -41,7 +41,7 @@ NOT_COVERED = 3.0  # deviations of the mean weight below what it should be
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ValueEstimate:
     """An estimate of the value per request, and its 95 % interval."""
 
     name: str
@@ -65,8 +65,8 @@ class EstimateReport:
     warnings          sentences about what the log cannot say
     """
 
-    estimates: list[Estimate]
-    logged: Estimate
+    estimates: list[ValueEstimate]
+    logged: ValueEstimate
     requests: int
     supported: int
     places: int
@@ -233,14 +233,14 @@ def _report(
     )
 
 
-def _mean(name: str, values: np.ndarray, effective: float) -> Estimate:
+def _mean(name: str, values: np.ndarray, effective: float) -> ValueEstimate:
     """The mean of values of requests, and its interval."""
     mean, deviation = float(values.mean()), float(values.std(ddof=1)) / np.sqrt(len(values))
     reach = float(student.ppf(LEVEL, max(1.0, effective - 1))) * deviation
-    return Estimate(name, mean, mean - reach, mean + reach)
+    return ValueEstimate(name, mean, mean - reach, mean + reach)
 
 
-def _self_normalised(weighted: WeightedPlaces, effective: float) -> Estimate:
+def _self_normalised(weighted: WeightedPlaces, effective: float) -> ValueEstimate:
     """SNIPS; its interval is that of the mean of its linear part (delta method)."""
     weights, labels = weighted.weights, weighted.labels
     mass, mean_weights = weighted.mass.mean(axis=0), weights.mean(axis=0)
@@ -253,7 +253,7 @@ def _self_normalised(weighted: WeightedPlaces, effective: float) -> Estimate:
     parts = mass * scale * weights * (labels - means) / pull + means * (weighted.mass - mass)
     spread = _mean("snips", parts.sum(axis=1), effective)
     reach = spread.high - spread.value
-    return Estimate("snips", value, value - reach, value + reach)
+    return ValueEstimate("snips", value, value - reach, value + reach)
 
 
 def _why_unsupported(requests: Sequence[LoggedRequest], places: int) -> str:
@@ -268,6 +268,6 @@ def _why_unsupported(requests: Sequence[LoggedRequest], places: int) -> str:
         )
     return (
         f"of {len(requests):,} requests {first_known:,} have a known chance at the first place, "
-        f"and fewer than 2 at all {places} places: --places 1 counts the first place alone. Chances "
-        "of further places are logged where `explore` with method epsilon is the last rule"
+        f"and fewer than 2 at all {places} places: --places 1 counts the first place alone. "
+        "Chances of further places are logged where `explore` with method epsilon is the last rule"
     )
