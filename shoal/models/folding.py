@@ -91,7 +91,10 @@ class SumsFolding:
 
     def queries(self, lists: Jagged, item_vectors: Tensor) -> Tensor:
         """Query vectors [b, dim] of b lists of different items."""
-        taken = _multi_hot(lists, len(self.vectors)) @ self.vectors.float()
+        vectors = self.vectors.float()
+        taken = F.embedding_bag(
+            lists.values, vectors, lists.offsets, mode="sum", include_last_offset=True
+        )
         return taken / lists.lengths.clamp(min=1).unsqueeze(1) ** self.power
 
 

@@ -164,7 +164,7 @@ def test_a_model_learns_from_impressions_and_is_served(call: Call, logged: Path)
     outcomes = pl.read_csv("log/outcomes.csv")
     assert frame["label"].sum() == len(outcomes) and frame["label"].max() == 1
     # Labels are fewer at lower places, and the model learns it.
-    keys = {**KEYS, "run.output": "shown-run", "model.layers": [8], "train.epochs": 4}
+    keys = {**KEYS, "run.output": "shown-run", "model.layers": [8], "train.epochs": 2}
     keys["data.unload.inter"] = ["request", "propensity", "score", "weight"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "check_apart", check_here)
