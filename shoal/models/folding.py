@@ -50,6 +50,11 @@ class EquationsFolding:
     alpha_others: bool = False
     scaled: bool = False
 
+    def __post_init__(self) -> None:
+        nothing = torch.zeros(0)
+        # Item vectors, and their squares.
+        self._kept: tuple[Tensor, Tensor] = (nothing, nothing)
+
     def queries(self, lists: Jagged, item_vectors: Tensor) -> Tensor:
         """Query vectors [b, dim] of b lists of different items."""
         squares = self._squares_of(item_vectors)
@@ -72,10 +77,6 @@ class EquationsFolding:
             squares = vectors.T @ vectors
             self._kept = item_vectors, squares
         return squares
-
-    def __post_init__(self) -> None:
-        nothing = torch.zeros(0)
-        self._kept = nothing, nothing  # item vectors, and their squares
 
 
 @dataclass(frozen=True)
