@@ -51,6 +51,10 @@ EXAMPLES = {
     "pipeline eval": "shoal pipeline eval pipeline.yaml --test later.csv",
     "pipeline serve": "shoal pipeline serve pipeline.yaml",
     "pipeline export": "shoal pipeline export pipeline.yaml --output exported/pipeline",
+    "pipeline estimate": "shoal pipeline estimate pipeline.yaml --log requests "
+    "--outcomes outcomes.csv",
+    "pipeline impressions": "shoal pipeline impressions requests --outcomes outcomes.csv "
+    "--output shown.parquet",
     "board": "shoal board runs",
     "runs": "shoal runs",
     "tune": "shoal tune ratings.csv --model=BPR --epochs=2 --trials 3 --output studies/first",

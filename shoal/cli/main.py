@@ -27,6 +27,7 @@ from shoal.cli import (
     quickstart,
     recommend,
     report,
+    request_log,
     serving,
     startup,
     training,
@@ -105,6 +106,8 @@ pipeline_app.command("recommend")(pipeline.recommend)
 pipeline_app.command("eval")(pipeline.evaluate)
 pipeline_app.command("export")(pipeline.export)
 pipeline_app.command("serve")(pipeline.serve)
+pipeline_app.command("estimate")(request_log.estimate)
+pipeline_app.command("impressions")(request_log.impressions)
 app.add_typer(pipeline_app, name="pipeline")
 
 ps_app = typer.Typer(no_args_is_help=True, help="Parameter servers by hand.")

@@ -42,7 +42,7 @@ def check(file: Annotated[str, FILE]) -> None:
     Checksums of artifacts, item and user ids of all stages, attributes that rules read: the first
     thing that is wrong is an error with its line. Costs are of one question, on one core or more.
     """
-    pipeline = _open(file)
+    pipeline = open_pipeline(file)
     from shoal.serving.pipeline.trial import trial_question, try_stages
 
     question = trial_question(pipeline)
@@ -51,7 +51,7 @@ def check(file: Annotated[str, FILE]) -> None:
     for cost in costs:
         spent = "–" if cost.milliseconds is None else f"{cost.milliseconds:.2f}"
         rows.append([cost.stage, cost.what, f"{cost.items:,}", spent])
-    _print_table(["stage", "", "items left", "ms"], rows, f"{file}, for user {question.user}")
+    print_table(["stage", "", "items left", "ms"], rows, f"{file}, for user {question.user}")
     if pipeline.ranker is not None and pipeline.ranker.context:
         typer.echo(f"a question's context must have: {', '.join(pipeline.ranker.context)}")
     if not any(name.partition(" ")[0] == "seen" for name in pipeline.rules):
@@ -92,7 +92,7 @@ def recommend(
     if is_for_many != (output is not None):
         raise ValueError("--users and --input write to a file, --output; others to the terminal")
     columns = _parse_context(context)
-    pipeline = _open(file, seed)
+    pipeline = open_pipeline(file, seed)
     if not is_for_many:
         from shoal.cli.ranking import typed_items
 
@@ -141,7 +141,7 @@ def evaluate(
     seed: Annotated[int | None, SEED] = None,
 ) -> None:
     """Measure what retrieval finds, what the ranker gains, and what each rule costs."""
-    pipeline = _open(file, seed)
+    pipeline = open_pipeline(file, seed)
     from shoal.serving.pipeline.evaluation import evaluate, read_test
 
     questions = read_test(pipeline, test, user, item)
@@ -151,7 +151,7 @@ def evaluate(
     for stage in stages:
         figures = [f"{stage.metrics[name]:.4f}" for name in heads[:-1]]
         rows.append([stage.stage, *figures, f"{stage.metrics[heads[-1]]:.1f}"])
-    _print_table(["behind", *heads], rows, f"{file}, {len(questions):,} questions of {test}")
+    print_table(["behind", *heads], rows, f"{file}, {len(questions):,} questions of {test}")
     if output is not None:
         document = {
             "pipeline": file,
@@ -233,7 +233,7 @@ def serve(
     serve_pipeline(file, reach, limits, seed, log)
 
 
-def _open(file: str, seed: int | None = None) -> Pipeline:
+def open_pipeline(file: str, seed: int | None = None) -> Pipeline:
     """The pipeline of a file, on all cores, whose stages may take their time."""
     with importing():
         import torch
@@ -272,14 +272,14 @@ def _print_answer(pipeline: Pipeline, who: str, answer: PipelineAnswer) -> None:
         row.append(", ".join(f"{stage} {places:+d}" for stage, places in shown.moved.items()))
         row += [f"{shown.propensity:.4f}" if shown.propensity is not None else "–"] * is_explored
         rows.append(row)
-    _print_table([*heads, *["propensity"] * is_explored], rows, f"for {who}")
+    print_table([*heads, *["propensity"] * is_explored], rows, f"for {who}")
     if answer.unknown:
         typer.echo(f"sources that do not know who asks: {', '.join(answer.unknown)}")
     if answer.fallbacks:
         typer.echo(f"the fallback took the place of: {', '.join(answer.fallbacks)}")
 
 
-def _print_table(heads: list[str], rows: list[list[Any]], title: str) -> None:
+def print_table(heads: list[str], rows: list[list[Any]], title: str) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table

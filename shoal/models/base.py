@@ -22,6 +22,7 @@ from shoal.data.joined import candidates
 from shoal.data.knowledge import Knowledge
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Init, Table
+from shoal.models.folding import Folding
 from shoal.models.former_names import adopt_former_methods, former_argument
 
 __all__ = [
@@ -301,6 +302,13 @@ class Retrieval(Model):
         Of models that answer from items alone; others know the users of their data, and no more.
         """
         raise NotImplementedError  # where a model can
+
+    def folding(self) -> Folding | None:
+        """How a query is made of what anybody took, by stored vectors alone; None: it is not.
+
+        Models that learn a vector of each user answer others so, near what training would give.
+        """
+        return None
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         queries, vectors = self.encode_query(batch), self.encode_item(items)

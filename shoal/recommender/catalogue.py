@@ -21,6 +21,7 @@ from shoal.data.loading.captions import Captions, captions_of
 from shoal.embedding.module import Embeddings
 from shoal.kernels.topk import DotProducts, Fill, Pairs
 from shoal.models.base import ClickModel, Model, Retrieval
+from shoal.models.folding import Folding
 from shoal.recommender.explanation import Breakdown, of_features, of_terms, of_vectors
 from shoal.recommender.history_shares import of_history
 from shoal.recommender.recommender import NO_IDS, History, asked_at, padded
@@ -66,9 +67,13 @@ class RunCatalogue:
             different = [np.unique(one.items) for one in histories]
             offsets = torch.tensor([0, *map(len, different)]).cumsum(0)
             values = torch.from_numpy(np.concatenate([NO_IDS, *different]))
+            lists = Jagged(values, offsets)
             assert isinstance(self.model, Retrieval)  # as need_histories has found
             with torch.inference_mode():
-                return self.model.fold_in(Jagged(values, offsets).to(device))
+                if self._folds:
+                    return self.model.fold_in(lists.to(device))
+                assert self._folding is not None
+                return self._folding.queries(lists.to(device), self.item_vectors.to(device))
         ids = {self.dataset.user_field: torch.full((len(histories),), user)}
         fields = padded(histories, self.evaluator.max_len)
         ids |= {name: torch.from_numpy(one) for name, one in fields.items()}
@@ -141,7 +146,8 @@ class RunCatalogue:
             for module in model.modules()
             if isinstance(module, Embeddings)
         )
-        if not self._folds and (model.kind != "sequential" or knows_users):
+        is_folded = self._folds or self._folding is not None
+        if not is_folded and (model.kind != "sequential" or knows_users):
             raise ValueError(
                 f"{name} learned a vector for each user of its data, and a history has none; train "
                 "on with these interactions (shoal train --from), or take SASRec or EASE, say"
@@ -152,6 +158,12 @@ class RunCatalogue:
         """True for a model that computes the vector of a user from any history."""
         model = self.model
         return isinstance(model, Retrieval) and type(model).fold_in is not Retrieval.fold_in
+
+    @cached_property
+    def _folding(self) -> Folding | None:
+        """How a history is answered by a model that learned a vector of each user."""
+        with torch.inference_mode():
+            return self.model.folding() if isinstance(self.model, Retrieval) else None
 
     # ---- why ------------------------------------------------------------------------------------
 
@@ -180,9 +192,10 @@ class RunCatalogue:
             return of_history(self, user, history or self.history_of(user), item, longest)
         if way == "vectors":
             someone = np.array([user])
-            query = self.of_users(someone)
+            taken = self.seen(someone)[1] if history is None else np.unique(history.items)
+            query = self.of_users(someone) if history is None else self.of_histories([history])
             assert isinstance(query, Tensor)
-            return of_vectors(query[0], self.seen(someone)[1], self.item_vectors, item)
+            return of_vectors(query[0].float().cpu(), taken, self.item_vectors, item)
         with self._alone, torch.inference_mode():
             if isinstance(model, ClickModel):
                 return self._of_features(model, user, item)

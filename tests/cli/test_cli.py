@@ -200,7 +200,6 @@ def test_eval_prints_the_table(run: Path, tmp_path: Path) -> None:
 def test_errors_are_one_line_and_status_2(run: Path, tmp_path: Path, fail: Any) -> None:
     (tmp_path / "file").touch()
     cases = [
-        (("recommend", run, "--history", "1,2"), "BPR learned a vector for each user"),
         (("recommend", run, "--user", "5", "--only", "f"), "is a run, which answers --user and"),
         (("recommend", run, "--user", "5", "--topk", "0"), "topk is 0"),
         (("train", *SMALL, "--output", run), "already holds a run; continue it with --resume"),

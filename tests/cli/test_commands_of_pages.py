@@ -8,6 +8,7 @@ name; they are made short by the words of `SHORT`.
 from __future__ import annotations
 
 import glob
+import json
 import re
 import shlex
 import shutil
@@ -118,6 +119,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     goods = goods.with_columns(since=polars.lit("2000-05-01"), category=goods["id"] % 7)
     goods.write_csv(stage / "items.csv")
     frame.tail(300).select("user_id", "item_id").write_csv(stage / "later.csv")
+    write_requests(stage, draw)
     for name in ("ml-100k", "ml-1m", "shop"):
         folder = stage if name == "shop" else stage / "dataset" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,6 +148,22 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
         atomic(frame.tail(600), stage / folder / "tuesday.inter")
     (stage / "recipes").symlink_to(ROOT / "recipes")
     return stage
+
+
+def write_requests(stage: Path, draw: np.random.Generator) -> None:
+    """A request log in the folder `requests`, its outcomes, and a pipeline to compare with it."""
+    (stage / "requests").mkdir()
+    lines, clicked = [], []
+    for number in range(300):
+        name, items = f"r{number}", draw.permutation(20)[:4] + 1
+        entry = {"request": name, "time": 1e9 + number, "user": int(draw.integers(1, 201))}
+        entry |= {"items": items.tolist(), "propensity": [0.1, 0.2, 0.1, 0.1]}
+        lines.append(json.dumps({**entry, "place_propensity": [0.1] * 4}))
+        clicked += [(name, int(item), 1) for item in items[draw.random(4) < 0.3]]
+    (stage / "requests/requests-20261119-120000-1.jsonl").write_text("\n".join(lines) + "\n")
+    outcomes = polars.DataFrame(clicked, schema=["request", "item", "label"], orient="row")
+    outcomes.write_csv(stage / "outcomes.csv")
+    (stage / "new.yaml").write_text("retrieve: [{artifact: exported/bpr, number: 50}]\n")
 
 
 def atomic(frame: polars.DataFrame, to: Path) -> None:

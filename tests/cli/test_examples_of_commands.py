@@ -1,5 +1,6 @@
 """The example that the page of commands has of each command, run as it stands."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -45,7 +46,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("my_model.py").write_text(SIDE_LOSS)
     Path("arena.yaml").write_text(ARENA)
     Path("pipeline.yaml").write_text("retrieve: [{artifact: model, number: 50}]\n")
+    write_requests()
     return tmp_path
+
+
+def write_requests() -> None:
+    """A request log in the folder `requests`, and outcomes.csv."""
+    Path("requests").mkdir()
+    entry = {"time": 1.0, "items": [7, 14], "propensity": [0.5, 0.5], "place_propensity": [0.5] * 2}
+    lines = [json.dumps({"request": f"r{n}", "user": n, **entry}) for n in range(20)]
+    Path("requests/requests-20261119-120000-1.jsonl").write_text("\n".join(lines) + "\n")
+    polars.DataFrame({"request": ["r1"], "item": [7], "label": [1]}).write_csv("outcomes.csv")
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -54,6 +54,8 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "pipeline eval": {
         **{"file": READ, "test": READ, "user": NOTHING, "item": NOTHING, "output": WRITTEN},
     },
+    "pipeline estimate": {"file": READ, "log": READ, "outcomes": READ, "output": WRITTEN},
+    "pipeline impressions": {"log": READ, "outcomes": READ, "output": WRITTEN},
     "pipeline recommend": {
         **{"file": READ, "user": NOTHING, "history": NOTHING, "users": READ, "input": READ},
         **{"output": WRITTEN, "context": NOTHING},

@@ -20,6 +20,11 @@ rank: {artifact: exported/deepfm}
 rules: [seen, {boost: {attribute: price, weight: 0.5}}, {at_most: {number: 2, attribute: kind}}]
 fallback: {artifact: exported/pop, by: popularity, number: 10}
 """
+REQUESTS = b"".join(
+    b'{"request": "r%d", "time": 1.5, "user": "7", "history": null, "context": {"device": "phone"},'
+    b' "items": ["i31", 9], "scores": [0.8, null], "propensity": [0.9, 0.1]}\n' % number
+    for number in range(3)
+)
 METRICS = b"".join(b'{"epoch": %d, "loss": 0.5, "valid": {"recall@10": 0.1}}\n' % k for k in (0, 1))
 WORDS = {"user_id": ["[PAD]", "a", "b"], "item_id": ["[PAD]", "v", "w"]}
 
@@ -108,6 +113,7 @@ def runs(folder: Path) -> dict[str, Target]:
         "archive": Target([_archive()], "ml-100k.zip", _unpack),
         "public set": Target([_archive()], "big_matrix.zip", _unpack_beside),
         "pipeline": Target([PIPELINE], "pipeline.yaml", _pipeline),
+        "requests": Target([REQUESTS], "requests-1.jsonl", _requests),
     }
 
 
@@ -175,6 +181,12 @@ def _unpack_beside(path: Path) -> None:
     finally:
         packed.unlink(missing_ok=True)
         shutil.rmtree(target, ignore_errors=True)
+
+
+def _requests(path: Path) -> None:
+    from shoal.serving.pipeline.request_log import read_log
+
+    list(read_log(path))
 
 
 def _pipeline(path: Path) -> None:

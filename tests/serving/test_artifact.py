@@ -77,14 +77,18 @@ def test_known_users_are_recommended_what_the_run_recommends(
         np.testing.assert_allclose(scores, [s for _, s in found], rtol=1e-4, atol=1e-6)
 
 
-def test_a_history_typed_by_hand_is_one_of_the_data(artifacts: dict[str, Path]) -> None:
+def test_a_history_typed_by_hand_is_one_of_the_data(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
     loaded = shoal.load(artifacts["SASRec"])
     for user in (3, 12, 60):
         history = loaded.items.words[loaded.history_of(user).items].tolist()
         assert loaded.recommend(history=history) == loaded.recommend(loaded.users.words[user])
     assert len(loaded.recommend(history=["1"], topk=5)) == 5
+    file = shutil.copytree(artifacts["BPR"], tmp_path / "old")
+    rewrite(file, files.SIGNATURE, lambda document: document.pop("folding"))
     with pytest.raises(ValueError, match="a history has none"):
-        shoal.load(artifacts["BPR"]).recommend(history=["1"])
+        shoal.load(file).recommend(history=["1"])
 
 
 def test_filters(artifacts: dict[str, Path]) -> None:

@@ -82,7 +82,8 @@ def test_a_batch_answers_as_each_question_alone(tmp_path: Path) -> None:
         assert [one.item for one in alone] == [one.item for one in answer]
         assert [one.score for one in alone] == pytest.approx([one.score for one in answer])
         assert alone.unknown == answer.unknown and len(answer) == question.number
-    assert together[1].unknown == ("BPR",) and "i6" not in [one.item for one in together[2]]
+    assert together[1].unknown == () and together[4].unknown == ("BPR", "SASRec")
+    assert "i6" not in [one.item for one in together[2]]
 
 
 def test_the_ranker_orders_by_the_chance_of_a_click(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_seen_of_the_last_days(tmp_path: Path) -> None:
     day = 86_400
     question = {"history": ["i1", "i2", "i3"], "times": [0, 9 * day, 9.5 * day], "time": 10 * day}
     answer = opened.recommend("nobody", **question)  # type: ignore[arg-type]
-    assert not answer and answer.unknown == ("BPR",)
+    assert "i1" in [one.item for one in answer] and not answer.unknown
     sequence = pipeline(
         tmp_path,
         "retrieve: [{artifact: SHOP/SASRec, number: 40}]\nrules:\n  - seen: {days: 2}\n",

@@ -67,7 +67,9 @@ def test_the_list_of_one_user(call: Call, tmp_path: Path) -> None:
     for shown in answer:
         assert f"{shown.score:.4f}" in text and f"{shown.propensity:.4f}" in text
     text = call("recommend", "pipeline.yaml", "--history", "i2,i3", "--context", PHONE)
-    assert "for history i2,i3" in text and "sources that do not know who asks: BPR" in text
+    assert "for history i2,i3" in text and "do not know who asks" not in text
+    text = call("recommend", "pipeline.yaml", "--user", "stranger", "--context", PHONE)
+    assert "sources that do not know who asks: BPR, sequences" in text
 
 
 @pytest.mark.parametrize(

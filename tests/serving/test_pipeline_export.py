@@ -62,7 +62,9 @@ def test_it_answers_alike_wherever_it_is(exported: Path, tmp_path: Path) -> None
     places = ("artifacts/BPR", "artifacts-2/BPR", "artifacts/FM", "artifacts/Pop")
     assert names == {f"{place}/signature.json" for place in places}
     text = (exported / "pipeline.yaml").read_text()
-    assert str(shop()) not in text and "within: 600000" in text and "items: items-items.csv" in text
+    assert (
+        str(shop()) not in text and "within: 600000" in text and "items: table-1-items.csv" in text
+    )
 
 
 def test_it_is_not_written_over_anything(exported: Path) -> None:
@@ -104,8 +106,8 @@ def link_group(folder: Path) -> None:
 
 
 def link_table(folder: Path) -> None:
-    (folder / "items-items.csv").unlink()
-    (folder / "items-items.csv").symlink_to(shop() / "items.csv")
+    (folder / "table-1-items.csv").unlink()
+    (folder / "table-1-items.csv").symlink_to(shop() / "items.csv")
 
 
 def other_artifact(folder: Path) -> None:
@@ -125,7 +127,7 @@ def change(name: str) -> Callable[[Path], None]:
     ("spoil", "error"),
     [
         (change("pipeline.yaml"), "is not whole: pipeline.yaml is not of its"),
-        (change("items-items.csv"), "is not whole: items-items.csv is not of its"),
+        (change("table-1-items.csv"), "is not whole: table-1-items.csv is not of its"),
         (change("artifacts/BPR/signature.json"), "is not whole: signature.json"),
         (change("artifacts/BPR/manifest.json"), None),
         (link_artifact, "FM is no folder in it"),
@@ -134,8 +136,8 @@ def change(name: str) -> Callable[[Path], None]:
         (other_artifact, "artifacts-2/BPR is another artifact"),
         (lambda folder: rewrite(folder, "artifacts/FM", "../shop/artifacts/FM"), "does not hold"),
         (lambda folder: rewrite(folder, "artifacts/FM", str(shop() / "FM")), "does not hold"),
-        (lambda folder: rewrite(folder, "items-items.csv", "/etc/passwd"), "does not hold"),
-        (lambda folder: rewrite(folder, "items-items.csv", "../items.csv"), "does not hold"),
+        (lambda folder: rewrite(folder, "table-1-items.csv", "/etc/passwd"), "does not hold"),
+        (lambda folder: rewrite(folder, "table-1-items.csv", "../items.csv"), "does not hold"),
         (lambda folder: sign(folder, artifacts={"../BPR": "0"}), "no artifact of its own"),
         (lambda folder: sign(folder, artifacts=["artifacts/BPR"]), "is damaged"),
         (lambda folder: sign(folder, kind="module"), "is an artifact of one model"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -203,6 +205,9 @@ def test_moves_are_counted_in_places() -> None:
         ("diversity", {"attribute": "kind", "weight": 1}, "has no attribute 'kind'"),
         ("diversity", {"weight": 1}, "give attribute or vectors, one of them"),
         ("explore", {"share": 0}, "greater than 0"),
+        ("explore", {}, "method epsilon needs share, and no spread"),
+        ("explore", {"method": "thompson", "share": 0.1}, "method thompson needs spread, and no"),
+        ("diversity", {"attribute": "genre", "weight": 1, "method": "ddp"}, "'mmr' or 'dpp'"),
         ("at_most", {"attribute": "genre", "number": 0}, "greater than or equal to 1"),
         ("boost", {"attribute": "genre", "weight": "1"}, "should be a valid number"),
     ],
@@ -231,3 +236,67 @@ def test_an_empty_list_stays_empty(kind: str) -> None:
     }
     if kind in arguments:
         assert applied(rule(kind, **arguments[kind]), candidates("")) == ""
+    if kind == "explore":
+        assert applied(rule(kind, method="thompson", spread=1.0), candidates("")) == ""
+
+
+def test_thompson_states_the_chance_of_each_item() -> None:
+    """Two scores a deviation apart: the better is first with Φ(1 / √2)."""
+    thompson = rule("explore", method="thompson", spread=1.0)
+    random = np.random.default_rng(7)
+    better = 0.7602499389
+    counts = {"abc": 0, "bac": 0}
+    for _ in range(600):
+        given = candidates("abc", 2.0, 1.0, float("nan"))
+        after = thompson.apply(given, request(number=3, random=random), ITEMS)
+        counts[names_of(after)] += 1
+        first = better if names_of(after)[0] == "a" else 1 - better
+        assert after.propensity[:2].tolist() == pytest.approx([first, 1.0])
+        assert after.place_propensity[0] == pytest.approx(first)
+        assert np.isnan(after.propensity[2]) and np.isnan(after.place_propensity[1:]).all()
+    assert counts["abc"] / 600 == pytest.approx(better, abs=0.05)
+
+
+def test_the_chance_of_a_place_is_that_of_all_lists() -> None:
+    """Against every list that four candidates can be shown in, with its chance."""
+    share, expected = 0.4, np.zeros((4, 3))
+    for order in permutations(range(4), 3):
+        left, chance = list(range(4)), 1.0
+        for rank in order:
+            chance *= share / len(left) + (1 - share) * (rank == left[0])
+            left.remove(rank)
+        expected[list(order), range(3)] += chance
+    explore = rule("explore", share=share)
+    assert explore.place_chances(candidates("abcd"), 3) == pytest.approx(expected)
+    after = explore.apply(candidates("abcd"), request(number=3), ITEMS)
+    ranks = ["abcd".index(name) for name in names_of(after)[:3]]
+    assert after.place_propensity[:3] == pytest.approx(expected[ranks, range(3)])
+    # Explored again, or moved by a rule behind it, an item has a place by other chances.
+    again = explore.apply(after, request(number=3), ITEMS)
+    assert np.isnan(again.place_propensity).all() and not np.isnan(again.propensity[:3]).any()
+
+
+def test_diversity_by_a_determinantal_point_process() -> None:
+    """Each place takes the item with the most relevance and log determinant, as counted whole."""
+    random = np.random.default_rng(3)
+    names, weight = "abcde", 0.6
+    vectors = random.normal(size=(6, 3)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    items = replace(ITEMS, vectors={"bpr": vectors})
+    scores = random.random(5)
+    dpp = rule("diversity", vectors="bpr", weight=weight, method="dpp")
+    shown = names_of(dpp.apply(candidates(names, *scores), request(4), items))
+    alike = 0.99 * vectors[1:] @ vectors[1:].T.astype(np.float64) + 0.01 * np.eye(5)
+    relevance = (scores - scores.min()) / np.ptp(scores)
+
+    def worth(chosen: list[int]) -> float:
+        determinant = np.linalg.slogdet(alike[np.ix_(chosen, chosen)])[1]
+        return float((1 - weight) * relevance[chosen].sum() + weight * determinant)
+
+    chosen: list[int] = []
+    for _ in range(4):
+        left = [n for n in range(5) if n not in chosen]
+        chosen.append(max(left, key=lambda n: worth([*chosen, n])))
+    assert shown[:4] == "".join(names[n] for n in chosen) and sorted(shown) == [*names]
+    by_tags = rule("diversity", attribute="tags", weight=0.9, method="dpp")
+    assert applied(by_tags, candidates("abcde"))[:2] == "ad"  # d has nothing in common with a

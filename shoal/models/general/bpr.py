@@ -8,6 +8,7 @@ Matrix factorisation, trained so that an item the user took scores above one the
 from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval, Table
+from shoal.models.folding import EquationsFolding
 from shoal.models.nn.losses import bpr_loss
 
 
@@ -38,6 +39,11 @@ class BPR(Retrieval):
 
     def encode_query(self, batch: Batch) -> Tensor:
         return self.embed(batch, [self.facts.user_field])[self.facts.user_field]
+
+    def folding(self) -> EquationsFolding | None:
+        if type(self).encode_item is not BPR.encode_item:
+            return None
+        return EquationsFolding(alpha=0.03, reg_weight=10.0, nu=0.0, scaled=True)
 
     def encode_item(self, ids: Tensor) -> Tensor:
         return self.embed.rows(self.facts.item_field, ids)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
+from shoal.models.folding import EquationsFolding
 from shoal.models.nn.closed_form import Progress, ThreadTeam, expect_solution
 from shoal.models.nn.user_items import taken_by_users, takers_of_items
 from shoal.models.options import Count, NotNegative, Positive
@@ -69,6 +70,15 @@ class IALS(Retrieval):
         num_items, width = self.items.shape
         by_length = ListsByLength(lists, num_items, width)
         return solve(self.options, by_length, self.items)
+
+    def folding(self) -> EquationsFolding:
+        options = self.options
+        return EquationsFolding(
+            alpha=options.alpha,
+            reg_weight=options.reg_weight,
+            nu=options.nu,
+            alpha_others=options.alpha_of == "others",
+        )
 
     def encode_query(self, batch: Batch) -> Tensor:
         return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))

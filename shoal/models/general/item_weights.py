@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
+from shoal.models.folding import ItemsFolding
 from shoal.models.nn.closed_form import Progress, expect_solution
 from shoal.models.nn.user_items import multi_hot, taken_by_users
 
@@ -31,6 +32,10 @@ class ItemWeights(Retrieval):
 
     def fold_in(self, lists: Jagged) -> Tensor:
         return multi_hot(lists, self.facts.num_items)
+
+    def folding(self) -> ItemsFolding | None:
+        is_plain = type(self).fold_in is ItemWeights.fold_in
+        return ItemsFolding() if is_plain else None
 
     def encode_query(self, batch: Batch) -> Tensor:
         return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Propagated, Table
+from shoal.models.folding import SumsFolding
 from shoal.models.nn.graph import InteractionGraph
 from shoal.models.nn.losses import placed_bpr_loss
 
@@ -86,6 +87,21 @@ class LightGCN(Propagated):
         else:
             penalty = often @ torch.linalg.vector_norm(first, dim=1)
         return Output(loss + self.options.reg_weight * penalty, size * k)
+
+    def folding(self) -> SumsFolding | None:
+        """A new node beside the graph, whose learned vector is 0: along the graph its layer k + 1
+        is the sum of E(k) of the items taken / the roots of their degrees and of its own."""
+        kept = ("propagate", "first_layer", "last_layer", "encode_query", "encode_item")
+        if any(getattr(type(self), name) is not getattr(LightGCN, name) for name in kept):
+            return None
+        layer = self.propagated()[0]
+        total = torch.zeros_like(layer)
+        for _ in range(self.options.n_layers):
+            total = total + layer
+            layer = self.graph(layer)
+        degrees = (self.graph.starts[1:] - self.graph.starts[:-1]).clamp(min=1)
+        vectors = total / (degrees.unsqueeze(1) ** 0.5 * (self.options.n_layers + 1))
+        return SumsFolding(power=0.5, vectors=vectors[self.facts.num_users :])
 
     def encode_query(self, batch: Batch) -> Tensor:
         return F.embedding(batch.tensor(self.facts.user_field), self.propagated()[1])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Jagged, Output
+from shoal.models.folding import FoldingLayer, LayersFolding, layers_of
 from shoal.models.general.autoencoder import Autoencoder
 from shoal.models.general.multivae import layers
 
@@ -35,6 +36,11 @@ class MultiDAE(Autoencoder):
     def encode(self, lists: Jagged) -> Tensor:
         kept = self.kept_items(lists, self.options.dropout_prob)
         return self.encoder(torch.tanh(self.pooled(lists, kept) + self.bias))
+
+    def folding(self) -> LayersFolding:
+        stack = [FoldingLayer(None, self.bias, tanh=True), *layers_of(self.encoder)]
+        stack += layers_of(self.decoder)
+        return LayersFolding(power=0.5, vectors=self.embed.whole("shown"), layers=stack)
 
     def decode(self, latent: Tensor) -> Tensor:
         return self.decoder(latent)

@@ -8,7 +8,7 @@ another network makes of the items:
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Jagged, Output
+from shoal.models.folding import FoldingLayer, LayersFolding, layers_of
 from shoal.models.general.autoencoder import Autoencoder
 from shoal.models.nn.dropout import normal_like
 from shoal.models.nn.mlp import begin_xavier
@@ -52,6 +53,16 @@ class MultiVAE(Autoencoder):
 
     def decode(self, latent: Tensor) -> Tensor:
         return self.decoder(latent)
+
+    def folding(self) -> LayersFolding | None:
+        kept = ("posterior", "encode", "decode", "fold_in")
+        if any(getattr(type(self), name) is not getattr(MultiVAE, name) for name in kept):
+            return None
+        *first, last = layers_of(self.encoder)
+        assert last.weight is not None
+        mean = replace(last, weight=last.weight.chunk(2)[0], bias=last.bias.chunk(2)[0])
+        stack = [FoldingLayer(None, self.bias, tanh=True), *first, mean, *layers_of(self.decoder)]
+        return LayersFolding(power=0.5, vectors=self.embed.whole("shown"), layers=stack)
 
     def forward(self, batch: Batch) -> Output:
         lists = batch.ids["taken"]

@@ -23,6 +23,7 @@ from shoal.data.batch import Jagged
 from shoal.data.sources.files import is_remote
 from shoal.data.vocabulary import Words
 from shoal.kernels.topk import DotProducts, Fill, Pairs
+from shoal.models.folding import Folding, folding_of
 from shoal.models.general.pop import Pop
 from shoal.pages import html as look
 from shoal.recommender.explanation import Breakdown, Explanation, of_terms, of_vectors
@@ -50,6 +51,9 @@ from shoal.training.evaluation import predicted
 DELTAS = 64  # that may lie upon each other
 GRAPHS = {"clicks": "predict", "module": "answer"}  # kinds without a catalogue, and their use
 POPULARITY = "popularity.safetensors"
+FOLDED = "folded query"  # the field of histories that are folded in
+FOLDING = "folding_vectors"  # the table of what a history is the sum of
+FOLDING_LAYERS = "folding.safetensors"  # layers behind that sum
 Fields = Mapping[str, Tensor]
 Items = Sequence[Any] | None  # of a history
 
@@ -113,7 +117,7 @@ class Artifact:
         self.items = files.read_words(self.folder, self.manifest, "items", kinds[1])
         if self.kind == "retrieval" and self.tables["item_vectors"].size != len(self.items):
             raise ArtifactError(f"artifact {self.folder} is damaged: vectors and words of items")
-        for name in {"item_vectors", "query_vectors"} & self.tables.keys():
+        for name in {"item_vectors", "query_vectors", FOLDING} & self.tables.keys():
             self.tables[name].needs_every_row()
 
     def _tables(self, check: bool) -> dict[str, RowTable]:
@@ -244,9 +248,29 @@ class Artifact:
         """True for a model that recommends for histories of anybody."""
         if self.kind in GRAPHS:
             return False
+        if self.folding is not None:
+            return True
         if self.graph is None:
             return self.signature["query"] == "constant"
         return not self._reads(self.user_field)
+
+    @cached_property
+    def folding(self) -> Folding | None:
+        """How a model without a graph of histories answers one; None: it does not."""
+        facts = self.signature.get("folding")
+        if facts is None:
+            return None
+        with files.damaged(f"artifact {self.folder}: how histories are folded in"):
+            if self.kind != "retrieval" or not isinstance(facts, dict):
+                raise ValueError("it has no item vectors")
+            vectors = self.tables[FOLDING].whole() if FOLDING in self.tables else None
+            tensors = {}
+            if FOLDING_LAYERS in self.manifest["files"]:
+                tensors = files.read_tensors(self.folder, FOLDING_LAYERS, self.manifest)
+            folding = folding_of(facts, vectors, tensors)
+            if vectors is not None and len(vectors) != len(self.items):
+                raise ValueError("vectors and words of items")
+            return folding
 
     def need_histories(self, timed: bool) -> None:
         """Refuse histories that the model cannot read."""
@@ -277,7 +301,20 @@ class Artifact:
 
     def of_histories(self, histories: Sequence[History], user: int = 0) -> Fields:
         """The model's inputs for histories of anybody, as if they were of this user."""
+        if self.folding is not None:
+            return {
+                self.user_field: torch.full((len(histories),), user),
+                FOLDED: self._folded(self.folding, histories),
+            }
         return self._query(np.full(len(histories), user), histories)
+
+    def _folded(self, folding: Folding, histories: Sequence[History]) -> Tensor:
+        """The query vectors of histories [b, dim]."""
+        different = [np.unique(history.items) for history in histories]
+        offsets = torch.tensor([0, *map(len, different)]).cumsum(0)
+        lists = Jagged(torch.from_numpy(np.concatenate([NO_IDS, *different])), offsets)
+        with files.damaged(f"artifact {self.folder}: how histories are folded in"):
+            return folding.queries(lists, self.item_vectors)
 
     def _query(self, users: np.ndarray, histories: Sequence[History]) -> Fields:
         fields = {self.user_field: users, **padded(histories, self.max_len)}
@@ -294,7 +331,8 @@ class Artifact:
         return (NO_IDS, NO_IDS) if self._stored is None else self._stored.pairs(users)
 
     def _need_stored(self) -> None:
-        if self._stored is None and (self.reads_histories or not self.repeatable):
+        reads = self.reads_histories and self.folding is None
+        if self._stored is None and (reads or not self.repeatable):
             raise ValueError(
                 f"{self.folder} was exported without histories (--no-histories): give the history"
             )
@@ -337,21 +375,25 @@ class Artifact:
                 "shoal recommend RUN --user ID --explain"
             )
         someone = np.array([user])
+        asked_by = self.of_users(someone) if history is None else self.of_histories([history])
         if way == "alike":
             score = self.recommender.scores(self.of_users(someone), 1, torch.tensor([item]))
             return of_terms(NO_IDS, np.zeros(0), float(score[0, 0]), Pop.rest_is)
         vectors = self.item_vectors
         with files.damaged(f"artifact {self.folder}: how it is explained"):
-            query = self.queries(self.of_users(someone))[0]
+            query = self.queries(asked_by)[0]
             if way == "terms":
                 return why.terms(query, vectors, item)
             if way == "vectors":
-                return of_vectors(query, self.seen(someone)[1], vectors, item)
-            self._need_stored()
-            taken = None if self._stored is None else self._stored.learned_by(user)
-            if taken is None:
+                taken = self.seen(someone)[1] if history is None else np.unique(history.items)
+                return of_vectors(query, taken, vectors, item)
+            learned = None if history is None else np.unique(history.items)
+            if learned is None:
+                self._need_stored()
+                learned = None if self._stored is None else self._stored.learned_by(user)
+            if learned is None:
                 raise ValueError("it does not say what users learned from")
-            return why.solved(query, vectors, item, taken, self.signature.get("equations"))
+            return why.solved(query, vectors, item, learned, self.signature.get("equations"))
 
     @cached_property
     def captions(self) -> Mapping[str, Words]:
@@ -418,7 +460,9 @@ class Artifact:
     def queries(self, query: Fields) -> Tensor:
         """Query vectors [b, dim]; the model must have item vectors."""
         users = query[self.user_field]
-        if self.kept_histories is not None:
+        if FOLDED in query:
+            vectors = query[FOLDED]
+        elif self.kept_histories is not None:
             vectors = self.kept_histories.queries(query, self.running.samples)
         elif self.graph is not None:
             vectors = self.running.samples(query)

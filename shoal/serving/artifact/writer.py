@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
 from shoal.files.durable import write_durably
 from shoal.models.base import ClickModel, Model, Retrieval
+from shoal.models.folding import LayersFolding, SumsFolding
 from shoal.models.general.ials import IALS
 from shoal.models.general.item_weights import ItemWeights
 from shoal.models.general.pop import Pop
@@ -37,7 +38,7 @@ from shoal.models.sequential.extending import Extending
 from shoal.recommender.catalogue import ALL, RunCatalogue
 from shoal.runs.trained_run import Trained
 from shoal.serving.artifact import files
-from shoal.serving.artifact.artifact import POPULARITY, Artifact
+from shoal.serving.artifact.artifact import FOLDING, FOLDING_LAYERS, POPULARITY, Artifact
 from shoal.serving.artifact.encoding import write_encoder
 from shoal.serving.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.serving.artifact.trace import Traced, item_features, trace
@@ -155,10 +156,31 @@ class Writer:
                     lambda users: model.encode_query(evaluator.query(users.cpu().numpy(), None)),
                 )
             self._write_vectors("item_vectors", dataset.num_items, model.encode_item)
+            self._write_folding(model, dataset)
         else:
             traced = self._score_graph(evaluator.query(users, read), evaluator)
         self.signature["explained_by"] = self._explained_by(evaluator)
         return traced, self._ask(evaluator, dataset, users, read)
+
+    def _write_folding(self, model: Retrieval, dataset: Dataset) -> None:
+        """How a history of anybody becomes a query, where the model reads none."""
+        folding = None if model.kind == "sequential" else model.folding()
+        if folding is None:
+            return
+        facts = {key.name: getattr(folding, key.name) for key in fields(folding)}
+        if isinstance(folding, SumsFolding | LayersFolding):
+            rows = facts.pop("vectors")
+            self._write_vectors(FOLDING, dataset.num_items, lambda ids: rows[ids])
+        if isinstance(folding, LayersFolding):
+            facts["tanh"] = [layer.tanh for layer in facts.pop("layers")]
+            tensors = {
+                f"{number}.{name}": tensor.detach().cpu().contiguous().clone()
+                for number, layer in enumerate(folding.layers)
+                for name, tensor in (("weight", layer.weight), ("bias", layer.bias))
+                if tensor is not None
+            }
+            save_file(tensors, self.folder / FOLDING_LAYERS)
+        self.signature["folding"] = {"way": folding.way, **facts}
 
     def _earlier(self, dataset: Dataset) -> dict[str, Tensor]:
         """All that users took before this run's data, where the run went on from another."""

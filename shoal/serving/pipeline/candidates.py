@@ -17,6 +17,8 @@ class Candidates:
     moves       int64 [n, stages]: by how many places a stage moved it, up is positive
     propensity  float64 [n]: the chance with which the item was drawn for its place, given the items
                 above it; nan where nothing was drawn
+    place_propensity  float64 [n]: the chance that the item stands at its place, whoever is above
+                it; nan where it is not known
     """
 
     items: np.ndarray
@@ -24,6 +26,7 @@ class Candidates:
     sources: np.ndarray
     moves: np.ndarray
     propensity: np.ndarray
+    place_propensity: np.ndarray
 
     @staticmethod
     def of(
@@ -31,7 +34,8 @@ class Candidates:
     ) -> Candidates:
         """Candidates that no stage has moved."""
         moves = np.zeros((len(items), num_stages), np.int64)
-        return Candidates(items, scores, sources, moves, np.full(len(items), np.nan))
+        unknown = np.full(len(items), np.nan)
+        return Candidates(items, scores, sources, moves, unknown, unknown)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -44,6 +48,7 @@ class Candidates:
             sources=self.sources[order],
             moves=self.moves[order],
             propensity=self.propensity[order],
+            place_propensity=self.place_propensity[order],
         )
 
     def with_added(self, items: np.ndarray) -> Candidates:
@@ -56,7 +61,12 @@ class Candidates:
             sources=np.pad(self.sources, ((0, count), (0, 0))),
             moves=np.pad(self.moves, ((0, count), (0, 0))),
             propensity=np.append(self.propensity, unknown),
+            place_propensity=np.append(self.place_propensity, unknown),
         )
+
+    def without_place_propensity(self) -> Candidates:
+        """The candidates, with chances of places that are not known any more."""
+        return replace(self, place_propensity=np.full(len(self), np.nan))
 
     def by_scores(self, scores: np.ndarray) -> Candidates:
         """The candidates with these scores, the best first; equal ones keep their order, and

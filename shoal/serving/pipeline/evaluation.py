@@ -96,7 +96,7 @@ def evaluate(
 
     topk: of the metrics of lists. Recall of retrieval is at 100, 500 and 1,000 as well.
     """
-    _warn_taken(pipeline, questions)
+    warn_taken(pipeline, questions)
     totals: dict[str, StageTotal] = {}
     for first in range(0, len(questions), BLOCK):
         block = questions[first : first + BLOCK]
@@ -168,7 +168,7 @@ class StageTotal:
         return values
 
 
-def _warn_taken(pipeline: Pipeline, questions: Sequence[TestQuestion]) -> None:
+def warn_taken(pipeline: Pipeline, questions: Sequence[TestQuestion]) -> None:
     """Warn where artifacts learned from what is tested."""
     pairs = repeated = 0
     for source in pipeline.sources.values():

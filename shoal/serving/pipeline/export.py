@@ -2,7 +2,7 @@
 
     manifest.json            bytes and SHA-256 of these files, of each artifact, and of itself
     pipeline.yaml            the file, whose names are those of this folder
-    items-NAME               the table of items, where there is one
+    table-NUMBER-NAME        the tables of items and of features, where there are some
     artifacts/NAME/...       artifacts as they were; those from another folder: artifacts-2/NAME
 
 The author of such a folder may be anybody: it names plain files and artifacts of its own, no links,
@@ -37,9 +37,8 @@ def export_pipeline(file: str | Path, output: str | Path) -> Path:
     pipeline, folder = Pipeline(file), Path(output)
     with files.new_folder(folder) as hidden:
         places = _copy_artifacts(pipeline, hidden)
-        items = pipeline.file.items
-        if items is not None:
-            _copy(items, hidden / f"items-{items.name}", links=True)
+        for number, table in enumerate(pipeline.file.tables()):
+            _copy(table, hidden / table_name(number, table), links=True)
         values = _renamed(pipeline.file, places)
         write_durably(hidden / PIPELINE, _text(values).encode())
         sums = {
@@ -98,6 +97,11 @@ def _copy(source: Path, target: Path, links: bool) -> None:
         os.fsync(out.fileno())
 
 
+def table_name(number: int, table: Path) -> str:
+    """What a table is called in the folder; number: its place among those of the file."""
+    return f"table-{number + 1}-{table.name}"
+
+
 def _renamed(file: PipelineFile, places: dict[Path, str]) -> dict[str, Any]:
     """The values of a file, with the names that its folder has for what it names.
 
@@ -111,8 +115,11 @@ def _renamed(file: PipelineFile, places: dict[Path, str]) -> dict[str, Any]:
         entries += [values[key]] if values.get(key) is not None else []
     for entry in entries:
         entry["artifact"] = places[file.folder(entry["artifact"])]
+    names = [table_name(number, table) for number, table in enumerate(file.tables())]
     if file.items is not None:
-        values["items"] = f"items-{file.items.name}"
+        values["items"] = names.pop(0)
+    for table, name in zip((values.get("rank") or {}).get("features") or (), names):
+        table["file"] = name
     return values
 
 

@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError
 
 from shoal.config.errors import ConfigError, did_you_mean
 from shoal.config.yaml_io import Path_, read_file
-from shoal.serving.pipeline import filters, list_rules
+from shoal.serving.pipeline import diversity, exploration, filters, list_rules
+from shoal.serving.pipeline.feature_files import Key
 from shoal.serving.pipeline.rule import Changes, PipelineSection, Rule
 from shoal.serving.pipeline.stages import By
 
@@ -28,9 +29,9 @@ RULES: dict[str, type[Rule]] = {
     "boost": list_rules.Boost,
     "freshness": list_rules.Freshness,
     "at_most": list_rules.AtMost,
-    "diversity": list_rules.Diversity,
+    "diversity": diversity.Diversity,
     "pinned": list_rules.PinnedItems,
-    "explore": list_rules.Explore,
+    "explore": exploration.Explore,
 }
 PIPELINE = "pipeline.yaml"  # its name in the folder of an exported pipeline
 KEYS = ("retrieve", "rank", "rules", "items", "fallback")
@@ -56,11 +57,24 @@ class SourceEntry(PipelineSection):
     within: Milliseconds | None = None
 
 
+class FeaturesEntry(PipelineSection):
+    """A table of features, as the file has it; FeatureFile says what its keys mean."""
+
+    file: Annotated[str, Field(min_length=1)]
+    key: Key
+    default: dict[str, bool | str | int | float | None] | None = None
+
+
 class RankEntry(PipelineSection):
-    """The click model that ranks, as the file has it; within: as of a source."""
+    """The click model that ranks, as the file has it; ClickRanker says what its keys mean.
+
+    within: as of a source.
+    """
 
     artifact: Annotated[str, Field(min_length=1)]
     label: str | None = None
+    context: dict[str, bool | str | int | float | None] | None = None
+    features: Annotated[list[FeaturesEntry], Field(max_length=10)] | None = None
     within: Milliseconds | None = None
 
 
@@ -94,6 +108,12 @@ class PipelineFile:
         """The folders of artifacts that the file names, each once, in its order."""
         entries = [*self.retrieve.values(), self.rank, self.fallback]
         return list(dict.fromkeys(entry.artifact for entry in entries if entry is not None))
+
+    def tables(self) -> list[Path]:
+        """The tables that the file names: of items, then of features."""
+        features = (self.rank.features or ()) if self.rank is not None else ()
+        items = [] if self.items is None else [self.items]
+        return [*items, *(self.folder(entry.file) for entry in features)]
 
     def folder(self, name: str) -> Path:
         """A path that the file names."""

@@ -42,9 +42,9 @@ def read_folder(folder: Path) -> PipelineFile:
     for name in file.artifact_names():
         if name not in sums:
             raise ArtifactError(f"pipeline {folder} is damaged: it does not hold {name!r}")
-    items = file.items
-    if items is not None and (items.name not in manifest["files"] or items.parent != folder):
-        raise ArtifactError(f"pipeline {folder} is damaged: it does not hold {str(items)!r}")
+    for table in file.tables():
+        if table.name not in manifest["files"] or table.parent != folder:
+            raise ArtifactError(f"pipeline {folder} is damaged: it does not hold {str(table)!r}")
     return file
 
 

@@ -125,6 +125,7 @@ def entry(
         "items": [word_of(shown.item) for shown in answer],
         "scores": [shown.score for shown in answer],
         "propensity": [shown.propensity for shown in answer],
+        "place_propensity": [shown.place_propensity for shown in answer],
         "sources": [list(shown.sources) for shown in answer],
         "fallbacks": list(answer.fallbacks),
     }

@@ -130,7 +130,12 @@ class _Opening:
             return None
         keys = ("rank", "artifact")
         artifact = self._at(keys, partial(self._artifact, entry.artifact))
-        ranker = self._at(keys, partial(ClickRanker, artifact, entry.label))
+        opening = partial(ClickRanker, artifact, entry.label, entry.context)
+        ranker = self._at(keys, opening)
+        for number, table in enumerate(entry.features or ()):
+            place = ("rank", "features", str(number))
+            path = self.file.folder(table.file)
+            self._at(place, partial(ranker.add_features, path, table.key, table.default))
         self._agree(keys, entry.artifact, ranker.items, first, "items")
         self._agree(keys, entry.artifact, ranker.users, first, "users")
         return ranker

@@ -232,6 +232,8 @@ class Pipeline:
     ) -> list[Candidates]:
         """The lists after one of the rules."""
         rule, stage = self.list_rules[name], self.stages.index(name)
+        if not rule.draws:  # it moves items that were drawn: their places are others then
+            lists = [candidates.without_place_propensity() for candidates in lists]
         return [
             rule.apply(candidates, entry.request, self.items).moved_from(candidates, stage)
             for entry, candidates in zip(pending, lists)
@@ -352,7 +354,9 @@ class Pipeline:
         sources, stages = np.array([*self.sources], dtype=object), self.stages
         items = []
         for place, name in enumerate(names):
-            score, chance = float(shown.scores[place]), float(shown.propensity[place])
+            score = float(shown.scores[place])
+            chances = shown.propensity[place], shown.place_propensity[place]
+            propensity, at_place = (None if np.isnan(one) else float(one) for one in chances)
             moves = shown.moves[place].tolist()
             items.append(
                 RecommendedItem(
@@ -360,7 +364,8 @@ class Pipeline:
                     score=None if np.isnan(score) else score,
                     sources=tuple(sources[shown.sources[place]]),
                     moved={stage: move for stage, move in zip(stages, moves) if move},
-                    propensity=None if np.isnan(chance) else chance,
+                    propensity=propensity,
+                    place_propensity=at_place,
                 )
             )
         return PipelineAnswer(items, pending.unknown, pending.fallbacks)

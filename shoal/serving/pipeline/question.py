@@ -67,6 +67,7 @@ class RecommendedItem:
     sources     which sources brought it; none: a rule or the fallback added it
     moved       stage -> by how many places it moved the item; up is positive
     propensity  the chance with which an exploring rule put it into its place, given the items above
+    place_propensity  the chance that it stands at its place, whoever is above; None: not known
     """
 
     item: Any
@@ -74,6 +75,7 @@ class RecommendedItem:
     sources: tuple[str, ...] = ()
     moved: Mapping[str, int] = field(default_factory=dict)
     propensity: float | None = None
+    place_propensity: float | None = None
 
 
 class PipelineAnswer(list[RecommendedItem]):

@@ -74,10 +74,20 @@ class ItemFilter(Rule):
 
 
 class ListRule(Rule):
-    """A rule that makes another list of a list."""
+    """A rule that makes another list of a list.
+
+    draws   whether chance decides
+    """
+
+    draws: ClassVar[bool] = False
 
     def apply(
         self, candidates: Candidates, request: RuleRequest, items: PipelineItems
     ) -> Candidates:
         """The list after this rule."""
         raise NotImplementedError  # every rule writes its own
+
+    def place_chances(self, candidates: Candidates, num_places: int) -> np.ndarray | None:
+        """The chance of each candidate to stand at each of the first places behind this rule,
+        float64 [n, num_places]; None: not known."""
+        return None

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from shoal.clicks.encoder import FeatureEncoder
 from shoal.config.errors import did_you_mean
-from shoal.data.ids import Ids
+from shoal.data.ids import Ids, Words
 from shoal.kernels.topk import Pairs
 from shoal.recommender.recommender import NO_IDS, History, asked_at
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.artifact.histories import HISTORIES
+from shoal.serving.pipeline.feature_files import FeatureFile, Key
 from shoal.serving.pipeline.question import PipelineQuestion
 from shoal.training.evaluation.clicks import TILE_ROWS
+
+if TYPE_CHECKING:
+    import polars as pl
 
 By = Literal["model", "popularity", "last_item"]
 Retrieved = tuple[np.ndarray, np.ndarray]  # items and their scores, the best first
@@ -226,8 +231,14 @@ def _left(items: np.ndarray, scores: np.ndarray) -> Retrieved:
 class ClickRanker:
     """A click model that ranks candidates by the chance of a click."""
 
-    def __init__(self, artifact: Artifact, label: str | None = None):
-        """label: which of several that the model predicts."""
+    def __init__(
+        self,
+        artifact: Artifact,
+        label: str | None = None,
+        context: Mapping[str, Any] | None = None,
+    ):
+        """label: which of several that the model predicts. context: columns of the context where a
+        question has none, such as a position that is one for all candidates."""
         artifact.needs_clicks()
         encoder = artifact.encoder
         if not isinstance(encoder, FeatureEncoder):
@@ -248,7 +259,21 @@ class ClickRanker:
         self.encoder = encoder
         self.label = labels[0] if label is None else label
         self._column = labels.index(self.label)
-        self._numbers = np.zeros(1, np.int64)
+        self._numbers = np.zeros(1, np.int64)  # of the pipeline's items, as the model has them
+        self._words: Words = np.array([""], dtype=object)
+        self.constants = dict(context or {})
+        for name in self.constants:
+            self._check_column(name)
+        self.feature_files: list[FeatureFile] = []
+
+    def add_features(self, file: Path, key: Key, default: Mapping[str, Any] | None = None) -> None:
+        """Read columns of a table by user or item, where a question does not give them."""
+        words = self.items.words[1:] if key == "item" else ()
+        table = FeatureFile(file, key, self.encoder, default or {}, list(words))
+        for name in table.columns:
+            if any(name in other.columns for other in self.feature_files):
+                raise ValueError(f"{file}: another table has the column {name!r} too")
+        self.feature_files.append(table)
 
     @property
     def users(self) -> Ids:
@@ -269,6 +294,8 @@ class ClickRanker:
             for feature in self.encoder.table.features
             if feature.side == "context" and not (feature.is_of_time or feature.cross)
             if feature.name not in self.encoder.histories and feature.column not in sides
+            if feature.column not in self.constants
+            if not any(feature.column in table.columns for table in self.feature_files)
         ]
 
     def check_context(self, question: PipelineQuestion) -> None:
@@ -280,19 +307,38 @@ class ClickRanker:
                     f"{self.artifact.model} reads {name!r}, which the context does not have; None "
                     f"stands for an empty one{hint}"
                 )
-        own = self.encoder.fields.values()
-        columns = [name for name in self.encoder.columns if name not in own]
         for name in question.context:
-            if name not in columns:
+            self._check_column(name)
+        for table in self.feature_files:
+            for name in table.columns if table.key == "item" else ():
+                if name in question.context:
+                    raise ValueError(f"{name!r} comes from {table.path.name}, by item")
+            needed = table.needed if table.key == "user" else ()
+            missing = [name for name in needed if name not in question.context]
+            if missing and missing[0] not in table.rows([question.user])[0]:
                 raise ValueError(
-                    f"{self.artifact.model} reads no {name!r}; a context may have "
-                    f"{', '.join(columns) or 'nothing'}{did_you_mean(name, columns)}"
+                    f"{table.path.name} has no row for {question.user!r} and no default for "
+                    f"{missing[0]!r}: give it in the context"
                 )
 
     def set_items(self, items: Ids) -> None:
         """Numbers stand for these items from here on."""
+        self._words = items.words
         self._numbers = np.zeros(len(items), np.int64)
         self._numbers[1:] = self.items.find(items.words[1:])
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Columns that a context may have."""
+        own = self.encoder.fields.values()
+        return [name for name in self.encoder.columns if name not in own]
+
+    def _check_column(self, name: str) -> None:
+        if name not in self.columns:
+            raise ValueError(
+                f"{self.artifact.model} reads no {name!r}; a context may have "
+                f"{', '.join(self.columns) or 'nothing'}{did_you_mean(name, self.columns)}"
+            )
 
     def scores(
         self, questions: Sequence[PipelineQuestion], items: Sequence[np.ndarray]
@@ -306,25 +352,57 @@ class ClickRanker:
 
         fields = self.encoder.fields
         history = self._history_column()
+        tables = [table for table in self.feature_files if table.key == "user"]
+        stored = [table.rows([one.user for one in questions]) for table in tables]
         rows = []
-        for question in questions:
-            row = {fields["user"]: question.user, **question.context}
+        for place, question in enumerate(questions):
+            row = {fields["user"]: question.user, **self.constants}
+            for of_users in stored:
+                row |= of_users[place]
+            row |= question.context
             if history is not None and question.history is not None:
                 row[history] = list(question.history)
             rows.append(row)
         counts = [len(numbers) for numbers in items]
         frame = self.encoder.frame(rows).with_columns(pl.col(fields["user"]).cast(pl.String))
         places = np.repeat(np.arange(len(questions)), counts)
-        numbers = self._numbers[np.concatenate(items)]
+        numbers = np.concatenate([NO_IDS, *items])
+        if any(table.key == "item" for table in self.feature_files):
+            chances = self._chances_of_rows(frame[places.tolist()], numbers)
+        else:
+            chances = self._chances_of_pairs(frame, places, self._numbers[numbers])
+        if chances.ndim == 2:
+            chances = chances[:, self._column]
+        return np.split(chances, np.cumsum(counts)[:-1])
+
+    def _chances_of_pairs(
+        self, frame: pl.DataFrame, places: np.ndarray, numbers: np.ndarray
+    ) -> np.ndarray:
+        """Of items by the model's numbers [n], and places in frame [n], a row for each question."""
         parts = [np.zeros(0)]
         for first in range(0, len(numbers), TILE_ROWS):
             tile = slice(first, first + TILE_ROWS)
             batch = self.encoder.batch_of_pairs(frame, places[tile], numbers[tile])
             parts.append(self.artifact.predictor.predict_batch(batch).numpy().astype(np.float64))
-        chances = np.concatenate(parts[1:] or parts)
-        if chances.ndim == 2:
-            chances = chances[:, self._column]
-        return np.split(chances, np.cumsum(counts)[:-1])
+        return np.concatenate(parts[1:] or parts)
+
+    def _chances_of_rows(self, frame: pl.DataFrame, items: np.ndarray) -> np.ndarray:
+        """Of items by the pipeline's numbers [n], with columns of tables; frame: a row for each."""
+        import polars as pl
+
+        if not len(items):
+            return np.zeros(0)
+        different, places = np.unique(items, return_inverse=True)
+        words = [str(self._words[item]) for item in different.tolist()]
+        frame = frame.with_columns(
+            pl.Series(self.encoder.fields["item"], words, dtype=pl.String)[places.tolist()]
+        )
+        for table in self.feature_files:
+            if table.key == "item":
+                nothing = dict.fromkeys(table.columns)
+                of_items = self.encoder.frame([nothing | row for row in table.rows(words)])
+                frame = frame.hstack(of_items[places.tolist()])
+        return self.artifact.predictor.chances(frame)
 
     def _history_column(self) -> str | None:
         """The column of a history's items, where the model reads nothing else of a history."""
