@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
-from small import first_batches, small_config
+from small import VECTORS, first_batches, small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.config.schema import Config
@@ -44,6 +44,7 @@ for name, more in {"BERT4Rec": {}, "BERT4Rec tied": {"model__tied": True}}.items
         "train__negatives": None,
         **more,
     }
+MODELS["SASRec vectors"] = {**MODELS["SASRec"], **VECTORS}
 PLACES: dict[str, dict[str, Any]] = {
     "row by hash": {"strategy__place": "row"},
     "row by range": {"strategy__place": "row", "strategy__row_by": "range"},
@@ -57,6 +58,7 @@ MIXED: dict[str, Any] = {  # what "mixed" decides for tables of its own
     "NeuMF": {"mf_item": {"place": "table", "rank": 0}, "mlp_user": {"place": "column"}},
     "SASRec": {"item": {"place": "replicate"}},
     "SASRec BPR": {"item": {"place": "table", "rank": 0}},
+    "SASRec vectors": {"item": {"by": "range"}},
     "BERT4Rec": {"output": {"by": "range"}, "output_bias": {"place": "replicate"}},
     "BERT4Rec tied": {"output_bias": {"place": "column"}},
 }
@@ -75,6 +77,11 @@ OTHERS: dict[str, dict[str, Any]] = {  # further ways to train, each on rows by 
         **OPTIMIZERS["adam"],
     },
     "whole tables": {"model": "LightGCN", **OPTIMIZERS["adam"]},
+    "vectors without rows": {
+        **MODELS["SASRec vectors"],
+        **OPTIMIZERS["adam"],
+        "data__item_vectors__rows": "none",
+    },
     "an empty slice": {"model": "BPR", "train__batch_size": 2, **OPTIMIZERS["adam"]},
     "an empty slice of a softmax": {
         **MODELS["BERT4Rec"],
@@ -84,6 +91,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # further ways to train, each on rows by 
 }
 STRIPES: dict[str, dict[str, Any]] = {  # ddp, whose output tables are updated in stripes
     "stripes": {**MODELS["BERT4Rec"], **OPTIMIZERS["adam"]},
+    "vectors in ddp": {**MODELS["BPR"], **VECTORS, **OPTIMIZERS["adam"]},
     "an empty slice of stripes": OTHERS["an empty slice of a softmax"],
 }
 METRICS = {
@@ -101,6 +109,7 @@ QUICK = [  # (model, place, optimizer): each of the three at least once, the res
     ("SASRec", "row by hash", "adam"),
     ("SASRec", "row by range", "sgd"),
     ("SASRec BPR", "row by hash", "adagrad"),
+    ("SASRec vectors", "row by hash", "adam"),
     ("BERT4Rec", "row by hash", "adagrad"),
     ("BERT4Rec", "mixed", "sgd"),
     ("BERT4Rec tied", "auto", "adagrad"),
