@@ -67,6 +67,7 @@ BPR = {
     "train.eval_every": 5,
     "train.patience": 3,
     "eval.valid_users": 2000,
+    "eval.valid_metric": "NDCG@10",
     "train.negatives": {"num": 1, "distribution": "popularity", "alpha": 0.01},
 }
 UNIT, ALONE = {"data.item_vectors.normalise": "unit"}, {"data.item_vectors.rows": "none"}

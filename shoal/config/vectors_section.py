@@ -15,11 +15,11 @@ class VectorsSection(Section):
     )
     ids: str | None = Field(
         None,
-        description="of .npy and .safetensors: file with the ids of the vectors, one in a line; "
-        "null: FILE.txt beside it",
+        description="file with the ids of vectors in .npy or .safetensors, one in a line; null: "
+        "FILE.txt beside FILE.npy",
     )
     column: str | None = Field(
-        None, description="of .parquet and .arrow: the column of the vectors, lists of numbers"
+        None, description="column of vectors, lists of numbers, in .parquet or .arrow"
     )
     normalise: Literal["none", "unit", "standard"] = Field(
         "none",

@@ -58,15 +58,15 @@ def read_vectors(section: VectorsSection, id_column: str, ids: Ids, noun: str) -
     """
     key = f"data.{noun}_vectors"
     if section.file is None:
-        given = [name for name in ("ids", "column") if getattr(section, name) is not None]
-        if given:
-            raise ValueError(f"{key}.{given[0]}: there is no {key}.file; name one")
+        extra_keys = [name for name in ("ids", "column") if getattr(section, name) is not None]
+        if extra_keys:
+            raise ValueError(f"{key}.{extra_keys[0]}: there is no {key}.file; name one")
         return None
     try:
         file = read_vector_file(section.file, id_column, section.ids, section.column)
         numbers = ids.find(file.ids)
         _refuse_strangers(file, numbers, noun)
-        content = _examine(file)
+        content = examine(file)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
     kept = np.flatnonzero(numbers)
@@ -102,13 +102,13 @@ def read_vectors(section: VectorsSection, id_column: str, ids: Ids, noun: str) -
 
 def _refuse_strangers(file: VectorFile, numbers: np.ndarray, noun: str) -> None:
     """Refuse a file that knows none of the ids, or one of them under two names (7 and 7.0)."""
-    known = numbers[numbers > 0]
-    if not len(known):
+    in_data = numbers[numbers > 0]
+    if not len(in_data):
         raise ValueError(
             f"none of the {len(numbers)} ids of {file.path} is a {noun} of the data, such as "
             f"{file.ids[0][:80]!r}; write the ids as the data has them"
         )
-    counts = np.bincount(known)
+    counts = np.bincount(in_data)
     if counts.max() > 1:
         twice = np.flatnonzero(numbers == counts.argmax())[:2]
         first, second = (file.ids[int(k)][:80] for k in twice)
@@ -173,7 +173,7 @@ class Content:
         return Shift(self.mean.float(), factor.float())
 
 
-def _examine(file: VectorFile) -> Content:
+def examine(file: VectorFile) -> Content:
     """Read all vectors once; refuse what is no number."""
     values, digest = file.values, hashlib.sha256()
     step = max(1, CHUNK_BYTES // (8 * file.width))

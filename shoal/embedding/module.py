@@ -196,14 +196,14 @@ class Embeddings(nn.Module):
         self, requests: list[tuple[str, Ids]], rows: list[Tensor], bags: Mapping[str, Bags]
     ) -> list[Tensor]:
         """What requests read, with the vectors of their ids; rows: of those that have rows."""
-        found, pulled = [], iter(rows)
+        results, pulled = [], iter(rows)
         for field, ids in requests:
             table = self.fields[field]
             own = next(pulled) if self._has_rows(table.name) else None
             vectors = self._vectors_of.get(table.name)
             if vectors is None:
                 assert own is not None
-                found.append(own)
+                results.append(own)
                 continue
             if isinstance(ids, Every):
                 ids = torch.arange(table.rows or 0, device=vectors.trained.device)
@@ -214,8 +214,8 @@ class Embeddings(nn.Module):
                     both = both * field_bags.weights.to(both.device).unsqueeze(1)
                 places = field_bags.to(both.device).bag_of(len(both))
                 both = both.new_zeros(len(field_bags), table.dim).index_add(0, places, both)
-            found.append(both)
-        return found
+            results.append(both)
+        return results
 
     def full_softmax(
         self,

@@ -78,9 +78,9 @@ class ProjectedVectors(nn.Module):
     def candidates(self) -> Tensor | None:
         """Padding and the trained ids, where a softmax leaves others out: [n]; None: all are."""
         if self._candidates is None:
-            known = self.trained.clone()
-            known[0] = True
-            self._candidates = known.nonzero().squeeze(1)
+            allowed = self.trained.clone()
+            allowed[0] = True
+            self._candidates = allowed.nonzero().squeeze(1)
         return None if len(self._candidates) == len(self.trained) else self._candidates
 
 

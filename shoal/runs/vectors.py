@@ -20,7 +20,10 @@ from shoal.models.base import Facts, Model
 # Fields of a batch whose ids are items; a table that one of them reads has a row for each item.
 ITEM_FIELDS = frozenset({"item", "neg_item", "history", "target"})
 OUTPUT_FIELDS = frozenset({"output", "next", "new"})  # of a model that also has one of those
-SUCH_AS = "SASRec, HSTU, GRU4Rec, BERT4Rec, BPR, LightGCN, LightFM, DSSM, YoutubeDNN or DeepFM"
+SUCH_AS = {
+    "item": "SASRec, HSTU, GRU4Rec, BERT4Rec, BPR, LightGCN, LightFM, DSSM, YoutubeDNN or DeepFM",
+    "user": "BPR, LightGCN, LightFM, DSSM or YoutubeDNN",
+}
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,9 @@ class RunVectors:
             facts = model.facts
             tables = _tables_of(model, facts, side)
             if not tables:
-                other = "EASE" if title != "EASE" else "ItemKNN"
                 raise ValueError(
                     f"data.{side}_vectors: {title} has no table with a row for each {side}, so it "
-                    f"reads no vectors (as {other}); choose {SUCH_AS}"
-                    if side == "item"
-                    else f"data.user_vectors: {title} has no table with a row for each user, so it "
-                    "reads no vectors of users; choose BPR, LightGCN, LightFM or DSSM"
+                    f"reads no vectors of {side}s; choose {SUCH_AS[side]}"
                 )
             stored = StoredVectors(vectors)
             trained = _trained(facts, side)
@@ -88,16 +87,16 @@ def _tables_of(model: Model, facts: Facts, side: str) -> list[tuple[Embeddings, 
     }
     read -= {f.name for f in facts.features if f.name not in features}
     read |= {f.name for f in facts.features if f.name in features and f.column == field}
-    found: dict[tuple[int, str], tuple[Embeddings, Table]] = {}
+    tables: dict[tuple[int, str], tuple[Embeddings, Table]] = {}
     modules = [one for one in model.modules() if isinstance(one, Embeddings)]
     for names in (read, read | OUTPUT_FIELDS if is_item else read):
-        if names is not read and not found:
+        if names is not read and not tables:
             break
         for module in modules:
             for name, table in module.fields.items():
                 if name in names and table.rows in (size, size + 1):
-                    found[id(module), table.name] = (module, table)
-    return list(found.values())
+                    tables[id(module), table.name] = (module, table)
+    return list(tables.values())
 
 
 def _trained(facts: Facts, side: str) -> Tensor:

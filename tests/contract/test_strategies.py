@@ -44,7 +44,6 @@ for name, more in {"BERT4Rec": {}, "BERT4Rec tied": {"model__tied": True}}.items
         "train__negatives": None,
         **more,
     }
-MODELS["SASRec vectors"] = {**MODELS["SASRec"], **VECTORS}
 PLACES: dict[str, dict[str, Any]] = {
     "row by hash": {"strategy__place": "row"},
     "row by range": {"strategy__place": "row", "strategy__row_by": "range"},
@@ -58,7 +57,6 @@ MIXED: dict[str, Any] = {  # what "mixed" decides for tables of its own
     "NeuMF": {"mf_item": {"place": "table", "rank": 0}, "mlp_user": {"place": "column"}},
     "SASRec": {"item": {"place": "replicate"}},
     "SASRec BPR": {"item": {"place": "table", "rank": 0}},
-    "SASRec vectors": {"item": {"by": "range"}},
     "BERT4Rec": {"output": {"by": "range"}, "output_bias": {"place": "replicate"}},
     "BERT4Rec tied": {"output_bias": {"place": "column"}},
 }
@@ -77,8 +75,10 @@ OTHERS: dict[str, dict[str, Any]] = {  # further ways to train, each on rows by 
         **OPTIMIZERS["adam"],
     },
     "whole tables": {"model": "LightGCN", **OPTIMIZERS["adam"]},
+    "vectors": {**MODELS["SASRec"], **VECTORS, **OPTIMIZERS["adam"]},
     "vectors without rows": {
-        **MODELS["SASRec vectors"],
+        **MODELS["SASRec"],
+        **VECTORS,
         **OPTIMIZERS["adam"],
         "data__item_vectors__rows": "none",
     },
@@ -109,7 +109,6 @@ QUICK = [  # (model, place, optimizer): each of the three at least once, the res
     ("SASRec", "row by hash", "adam"),
     ("SASRec", "row by range", "sgd"),
     ("SASRec BPR", "row by hash", "adagrad"),
-    ("SASRec vectors", "row by hash", "adam"),
     ("BERT4Rec", "row by hash", "adagrad"),
     ("BERT4Rec", "mixed", "sgd"),
     ("BERT4Rec tied", "auto", "adagrad"),
