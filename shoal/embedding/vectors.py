@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.vectors import Vectors
+from shoal.data.loading.vectors import AlignedVectors
 from shoal.embedding.rows.table import Table
 
 
@@ -28,7 +28,7 @@ class StoredVectors(nn.Module):
     place: Tensor
     scale: Tensor
 
-    def __init__(self, vectors: Vectors):
+    def __init__(self, vectors: AlignedVectors):
         super().__init__()
         for name in ("values", "place", "scale"):
             self.register_buffer(name, getattr(vectors, name), persistent=False)
@@ -49,7 +49,9 @@ class ProjectedVectors(nn.Module):
     mean: Tensor
     factor: Tensor
 
-    def __init__(self, stored: StoredVectors, vectors: Vectors, table: Table, trained: Tensor):
+    def __init__(
+        self, stored: StoredVectors, vectors: AlignedVectors, table: Table, trained: Tensor
+    ):
         super().__init__()
         self.stored, self.dim = stored, table.dim
         self.with_rows, self.shifted = vectors.with_rows, vectors.shift is not None

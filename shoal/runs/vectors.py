@@ -1,4 +1,4 @@
-"""Vectors of a run's items and users: read for its data, and put under the tables of its model."""
+"""Vectors of a run: read for its items and users, and put under the tables of its model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Dataset
 from shoal.data.ids import Ids
-from shoal.data.vectors import Vectors, read_vectors
+from shoal.data.loading.vectors import AlignedVectors, read_vectors
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Table
 from shoal.embedding.vectors import ProjectedVectors, StoredVectors
@@ -30,7 +30,7 @@ SUCH_AS = {
 class RunVectors:
     """The vectors that a run's data section names, by side: item, user."""
 
-    by_side: Mapping[str, Vectors]
+    by_side: Mapping[str, AlignedVectors]
 
     @classmethod
     def of(cls, data: DataSection, dataset: Dataset) -> RunVectors:

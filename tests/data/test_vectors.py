@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from shoal.config.vectors_section import VectorsSection
 from shoal.data.ids import Ids
-from shoal.data.vectors import Vectors, read_vectors
+from shoal.data.loading.vectors import AlignedVectors, read_vectors
 
 ITEMS = Ids(["[PAD]", "a", "b", "7", "d", "e"])
 WORDS = ["7", "b", "a", "d", "x"]  # e has none, x is unknown, d is zeros
@@ -45,7 +45,7 @@ def table(folder: Path, ending: str, words: Any = WORDS, values: Any = None) -> 
     return path
 
 
-def read(path: Path, **keys: Any) -> Vectors:
+def read(path: Path, **keys: Any) -> AlignedVectors:
     if path.suffix in (".parquet", ".arrow"):
         keys.setdefault("column", "text")
     found = read_vectors(VectorsSection(file=str(path), **keys), "item_id", ITEMS, "item")
@@ -53,7 +53,7 @@ def read(path: Path, **keys: Any) -> Vectors:
     return found
 
 
-def of_items(vectors: Vectors) -> torch.Tensor:
+def of_items(vectors: AlignedVectors) -> torch.Tensor:
     """The vector of each number, padding first, as a model reads it."""
     values = vectors.values[vectors.place].float()
     if vectors.shift is not None:

@@ -173,7 +173,7 @@ def _vectors(folder: Path) -> dict[str, Target]:
 
     from shoal.config.vectors_section import VectorsSection
     from shoal.data.ids import Ids
-    from shoal.data.vectors import read_vectors
+    from shoal.data.loading.vectors import read_vectors
 
     ids, values = ["a", "b", "7"], np.arange(6, dtype=np.float16).reshape(3, 2)
     (folder / "vectors.txt").write_text("\n".join(ids))

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from shoal.data.batch import Jagged
 from shoal.data.loading.captions import ENDINGS
-from shoal.data.vector_files import VectorFile, read_vector_file
-from shoal.data.vectors import examine
+from shoal.data.loading.vector_files import VectorFile, read_vector_file
+from shoal.data.loading.vectors import examine
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
 from shoal.files.durable import write_durably

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.config.vectors_section import VectorsSection
 from shoal.data.ids import Ids
-from shoal.data.vector_files import VectorFile, read_vector_file
+from shoal.data.loading.vector_files import VectorFile, read_vector_file
 
 log = logging.getLogger("shoal")
 CHUNK_BYTES = 1 << 26  # of vectors that are checked at a time
@@ -31,7 +31,7 @@ class Shift:
 
 
 @dataclass(frozen=True, eq=False)
-class Vectors:
+class AlignedVectors:
     """The vectors of a data set's items or users, numbers 0 to n - 1.
 
     The vector of id i is values[place[i]], shifted, times scale[i]; a scale of 0: it has none.
@@ -51,7 +51,9 @@ class Vectors:
         return self.values.shape[1]
 
 
-def read_vectors(section: VectorsSection, id_column: str, ids: Ids, noun: str) -> Vectors | None:
+def read_vectors(
+    section: VectorsSection, id_column: str, ids: Ids, noun: str
+) -> AlignedVectors | None:
     """The vectors that a section of the config names; None: it names none.
 
     id_column: the column of ids in a table; noun: item or user, for keys and messages.
@@ -89,7 +91,7 @@ def read_vectors(section: VectorsSection, id_column: str, ids: Ids, noun: str) -
     digest = hashlib.sha256(content.digest)
     digest.update(place.numpy().tobytes())
     digest.update(f"{section.normalise} {section.rows}".encode())
-    return Vectors(
+    return AlignedVectors(
         values=file.values,
         place=place,
         scale=scale,
