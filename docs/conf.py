@@ -38,8 +38,8 @@ SIDE_BAR = {
     "Reference": (
         "reference",
         "config keys commands api models every_model bert4rec codes data public_sets frames "
-        "features clicks prepare metrics report board tune arena own_models collective rows "
-        "servers elastic clusters gpu export serving pipeline explain daily errors",
+        "features vectors clicks prepare metrics report board tune arena own_models collective "
+        "rows servers elastic clusters gpu export serving pipeline explain daily errors",
     ),
     "Understand": (
         "understand",

@@ -44,6 +44,7 @@ EXAMPLES = {
     "recommend": "shoal recommend runs/first --user 7 --topk 5 --explain",
     "report": "shoal report runs/first",
     "export": "shoal export runs/first --to model",
+    "artifact add-items": "shoal artifact add-items shop new.npz --to shop-2",
     "predict": "shoal predict clicks --input day_1.csv --output clicks.parquet",
     "serve": "shoal serve model",
     "pipeline check": "shoal pipeline check pipeline.yaml",

@@ -13,6 +13,7 @@ import typer
 import shoal
 from shoal.cli import (
     arena,
+    artifact,
     backtest,
     board,
     codes,
@@ -94,6 +95,10 @@ checkpoint_app.command("verify")(inspect.checkpoint_verify)
 checkpoint_app.command("prune")(inspect.checkpoint_prune)
 checkpoint_app.command("copy")(inspect.checkpoint_copy)
 app.add_typer(checkpoint_app, name="checkpoint")
+
+artifact_app = typer.Typer(no_args_is_help=True, help="Change an exported model.")
+artifact_app.command("add-items")(artifact.add_items)
+app.add_typer(artifact_app, name="artifact")
 
 codes_app = typer.Typer(no_args_is_help=True, help="Semantic ids of items.")
 codes_app.command("make", **FILES)(codes.make)

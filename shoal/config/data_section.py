@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from shoal.config.intervals import parse_intervals
 from shoal.config.section import RUN, STRICT, Choices, Section
+from shoal.config.vectors_section import VectorsSection
 
 MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
 MOST_COLUMNS = 1 << 16  # of a table or a click log
@@ -472,6 +473,8 @@ class DataSection(Section):
         description='file of JSON with the semantic ids of items, {"item": [5, 1, 0]}, for models '
         "that read them (TIGER); null: the model makes its own",
     )
+    item_vectors: VectorsSection = Field(default_factory=VectorsSection)
+    user_vectors: VectorsSection = Field(default_factory=VectorsSection)
     labels: dict[str, LabelOptions] | None = Field(
         None, description="name -> column, loss, weight; null: the label field, logistic"
     )

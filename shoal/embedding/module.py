@@ -7,7 +7,8 @@ gradients where the service collects them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 import torch
@@ -17,9 +18,11 @@ from torch.nn import functional
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.output_table import OutputTable
 from shoal.embedding.rows.bags import Bags, Pooling, check_pooling, shares_of
-from shoal.embedding.rows.store import EVERY, Ids
+from shoal.embedding.rows.store import EVERY, Every, Ids
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Lookup, RowService
+from shoal.embedding.softmax.full import full_softmax_loss
+from shoal.embedding.vectors import ProjectedVectors, among
 
 
 class Embeddings(nn.Module):
@@ -46,6 +49,8 @@ class Embeddings(nn.Module):
         self._outputs: dict[str, OutputTable] = {}  # fields that a softmax reads whole
         self.read_pooled: set[str] = set()  # fields whose lists were read as sums, so far
         self.read_singly: set[str] = set()  # fields that were read id by id
+        self._vectors = nn.ModuleDict()  # by number of the table; see `read_vectors`
+        self._vectors_of: dict[str, ProjectedVectors] = {}  # by table
 
     def disable_compile(self) -> None:
         """Lookups go to a service, which torch.compile must not look into."""
@@ -58,6 +63,36 @@ class Embeddings(nn.Module):
         self._service = service
         self._numbers = {field: first + k for k, field in enumerate(self.fields)}
         return first + len(self.fields)
+
+    def read_vectors(self, name: str, vectors: ProjectedVectors) -> None:
+        """Let a table's rows read as `vectors` makes them; before a strategy asks for tables.
+
+        Fields keep their table, which says how wide it is, where it has no rows of its own.
+        """
+        self._vectors[str(list(self.tables).index(name))] = vectors
+        self._vectors_of[name] = vectors
+
+    @property
+    def row_tables(self) -> dict[str, Table]:
+        """The tables that have rows, by name."""
+        return {name: table for name, table in self.tables.items() if self._has_rows(name)}
+
+    def vectors_of(self, table: str) -> ProjectedVectors | None:
+        """What a table's rows read as with vectors; None: it has none."""
+        return self._vectors_of.get(table)
+
+    @contextmanager
+    def without_vectors(self) -> Iterator[None]:
+        """Within this context rows are read from the service alone, those without rows, too."""
+        kept, self._vectors_of = self._vectors_of, {}
+        try:
+            yield
+        finally:
+            self._vectors_of = kept
+
+    def _has_rows(self, table: str) -> bool:
+        vectors = self._vectors_of.get(table)
+        return vectors is None or vectors.with_rows
 
     @property
     def attached(self) -> bool:
@@ -149,11 +184,38 @@ class Embeddings(nn.Module):
                 self.fields[field].name,
                 ids,
                 self._numbers[field] if in_training else None,
-                bags=bags.get(field),
+                bags=None if self.fields[field].name in self._vectors_of else bags.get(field),
             )
             for field, ids in requests
+            if self._has_rows(self.fields[field].name)
         ]
-        return service.pull(lookups, self.learns)
+        rows = service.pull(lookups, self.learns) if lookups else []
+        return self._with_vectors(requests, rows, bags) if self._vectors_of else rows
+
+    def _with_vectors(
+        self, requests: list[tuple[str, Ids]], rows: list[Tensor], bags: Mapping[str, Bags]
+    ) -> list[Tensor]:
+        """What requests read, with the vectors of their ids; rows: of those that have rows."""
+        results, pulled = [], iter(rows)
+        for field, ids in requests:
+            table = self.fields[field]
+            own = next(pulled) if self._has_rows(table.name) else None
+            vectors = self._vectors_of.get(table.name)
+            if vectors is None:
+                assert own is not None
+                results.append(own)
+                continue
+            if isinstance(ids, Every):
+                ids = torch.arange(table.rows or 0, device=vectors.trained.device)
+            both = vectors(ids.to(vectors.trained.device), own)
+            field_bags = bags.get(field)
+            if field_bags is not None:
+                if field_bags.weights is not None:
+                    both = both * field_bags.weights.to(both.device).unsqueeze(1)
+                places = field_bags.to(both.device).bag_of(len(both))
+                both = both.new_zeros(len(field_bags), table.dim).index_add(0, places, both)
+            results.append(both)
+        return results
 
     def full_softmax(
         self,
@@ -169,6 +231,8 @@ class Embeddings(nn.Module):
         rows are added to the logits; candidates end before row `stop` (default: all rows). A
         position whose target is 0 does not count.
         """
+        if self.fields[field].name in self._vectors_of:
+            return self._softmax_over_vectors(field, hidden, targets, bias_field, stop)
         if field not in self._outputs:
             tables, bias = list(self.fields.values()), None
             if bias_field is not None:
@@ -179,6 +243,37 @@ class Embeddings(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             return self._outputs[field].loss(hidden.float(), targets, stop, self.learns)
 
+    def _softmax_over_vectors(
+        self,
+        field: str,
+        hidden: Tensor,
+        targets: Tensor,
+        bias_field: str | None,
+        stop: int | None,
+    ) -> Tensor:
+        """`full_softmax` of a table whose rows read vectors, which are made whole."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            items = self.whole(field)
+            bias = None if bias_field is None else self.whole(bias_field).squeeze(1)
+            stop = len(items) if stop is None else stop
+            candidates = self._vectors_of[self.fields[field].name].candidates()
+            if candidates is not None:
+                items, targets = among(candidates, items, targets)
+                bias = None if bias is None else bias[candidates]
+                stop = len(items)
+            return full_softmax_loss(hidden.float(), items, targets, None, bias, stop)
+
+    def among_candidates(
+        self, field: str, vectors: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What a softmax over given vectors of all items [n, d] compares, and its targets [m].
+
+        Items that nothing was learned of are left out where items have vectors; see `among`.
+        """
+        read = self._vectors_of.get(self.fields[field].name)
+        candidates = None if read is None else read.candidates()
+        return (vectors, targets) if candidates is None else among(candidates, vectors, targets)
+
     # ---- what a step needs ----------------------------------------------------------------------
 
     def lookups(self, batch: Batch) -> list[Lookup]:
@@ -188,6 +283,8 @@ class Embeddings(nn.Module):
         """
         batch_lookups = []
         for field, table in self.fields.items():
+            if not self._has_rows(table.name):
+                continue
             if field in batch.ids and field not in self._outputs:
                 counted = table.name in self.service.counted
                 clicks = _labels_of(batch, field) if counted else None

@@ -39,6 +39,7 @@ from shoal.runs.model_setup import MakeStrategy, set_up
 from shoal.runs.parts import Parts, is_packed
 from shoal.runs.readers import make_reader
 from shoal.runs.training_data import codes_of, facts_of, refuse_labels
+from shoal.runs.vectors import RunVectors, refuse_vectors
 from shoal.runs.vocabulary_growth import grow, refuse_new_words
 from shoal.runs.warm_start import known_words
 from shoal.training.evaluation import ClickEvaluator, Evaluator
@@ -116,7 +117,8 @@ def _build_interactions(
         weights = weights_of(dataset, config.data.sample_weight)[dataset.splits["train"]]
         facts = replace(facts, train_weights=torch.from_numpy(weights))
     # The model, and the readers of its training and evaluation.
-    model, strategy = set_up(config, world, model_class, facts, make)
+    vectors = RunVectors.of(config.data, dataset)
+    model, strategy = set_up(config, world, model_class, facts, make, vectors)
     reader = make_reader(
         config.train,
         dataset,
@@ -142,6 +144,7 @@ def _build_interactions(
     run_fingerprint = fingerprint(config, dataset, table)
     if facts.codes is not None:
         run_fingerprint["codes"] = hashlib.sha256(facts.codes.numpy().tobytes()).hexdigest()
+    run_fingerprint |= vectors.fingerprint()
     return Parts(
         dataset=dataset,
         model=model,
@@ -182,7 +185,8 @@ def _build_joined(
         rows=packed_rows(features),
         labels=labels,
     )
-    model, strategy = set_up(config, world, model_class, facts, make)
+    vectors = RunVectors.of(config.data, dataset)
+    model, strategy = set_up(config, world, model_class, facts, make, vectors)
     packed = is_packed(strategy)
     if packed:
         check_packable(config.model.title, features)
@@ -207,7 +211,7 @@ def _build_joined(
     evaluator = ClickEvaluator(
         readers, config.eval, world, dataset.user_field, sources, labels, leakage
     )
-    run_fingerprint = fingerprint(config, dataset, table)
+    run_fingerprint = fingerprint(config, dataset, table) | vectors.fingerprint()
     return Parts(
         dataset=dataset,
         model=model,
@@ -225,6 +229,7 @@ def _build_clicks(
 ) -> Parts:
     """The parts for a click model and a click log."""
     refuse_labels(config.data, config.model.title)
+    refuse_vectors(config.data, "a click log")
     _refuse_valid_users(config.eval.valid_users, config.model.title)
     config = decide_without_size(config)
     data = open_clicks(config, world, TILE_ROWS, source)

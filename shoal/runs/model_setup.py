@@ -10,6 +10,7 @@ import torch
 from shoal.config.schema import Config, StrategySection
 from shoal.distributed.world import World
 from shoal.models.base import Facts, Model
+from shoal.runs.vectors import RunVectors
 from shoal.runs.warm_start import frozen_optimizer
 from shoal.training.averages import Averages
 from shoal.training.strategies import Strategy
@@ -18,11 +19,21 @@ MakeStrategy = Callable[[StrategySection, World, float], Strategy]
 
 
 def set_up(
-    config: Config, world: World, model_class: type[Model], facts: Facts, make: MakeStrategy
+    config: Config,
+    world: World,
+    model_class: type[Model],
+    facts: Facts,
+    make: MakeStrategy,
+    vectors: RunVectors | None = None,
 ) -> tuple[Model, Strategy]:
-    """The model of a config, and the strategy with the model in it."""
+    """The model of a config, and the strategy with the model in it.
+
+    vectors: of items and users, which the model's tables read.
+    """
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)
+    if vectors is not None:
+        vectors.put_into(model, config.model.title)
     if config.train.recompute:
         _recompute_layers(model, config.model.title)
     if config.train.ema is not None:

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy
 import polars
 import pytest
 from recbole_classes import SIDE_LOSS
@@ -70,6 +71,12 @@ def test_the_others_one_after_the_other(folder: Path) -> None:
     keys = {"run.output": "runs/clicks", "run.progress": False, "epochs": 1}
     shoal.fit("LR", frame, label="label", **keys)
     shoal.export("runs/clicks", to="clicks")
+    items = numpy.arange(97)
+    numpy.savez("texts.npz", ids=items, vectors=numpy.eye(97, 8))
+    numpy.savez("new.npz", ids=items + 97, vectors=numpy.eye(97, 8))
+    vectors = {"run.output": "runs/shop", "data.item_vectors.file": "texts.npz"}
+    shoal.fit("SASRec", polars.read_csv("ratings.csv"), **keys | vectors)
+    shoal.export("runs/shop", to="shop")
     for name in generate.EXAMPLES:
         if name in SERVICES:
             serve(name)

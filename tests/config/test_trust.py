@@ -23,6 +23,7 @@ LINE = "click:1 dense_feature:0.5 1:3 2:4\nclick:0 dense_feature:0.25 1:5 2:6\n"
 READ = {  # places that are only read
     *("data.name", "data.path", "data.files", "data.extra_suffixes", "data.presplit"),
     "data.codes",
+    *(f"data.{side}_vectors.{one}" for side in ("item", "user") for one in ("file", "ids")),
     *("data.load", "data.unload"),  # by suffix
     *("data.clicks.train", "data.clicks.valid", "data.clicks.test"),
     *("start.run", "start.vocabulary", "start.pretrained", "strategy.ps.keys", "launch.secret"),
@@ -33,7 +34,8 @@ WORDS = {  # names and other words, no places
     *(f"data.fields.{one}" for one in ("user", "item", "rating", "time", "label")),
     *(f"data.filter.{one}" for one in ("values", "user_inter_num", "item_inter_num")),
     *("data.threshold", "data.normalize", "data.cells", "data.features", "data.labels"),
-    *("data.columns", "data.sample_weight"),
+    *("data.columns", "data.sample_weight", "data.item_vectors.column"),
+    "data.user_vectors.column",
     *("train.optimizer.tables", "rows.tables", "strategy.tables"),
     *("eval.mode", "eval.valid_metric", "eval.groups.user", "eval.groups.item"),
     *("data.split.at", "launch.ip", "run.gpu_ids"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
-from small import first_batches, small_config
+from small import VECTORS, first_batches, small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.config.schema import Config
@@ -75,6 +75,13 @@ OTHERS: dict[str, dict[str, Any]] = {  # further ways to train, each on rows by 
         **OPTIMIZERS["adam"],
     },
     "whole tables": {"model": "LightGCN", **OPTIMIZERS["adam"]},
+    "vectors": {**MODELS["SASRec"], **VECTORS, **OPTIMIZERS["adam"]},
+    "vectors without rows": {
+        **MODELS["SASRec"],
+        **VECTORS,
+        **OPTIMIZERS["adam"],
+        "data__item_vectors__rows": "none",
+    },
     "an empty slice": {"model": "BPR", "train__batch_size": 2, **OPTIMIZERS["adam"]},
     "an empty slice of a softmax": {
         **MODELS["BERT4Rec"],
@@ -84,6 +91,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # further ways to train, each on rows by 
 }
 STRIPES: dict[str, dict[str, Any]] = {  # ddp, whose output tables are updated in stripes
     "stripes": {**MODELS["BERT4Rec"], **OPTIMIZERS["adam"]},
+    "vectors in ddp": {**MODELS["BPR"], **VECTORS, **OPTIMIZERS["adam"]},
     "an empty slice of stripes": OTHERS["an empty slice of a softmax"],
 }
 METRICS = {

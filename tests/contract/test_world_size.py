@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from ranks import run_ranks
-from small import first_batches, small_config
+from small import VECTORS, first_batches, small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.distributed.world import World
@@ -51,6 +51,8 @@ CURVES: dict[str, dict[str, Any]] = {
         "model__loss_type": "BPR",
         "train__negatives": {"num": 1},
     },
+    "BPR vectors": {"model": "BPR", "train__optimizer__lr": 0.01, **VECTORS},
+    "SASRec vectors": {"model": "SASRec", "train__batch_size": 13, **VECTORS},
     "BERT4Rec": BERT4REC,
     "BERT4Rec tied": {**BERT4REC, "model__tied": True},
     "BERT4Rec sampled": {

@@ -59,6 +59,7 @@ def make(folder: Path) -> dict[str, Target]:
         "yaml": Target([YAML], "config.yaml", _read_config),
         "toml": Target([TOML], "config.toml", _read_config),
         "codes": Target([b'{"a": [5, 1, 0], "b": [5, 7, 1]}'], "codes.json", _codes),
+        **_vectors(folder),
         "override": Target([b"--train.epochs=5\n--topk=[1,2]\n--model=BPR"], "words", _override),
     }
     targets |= _checkpoints(folder)
@@ -161,6 +162,40 @@ def _table(form: str, seeds: list[bytes]) -> Target:
             shutil.rmtree(to, ignore_errors=True)
 
     return Target(seeds, f"own.{form}", read, every=2)
+
+
+def _vectors(folder: Path) -> dict[str, Target]:
+    """Files of vectors; that of the ids stands beside those that need one."""
+    import numpy as np
+    import polars as pl
+    import torch
+    from safetensors.torch import save
+
+    from shoal.config.vectors_section import VectorsSection
+    from shoal.data.ids import Ids
+    from shoal.data.loading.vectors import read_vectors
+
+    ids, values = ["a", "b", "7"], np.arange(6, dtype=np.float16).reshape(3, 2)
+    (folder / "vectors.txt").write_text("\n".join(ids))
+    made: dict[str, bytes] = {"safetensors": save({"vectors": torch.from_numpy(values)})}
+    np.save(packed := io.BytesIO(), values)
+    made["npy"] = packed.getvalue()
+    np.savez(packed := io.BytesIO(), ids=np.array(ids), vectors=values)
+    made["npz"] = packed.getvalue()
+    frame = pl.DataFrame({"item_id": ids, "text": values.astype(np.float32).tolist()})
+    for form, write in {"parquet": frame.write_parquet, "arrow": frame.write_ipc}.items():
+        write(packed := io.BytesIO())  # type: ignore[operator]
+        made[form] = packed.getvalue()
+
+    def read(path: Path) -> None:
+        column = "text" if path.suffix in (".parquet", ".arrow") else None
+        section = VectorsSection(file=str(path), column=column, normalise="standard")
+        read_vectors(section, "item_id", Ids(["[PAD]", *ids]), "item")
+
+    return {
+        f"vectors_{form}": Target([data], f"vectors.{form}", read, every=2)
+        for form, data in made.items()
+    }
 
 
 def _archive(folder: Path) -> Target:

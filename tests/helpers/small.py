@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain, count, islice
+from pathlib import Path
 from typing import Any
 
 from shoal.config.schema import Config
@@ -18,6 +19,12 @@ DATA = {
     "data.max_len": 12,
     "run.progress": False,
     "run.trackers": [],
+}
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+# Vectors of 6 numbers in 16 bits: one is zeros, some ids are unknown, some items have none.
+VECTORS = {
+    "data__item_vectors__file": str(FIXTURES / "item_vectors.npy"),
+    "data__item_vectors__normalise": "standard",
 }
 NO_DROPOUT = {
     "BPR": {"model.embedding_size": 16},

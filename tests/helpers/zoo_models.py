@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from small import VECTORS
+
 from shoal.config.schema import Config
 from shoal.runs.run import resolve
 
@@ -251,6 +253,11 @@ MODELS |= {
         "model.std": True,
     },
 }
+READS_VECTORS = {key.replace("__", "."): value for key, value in VECTORS.items()}
+READS_VECTORS["data.item_vectors.rows"] = "none"
+# One of each family whose items read vectors.
+for name in ("BPR", "LightGCN", "LightFM", "GRU4Rec", "HSTU", "BERT4Rec", "DSSM", "YoutubeDNN"):
+    MODELS[f"{name} vectors"] = {**MODELS[name], **READS_VECTORS}
 # These look across the global batch: what they say of a part of it is another thing.
 ACROSS = [
     "SimGCL",
@@ -263,7 +270,9 @@ ACROSS = [
     "DirectAU",
     "CL4SRec",
     "DSSM",
+    "DSSM vectors",
     "YoutubeDNN",
+    "YoutubeDNN vectors",
     "SASRec in_batch",
     "BERT4Rec in_batch",
     "FEARec contrast",

@@ -117,7 +117,8 @@ class Sequential(Model):
         options, states = self.options, self.project_states(states)
         if options.loss_type == "CE":
             if options.cosine or options.label_smoothing or not self.rows_are_vectors:
-                total = over_vectors(states, self.every_item(), targets, options.label_smoothing)
+                items, places = self.embed.among_candidates("target", self.every_item(), targets)
+                total = over_vectors(states, items, places, options.label_smoothing)
             else:
                 total = self.embed.full_softmax("target", states, targets)
             return Output(total, len(targets))

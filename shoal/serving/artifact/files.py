@@ -5,7 +5,9 @@
     README.md                  the model card
     graph.json                 the dense graph (graph.py)
     extend.json                that which extends a history (kept_histories.py)
-    dense.safetensors          the tensors that it reads
+    items.json                 that which makes the vector of an item (projection.py)
+    vectors.safetensors        how vectors of items become rows, and the tensors of items.json
+    dense.safetensors          the tensors that graph.json and extend.json read
     rows-TABLE.safetensors     rows, a table each; ids-TABLE, scale-TABLE where it has them
     words-FIELD.safetensors    the ids of users and items as the data has them
     histories.safetensors      what each user took, in order; earlier_*: in the runs before

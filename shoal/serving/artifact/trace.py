@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
-from shoal.embedding.rows.store import Every, Store
+from shoal.embedding.rows.store import Every
+from shoal.embedding.rows.table import Table
 from shoal.embedding.service import Collected, Gradients, RowService
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.serving.artifact.graph import OURS, PADDED
@@ -88,14 +89,14 @@ def item_features(model: nn.Module) -> dict[str, ItemFeatures]:
 class TracingRows(RowService):
     """A row service that puts a node into the graph wherever rows come in."""
 
-    def __init__(self, stores: dict[str, Store]):
-        super().__init__(stores)
-        self.read = stores
+    def __init__(self, tables: dict[str, Table]):
+        super().__init__({})
+        self.read = tables
 
     def pull(self, lookups: Any, learn: bool) -> list[Tensor]:
         nodes = []
         for lookup in lookups:
-            table, ids = self.read[lookup.table].table, lookup.ids
+            table, ids = self.read[lookup.table], lookup.ids
             if isinstance(ids, Every):
                 rows = table.rows or 0
                 if rows > 1 << 16:
@@ -173,7 +174,8 @@ def _cut(model: nn.Module, stack: ExitStack) -> None:
     for module in model.modules():
         if isinstance(module, Embeddings):
             stack.callback(module.attach, module.service, min(module._numbers.values(), default=0))
-            module.attach(TracingRows(module.service.stores))
+            module.attach(TracingRows(module.tables))
+            stack.enter_context(module.without_vectors())  # a table of the artifact has both
             for name, stands_in in (("each_pooled", _each_pooled), ("listed", _listed)):
                 setattr(module, name, partial(stands_in, module))
                 stack.callback(delattr, module, name)

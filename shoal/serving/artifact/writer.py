@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,12 @@ from shoal.runs.trained_run import Trained
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import FOLDING, FOLDING_LAYERS, POPULARITY, Artifact
 from shoal.serving.artifact.encoding import write_encoder
+from shoal.serving.artifact.projection import (
+    ENTRY,
+    ProjectedTable,
+    projected_tables,
+    write_projection,
+)
 from shoal.serving.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.serving.artifact.trace import Traced, item_features, trace
 from shoal.training.evaluation import ClickEvaluator, Evaluator
@@ -90,12 +96,23 @@ class Writer:
             if traced is not None:
                 write_graph(self.folder, traced, self.extending)
                 stores, features = self.parts.strategy.stores, item_features(self.model)
+                projected = projected_tables(self.model)
                 for name in traced[0]["tables"]:
                     if name in features:
                         count = self.model.facts.num_items
                         self._write_vectors(name, count, partial(_flat, features[name]))
+                    elif name in projected:
+                        self._write_projected(projected[name])
                     else:
                         self._write_rows(stores[name].table, stores[name].export(CHUNK_ROWS))
+            if self.config.data.item_vectors.file is not None:
+                self.signature[ENTRY] = write_projection(
+                    self.folder,
+                    self.model,
+                    self.config.data.item_vectors,
+                    traced,
+                    self.signature["kind"],
+                )
         self.signature["tables"] = self.tables
         text = json.dumps(self.signature, indent=1)
         write_durably(self.folder / files.SIGNATURE, text.encode())
@@ -354,6 +371,15 @@ class Writer:
         seed = self.config.run.seed
         self.tables[table.name] = write_table(self.folder, table, chunks, self.rows, seed, base)
         self._share(table.name)
+
+    def _write_projected(self, projected: ProjectedTable) -> None:
+        """The rows of a table with the vectors of their ids."""
+        device = self.trained.world.device
+        chunks = (
+            Rows(ids, projected.rows(ids.to(device)).float().cpu())
+            for ids in torch.arange(projected.table.rows or 0).split(CHUNK_ROWS)
+        )
+        self._write_rows(replace(projected.table, init=Init("constant", 0.0)), chunks)
 
     def _share(self, name: str) -> None:
         """Item vectors that are the rows of a table are not written twice."""

@@ -89,10 +89,10 @@ class Strategy(ABC):
         self.embeddings = [m for m in model.modules() if isinstance(m, Embeddings)]
         tables: dict[str, Table] = {}
         for module in self.embeddings:
-            clash = tables.keys() & module.tables.keys()
+            clash = tables.keys() & module.row_tables.keys()
             if clash:
                 raise ValueError(f"two Embeddings of one model both have a table {min(clash)!r}")
-            tables.update(module.tables)
+            tables.update(module.row_tables)
         rows = rows or RowsSection()
         self.tiers, self.rules = rows.tiers, self._make_rules(tables, rows)
         if rows.narrow and self.cannot_narrow is not None:

@@ -1,0 +1,38 @@
+"""`shoal artifact`: what is done with an artifact after its export."""
+
+from typing import Annotated
+
+import typer
+
+from shoal.cli.startup import importing
+from shoal.files.durable import written
+
+
+def add_items(
+    artifact: Annotated[str, typer.Argument(help="Folder of an artifact.")],
+    file: Annotated[
+        str, typer.Argument(help="Vectors: .npy, .npz, .safetensors, .parquet, .arrow.")
+    ],
+    to: Annotated[str, typer.Option(help="Folder of the new artifact; must not be there yet.")],
+    ids: Annotated[
+        str | None,
+        typer.Option(help="File of ids, for .npy and .safetensors; by default FILE.txt."),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column of vectors in Parquet or Arrow.")
+    ] = None,
+) -> None:
+    """Add items that came after training to an artifact, by their vectors.
+
+    The model must have been trained with data.item_vectors. The new artifact recommends them at
+    once; what it says of the items that it had stays as it was.
+    """
+    with importing():
+        from shoal.serving.artifact.new_items import add_items as add
+
+    with written(to):
+        done = add(artifact, file, to, ids=ids, column=column)
+    if done.zeros:
+        typer.echo(f"{done.zeros} of the new items have a vector of zeros, which says nothing")
+    typer.echo(f"{done.added:,} items added, {done.items:,} in all")
+    typer.echo(f"artifact: {to}")
