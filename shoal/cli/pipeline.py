@@ -116,8 +116,14 @@ def recommend(
     else:
         questions = read_questions(str(input), number, columns)
     with written(str(output)):
-        count = write_answers(pipeline, questions, str(output))
-    typer.echo(f"{count} questions: {output}")
+        answered = write_answers(pipeline, questions, str(output))
+    typer.echo(f"{answered.questions} questions: {output}")
+    if empty := answered.without_items:
+        numbers = ", ".join(map(str, empty[:5])) + ", ..." * (len(empty) > 5)
+        typer.echo(
+            f"{len(empty)} of them got no items, and have no row: {numbers} (their users or "
+            "histories are not known, or rules leave nothing; a fallback fills such lists)"
+        )
     for stage, times in pipeline.fallbacks.items():
         typer.echo(f"fallback in place of {stage}: {times} questions")
 

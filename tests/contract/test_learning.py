@@ -79,7 +79,7 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "NCEPLRec": recipe(0, rank=20, reg_weight=50.0),
     "GFCF": recipe(0, rank=20),
     "LightGCNpp": narrow(15),
-    "UltraGCN": narrow(15, {"train.negatives.num": 20}, init_std=0.1),
+    "UltraGCN": narrow(15, {"train.negatives.num": 20}, init_std=0.1, negative_weight=10.0),
     "IALS": narrow(0, {"model.epochs": 8}),
     "MultiVAE": recipe(60, USERS, mlp_hidden_dimension=[64], latent_dimension=32),
     "RaCT": recipe(60, USERS, mlp_hidden_dimension=[64], latent_dimension=64),

@@ -10,6 +10,8 @@ import pytest
 from shop_pipeline import ITEMS, USERS, pipeline, shop
 
 import shoal
+from shoal.serving.artifact.files import ArtifactError
+from shoal.serving.pipeline.export import export_pipeline
 from shoal.serving.pipeline.pipeline import Pipeline
 from shoal.serving.pipeline.question import RecommendedItem
 
@@ -66,6 +68,16 @@ def test_columns_by_user_and_what_comes_first(tmp_path: Path) -> None:
     assert [one.score for one in answer] == chances("u3", answer, device="phone")
 
 
+def test_tables_go_along_with_an_exported_pipeline(tmp_path: Path) -> None:
+    ranked = opened(tmp_path, TEXT, user=["u1"], device=["desk"])
+    folder = export_pipeline(ranked.file.path, tmp_path / "exported")
+    (tmp_path / "table.parquet").unlink()
+    assert Pipeline(folder).recommend("u1", number=10) == ranked.recommend("u1", number=10)
+    (folder / "table-1-table.parquet").unlink()
+    with pytest.raises(ArtifactError, match=r"table-1-table\.parquet"):
+        Pipeline(folder)
+
+
 def test_a_table_that_changes_is_read_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -111,7 +123,7 @@ def test_columns_by_item(tmp_path: Path) -> None:
     [
         (TEXT, {"user": ["u1"], "devcie": ["x"]}, r"no column 'devcie'.*did you mean device"),
         (TEXT, {"user": ["u1"], "category": ["a"]}, r"by user; it may have device"),
-        (TEXT, {"user": ["u1", "u1"], "device": ["x", "y"]}, r"'user' of two rows is 'u1'"),
+        (TEXT, {"user": ["u1", "u1"], "device": ["x", "y"]}, r"'user' of the rows 1 and 2 is 'u1'"),
         (TEXT.replace("key: user", "key: usr"), {"user": ["u1"]}, r"key: .*'user' or 'item'"),
         (TEXT.replace("table.p", "none.p"), {"user": ["u1"]}, r"features\[0\]: there is no file"),
         (

@@ -218,7 +218,7 @@ def test_questions_that_are_refused(tmp_path: Path, question: dict, error: str) 
         (BPR + "rank: {artifact: SHOP/FM, label: sold}\n", "predicts no 'sold'; it predicts click"),
         (BPR + "items: none.csv\n", ":2: items: there is no file"),
         (BPR + "items: other.csv\n", ":2: items: other.csv .* and BPR disagree on items"),
-        (BPR + "items: twice.csv\n", ":2: items: .*'item' of two rows is 'i1'"),
+        (BPR + "items: twice.csv\n", ":2: items: .*'item' of the rows 1 and 2 is 'i1'"),
         (
             BPR + "rules:\n  - at_most: {number: 1, attribute: category}\n",
             r":3: rules\[0\].at_most: reads 'category', and the file names no `items:`",

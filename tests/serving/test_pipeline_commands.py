@@ -93,7 +93,7 @@ def test_many_questions_of_a_file(call: Call, tmp_path: Path) -> None:
     lines = [
         {"user": "u1", "number": 3},
         {"history": ["i1", "i5"], "context": {"device": "desk"}, "exclude": ["i9"]},
-        {"user": "stranger", "number": 2},
+        {"user": "stranger", "number": 2, "time": "2024-06-01"},
     ]
     text = "\n".join(json.dumps(line) for line in lines)
     Path("questions.jsonl").write_text(text + "\n")
@@ -107,6 +107,10 @@ def test_many_questions_of_a_file(call: Call, tmp_path: Path) -> None:
     assert lists["rank"].to_list()[:4] == [1, 2, 3, 1] and "i9" not in lists["item"].to_list()[3:8]
     assert set(lists["sources"].to_list()[:3]) <= {"BPR", "sequences", "BPR, sequences"}
     assert lists["sources"].to_list()[-1] == ""
+    Path("bare.yaml").write_text(f"retrieve: [{{artifact: {shop() / 'BPR'}, number: 9}}]\n")
+    Path("users.txt").write_text("u1\nstranger\n")
+    printed = call("recommend", "bare.yaml", "--users", "users.txt", "--output", "lists.csv")
+    assert "1 of them got no items, and have no row: 2 (" in printed
     Path("users.txt").write_text("u1\nu2\n")
     words = ["--users", "users.txt", "--output", "lists.csv", "--context", PHONE]
     call("recommend", "pipeline.yaml", *words)
@@ -122,6 +126,7 @@ def test_many_questions_of_a_file(call: Call, tmp_path: Path) -> None:
         ('{"user": ["u1"]}', ":2: user: "),
         ('{"user": "u1", "number": 5000}', ":2: number is 5000; it is from 1 to 1,000"),
         ('{"number": 5}', ":2: give a user, a history, or both"),
+        ('{"user": "u1", "time": "soon"}', ":2: 'soon' is no date; write 2024-01-31"),
     ],
 )
 def test_lines_that_are_no_questions(call: Call, line: str, error: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from shoal.data.ids import Ids
 from shoal.serving.pipeline.candidates import Candidates
 from shoal.serving.pipeline.file import RULES
-from shoal.serving.pipeline.items import PipelineItems
+from shoal.serving.pipeline.items import PipelineItems, read_items
 from shoal.serving.pipeline.rule import ItemFilter, ListRule, RuleRequest
 
 DAY = 86_400.0
@@ -200,7 +201,11 @@ def test_moves_are_counted_in_places() -> None:
         ("allowed", {"attribute": "gnre", "values": ["war"]}, "has no attribute 'gnre'.*genre"),
         ("allowed", {"attribute": "genre", "values": ["wr"]}, "no item has genre 'wr'.*war"),
         ("boost", {"attribute": "genre", "weight": 1}, "holds 'war', which is no number"),
-        ("freshness", {"attribute": "genre", "half_life": 1, "weight": 1}, "'war' is no date"),
+        (
+            "freshness",
+            {"attribute": "genre", "half_life": 1, "weight": 1},
+            "'war', which is no date",
+        ),
         ("at_most", {"attribute": "kind", "number": 1}, "has no attribute 'kind'"),
         ("diversity", {"attribute": "kind", "weight": 1}, "has no attribute 'kind'"),
         ("diversity", {"weight": 1}, "give attribute or vectors, one of them"),
@@ -217,6 +222,25 @@ def test_what_a_rule_cannot_read_is_an_error(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         rule(kind, **arguments)
+
+
+def test_cells_of_a_csv_are_read_as_those_of_data(tmp_path: Path) -> None:
+    """NULL is no category; prices and dates as people write them; a file that is not UTF-8."""
+    text = (
+        "id;genre;price;since\na;Märchen;1.234,50 €;02.02.2024\nb;NULL;9,99 €;31.01.2024\n"
+        "c;n/a;NULL;-\n"
+    )
+    (tmp_path / "items.csv").write_bytes(text.encode("cp1252"))
+    items = PipelineItems(Ids(["[PAD]", *"abc"]), read_items(tmp_path / "items.csv"))
+    assert items.groups("genre").words == ["Märchen"]
+    assert items.numbers("price").tolist()[1:3] == [1234.5, 9.99] and np.isnan(
+        items.numbers("price")[3]
+    )
+    assert items.times("since").tolist()[1:3] == [1706832000.0, 1706659200.0]
+    (tmp_path / "odd.csv").write_text("id,weight\na,1\nb,inf\n")
+    odd = PipelineItems(Ids(["[PAD]", *"ab"]), read_items(tmp_path / "odd.csv"))
+    with pytest.raises(ValueError, match="holds 'inf', which is no number"):
+        odd.numbers("weight")
 
 
 def test_without_a_table_attributes_are_an_error() -> None:

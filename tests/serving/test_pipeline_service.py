@@ -118,6 +118,7 @@ def test_answers_are_those_of_the_pipeline_and_all_are_logged(
     for line, answer, values in zip(lines, answers, QUESTIONS, strict=True):
         shown = answer["items"]
         assert abs(line.pop("time") - time.time()) < 600
+        assert len(line.pop("place_propensity")) == len(shown)
         assert line == {
             "request": answer["request"],
             "pipeline": answer["pipeline"],

@@ -22,6 +22,7 @@ import torch
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.sources.tables import read_frame
+from shoal.runs.input_data import encoding_of
 from shoal.serving.pipeline.candidates import Candidates
 from shoal.serving.pipeline.pipeline import RANK, Pipeline
 from shoal.serving.pipeline.question import PipelineQuestion
@@ -69,7 +70,7 @@ def read_test(
     context = [] if pipeline.ranker is None else pipeline.ranker.context
     if not Path(file).is_file():
         raise ValueError(f"--test: there is no file {file}")
-    frame = read_frame(Path(file), DataSection())
+    frame = read_frame(Path(file), DataSection(encoding=encoding_of(Path(file))))
     for name in (user, item, *context):
         if name not in frame.columns:
             raise ValueError(
@@ -86,6 +87,22 @@ def read_test(
             questions.append(TestQuestion(question, numbers[numbers > 0], len(names)))
     if not questions:
         raise ValueError(f"{file} has no rows with a user and an item")
+    empty = int((frame[user].is_null() | frame[item].is_null()).sum())
+    if empty:
+        log.warning("%s: %d of %d rows have no user or no item", file, empty, len(frame))
+    lost = sum(test.num_relevant - len(test.items) for test in questions)
+    if lost:
+        right = sum(test.num_relevant for test in questions)
+        log.warning("%s: no stage knows %d of the %d items to find", file, lost, right)
+    users = [test.question.user for test in questions]
+    unknown = int((first.users.find(users) == 0).sum()) if first.user_field else 0
+    if unknown:
+        log.warning(
+            "%s: the first source does not know the user of %d of %d questions",
+            file,
+            unknown,
+            len(questions),
+        )
     return questions
 
 

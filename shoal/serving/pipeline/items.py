@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.config.data_section import seconds_of
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Ragged
 from shoal.data.ids import Ids, word_of
+from shoal.data.reading import NO_ID, filled, find_reading, numbers_of, times_of
 from shoal.data.sources.tables import read_frame
+from shoal.runs.input_data import encoding_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -152,7 +153,7 @@ class PipelineItems:
     def _read_groups(self, attribute: str) -> ItemGroups:
         import polars as pl
 
-        column = self.column(attribute)
+        column = _without_nothing(self.column(attribute))
         is_list = isinstance(column.dtype, pl.List)
         rows = column.to_list() if is_list else [[value] for value in column.to_list()]
         codes: dict[str, int] = {}
@@ -171,8 +172,12 @@ class PipelineItems:
         column = self.column(attribute)
         if not (column.dtype.is_numeric() or column.dtype in (pl.Boolean, pl.String)):
             raise ValueError(f"{attribute!r} of {self.file} holds {column.dtype}, not numbers")
-        values = column.cast(pl.Float64, strict=False)
-        odd = column.filter(column.is_not_null() & values.is_null())
+        if column.dtype == pl.String:  # read as the columns of data are
+            text = filled(column)
+            values = numbers_of(text, find_reading(column, "float"))
+        else:
+            text, values = column, column.cast(pl.Float64, strict=False)
+        odd = column.filter(text.is_not_null() & ~values.is_finite().fill_null(False))
         if len(odd):
             raise ValueError(f"{attribute!r} of {self.file} holds {odd[0]!r}, which is no number")
         return self._of_items(values.to_numpy())
@@ -188,12 +193,15 @@ class PipelineItems:
             return self._of_items(seconds.cast(pl.Float64).to_numpy())
         if column.dtype != pl.String:
             raise ValueError(f"{attribute!r} of {self.file} holds {column.dtype}, not times")
-        different = {
-            text: _seconds(text)
-            for text in column.drop_nulls().unique(maintain_order=True).to_list()
-        }
-        values = [np.nan if text is None else different[text] for text in column.to_list()]
-        return self._of_items(np.array(values, np.float64))
+        text = filled(column)
+        values = times_of(text, find_reading(column, "float", is_time=True))
+        odd = column.filter(text.is_not_null() & values.is_null())
+        if len(odd):
+            raise ValueError(
+                f"{attribute!r} of {self.file} holds {odd[0]!r}, which is no date, or one whose "
+                "day and month could be the other way round; write 2024-01-31 or 2024-01-31T18:00"
+            )
+        return self._of_items(values.to_numpy())
 
     def _of_items(self, rows: np.ndarray) -> np.ndarray:
         """Values of rows as values of items."""
@@ -207,25 +215,31 @@ def read_items(file: Path) -> pl.DataFrame:
     """A table with a row for each item, whose ids stand in its first column."""
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
-    table = read_frame(file, DataSection())
+    table = read_frame(file, DataSection(encoding=encoding_of(file)))
     ids = table[table.columns[0]]
-    words = [word_of(value) for value in ids.to_list() if value is not None]
-    if len(words) < len(ids):
-        raise ValueError(f"{file}: a row has no id in its first column, {ids.name!r}")
-    if len(set(words)) < len(words):
-        twice = next(word for word in words if words.count(word) > 1)
+    words = [None if value is None else word_of(value) for value in ids.to_list()]
+    if None in words:
         raise ValueError(
-            f"{file}: {ids.name!r} of two rows is {twice!r}; the first column holds the ids of "
-            "items, each once"
+            f"{file}: row {words.index(None) + 1} has no id in its first column, {ids.name!r}; "
+            "remove it"
         )
+    first_rows: dict[str | None, int] = {}
+    for row, word in enumerate(words, start=1):
+        if first_rows.setdefault(word, row) < row:
+            raise ValueError(
+                f"{file}: {ids.name!r} of the rows {first_rows[word]} and {row} is {word!r}; the "
+                "first column holds the ids of items, each once: remove one of them"
+            )
     return table
 
 
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return seconds_of(text)
+def _without_nothing(column: pl.Series) -> pl.Series:
+    """A column of words without those that stand for nothing, such as NULL or n/a."""
+    import polars as pl
+
+    if column.dtype != pl.String:
+        return column
+    return column.set(column.str.strip_chars().str.to_lowercase().is_in(NO_ID), None)
 
 
 def _word(value: Any) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from shoal.config.data_section import seconds_of
 from shoal.config.errors import did_you_mean
 from shoal.data.bounded_files import check_line, open_text
 from shoal.serving.bulk import parts_of, read_lines
@@ -35,7 +37,7 @@ class QuestionEntry(PipelineSection):
     number: int | None = None
     context: dict[str, Any] | None = None
     exclude: list[Name] | None = None
-    time: float | None = None
+    time: float | str | None = None
 
 
 def questions_of_users(
@@ -84,27 +86,38 @@ def _question(place: str, line: bytes, number: int, context: Mapping[str, Any]) 
         number=number if entry.number is None else entry.number,
         context={**context, **(entry.context or {})},
         exclude=entry.exclude or (),
-        time=entry.time,
     )
     try:
+        if entry.time is not None:
+            question = replace(question, time=seconds_of(entry.time))
         question.check()
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
     return question
 
 
+@dataclass(frozen=True)
+class WrittenAnswers:
+    """How many questions there were, and the numbers of those that got no item."""
+
+    questions: int
+    without_items: list[int]
+
+
 def write_answers(
     pipeline: Pipeline, questions: Iterable[PipelineQuestion], output: str | Path
-) -> int:
-    """Write the answers of questions, numbered from 1, to a file; return how many there were."""
-    count = 0
+) -> WrittenAnswers:
+    """Write the answers of questions, numbered from 1, to a file."""
+    count, without_items = 0, list[int]()
     source = iter(questions)
     with parts_of(output) as write:
         while block := list(islice(source, BLOCK)):
             answers = pipeline.answer(block)
             write(_columns(block, answers, first=count + 1, kind=pipeline.items.ids.kind))
+            numbered = enumerate(answers, start=count + 1)
+            without_items += [number for number, answer in numbered if not len(answer)]
             count += len(block)
-    return count
+    return WrittenAnswers(count, without_items)
 
 
 def _columns(

@@ -304,8 +304,8 @@ class ClickRanker:
             if name not in question.context:
                 hint = did_you_mean(name, question.context)
                 raise ValueError(
-                    f"{self.artifact.model} reads {name!r}, which the context does not have; None "
-                    f"stands for an empty one{hint}"
+                    f"{self.artifact.model} reads {name!r}, which the context does not have; give "
+                    f'it ({{"{name}": null}} where it is empty; on a command line --context){hint}'
                 )
         for name in question.context:
             self._check_column(name)
@@ -378,7 +378,7 @@ class ClickRanker:
     def _chances_of_pairs(
         self, frame: pl.DataFrame, places: np.ndarray, numbers: np.ndarray
     ) -> np.ndarray:
-        """Of items by the model's numbers [n], and places in frame [n], a row for each question."""
+        """Chances of items by the model's numbers [n]; places [n]: the question of each in frame."""
         parts = [np.zeros(0)]
         for first in range(0, len(numbers), TILE_ROWS):
             tile = slice(first, first + TILE_ROWS)
@@ -387,7 +387,7 @@ class ClickRanker:
         return np.concatenate(parts[1:] or parts)
 
     def _chances_of_rows(self, frame: pl.DataFrame, items: np.ndarray) -> np.ndarray:
-        """Of items by the pipeline's numbers [n], with columns of tables; frame: a row for each."""
+        """Chances of items by the pipeline's numbers [n], with columns of tables; frame [n]."""
         import polars as pl
 
         if not len(items):
