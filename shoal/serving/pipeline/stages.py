@@ -378,7 +378,7 @@ class ClickRanker:
     def _chances_of_pairs(
         self, frame: pl.DataFrame, places: np.ndarray, numbers: np.ndarray
     ) -> np.ndarray:
-        """Chances of items by the model's numbers [n]; places [n]: the question of each in frame."""
+        """Chances of items by the model's numbers [n]; places [n]: of their questions in frame."""
         parts = [np.zeros(0)]
         for first in range(0, len(numbers), TILE_ROWS):
             tile = slice(first, first + TILE_ROWS)
