@@ -91,16 +91,6 @@ def split_sessions(raw: Raw, config: DataSection, seed: int) -> tuple[Raw, DataS
     return replace(raw, inter=inter, parts=parts, left_out=left_out, cuts_valid=False), kept
 
 
-def refuse_keys_of_sessions(split: SplitSection) -> None:
-    """Refuse what says how sessions are split, where nothing is split by session."""
-    is_set = {"pause": split.pause is not None, "targets": split.targets != "all"}
-    for key in (key for key, value in is_set.items() if value and split.by != "sessions"):
-        raise ValueError(
-            f"data.split.{key} is for data.split.by=sessions, and that is {split.by}; set it, or "
-            f"leave out data.split.{key}"
-        )
-
-
 def _check(raw: Raw, config: DataSection) -> None:
     if raw.parts is not None and not raw.cuts_valid:
         raise ValueError(

@@ -39,6 +39,16 @@ def decide_split(split: SplitSection, timed: bool) -> SplitSection:
     return split.model_copy(update={"by": by, "order": order})
 
 
+def refuse_keys_of_sessions(split: SplitSection) -> None:
+    """Refuse what says how sessions are split, where nothing is split by session."""
+    is_set = {"pause": split.pause is not None, "targets": split.targets != "all"}
+    for key in (key for key, value in is_set.items() if value and split.by != "sessions"):
+        raise ValueError(
+            f"data.split.{key} is for data.split.by=sessions, and that is {split.by}; set it, or "
+            f"leave out data.split.{key}"
+        )
+
+
 def split_of_rows(
     config: SplitSection, seed: int, users: np.ndarray, times: np.ndarray | None
 ) -> np.ndarray:

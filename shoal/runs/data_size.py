@@ -113,7 +113,9 @@ def decide_without_size(config: Config) -> Config:
 
     A sample is one item then, of a batch whose size is said in items.
     """
-    batch_size = items_of(config.train.batch_size) or USUAL_BATCH
+    batch_size = config.train.batch_size
+    if not isinstance(batch_size, int):
+        batch_size = items_of(batch_size) or USUAL_BATCH
     settings = SizeSettings(batch_size, USUAL_PATIENCE, None)
     valid_users = "all" if config.eval.valid_users == AUTO else config.eval.valid_users
     return _replaced(config, settings, valid_users)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import DataSection
+from shoal.config.vectors_section import VectorsSection
 from shoal.data.dataset import Dataset
 from shoal.data.ids import Ids
 from shoal.data.loading.vectors import AlignedVectors, read_vectors
@@ -42,6 +43,7 @@ class RunVectors:
         read = {
             side: read_vectors(section, field, Ids(dataset.vocab[field]), side)
             for side, (section, field) in sides.items()
+            if section != VectorsSection()
         }
         return cls({side: vectors for side, vectors in read.items() if vectors is not None})
 

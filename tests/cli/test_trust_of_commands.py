@@ -22,6 +22,9 @@ WRITTEN = "a folder or file of the user's own to write, see test_linked_folders.
 READ = "a file or folder that is read, and holds no config"
 NOTHING = "no place"
 PARAMETERS: dict[str, dict[str, str]] = {
+    "artifact add-items": {
+        **{"artifact": READ, "file": READ, "to": WRITTEN, "ids": READ, "column": NOTHING},
+    },
     "arena": {"file": READ, "launch": NOTHING, "output": STUDY},
     "backtest": {"CONFIG": CONFIG_FILE, "at": NOTHING, "output": WRITTEN},
     "board": {
@@ -55,10 +58,15 @@ PARAMETERS: dict[str, dict[str, str]] = {
         **{"file": READ, "test": READ, "user": NOTHING, "item": NOTHING, "output": WRITTEN},
     },
     "pipeline estimate": {"file": READ, "log": READ, "outcomes": READ, "output": WRITTEN},
+    "pipeline export": {"file": READ, "output": WRITTEN},
     "pipeline impressions": {"log": READ, "outcomes": READ, "output": WRITTEN},
     "pipeline recommend": {
         **{"file": READ, "user": NOTHING, "history": NOTHING, "users": READ, "input": READ},
         **{"output": WRITTEN, "context": NOTHING},
+    },
+    "pipeline serve": {
+        **{"file": READ, "host": NOTHING, "token_file": READ, "tls_cert": READ, "tls_key": READ},
+        **{"announce": WRITTEN, "log": WRITTEN},
     },
     "plan": {
         **{"CONFIG": CONFIG_FILE, "compare": RUN, "cluster": READ, "target": NOTHING},

@@ -45,10 +45,10 @@ from shoal.data.loading.location import interactions_of
 from shoal.data.manifest import Manifest, check_columns, check_range, parts_of, words_of
 from shoal.data.prepared import dataset as prepared
 from shoal.data.raw_columns import Raw
-from shoal.data.sessions import CONTEXT, refuse_keys_of_sessions, split_sessions
+from shoal.data.sessions import CONTEXT, split_sessions
 from shoal.data.sources import SOURCES
 from shoal.data.sources.files import local_data
-from shoal.data.split import cut_valid, rows_by_split, split_of_rows
+from shoal.data.split import cut_valid, refuse_keys_of_sessions, rows_by_split, split_of_rows
 from shoal.files.folders import inner_folder, remove_folder
 
 logger = logging.getLogger(__name__)
