@@ -22,9 +22,12 @@ from {module} import {name} as prepare
 def cpu_seconds(threads):
     torch.set_num_threads(threads)
     work()
-    begun = time.process_time()
-    work()
-    return time.process_time() - begun
+    seconds = []
+    for _ in range(3):
+        begun = time.process_time()
+        work()
+        seconds.append(time.process_time() - begun)
+    return min(seconds)  # what else the machine does can only add
 
 torch.set_num_threads(2)
 {begin}
@@ -48,7 +51,7 @@ matrix = sparse.csr_matrix((np.ones(20_000), pairs), (1800, 3800))
 
 def work():
     threads = torch.get_num_threads()
-    model = prepare(factors=32, iterations=4, random_state=1, num_threads=threads)
+    model = prepare(factors=64, iterations=15, random_state=1, num_threads=threads)
     model.fit(matrix, show_progress=False)
 """
 
