@@ -43,7 +43,7 @@ SIDE_BAR = {
     ),
     "Understand": (
         "understand",
-        "laws distributed strategies failure planner rows tiers security zoo why_numbers_differ "
+        "laws distributed strategies failure table_plan rows tiers security zoo why_numbers_differ "
         "architecture csv_to_batch step_alone step_sharded step_with_servers request contributing "
         "changelog",
     ),

@@ -5,7 +5,7 @@ import os
 import signal
 from importlib import import_module
 
-from shoal.distributed.waiting import waiting_variables
+from shoal.distributed.openmp_waits import waiting_variables
 
 if "SHOAL_LAUNCHER" not in os.environ:  # a launcher's processes are told by it how to end
     # What follows takes a while to import, and has nothing to put in order yet.

@@ -20,7 +20,7 @@ from shoal.data.column_store import chunks
 from shoal.data.dataset import Column, Dataset, Ragged
 from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken, fold
 from shoal.data.features import LENGTH, Feature
-from shoal.data.history import Earlier
+from shoal.data.history import EarlierEvents
 from shoal.data.ids import Ids, Words
 from shoal.data.raw_columns import gather
 
@@ -100,7 +100,7 @@ def encode(
     """
     encoding = Encoding(_tables(dataset, features))
     earlier = cache(
-        partial(Earlier, dataset, all_labels=all_labels)
+        partial(EarlierEvents, dataset, all_labels=all_labels)
     )  # one for all features of histories
     columns = [
         _of_dataset(dataset, feature, encoding, earlier)
@@ -146,7 +146,7 @@ def _tables(dataset: Dataset, features: tuple[Feature, ...]) -> dict[str, Ids]:
 
 
 def _of_dataset(
-    dataset: Dataset, feature: Feature, encoding: Encoding, earlier: Callable[[int], Earlier]
+    dataset: Dataset, feature: Feature, encoding: Encoding, earlier: Callable[[int], EarlierEvents]
 ) -> FeatureColumn:
     """One feature of a data set; what is learned from it is left in `encoding`."""
     column = _column(dataset, feature.side, feature.column)
@@ -184,7 +184,7 @@ def _ids_of_words(dataset: Dataset, feature: Feature, encoding: Encoding) -> np.
 
 
 def _of_interactions(
-    dataset: Dataset, feature: Feature, encoding: Encoding, earlier: Earlier
+    dataset: Dataset, feature: Feature, encoding: Encoding, earlier: EarlierEvents
 ) -> FeatureColumn:
     """A column of the interactions that the user had before each: a list for each of them."""
     column = dataset.flat(feature.column)
@@ -210,7 +210,7 @@ def _of_interactions(
     return FeatureColumn(feature, values_of(earlier.of_rows), values_of(earlier.of_users))
 
 
-def _times(column: np.ndarray, earlier: Earlier) -> tuple[Take, Take]:
+def _times(column: np.ndarray, earlier: EarlierEvents) -> tuple[Take, Take]:
     """How times of histories are taken, in seconds: for interactions, and for users.
 
     The time of the interaction itself stands behind those of its history. An interaction that has

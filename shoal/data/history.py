@@ -55,13 +55,13 @@ class Histories:
             self.times = times[order].astype(np.int64)
             self._requests = _first_times(dataset, request_split)
 
-    def windows(self) -> Numbered:
+    def windows(self) -> WindowIndex:
         """Windows that cover every (item, next item) pair once, laid from the end of a sequence.
 
         The nth window of a user ends n * max_len before the end of the user's items.
         """
         pairs = np.maximum(np.diff(self.offsets) - 1, 0)
-        return Numbered(-(-pairs // self.max_len))
+        return WindowIndex(-(-pairs // self.max_len))
 
     def gather(self, users: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """History and target of windows: [n, max_len] each, left-aligned, 0 pads."""
@@ -117,7 +117,7 @@ class Histories:
         return times
 
 
-class Earlier:
+class EarlierEvents:
     """The user's interactions before each interaction: positive ones, of earlier times.
 
     Without times, those of earlier rows. Neither the interaction itself is among them nor any of
@@ -176,7 +176,7 @@ def _first_times(dataset: Dataset, split: Split | None) -> np.ndarray:
     return first_times
 
 
-class Numbered:
+class WindowIndex:
     """The windows of all users, numbered user by user: counts [users] of each.
 
     It holds a number per user, not per window.

@@ -23,7 +23,7 @@ from torch import Tensor
 from shoal.config.schema import NegativesSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
-from shoal.data.history import Histories, Numbered
+from shoal.data.history import Histories, WindowIndex
 from shoal.data.random import below, hash64, uniform, uniform_below
 from shoal.data.reader import draws_per_sample, make_sampler
 from shoal.data.sampler import log_weights
@@ -189,14 +189,14 @@ class Laid:
         else:
             inner = -(-np.maximum(lengths - max_len, 0) // stride)  # start after the first item
             counts = np.where(lengths > 0, inner + 1, 0)
-        self.numbered = Numbered(counts)
+        self.window_index = WindowIndex(counts)
 
     def __len__(self) -> int:
-        return len(self.numbered)
+        return len(self.window_index)
 
     def find(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where windows lie: users [n], starts [n], stops [n]."""
-        users, nth = self.numbered.find(numbers)
+        users, nth = self.window_index.find(numbers)
         begin, end = self.offsets[users], self.offsets[users + 1]
         if self.from_start:
             starts = begin + nth * self.stride

@@ -13,7 +13,7 @@ from shoal.config.schema import NegativesSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
-from shoal.data.history import Numbered
+from shoal.data.history import WindowIndex
 from shoal.data.raw_columns import gather
 from shoal.data.reader import Interactions, Reader, seen_in_training
 from shoal.data.sampler import distinct
@@ -33,7 +33,7 @@ class Prefixes(Windows):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         # a first item has nothing before it
-        self.windows = Numbered(np.maximum(np.diff(self.histories.offsets) - 1, 0))
+        self.windows = WindowIndex(np.maximum(np.diff(self.histories.offsets) - 1, 0))
         self.num_samples = len(self.windows)
 
     def place(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,19 +9,16 @@ connection that breaks ends it too. Connections are never made again by themselv
 stream in which bytes are missing is of no use.
 
 Anybody who reaches a port can connect. A connection that has not proved within HANDSHAKE_SECONDS
-that it holds the key is cut off by libzmq. Until then it takes one of `places`, of which one
-address has a share; where none is free, the oldest that has sent nothing goes, or else the oldest.
+that it holds the key is cut off by libzmq; until then it is one of a bounded number of newcomers
+(newcomers.py).
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import os
 import queue
 import random
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -33,16 +30,15 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shoal.distributed.curve import Context, CurveGate, CurveKeys, use_keys
 from shoal.distributed.hosts import WorldError, listen_at, look_up
+from shoal.distributed.newcomers import Newcomers
 
 log = logging.getLogger("shoal")
 
 HANDSHAKE_SECONDS = 5.0  # for the whole handshake of a connection
 BLOCK = 1 << 16  # bytes of a message at most
 MOST_UNSENT = 64  # messages of a stream that wait on either side; then its sender waits
-MOST_REFUSALS = 5  # lines of the log about those who were refused
 REFUSALS = 5  # how often a listener hangs up during the handshake until it counts as a refusal
 STALLED_MILLISECONDS = 1  # after which a stream tries again to send
-BYTES_RECEIVED = struct.Struct("<128xQ")  # in what Linux says of a connection (tcp_info)
 # Of a handshake or a message that fails, libzmq would report more. But reporting it changes errno,
 # after which it keeps a connection with a forged message instead of closing it (4.3.5).
 EVENTS = (
@@ -80,22 +76,8 @@ class CarriedStream:
         return True
 
 
-@dataclass(frozen=True)
-class Unproved:
-    """A connection to our port that has not proved yet that it belongs here."""
-
-    peer: tuple  # address and port
-    share: str  # whose share of the places it takes
-
-    def __str__(self) -> str:
-        return f"{self.peer[0]}:{self.peer[1]}" if self.peer else "a process that has left"
-
-
 class Streams:
     """A thread that carries streams: those that come to a port, and those that it opens."""
-
-    places = 256  # connections at a time that have proved nothing yet
-    per_address = 64  # of these, how many one address may have
 
     def __init__(self) -> None:
         self._context = Context()
@@ -111,8 +93,7 @@ class Streams:
         self._by_identity: dict[bytes, CarriedStream] = {}  # those of peers that came to our port
         self._identities: dict[int, bytes] = {}  # of these peers, by the descriptor of theirs
         self._ended: set[bytes] = set()  # peers of which messages may still come
-        self._unproved: dict[int, Unproved] = {}  # by file descriptor, oldest first
-        self._refused: set[str] = set()  # shares of which a line was logged
+        self._newcomers = Newcomers()
         self._closing = float("inf")  # when to stop although streams are left
         self._watch(self._waking, self._run_commands)
         self._thread = threading.Thread(target=self._run, name="streams", daemon=True)
@@ -428,7 +409,8 @@ class Streams:
     def _start_listening(
         self, router: zmq.Socket, monitor: zmq.Socket, target: Target, place: str
     ) -> None:
-        self._router, self._monitor, self._target, self._place = router, monitor, target, place
+        self._router, self._monitor, self._target = router, monitor, target
+        self._newcomers.place = place
         self._watch(router, self._take_messages)
         self._watch(monitor, self._hear_of_peers)
 
@@ -452,7 +434,7 @@ class Streams:
         assert self._router is not None
         # What libzmq says of a connection comes before its messages: now the descriptor is its own.
         self._hear_of_peers()
-        self._unproved.pop(descriptor, None)
+        self._newcomers.admit(descriptor)
         self._identities[descriptor] = identity
         try:
             local = _connect_to(self._target)
@@ -471,48 +453,12 @@ class Streams:
                 return
             kind, descriptor = event["event"], event["value"]
             if kind == zmq.EVENT_ACCEPTED:
-                self._make_room(descriptor)
+                self._newcomers.accept(descriptor)
             elif kind == zmq.EVENT_DISCONNECTED:
                 identity = self._identities.pop(descriptor, None)
-                unproved = self._unproved.pop(descriptor, None)
                 if identity in self._by_identity:
                     self._finish(self._by_identity[identity])
-                if unproved is not None:
-                    self._log_refusal(unproved)
-
-    def _make_room(self, descriptor: int) -> None:
-        """Give a new connection a place; where none is free, another one loses its own."""
-        peer = _peer_of(descriptor)
-        share = _share_of(peer[0]) if peer else ""
-        same = [number for number, other in self._unproved.items() if other.share == share]
-        if len(same) >= self.per_address:
-            self._cut_off(same)
-        elif len(self._unproved) >= self.places:
-            self._cut_off(list(self._unproved))
-        self._unproved[descriptor] = Unproved(peer, share)
-
-    def _cut_off(self, candidates: list[int]) -> None:
-        """Cut off the oldest of them that has sent nothing, or else the oldest."""
-        descriptor = next(filter(_is_silent, candidates), candidates[0])
-        unproved = self._unproved.pop(descriptor)
-        self._log_refusal(unproved)
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.getpeername()[:2] == unproved.peer:  # and no other that came since
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def _log_refusal(self, unproved: Unproved) -> None:
-        """Log the first of an address, unless many have been logged."""
-        if unproved.share in self._refused or len(self._refused) == MOST_REFUSALS:
-            return
-        self._refused.add(unproved.share)
-        end = "; others are not logged" if len(self._refused) == MOST_REFUSALS else ""
-        log.warning(
-            "refused at %s: %s did not prove that it knows the secret of this run "
-            "(launch.secret)%s",
-            self._place,
-            unproved,
-            end,
-        )
+                self._newcomers.lose(descriptor)
 
 
 def _refused(place: str) -> PeerRefused:
@@ -572,33 +518,3 @@ def _connect_to(target: Target | None) -> socket.socket:
 
 def _send_at_once(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _peer_of(descriptor: int) -> tuple:
-    """Address and port of the other end of a connection; () where it is gone already."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            return tuple(connection.getpeername()[:2])
-    except OSError:
-        return ()
-
-
-def _is_silent(descriptor: int) -> bool:
-    """Whether a connection has received nothing yet; True where the system does not say."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.size)
-        return BYTES_RECEIVED.unpack(state) == (0,)
-    except (OSError, AttributeError, struct.error):
-        return True
-
-
-def _share_of(host: str) -> str:
-    """Whose places a connection takes: those of its IPv4 address, or of its IPv6 network.
-
-    One host may have all addresses of a network of 64 bits.
-    """
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        return str(address.ipv4_mapped or ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
-    return str(address)

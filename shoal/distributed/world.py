@@ -28,10 +28,10 @@ from shoal.distributed.gpus import choose_gpus, pick_device, too_few
 from shoal.distributed.hosts import WorldError, address_towards, which_it_has
 from shoal.distributed.liveness import BEAT
 from shoal.distributed.meeting import read_secret
+from shoal.distributed.openmp_waits import shorten_waits
 from shoal.distributed.rank_variables import is_first, is_first_of_host, is_worker
 from shoal.distributed.rendezvous import Membership
 from shoal.distributed.shm_group import ShmGroup, meet
-from shoal.distributed.waiting import shorten_waits
 
 if TYPE_CHECKING:
     from shoal.distributed.tunnel import Tunnel

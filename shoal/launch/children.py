@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import shoal
 from shoal.distributed.liveness import FOLDER, look
-from shoal.distributed.waiting import waiting_variables
+from shoal.distributed.openmp_waits import waiting_variables
 from shoal.kernels.host_memory import describe_kill
 from shoal.launch.child import HANG_TIMEOUT, stop_file
 from shoal.launch.hosts import LaunchError

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config.schema import Config
-from shoal.embedding.placements.planner import in_columns
+from shoal.embedding.placements.table_plan import in_columns
 from shoal.files.durable import replace_durably
 from shoal.planning.cluster import Cluster
 from shoal.planning.prediction import Prediction, RunLayout

@@ -24,7 +24,7 @@ from shoal.data.statistics import (
     time_span,
 )
 from shoal.distributed.world import World
-from shoal.embedding.placements.planner import in_columns
+from shoal.embedding.placements.table_plan import in_columns
 from shoal.models import find
 from shoal.planning.data_page import page
 from shoal.runs.data_size import decide_without_size

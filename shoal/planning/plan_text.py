@@ -7,10 +7,18 @@ from typing import Any
 
 from shoal.config.sizes import show_size
 from shoal.config.yaml_io import inline
-from shoal.embedding.placements.planner import in_columns
+from shoal.embedding.placements.table_plan import in_columns
 from shoal.planning.cluster import Cluster
 from shoal.planning.prediction import PARTS, Prediction
-from shoal.planning.ranking import Target, advice, choose, keys, meet, rank, sensitivity
+from shoal.planning.ranking import (
+    Target,
+    advice,
+    choose,
+    keys,
+    rank_layouts,
+    sensitivity,
+    smallest_cluster,
+)
 from shoal.planning.step_work import Work
 
 NAMES = {
@@ -39,10 +47,10 @@ class TimePlan:
     @classmethod
     def for_work(cls, work: Work, cluster: Cluster, target: Target | None = None) -> TimePlan:
         """Rank the layouts for this work; ValueError where no layout fits the cluster."""
-        ranking = rank(work, cluster)
+        ranking = rank_layouts(work, cluster)
         best = choose(ranking)
         changes = sensitivity(work, cluster, best.layout)
-        met = None if target is None else meet(work, cluster, target)
+        met = None if target is None else smallest_cluster(work, cluster, target)
         return cls(
             work=work,
             cluster=cluster,
@@ -55,7 +63,7 @@ class TimePlan:
 
     @property
     def chosen(self) -> TimePlan:
-        """The best prediction, on the hosts that meet the target where one is set."""
+        """The best prediction, on the fewest hosts that meet the target where one is set."""
         if self.met is None:
             return self
         best, cluster = self.met

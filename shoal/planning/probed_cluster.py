@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from shoal.config.sizes import show_size
-from shoal.embedding.placements.planner import in_columns
+from shoal.embedding.placements.table_plan import in_columns
 from shoal.planning.cluster import Cluster, Estimate
 from shoal.planning.cluster_file import read_cluster
 from shoal.planning.link_probes import STRATEGIES

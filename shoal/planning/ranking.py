@@ -84,7 +84,7 @@ def layouts(work: Work, cluster: Cluster) -> list[RunLayout]:
     return candidates
 
 
-def rank(work: Work, cluster: Cluster, bars: bool = True) -> list[Prediction]:
+def rank_layouts(work: Work, cluster: Cluster, bars: bool = True) -> list[Prediction]:
     """Predictions of all layouts: those that fit first, the fastest epoch first."""
     predictions = [predict(work, cluster, layout, bars) for layout in layouts(work, cluster)]
     return sorted(
@@ -197,12 +197,14 @@ def advice(best: Prediction, cluster: Cluster) -> str:
     return hardware
 
 
-def meet(work: Work, cluster: Cluster, target: Target) -> tuple[Prediction, Cluster] | None:
+def smallest_cluster(
+    work: Work, cluster: Cluster, target: Target
+) -> tuple[Prediction, Cluster] | None:
     """The fewest hosts (a power of two) that reach a target; None: MOST_HOSTS do not."""
     hosts = 1
     while hosts <= (MOST_HOSTS if cluster.between is not None else 1):
         sized_cluster = cluster.of_size(hosts)
-        ranking = [one for one in rank(work, sized_cluster, bars=False) if one.fits]
+        ranking = [one for one in rank_layouts(work, sized_cluster, bars=False) if one.fits]
         if ranking:
             best = choose(ranking)
             if target.epochs * best.epoch_seconds <= target.seconds:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shoal.config.schema import StrategySection
-from shoal.embedding.placements.planner import plan_tables
+from shoal.embedding.placements.table_plan import plan_tables
 from shoal.embedding.rows.table import Table
 from shoal.optimizers.row_optimizer import RowOptimizer
 from shoal.runs.run import resolve

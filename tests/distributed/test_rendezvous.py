@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 from ranks import free_port
 
-from shoal.distributed import hosts, streams
+from shoal.distributed import hosts, newcomers, streams
 from shoal.distributed.curve import derive_keys
 from shoal.distributed.hosts import WorldError, is_loopback, private_folder
 from shoal.distributed.key_files import KeysError, make_keys
@@ -125,7 +125,7 @@ def test_many_connections_keep_no_host_out(
     ],
 )
 def test_places_are_counted_by_address_or_network(host: str, share: str) -> None:
-    assert streams._share_of(host) == share
+    assert newcomers._share_of(host) == share
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -9,14 +9,22 @@ from published_models import dlrm_dcnv2
 
 from shoal.planning.plan_text import TimePlan
 from shoal.planning.presets import CLUSTERS
-from shoal.planning.ranking import Target, advice, choose, keys, meet, rank, sensitivity
+from shoal.planning.ranking import (
+    Target,
+    advice,
+    choose,
+    keys,
+    rank_layouts,
+    sensitivity,
+    smallest_cluster,
+)
 
 WORK = dlrm_dcnv2(55_296)
 EIGHT = CLUSTERS["DGX-H100"]
 
 
 def test_ranking():
-    every = rank(WORK, EIGHT)
+    every = rank_layouts(WORK, EIGHT)
     titles = [one.layout.title for one in every]
     assert titles[0].startswith("sharded") and {"single", "ddp"} <= set(titles)
     fits = [one.fits for one in every]
@@ -32,12 +40,12 @@ def test_what_does_not_fit():
     large = [replace(one, rows=100 * one.rows) for one in WORK.tables]
     laptop = replace(CLUSTERS["laptop"], host=replace(CLUSTERS["laptop"].host, devices=1))
     with pytest.raises(ValueError, match=r"nothing fits: .* lacks .* such hosts would do"):
-        choose(rank(replace(WORK, tables=tuple(large)), laptop))
+        choose(rank_layouts(replace(WORK, tables=tuple(large)), laptop))
 
 
 def test_more_than_memory_goes_to_tiers():
     large = replace(WORK, tables=tuple(replace(one, rows=4 * one.rows) for one in WORK.tables))
-    best = choose(rank(large, EIGHT))
+    best = choose(rank_layouts(large, EIGHT))
     assert best.layout.strategy == "tiers" and best.fits
     assert best.layout.over == "host" and 0 < best.layout.in_memory < 1
     assert "rows.tiers.gpu" in keys(best)
@@ -50,16 +58,17 @@ def test_targets():
     for wrong in ("2 h", "1 epoch in two hours", "0 epochs in 2 h", "1 epoch in 1.2.3 h", ""):
         with pytest.raises(ValueError, match="--target: given"):
             Target.read(wrong)
-    slow, fast = (meet(WORK, EIGHT, Target(1, seconds)) for seconds in (600, 120))
+    slow, fast = (smallest_cluster(WORK, EIGHT, Target(1, seconds)) for seconds in (600, 120))
     assert slow is not None and fast is not None
     assert slow[1].hosts == 1 < fast[1].hosts
     assert fast[0].epoch_seconds <= 120
-    assert meet(WORK, EIGHT, Target(1, 0.001)) is None
+    assert smallest_cluster(WORK, EIGHT, Target(1, 0.001)) is None
 
 
 def test_sensitivity():
     found = {
-        what: rate for what, _, rate in sensitivity(WORK, EIGHT, choose(rank(WORK, EIGHT)).layout)
+        what: rate
+        for what, _, rate in sensitivity(WORK, EIGHT, choose(rank_layouts(WORK, EIGHT)).layout)
     }
     assert found["batch doubled"] > 1 > found["batch halved"]
     assert found["links inside at half"] < 1 < found["memory bandwidth doubled"]
@@ -69,7 +78,7 @@ def test_sensitivity():
 def test_advice_is_of_the_machine():
     """Cores have no faster products of halves, and record no steps."""
     for name, told in (("DGX-H100", True), ("x86-16", False)):
-        best = replace(choose(rank(WORK, CLUSTERS[name])), binds="products of matrices")
+        best = replace(choose(rank_layouts(WORK, CLUSTERS[name])), binds="products of matrices")
         assert ("bfloat16" in advice(best, CLUSTERS[name])) is told
         waits = replace(best, binds="launches and waiting")
         assert ("graph" in advice(waits, CLUSTERS[name])) is told

@@ -30,7 +30,7 @@ from shoal.embedding.engines.budgets import (
     value_bytes,
 )
 from shoal.embedding.engines.local import gpu_need, lives_on_gpu
-from shoal.embedding.placements.planner import in_columns, plan_tables
+from shoal.embedding.placements.table_plan import in_columns, plan_tables
 from shoal.embedding.rows.table import Table
 from shoal.optimizers.row_optimizer import RowOptimizer
 

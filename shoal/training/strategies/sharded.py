@@ -14,11 +14,11 @@ from shoal.config.schema import StrategySection
 from shoal.distributed.subworld import cut
 from shoal.distributed.world import World
 from shoal.embedding.placements.groups import RankGroups
-from shoal.embedding.placements.planner import Plan, plan_tables
 from shoal.embedding.placements.row_requests import WirePrecision
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
+from shoal.embedding.placements.table_plan import TablePlan, plan_tables
 from shoal.embedding.rows.admission import admission_of
 from shoal.embedding.rows.table import Table
 from shoal.embedding.service import RowService
@@ -76,7 +76,7 @@ class Sharded(Strategy):
             group, placed, self.rules, groups, WirePrecision(getattr(torch, section.wire_dtype))
         )
 
-    def make_plan(self, tables: dict[str, Table], section: StrategySection) -> Plan:
+    def make_plan(self, tables: dict[str, Table], section: StrategySection) -> TablePlan:
         """Where each table goes."""
         names = [table.name for m in self.embeddings for table in m.fields.values()]
         lookups = {name: names.count(name) for name in tables}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.distributed.waiting import CHOICES, VARIABLES
+from shoal.distributed.openmp_waits import CHOICES, VARIABLES
 
 # The same work by one thread and by two, of which one shares its core with another process.
 MEASURE = """

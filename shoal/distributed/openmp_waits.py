@@ -22,7 +22,7 @@ _shortened = False
 def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables for a process that has not loaded torch yet; none where the user has set some.
 
-    >>> from shoal.distributed.waiting import waiting_variables
+    >>> from shoal.distributed.openmp_waits import waiting_variables
     >>> waiting_variables({})
     {'GOMP_SPINCOUNT': '20000', 'KMP_BLOCKTIME': '1'}
     >>> waiting_variables({"OMP_WAIT_POLICY": "active"})

@@ -1,4 +1,4 @@
-"""Planner: decides where each table goes, and reports what that costs.
+"""Table plan: which rank holds which part of each table, and what that costs.
 
 Small tables are replicated (reading them needs no trip). The others go whole to one rank each where
 that comes out even, which keeps their lookups in one piece; else all of them are cut by rows.
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """A sharding for every table, and the figures that the log shows."""
 
     shardings: dict[str, Sharding]
@@ -88,7 +88,7 @@ def plan_tables(
     section: StrategySection,
     optimizers: Mapping[str, RowOptimizer],
     lookups: Mapping[str, int] | None = None,
-) -> Plan:
+) -> TablePlan:
     """Choose a placement for every table: from its size, or as the config sets it.
 
     size: the number of ranks; each of the section's groups spreads the tables over its ranks.
@@ -130,7 +130,7 @@ def plan_tables(
     _share_out(chosen, total, size, free)
     shardings = {name: Sharding(table, chosen[name], size) for name, table in tables.items()}
     read = {name: (lookups or {}).get(name, 1) for name in tables}
-    plan = Plan(shardings, row_bytes, read, 4 if section.wire_dtype == "float32" else 2)
+    plan = TablePlan(shardings, row_bytes, read, 4 if section.wire_dtype == "float32" else 2)
     # 4. Refuse a plan that needs more memory than the config allows.
     fullest = max((plan.bytes_on(rank) for rank in range(size)), default=0)
     if section.memory is not None and fullest > section.memory:

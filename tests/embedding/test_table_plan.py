@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.config.schema import StrategySection
-from shoal.embedding.placements.planner import plan_tables
+from shoal.embedding.placements.table_plan import plan_tables
 from shoal.embedding.rows.table import Table
 from shoal.optimizers.row_optimizer import RowOptimizer
 
