@@ -117,7 +117,7 @@ EXEMPT = {
     "models/clicks/trees.py:Trees._keep": OWN,
     "training/elastic_trainer.py": OWN,
     "distributed/tunnel.py": OWN,
-    "distributed/newcomers.py": "peers.py sends handshakes to a live port; the rest is libzmq's own",
+    "distributed/newcomers.py": "peers.py sends handshakes to a live port",
     "distributed/shm_group.py": OWN,
     "distributed/liveness.py": OWN,
     "kernels/tables.py": OWN,
