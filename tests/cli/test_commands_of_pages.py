@@ -120,6 +120,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     goods.write_csv(stage / "items.csv")
     frame.tail(300).select("user_id", "item_id").write_csv(stage / "later.csv")
     write_requests(stage, draw)
+    write_vectors(stage, draw)
     for name in ("ml-100k", "ml-1m", "shop"):
         folder = stage if name == "shop" else stage / "dataset" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,6 +167,14 @@ def write_requests(stage: Path, draw: np.random.Generator) -> None:
     (stage / "new.yaml").write_text("retrieve: [{artifact: exported/bpr, number: 50}]\n")
 
 
+def write_vectors(stage: Path, draw: np.random.Generator) -> None:
+    """Vectors of the items of ratings.csv, and of two that come later."""
+    np.save(stage / "texts.npy", draw.normal(size=(240, 8)).astype(np.float32))
+    (stage / "texts.txt").write_text("".join(f"{item}\n" for item in range(1, 241)))
+    later = draw.normal(size=(2, 8)).astype(np.float32)
+    np.savez(stage / "new.npz", vectors=later, ids=np.array(["901", "902"]))
+
+
 def atomic(frame: polars.DataFrame, to: Path) -> None:
     kinds = dict.fromkeys(("rating", "timestamp", "label", "age"), "float")
     named = frame.rename({name: f"{name}:{kinds.get(name, 'token')}" for name in frame.columns})
@@ -198,11 +207,10 @@ def run(command: str, folder: Path) -> None:
     found = [glob.glob(word, root_dir=folder) if "*" in word else [] for word in words]
     words = [one for word, files in zip(words, found) for one in (sorted(files) or [word])]
     words += [] if "epochs=" in command else SHORT.get(words[0], [])
-    if words[0] in ("serve", "board") or "--follow" in words:
+    if "serve" in words[:2] or words[0] == "board" or "--follow" in words:
         return serve(words, folder)
-    done = subprocess.run(
-        [sys.executable, "-m", "shoal", *words], cwd=folder, capture_output=True, text=True
-    )
+    command_line = [sys.executable, "-m", "shoal", *words]
+    done = subprocess.run(command_line, cwd=folder, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
