@@ -137,7 +137,7 @@ def kill_and_repeat(folder: Path, name: str, parts: list[float]) -> None:
             assert not hidden, "what the killed one left is still there"
 
 
-@pytest.mark.parametrize("name", ["export", "follow"])
+@pytest.mark.parametrize("name", ["export"])
 def test_a_killed_command_is_repeated(trained: Path, name: str) -> None:
     kill_and_repeat(trained, name, [0.8])
 

@@ -88,6 +88,7 @@ def test_operations_of_a_run_do_not_spin_beside_a_busy_core(cores: list[int]) ->
     assert two < 3 * one, f"{two:.2f} CPU seconds with two threads, {one:.2f} with one"
 
 
+@pytest.mark.slow
 def test_als_of_implicit_does_not_spin_beside_a_busy_core(cores: list[int]) -> None:
     pytest.importorskip("scipy.sparse", reason="scipy is not installed")
     parts = {"module": "shoal.compat.implicit.als", "name": "AlternatingLeastSquares", "begin": ""}

@@ -112,6 +112,7 @@ def test_models_data_sets_and_seeds_on_one_page(tmp_path: Path, call: Call) -> N
     assert arena_json(tmp_path) == found
 
 
+@pytest.mark.slow
 def test_seeds_may_be_added_and_keys_not_changed(tmp_path: Path, call: Call) -> None:
     text = f"models: [Pop]\ndata: [{{{SMALL}}}]\nseeds: 1\n"
     call(text)
@@ -157,6 +158,7 @@ def test_figures_for_programs_and_refused_models(tmp_path: Path, call: Call) -> 
     assert figure["over_users"] is None and 0.4 < figure["mean"] < 1
 
 
+@pytest.mark.slow
 def test_a_search_goes_before_the_seeds(tmp_path: Path, call: Call) -> None:
     pytest.importorskip("optuna")
     keys = "keys: {train.epochs: 1}"
@@ -180,6 +182,7 @@ def test_a_search_goes_before_the_seeds(tmp_path: Path, call: Call) -> None:
     assert arena_json(tmp_path) == found
 
 
+@pytest.mark.slow
 def test_an_arena_that_was_killed_goes_on(tmp_path: Path) -> None:
     """SIGKILL in the middle of a run: finished ones are kept, that one goes on where it was."""
     text = f"models: [Pop, BPR]\ndata: [{{{SMALL}}}]\nseeds: 1\nkeys: {{train.epochs: 25}}\n"
