@@ -440,9 +440,24 @@ def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:
     return RowGradients(torch.cat(ids), grads, counts, bags=bags)
 
 
+def _lie_in_order(parts: list[Tensor]) -> bool:
+    """Whether parts [n, dim] are pieces of one tensor, each behind the one before it."""
+    first, behind = parts[0], parts[0].storage_offset()
+    for part in parts:
+        whole = part.is_contiguous() and part.dtype == first.dtype
+        one_memory = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (whole and one_memory and part.storage_offset() == behind):
+            return False
+        behind += part.numel()
+    return True
+
+
 def _end_to_end(parts: list[Tensor]) -> Tensor:
     """Parts [n, dim] one after the other."""
     if not parts[0].is_cpu:
         return torch.cat(parts)
+    if _lie_in_order(parts):
+        rows, dim = sum(len(part) for part in parts), parts[0].shape[1]
+        return parts[0].as_strided((rows, dim), (dim, 1))
     # torch.cat wakes OpenMP's threads, which then spin beside those of the native core.
     return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))

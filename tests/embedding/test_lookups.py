@@ -11,6 +11,7 @@ from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.row_engine import pull_all
 from shoal.embedding.module import Embeddings
 from shoal.embedding.rows.table import Table
+from shoal.embedding.service import RowGradients, join
 from shoal.kernels.core import has_core
 from shoal.models.nn.losses import bpr_loss
 from shoal.optimizers.row_optimizer import RowOptimizer
@@ -91,3 +92,20 @@ def test_gradients_of_pairs_are_those_of_their_rows(backend):
     _, grads = taken(embed.service)["item"]
     assert torch.equal(grads, torch.cat(copies))
     assert torch.equal(grads[3:], -grads[:3])
+
+
+def test_pieces_that_lie_one_after_the_other_are_joined_without_a_copy():
+    whole = torch.arange(24.0).view(6, 4)
+    ids = torch.arange(6)
+
+    def joined(*pieces: slice) -> torch.Tensor:
+        parts = [RowGradients(ids[piece], whole[piece]) for piece in pieces]
+        return join(parts, 4, counted=False).grads
+
+    in_order = joined(slice(1, 3), slice(3, 4), slice(4, 6))
+    assert torch.equal(in_order, whole[1:])
+    assert in_order.data_ptr() == whole[1:].data_ptr()
+    for pieces in ([slice(3, 6), slice(0, 3)], [slice(0, 2), slice(3, 6)], [slice(0, 3)] * 2):
+        copied = joined(*pieces)
+        assert torch.equal(copied, torch.cat([whole[piece] for piece in pieces]))
+        assert copied.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
