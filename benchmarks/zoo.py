@@ -1,4 +1,4 @@
-"""The page docs/understand/zoo.md: the zoo beside RecBole 1.2.1 on ml-100k and published figures.
+"""The page docs/understand/zoo.md and its picture: the zoo beside RecBole and published figures.
 
     python benchmarks/zoo.py page
 
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from zoo_picture import draw_zoo
 from zoo_settings import ROOT, STORED
 from zoo_speed import BY_FILE, PASSES, SOLVED, line
 
@@ -54,9 +55,11 @@ REASONS: dict[str, str] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("page", help="write docs/understand/zoo.md")
+    commands.add_parser("page", help="write docs/understand/zoo.md and its picture")
     parser.parse_args()
     PAGE.write_text(page())
+    stored = json.loads(QUALITY.read_text())
+    draw_zoo(stored, seconds_of(stored))
 
 
 # ---- the page -----------------------------------------------------------------------------------
@@ -83,7 +86,8 @@ def page() -> str:
         "[Models](../reference/models.md) lists them all, with their papers.",
     ]
     stored = json.loads(QUALITY.read_text())
-    lines += ["", "## Beside RecBole 1.2.1", "", *beside_recbole(stored)]
+    picture = "![Models beside RecBole: quality and seconds](../pictures/zoo.svg)"
+    lines += ["", "## Beside RecBole 1.2.1", "", picture, "", *beside_recbole(stored)]
     lines += ["", "## Seconds beside RecBole 1.2.1", "", *speeds(stored)]
     lines += ["", "## Recipes beside published figures", "", *recipes()]
     return "\n".join([*lines, ""])
@@ -140,6 +144,17 @@ def speeds(stored: dict[str, Any]) -> list[str]:
         "| model | epoch, RecBole | here | ratio | evaluation, RecBole | here | ratio |",
         "| --- " * 7 + "|",
     ]
+    found = seconds_of(stored)
+    means = [
+        f"{geometric_mean(found.values(), what):.2f} × {of}"
+        for what, of in (("epoch", "an epoch"), ("eval", "an evaluation"))
+    ]
+    lines[0] += f" The geometric means of the ratios: {' and '.join(means)}."
+    return lines + [line(name, one) for name, one in sorted(found.items())]
+
+
+def seconds_of(stored: dict[str, Any]) -> dict[str, Any]:
+    """Models -> CPU seconds of both sides: zoo_speed.py's, else zoo_quality.py's."""
     found = json.loads(SPEED.read_text()) if SPEED.is_file() else {}
     for name, runs in stored.items():
         if name in found or any(run["recbole"].get("epoch") is None for run in runs):
@@ -154,12 +169,7 @@ def speeds(stored: dict[str, Any]) -> list[str]:
                 side["epoch"] = None
     for name, passes in PASSES.items():
         found[name]["shoal"]["epoch"] *= passes
-    means = [
-        f"{geometric_mean(found.values(), what):.2f} × {of}"
-        for what, of in (("epoch", "an epoch"), ("eval", "an evaluation"))
-    ]
-    lines[0] += f" The geometric means of the ratios: {' and '.join(means)}."
-    return lines + [line(name, one) for name, one in sorted(found.items())]
+    return found
 
 
 def geometric_mean(models: Iterable[dict[str, Any]], what: str) -> float:
