@@ -33,7 +33,7 @@ from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
 from shoal.distributed.world import World
 from shoal.models.base import Facts
-from shoal.models.nn.code_tree import Beam
+from shoal.models.nn.beam_search import Beam
 from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.models.sequential.tiger import TIGER
 from shoal.training.strategies.base import Single
