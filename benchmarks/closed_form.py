@@ -31,8 +31,9 @@ from torch import Tensor
 from shoal.data.batch import Jagged
 from shoal.models import find
 from shoal.models.base import Facts
-from shoal.models.general.ials import IALS, ListsByLength, solve
+from shoal.models.general.ials import IALS
 from shoal.models.nn.closed_form import negative_inverse_
+from shoal.models.nn.least_squares import LeastSquares, ListsByLength, solve
 from shoal.models.nn.user_items import UserItems
 
 USERS, ITEMS, ROWS, WIDTH = 24_000, 13_670, 296_767, 64
@@ -133,7 +134,7 @@ def loss(facts: Facts, items: Tensor) -> float:
     items = items.double()
     taken = UserItems(facts.train_users, facts.train_items, USERS, ITEMS)
     lists = ListsByLength(Jagged(taken.items, taken.starts), ITEMS, WIDTH)
-    users = solve(IALS.Options(alpha=ALPHA, reg_weight=REG, nu=0.0), lists, items)
+    users = solve(LeastSquares(alpha=ALPHA, reg_weight=REG, nu=0.0), lists, items)
     scores = (users[facts.train_users] * items[facts.train_items]).sum(1)
     everything = (users.T @ users * (items.T @ items)).sum()
     penalty = users.square().sum() + items.square().sum()

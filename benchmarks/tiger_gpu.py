@@ -33,7 +33,7 @@ from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
 from shoal.distributed.world import World
 from shoal.models.base import Facts
-from shoal.models.nn.code_tree import Beam
+from shoal.models.nn.beam_search import Beam
 from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.models.sequential.tiger import TIGER
 from shoal.training.strategies.base import Single
@@ -95,8 +95,8 @@ def recomputed(model: TIGER, history: Tensor) -> tuple[Tensor, ...]:
         chances = (states @ each[level].T).float().log_softmax(-1)
         out += [beam.nodes, chances]
         if level + 1 < model.levels:
-            words, most = model.tree.words[level], model.options.beam_size
-            beam, place, code = beam.grown(chances, words, most)
+            prefixes, most = model.tree.prefixes[level], model.options.beam_size
+            beam, place, code = beam.grown(chances, prefixes, most)
             before = x.gather(1, place[..., None, None].expand(-1, -1, *x.shape[2:]))
             x = torch.cat([before, each[level][code].unsqueeze(2)], 2)
     return tuple(out)

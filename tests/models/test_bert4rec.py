@@ -15,8 +15,8 @@ from shoal.data.history import Histories
 from shoal.distributed.world import World
 from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.models.nn.losses import against_negatives
+from shoal.models.nn.masking import append_mask
 from shoal.models.nn.transformer import Attention, Transformer
-from shoal.models.sequential.bert4rec import append_mask
 from shoal.runs.build import build
 from shoal.runs.parts import Parts
 from shoal.runs.run import run

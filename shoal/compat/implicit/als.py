@@ -20,7 +20,8 @@ from shoal.compat.implicit.matrix import (
     torch_threads,
 )
 from shoal.data.batch import Jagged
-from shoal.models.general.ials import IALS, ListsByLength, alternate, solve
+from shoal.models.general.ials import alternate
+from shoal.models.nn.least_squares import LeastSquares, ListsByLength, solve
 
 
 class AlternatingLeastSquares(FactorModel):
@@ -86,24 +87,26 @@ class AlternatingLeastSquares(FactorModel):
         by_user, by_item = self._lists(matrix), self._lists(matrix.T.tocsr())
         with torch_threads(self.num_threads), _explained():
             user_vectors, item_vectors = alternate(
-                self._options, by_user, by_item, torch.from_numpy(users), torch.from_numpy(items)
+                self._problem,
+                self.iterations,
+                by_user,
+                by_item,
+                torch.from_numpy(users),
+                torch.from_numpy(items),
             )
             # Users are solved for once more: theirs are then the best for these items.
-            user_vectors = solve(self._options, by_user, item_vectors, user_vectors)
+            user_vectors = solve(self._problem, by_user, item_vectors, user_vectors)
         self.user_factors, self.item_factors = user_vectors.numpy(), item_vectors.numpy()
 
     @property
-    def _options(self) -> IALS.Options:
-        options: dict[str, Any] = {
-            "embedding_size": self.factors,
-            "epochs": self.iterations,
-            "alpha": 1.0,
-            "alpha_of": "others",
-            "reg_weight": self.regularization,
-            "nu": 0.0,
-            "solver": "cg" if self.use_cg else "cholesky",
-        }
-        return IALS.Options(**options)
+    def _problem(self) -> LeastSquares:
+        return LeastSquares(
+            alpha=1.0,
+            reg_weight=self.regularization,
+            nu=0.0,
+            alpha_others=True,
+            cg_steps=3 if self.use_cg else None,
+        )
 
     def recalculate_user(self, userid: Any, user_items: Any) -> np.ndarray:
         """Vectors of users by other items than those of the matrix: [dim] of one, or [b, dim]."""
@@ -130,7 +133,7 @@ class AlternatingLeastSquares(FactorModel):
     ) -> np.ndarray:
         rows = rows_for(matrix, np.size(ids), len(others), what)
         with torch_threads(self.num_threads), _explained():
-            vectors = solve(self._options, self._lists(rows), torch.from_numpy(others)).numpy()
+            vectors = solve(self._problem, self._lists(rows), torch.from_numpy(others)).numpy()
         return vectors[0] if np.ndim(ids) == 0 else vectors
 
     def _lists(self, matrix: sparse.csr_matrix) -> ListsByLength:

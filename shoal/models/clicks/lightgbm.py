@@ -10,73 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field, with_config
-from typing_extensions import TypedDict
+from pydantic import Field
 
+from shoal.models.clicks.tree_parameters import LightGBMParameters
 from shoal.models.clicks.trees import Trees
-from shoal.models.options import STRICT
 from shoal.trees.checks import MOST_LEAVES
 from shoal.trees.columns import TreeColumns
 from shoal.trees.lightgbm_text import checked_text, trees_alone
 from shoal.trees.matrix import Matrix
-
-Metric = Literal[
-    "auc",
-    "average_precision",
-    "binary_logloss",
-    "binary_error",
-    "cross_entropy",
-    "rmse",
-    "l1",
-    "l2",
-]
-
-
-@with_config(STRICT)
-class LightGBMParameters(TypedDict, total=False):
-    """LightGBM's parameters of learning, by its own names."""
-
-    boosting: Literal["gbdt", "dart"]
-    objective: Literal["binary", "regression"]
-    metric: Metric | list[Metric]
-    num_leaves: int
-    max_depth: int
-    learning_rate: float
-    min_data_in_leaf: int
-    min_sum_hessian_in_leaf: float
-    min_gain_to_split: float
-    lambda_l1: float
-    lambda_l2: float
-    path_smooth: float
-    max_delta_step: float
-    extra_trees: bool
-    feature_fraction: float
-    feature_fraction_bynode: float
-    bagging_fraction: float
-    bagging_freq: int
-    data_sample_strategy: Literal["bagging", "goss"]
-    top_rate: float
-    other_rate: float
-    drop_rate: float
-    max_drop: int
-    skip_drop: float
-    max_bin: int
-    min_data_in_bin: int
-    bin_construct_sample_cnt: int
-    cat_l2: float
-    cat_smooth: float
-    max_cat_threshold: int
-    max_cat_to_onehot: int
-    min_data_per_group: int
-    is_unbalance: bool
-    scale_pos_weight: float
-    force_row_wise: bool
-    force_col_wise: bool
-    seed: int
 
 
 class LightGBM(Trees):

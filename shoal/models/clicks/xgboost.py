@@ -10,51 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import with_config
-from typing_extensions import TypedDict
 
+from shoal.models.clicks.tree_parameters import XGBoostParameters
 from shoal.models.clicks.trees import Trees
-from shoal.models.options import STRICT
 from shoal.trees.columns import TreeColumns
 from shoal.trees.matrix import Matrix
 from shoal.trees.xgboost_text import checked_text, types_of
-
-Metric = Literal["auc", "aucpr", "logloss", "error", "rmse", "mae"]
-XGBoostParameters = TypedDict(
-    "XGBoostParameters",
-    {
-        "booster": Literal["gbtree"],
-        "objective": Literal["binary:logistic", "reg:squarederror"],
-        "eval_metric": Metric | list[Metric],
-        "eta": float,
-        "learning_rate": float,
-        "max_depth": int,
-        "max_leaves": int,
-        "grow_policy": Literal["depthwise", "lossguide"],
-        "gamma": float,
-        "min_child_weight": float,
-        "max_delta_step": float,
-        "lambda": float,
-        "alpha": float,
-        "subsample": float,
-        "sampling_method": Literal["uniform"],
-        "colsample_bytree": float,
-        "colsample_bylevel": float,
-        "colsample_bynode": float,
-        "tree_method": Literal["hist"],
-        "max_bin": int,
-        "max_cat_to_onehot": int,
-        "max_cat_threshold": int,
-        "scale_pos_weight": float,
-        "seed": int,
-    },
-    total=False,
-)
-with_config(STRICT)(XGBoostParameters)
 
 
 class XGBoost(Trees):

@@ -19,13 +19,13 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from shoal.models.base import Batch, Facts, Jagged, Output
 from shoal.models.general.autoencoder import Autoencoder
 from shoal.models.nn.dropout import dropout, normal_like, uniform_like
-from shoal.models.nn.mlp import begin_xavier
+from shoal.models.nn.summing_encoder import SummingEncoder
 from shoal.models.nn.user_items import even, owners
 from shoal.models.options import Count, Share
 
@@ -61,7 +61,7 @@ class RecVAE(Autoencoder):
         super().__init__(options, facts)
         hidden, latent = options.hidden_dimension, options.latent_dimension
         self.make_tables(hidden, latent)
-        self.encoder = Encoder(hidden, latent)
+        self.encoder = SummingEncoder(hidden, latent)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("old_rows", torch.zeros(facts.num_items, hidden))
         for name, value in self.encoder.named_parameters():
@@ -127,30 +127,6 @@ class RecVAE(Autoencoder):
         still = z @ rows.detach().T + bias.detach()
         logits = torch.where(decoding, z @ rows.T + bias, still)
         return logits.log_softmax(1)[owners(lists), lists.values - 1].sum()
-
-
-class Encoder(nn.Module):
-    """Five layers, each of which reads the sum of all before it: [b, hidden] -> [b, latent] twice.
-
-    What comes in is the first product, which is a sum of rows.
-    """
-
-    def __init__(self, hidden: int, latent: int):
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(hidden))
-        self.layers = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(4))
-        self.norms = nn.ModuleList(nn.LayerNorm(hidden, eps=0.1) for _ in range(5))
-        self.out = nn.Linear(hidden, 2 * latent)
-        begin_xavier(self)
-
-    def forward(self, first: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.norms[0](F.silu(first + self.bias))
-        before = x
-        for layer, norm in zip(self.layers, list(self.norms)[1:]):
-            x = norm(F.silu(layer(x) + before))
-            before = before + x
-        mean, logvar = self.out(x).chunk(2, 1)
-        return mean, logvar
 
 
 def log_normal(x: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:

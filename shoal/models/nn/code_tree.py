@@ -1,4 +1,4 @@
-"""The tree of items' codes as tensors, and the likeliest texts of codes along it.
+"""The tree of items' codes as tensors; nn/beam_search.py finds the likeliest texts along it.
 
     items  5 1 0   5 7 0   6 1 0          levels 3, size 8
     level 0  prefixes  5, 6               a prefix: node before * size + code, ascending
@@ -8,8 +8,6 @@
 A node is the number of its prefix. Where a text continues to a code that no item has, its node is
 the number of prefixes, which is no node of any item.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,35 +46,3 @@ class CodeTree:
             # -1e3: less than any ln p
             total = total + torch.where(nodes.gather(1, place) == above, log_chances, -1e3)
         return total
-
-
-@dataclass
-class Beam:
-    """Beginnings that continue, w for each of b users, by ascending node."""
-
-    nodes: Tensor  # [b, w]
-    scores: Tensor  # [b, w], ln p
-
-    @classmethod
-    def empty(cls, size: int, like: Tensor) -> "Beam":
-        """The beginning without codes, for each of so many users."""
-        nodes = torch.zeros(size, 1, dtype=torch.int64, device=like.device)
-        return cls(nodes, torch.zeros(size, 1, device=like.device))
-
-    def grown(self, chances: Tensor, prefixes: Tensor, most: int) -> tuple["Beam", Tensor, Tensor]:
-        """The likeliest of what may follow, at most so many: chances [b, w, size] of each code.
-
-        Also returns the place in this beam that each continues [b, w], and by which code [b, w].
-        """
-        texts, size = chances.shape[1:]
-        keys = self.nodes.unsqueeze(2) * size + torch.arange(size, device=chances.device)
-        keys = keys.flatten(1)
-        node = torch.searchsorted(prefixes, keys)
-        is_node = prefixes[node.clamp(max=prefixes.shape[0] - 1)] == keys
-        scores = (self.scores.unsqueeze(2) + chances).flatten(1).masked_fill(~is_node, -torch.inf)
-        scores, best = scores.topk(min(most, prefixes.shape[0], texts * size), 1)
-        # What no item has is chosen where there are too few: it stands last, and is nobody's node.
-        node = torch.where(scores == -torch.inf, prefixes.shape[0], node.gather(1, best))
-        node, order = node.sort(1)
-        best = best.gather(1, order)
-        return Beam(node, scores.gather(1, order)), best // size, best % size

@@ -102,6 +102,20 @@ def over_vectors(states: Tensor, vectors: Tensor, targets: Tensor, smoothing: fl
     )
 
 
+def mean_distance(
+    hidden: Tensor, items: Tensor, bias: Tensor, targets: Tensor, stop: int
+) -> Tensor:
+    """Sum of (logit of the target - mean logit of items 1 to stop - 1): what smooths labels.
+
+    Cross entropy + s * this is the cross entropy with labels smoothed by s. hidden [n, d], items
+    [rows, d], bias [rows], targets [n] (0 does not count) -> scalar. The mean is that of the rows,
+    taken before the product: no logits of all items are made.
+    """
+    distances = (hidden * (items[targets] - items[1:stop].mean(0))).sum(-1)
+    distances = distances + bias[targets] - bias[1:stop].mean()
+    return distances.where(targets > 0, 0.0).sum()
+
+
 def sum_of_norms(weights: Iterable[Tensor]) -> Tensor:
     """The L2 norms of some weights, each as a whole, added up: scalar."""
     return torch.stack([torch.linalg.vector_norm(each) for each in weights]).sum()

@@ -132,6 +132,20 @@ def k_means(
     return centres
 
 
+def item_codes(
+    facts: Any, source: str, dim: int, levels: int, size: int, steps: int
+) -> tuple[Tensor, int]:
+    """Codes of all items [num_items, levels], of item 0 zeros, and how many values a code has.
+
+    They are those that the data gives, else `semantic_ids` of `item_vectors`.
+    """
+    if facts.codes is not None:
+        return facts.codes, int(facts.codes.max()) + 1
+    vectors = item_vectors(facts, source, dim)
+    codes = semantic_ids(vectors[1:], levels, size, steps)
+    return F.pad(codes, (0, 0, 1, 0)), size
+
+
 def taken_vectors(users: Tensor, items: Tensor, sizes: tuple[int, int], dim: int) -> Tensor:
     """Vectors of items by who took them: the leading singular vectors of the interactions.
 

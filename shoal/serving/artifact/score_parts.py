@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.models.general.ials import solved_terms
+from shoal.models.nn.least_squares import solved_terms
 from shoal.recommender.explanation import Breakdown, of_terms
 
 CLOSE = 1e-3  # of a score: vectors are float32, or packed into fewer bytes

@@ -73,10 +73,7 @@ class HistoryModel(ClickModel):
 
     def there(self, history: Feature, batch: Batch) -> Tensor:
         """Which places of a history hold an item: bool [b, length]."""
-        ids, length = batch.ids[history.name], history.length or LENGTH
-        if not isinstance(ids, Jagged):
-            ids = Jagged(ids, torch.arange(len(ids) + 1, device=ids.device))
-        return ids.padded(length) != 0
+        return padded_ids(batch, history.name, history.length or LENGTH) != 0
 
 
 def history_pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
@@ -93,6 +90,28 @@ def history_pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
             "column: item_id makes it what the user took before), or choose DeepFM"
         )
     return pairs
+
+
+def only_history(model: str, facts: Facts, width: int) -> tuple[Feature, Feature]:
+    """The one history and the feature of the candidate, of models that read items as they are."""
+    (history, item), *more = history_pairs(model, facts)
+    if more:
+        names = ", ".join(one.name for one, _ in ((history, item), *more))
+        raise ValueError(f"{model} reads one history, and data.features has {names}; keep one")
+    if history.dim not in (None, width):
+        raise ValueError(
+            f"{model} reads items as they are, so their vectors are model.hidden_size wide: set "
+            f"model.hidden_size={history.dim}, or leave out data.features.{history.name}.dim"
+        )
+    return history, item
+
+
+def padded_ids(batch: Batch, name: str, length: int) -> Tensor:
+    """The last `length` ids of every list, left-aligned, 0 pads: [b, length]."""
+    ids = batch.ids[name]
+    if not isinstance(ids, Jagged):  # lists of one
+        ids = Jagged(ids, torch.arange(ids.shape[0] + 1, device=ids.device))
+    return ids.padded(length)
 
 
 class Bilinear(nn.Module):
