@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.models import MODELS
+
 ROOT = Path(__file__).resolve().parents[1] / "shoal"
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -35,6 +37,7 @@ FLOORS = [
     {"files", "kernels"},
     {"pages"},
 ]
+LINES_OF_A_MODEL = 150
 LARGEST_SHARE = 0.15  # of the package's lines that one room may have
 MODEL_MAY_IMPORT = {
     "shoal.models.nn",
@@ -105,6 +108,17 @@ def test_models_import_only_what_they_may() -> None:
                     continue  # no models, but how they are found
                 allowed = any(name == one or name.startswith(one + ".") for one in MODEL_MAY_IMPORT)
                 assert allowed, f"models/{path.name} imports {name}"
+
+
+def test_a_model_file_is_read_at_once() -> None:
+    """What several models share, or what is no part of one, stands in files beside them."""
+    modules = {place.partition(":")[0] for place in MODELS.values()}
+    assert "shoal.models.general.bpr" in modules
+    lengths = {
+        name: len((ROOT.parent / (name.replace(".", "/") + ".py")).read_text().splitlines())
+        for name in modules
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > LINES_OF_A_MODEL} == {}
 
 
 def test_only_distributed_talks_to_peers() -> None:
