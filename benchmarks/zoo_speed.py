@@ -78,7 +78,8 @@ BY_FILE: dict[str, dict[str, Any]] = {
     **{name: SOLVED for name in ("ADMMSLIM", "AsymKNN", "NCEPLRec", "SLIMElastic", "Pop")},
     **{name: {**GENERAL, **USERS} for name in ("MultiDAE", "CDAE", "MacridVAE", "RaCT")},
     **{name: {**GENERAL, **USERS} for name in ("DiffRec", "LDiffRec")},
-    **{name: GENERAL for name in ("LINE", "SpectralCF", "NCL", "DGCF", "ConvNCF")},
+    **{name: GENERAL for name in ("LINE", "SpectralCF", "DGCF", "ConvNCF")},
+    "NCL": {**GENERAL, "num_clusters": 100},  # 1000 of the file are more than there are users
     **{name: GENERAL for name in ("DMF", "FISM", "GCMC", "NNCF", "NAIS")},
     **{name: SEQUENTIAL for name in ("LightSANs", "FEARec", "GCSAN", "SINE", "RepeatNet")},
     **{name: SEQUENTIAL for name in ("GRU4RecCPR", "SASRecCPR", "HGN", "SHAN", "NPE", "HRM")},
