@@ -140,6 +140,10 @@ def evaluate(
     item: Annotated[
         str | None, typer.Option(help="Its column of items; by default that of the first source.")
     ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(help="Its column that is 0 in rows of what was not taken; they are left out."),
+    ] = None,
     topk: Annotated[int, typer.Option(min=1, max=1000, help="How many items a list has.")] = 10,
     output: Annotated[
         str | None, typer.Option(help="FILE.json: write the metrics of every stage.")
@@ -150,7 +154,7 @@ def evaluate(
     pipeline = open_pipeline(file, seed)
     from shoal.serving.pipeline.evaluation import evaluate, read_test
 
-    questions = read_test(pipeline, test, user, item)
+    questions = read_test(pipeline, test, user=user, item=item, label=label)
     stages = evaluate(pipeline, questions, topk)
     heads = list(stages[0].metrics)
     rows = []
