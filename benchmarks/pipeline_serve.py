@@ -21,12 +21,14 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
+from shoal.serving.load.clients import ClientLoad
+from shoal.serving.load.measurement import ServiceProcess
+
 ITEMS, USERS, TAKEN = 500_000, 25_000, 24
+QUESTIONS = 2_000  # different ones, of a rate
 PIPELINE = """\
 items: items.parquet
 retrieve:
@@ -52,27 +54,25 @@ def main() -> None:
             prepare(root, options)
         print(f"$ python {' '.join(sys.argv)}")
         print(f"{platform.machine()}, {os.cpu_count()} cores, clients included")
-        process, url = start(root, Path(scratch), options)
-        try:
+        words = ["pipeline", "serve", str(root / "pipeline.yaml"), f"--threads={options.threads}"]
+        words += [f"--deadline={options.deadline}"] if options.deadline else []
+        with ServiceProcess(words) as service:
             if options.cpu:
-                measure(url, process.pid, options, rate=0.0, requests=options.cpu // 10 + 1)
-                cost = measure(url, process.pid, options, rate=0.0, requests=options.cpu)
+                measure(service, options, rate=0.0, requests=options.cpu // 10 + 1)
+                cost = measure(service, options, rate=0.0, requests=options.cpu)
                 print(f"{cost['cpu']:.1f} CPU ms a request, {cost['p50']:.1f} ms by the clock")
                 return
             print("| requests/s due | answered | refused | p50, ms | p99, ms | CPU ms |")
             print("| --- " * 6 + "|")
-            measure(url, process.pid, options, rate=20.0, requests=60)  # to warm up
+            measure(service, options, rate=20.0, requests=60)  # to warm up
             for rate in options.rates:
                 count = int(rate * options.seconds)
-                cost = measure(url, process.pid, options, rate=rate, requests=count)
+                cost = measure(service, options, rate=rate, requests=count)
                 print(
                     f"| {rate:.0f} | {cost['rate']:.0f} | {cost['refused']:.0f} | "
                     f"{cost['p50']:.1f} | {cost['p99']:.1f} | {cost['cpu']:.1f} |",
                     flush=True,
                 )
-        finally:
-            process.terminate()
-            process.wait()
 
 
 # ---- a shop --------------------------------------------------------------------------------------
@@ -148,87 +148,38 @@ def generate(root: Path, count: int) -> tuple[Any, Any, Any]:
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def start(
-    root: Path, scratch: Path, options: argparse.Namespace
-) -> tuple[subprocess.Popen[bytes], str]:
-    """A service that listens, and where."""
-    announced = scratch / "url"
-    words = ["-m", "shoal", "pipeline", "serve", str(root / "pipeline.yaml"), "--port=0"]
-    words += [f"--announce={announced}", f"--threads={options.threads}", "--drain=0"]
-    words += [f"--deadline={options.deadline}"] if options.deadline else []
-    process = subprocess.Popen([sys.executable, *words], stdout=sys.stderr)
-    while not (announced.exists() and announced.read_text()):
-        if process.poll() is not None:
-            sys.exit(f"the service ended with {process.returncode}")
-        time.sleep(0.1)
-    url = announced.read_text()
-    urllib.request.urlopen(f"{url}/health").read()
-    return process, url
-
-
 def measure(
-    url: str, pid: int, options: argparse.Namespace, rate: float, requests: int
+    service: ServiceProcess, options: argparse.Namespace, rate: float, requests: int
 ) -> dict[str, float]:
     """Requests at a rate (0: one after the other), by clients in a process of their own."""
-    used = cpu_seconds(pid)
-    words = [__file__, "--load", url, f"--rate={rate}", f"--requests={requests}"]
+    used = service.cpu_seconds() or 0.0
+    words = [__file__, "--load", service.address, f"--rate={rate}", f"--requests={requests}"]
     words += [f"--items={options.items}"]
     done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, text=True, check=True)
-    return {**json.loads(done.stdout), "cpu": 1e3 * (cpu_seconds(pid) - used) / requests}
-
-
-def cpu_seconds(pid: int) -> float:
-    """What a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    used = (service.cpu_seconds() or 0.0) - used
+    return {**json.loads(done.stdout), "cpu": 1e3 * used / requests}
 
 
 async def load(options: argparse.Namespace) -> dict[str, float]:
-    """Send requests; their rate, times and how many were refused."""
-    host, port = options.load.removeprefix("http://").split(":")
+    """Send requests, as `shoal pipeline serve --bench` does: rate, times, how many were refused."""
     draw = random.Random(int(options.rate))
-    times: list[float] = []
-    refused = 0
-    free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    def body() -> bytes:
+    questions = []
+    for _ in range(min(options.requests, QUESTIONS)):
         history = [str(draw.randrange(options.items)) for _ in range(draw.randint(3, TAKEN))]
         question = {"history": history, "number": 20, "context": {"device": "phone"}}
-        data = json.dumps({"user": str(draw.randrange(USERS)), **question}).encode()
-        head = f"POST /v1/recommend HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
-        return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
-
-    async def ask(due: float) -> None:
-        nonlocal refused
-        reader, writer = free.pop() if free else await asyncio.open_connection(host, int(port))
-        writer.write(body())
-        head = await reader.readuntil(b"\r\n\r\n")
-        size = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-        answer = json.loads(await reader.readexactly(size))
-        free.append((reader, writer))
-        if b" 200 " not in head[:20]:
-            refused += 1
-            return
-        assert len(answer["items"]) == 20 and not answer["fallbacks"], answer
-        times.append(time.perf_counter() - due)
-
-    begin = due = time.perf_counter()
-    tasks = []
-    for _ in range(options.requests):
-        if not options.rate:
-            await ask(time.perf_counter())
-            continue
-        due += draw.expovariate(options.rate)
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(ask(due)))
-    await asyncio.gather(*tasks)
-    seconds = time.perf_counter() - begin
-    times.sort()
+        questions.append({"user": str(draw.randrange(USERS)), **question})
+    clients = ClientLoad(options.load, "/v1/recommend", questions)
+    if options.rate:
+        result = await clients.at_rate(options.rate, options.requests, seed=int(options.rate))
+    else:
+        result = await clients.by_clients(1, requests=options.requests)
+    answer = json.loads(clients.last)
+    assert len(answer["items"]) == 20 and not answer["fallbacks"], answer
     return {
-        "rate": len(times) / seconds,
-        "refused": refused,
-        "p50": 1e3 * times[len(times) // 2],
-        "p99": 1e3 * times[int(len(times) * 0.99)],
+        "rate": result.rate,
+        "refused": result.refusals,
+        "p50": result.p50,
+        "p99": result.p99,
     }
 
 

@@ -140,51 +140,24 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def load(options: argparse.Namespace) -> dict[str, float]:
-    """Clients that ask again as soon as they are answered."""
-    host, port = options.load.removeprefix("http://").split(":")
-    times: list[float] = []
-    asked, last = 0, b'{"items": []}'
-    bodies = []
+    """Clients that ask again as soon as they are answered, as those of `shoal serve --bench`."""
+    from shoal.serving.load.clients import ClientLoad
+
     draw = random.Random(0)
     known = json.loads(Path(options.names).read_text())
-    for _ in range(500):
-        history = [draw.choice(known) for _ in range(draw.randint(5, MAX_LEN))]
-        body = json.dumps({"history": history, "topk": 10}).encode()
-        head = f"POST /v1/recommend HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
-        bodies.append(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    begin = time.perf_counter()
-    end = begin + 1.0 + options.seconds
-    counted = end - options.seconds  # a second to warm up
-    most = options.requests or sys.maxsize
-    if options.requests:  # a fixed number instead, warmed up by whoever asks for it
-        end, counted = float("inf"), begin
-
-    async def client(number: int) -> None:
-        nonlocal asked, last
-        reader, writer = await asyncio.open_connection(host, int(port))
-        while time.perf_counter() < end and asked < most:
-            asked += 1
-            begun = time.perf_counter()
-            writer.write(bodies[(number * 37 + len(times)) % len(bodies)])
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert b" 200 " in head[:20], head
-            size = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-            answer = await reader.readexactly(size)
-            if begun >= counted:
-                times.append(time.perf_counter() - begun)
-            last = answer
-        assert len(json.loads(last)["items"]) == 10
-        writer.close()
-
-    await asyncio.gather(*(client(k) for k in range(options.clients[0])))
-    seconds = time.perf_counter() - begin if options.requests else options.seconds
-    times.sort()
-    return {
-        "all": asked,
-        "rate": len(times) / seconds,
-        "p50": 1e3 * times[len(times) // 2],
-        "p99": 1e3 * times[int(len(times) * 0.99)],
-    }
+    questions = [
+        {"history": [draw.choice(known) for _ in range(draw.randint(5, MAX_LEN))], "topk": 10}
+        for _ in range(500)
+    ]
+    clients = ClientLoad(options.load, "/v1/recommend", questions)
+    count = options.clients[0]
+    if options.requests:  # a fixed number, warmed up by whoever asks for it
+        result = await clients.by_clients(count, requests=options.requests)
+    else:
+        result = await clients.by_clients(count, seconds=options.seconds, warm_up=1.0)
+    assert len(json.loads(clients.last)["items"]) == 10
+    assert not result.refusals, result
+    return {"all": result.questions, "rate": result.rate, "p50": result.p50, "p99": result.p99}
 
 
 def peer(options: argparse.Namespace) -> None:

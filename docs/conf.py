@@ -29,7 +29,7 @@ SIDE_BAR = {
     "Learn": (
         "learn",
         "index own_data features clicks sequences own_model own_loop many_processes servers gpu "
-        "tiers serving daily",
+        "tiers serving pipeline daily",
     ),
     "Come from": (
         "from",

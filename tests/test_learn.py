@@ -160,6 +160,20 @@ def serving(ran: Ran) -> None:
     assert "because of" in ran.text
 
 
+def pipeline(ran: Ran) -> None:
+    assert "a question's context must have: Device" in ran.text and "status 0" in ran.text
+    stages = json.loads((ran.folder / "stages.json").read_text())["stages"]
+    ndcg = {one["stage"]: one["ndcg@10"] for one in stages}
+    assert ndcg["retrieve"] < ndcg["retrieve taste"] and ndcg["rank"] > 1.2 * ndcg["allowed"]
+    costs = ("rank", "boost", "at_most", "explore")
+    assert [ndcg[name] for name in costs] == sorted((ndcg[name] for name in costs), reverse=True)
+    assert re.search(r"'taste'.* \{'rank': -?\d+", ran.text)  # where it came from, what moved it
+    assert "1,201 requests" in ran.text and "label that is not 0: shown.parquet" in ran.text
+    assert "1,201 of 1,201 requests count (100%), 3 places" in ran.text
+    logged, *others = (ran.number(f" {name} ") for name in ("logged", "ips", "snips", "dr"))
+    assert all(other > logged for other in others)
+
+
 def daily(ran: Ran) -> None:
     wednesday, anew = ran.result("wednesday"), ran.result("anew")
     after = wednesday["best_valid"]["recall@10"]
@@ -169,7 +183,7 @@ def daily(ran: Ran) -> None:
 
 
 CHECKS = (own_data, features, clicks, sequences, own_model, own_loop, many_processes, servers)
-FACTS = {check.__name__: check for check in (*CHECKS, gpu, tiers, serving, daily)}
+FACTS = {check.__name__: check for check in (*CHECKS, gpu, tiers, serving, pipeline, daily)}
 
 
 @pytest.mark.slow
@@ -190,5 +204,5 @@ def test_a_tutorial_reads_as_the_others(name: str) -> None:
     assert text.splitlines()[-1].startswith("**Next:** ")
 
 
-def test_there_are_twelve() -> None:
-    assert set(TUTORIALS) == set(FACTS) and len(TUTORIALS) == 12
+def test_there_are_thirteen() -> None:
+    assert set(TUTORIALS) == set(FACTS) and len(TUTORIALS) == 13

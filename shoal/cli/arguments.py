@@ -48,6 +48,14 @@ DEADLINE = typer.Option(
 REFRESH = typer.Option(help="Seconds between checks for newer files.")
 DRAIN = typer.Option(help="Seconds to answer new connections in after SIGTERM.")
 THREADS = typer.Option(help="Threads that compute; 0: all cores.")
+BENCH = typer.Option(
+    "--bench",
+    help="Measure the service on this machine and end: answers per second, p50 and p99 of 1, 8 and "
+    "64 clients, and the highest rate within --bench-p99. It listens at loopback alone.",
+)
+BENCH_SECONDS = typer.Option(min=0.1, help="--bench: seconds of each of some ten figures.")
+BENCH_P99 = typer.Option(min=0.1, help="--bench: milliseconds that the p99 may take.")
+BENCH_JSON = typer.Option("--json", help="--bench: print an object instead of a table.")
 # Endings of files of data, which take the place of a config.
 DATA = (
     ".csv",

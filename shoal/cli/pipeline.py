@@ -12,6 +12,10 @@ import typer
 from shoal.cli.arguments import (
     ANNOUNCE,
     BATCH,
+    BENCH,
+    BENCH_JSON,
+    BENCH_P99,
+    BENCH_SECONDS,
     BODY_BYTES,
     DEADLINE,
     DRAIN,
@@ -25,6 +29,7 @@ from shoal.cli.arguments import (
     TLS_KEY,
     TOKEN_FILE,
 )
+from shoal.cli.ranking import print_table
 from shoal.cli.startup import importing
 from shoal.files.durable import replace_durably, written
 
@@ -140,6 +145,10 @@ def evaluate(
     item: Annotated[
         str | None, typer.Option(help="Its column of items; by default that of the first source.")
     ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(help="Its column that is 0 in rows of what was not taken; they are left out."),
+    ] = None,
     topk: Annotated[int, typer.Option(min=1, max=1000, help="How many items a list has.")] = 10,
     output: Annotated[
         str | None, typer.Option(help="FILE.json: write the metrics of every stage.")
@@ -150,7 +159,7 @@ def evaluate(
     pipeline = open_pipeline(file, seed)
     from shoal.serving.pipeline.evaluation import evaluate, read_test
 
-    questions = read_test(pipeline, test, user, item)
+    questions = read_test(pipeline, test, user=user, item=item, label=label)
     stages = evaluate(pipeline, questions, topk)
     heads = list(stages[0].metrics)
     rows = []
@@ -190,6 +199,7 @@ def export(
 
 
 def serve(
+    context: typer.Context,
     file: Annotated[str, FILE],
     host: Annotated[str, HOST] = "127.0.0.1",
     port: Annotated[int, PORT] = 8000,
@@ -209,8 +219,16 @@ def serve(
     ] = None,
     seed: Annotated[int | None, SEED] = None,
     announce: Annotated[str | None, ANNOUNCE] = None,
+    bench: Annotated[bool, BENCH] = False,
+    bench_seconds: Annotated[float, BENCH_SECONDS] = 5.0,
+    bench_p99: Annotated[float, BENCH_P99] = 50.0,
+    as_json: Annotated[bool, BENCH_JSON] = False,
 ) -> None:
     """Serve a pipeline over HTTP, with a page that shows where each item came from."""
+    from shoal.cli.bench import bench_pipeline, wants_bench
+
+    if wants_bench(context):
+        return bench_pipeline(context, file, open_pipeline)
     from shoal.cli.serving import begin_service, importing_service
 
     with importing_service():
@@ -283,17 +301,3 @@ def _print_answer(pipeline: Pipeline, who: str, answer: PipelineAnswer) -> None:
         typer.echo(f"sources that do not know who asks: {', '.join(answer.unknown)}")
     if answer.fallbacks:
         typer.echo(f"the fallback took the place of: {', '.join(answer.fallbacks)}")
-
-
-def print_table(heads: list[str], rows: list[list[Any]], title: str) -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from shoal.cli.ranking import printable
-
-    table = Table(*heads, box=SIMPLE, title=Text(printable(title)), title_justify="left")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))  # no markup: data wrote it
-    Console(width=10_000).print(table)

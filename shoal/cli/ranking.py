@@ -74,3 +74,16 @@ def typed_items(text: str, items: "Ids") -> list[str]:
 def printable(value: Any) -> str:
     """Text of data without signs that would steer a terminal."""
     return "".join(one if one.isprintable() else "\ufffd" for one in str(value))
+
+
+def print_table(heads: list[str], rows: list[list[Any]], title: str) -> None:
+    """Print a table whose cells are shown as they are."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*heads, box=SIMPLE, title=Text(printable(title)), title_justify="left")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))  # no markup: data wrote it
+    Console(width=10_000).print(table)

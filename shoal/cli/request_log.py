@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.pipeline import FILE, SEED, open_pipeline, print_table
+from shoal.cli.pipeline import FILE, SEED, open_pipeline
+from shoal.cli.ranking import print_table
 from shoal.cli.startup import importing
 from shoal.files.durable import replace_durably, written
 

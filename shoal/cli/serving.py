@@ -14,6 +14,10 @@ from shoal import how_to_install
 from shoal.cli.arguments import (
     ANNOUNCE,
     BATCH,
+    BENCH,
+    BENCH_JSON,
+    BENCH_P99,
+    BENCH_SECONDS,
     BODY_BYTES,
     DEADLINE,
     DRAIN,
@@ -138,6 +142,7 @@ def predict(
 
 
 def serve(
+    context: typer.Context,
     artifact: Annotated[
         str, typer.Argument(help="An artifact, or a folder of them: the last is served.")
     ],
@@ -158,11 +163,19 @@ def serve(
     drain: Annotated[float, DRAIN] = 5.0,
     threads: Annotated[int, THREADS] = 0,
     announce: Annotated[str | None, ANNOUNCE] = None,
+    bench: Annotated[bool, BENCH] = False,
+    bench_seconds: Annotated[float, BENCH_SECONDS] = 5.0,
+    bench_p99: Annotated[float, BENCH_P99] = 50.0,
+    as_json: Annotated[bool, BENCH_JSON] = False,
 ) -> None:
     """Serve an artifact over HTTP: recommendations, scores and clicks as JSON.
 
     A parameter server, which holds rows in training, is started by `shoal launch`.
     """
+    from shoal.cli.bench import bench_artifact, wants_bench
+
+    if wants_bench(context):
+        return bench_artifact(context, artifact)
     with importing_service():
         from shoal.serving.http.listening import read_token
         from shoal.serving.service.server import Limits, ServiceReach

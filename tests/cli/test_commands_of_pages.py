@@ -207,7 +207,12 @@ def run(command: str, folder: Path) -> None:
     found = [glob.glob(word, root_dir=folder) if "*" in word else [] for word in words]
     words = [one for word, files in zip(words, found) for one in (sorted(files) or [word])]
     words += [] if "epochs=" in command else SHORT.get(words[0], [])
-    if "serve" in words[:2] or words[0] == "board" or "--follow" in words:
+    words += ["--bench-seconds=0.2"] if "--bench" in words else []
+    if (
+        ("serve" in words[:2] and "--bench" not in words)
+        or words[0] == "board"
+        or "--follow" in words
+    ):
         return serve(words, folder)
     command_line = [sys.executable, "-m", "shoal", *words]
     done = subprocess.run(command_line, cwd=folder, capture_output=True, text=True, timeout=900)

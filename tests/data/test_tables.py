@@ -387,3 +387,13 @@ def test_parts_that_are_split_already(tmp_path: Path) -> None:
     assert [len(found.splits[part]) for part in names] == [500, 50, 50]
     with pytest.raises(ValueError, match=r"name inter, or train, test and perhaps valid"):
         load_dataset(DataSection(path=str(tmp_path), files={"train": "train.parquet"}), 1)
+
+
+def test_labels_in_words_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "shown.csv"
+    file.write_text("user,item,bought\nu1,i1,yes\nu2,i2,no\n")
+    config = DataSection(
+        files={"inter": str(file)}, fields={"user": "user", "item": "item", "label": "bought"}
+    )
+    with pytest.raises(ValueError, match=r"line 2: 'yes' in 'bought' is not a number: write label"):
+        load_dataset(config, 0)

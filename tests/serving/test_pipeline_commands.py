@@ -136,6 +136,46 @@ def test_lines_that_are_no_questions(call: Call, line: str, error: str) -> None:
     assert not Path("lists.csv").exists()
 
 
+def test_rows_of_what_was_shown_and_not_taken(call: Call) -> None:
+    taken = pl.read_csv(shop() / "later.csv").with_columns(click=1)
+    shown = taken.with_columns(item=pl.lit("i3"), click=0)
+    pl.concat([taken, shown]).write_csv("shown.csv")
+    words = ["eval", "pipeline.yaml", "--seed", "3", "--output"]
+    call(*words, "taken.json", "--test", str(shop() / "later.csv"))
+    call(*words, "labelled.json", "--test", "shown.csv", "--label", "click")
+    taken_stages, labelled = (
+        json.loads(Path(f"{name}.json").read_text())["stages"] for name in ("taken", "labelled")
+    )
+    assert labelled == taken_stages
+    text = call("eval", "pipeline.yaml", "--test", "shown.csv")
+    assert f"the {len(shown)} of {2 * len(shown)} where click is 0" in text
+    call(
+        "eval",
+        "pipeline.yaml",
+        "--test",
+        "shown.csv",
+        "--label",
+        "clik",
+        fails="did you mean click?",
+    )
+    Path("words.csv").write_text("user,item,device,click\nu1,i1,phone,yes\n")
+    words = ["eval", "pipeline.yaml", "--test", "words.csv", "--label", "click"]
+    call(*words, fails="'click' holds 'yes', which is no number")
+
+
+def test_a_broken_line_of_a_test_has_a_remedy_that_there_is(call: Call) -> None:
+    Path("test.csv").write_text("user,item,device\nu1,i1,phone\nu2\n")
+    words = ["eval", "pipeline.yaml", "--test", "test.csv"]
+    error = str(CliRunner().invoke(app, ["pipeline", *words]).exception)
+    assert "test.csv, line 3" in error and error.endswith("'u2'; correct the line")
+
+
+def test_yes_of_yaml_is_named(call: Call) -> None:
+    rule = "  - allowed: {attribute: category, values: [yes]}\n"
+    Path("yes.yaml").write_text(TEXT.replace("SHOP", str(shop())).replace("  - seen\n", rule))
+    call("check", "yes.yaml", fails="put words in quotes")
+
+
 def test_every_stage_has_a_line(call: Call) -> None:
     later = str(shop() / "later.csv")
     text = call("eval", "pipeline.yaml", "--test", later, "--topk", "5", "--output", "stages.json")

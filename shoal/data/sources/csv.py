@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 SEPARATORS = (",", "\t", ";", "|")
+OTHER_FORMAT = ", set data.separator or data.quote if they are others"
 # Stands for separators longer than the one byte that Polars allows, and between cells of which
 # some hold the separator.
 STAND_IN = "\x1f"
@@ -322,6 +323,5 @@ def _wrong(row: list[str] | csv.Error, names: list[str], cells: CellFormat) -> s
         )
     return (
         f"{len(row)} cells where the header names {len(names)} ({', '.join(names)}): "
-        f"{cells.separator.join(row)[:80]!r}; correct the line, set data.separator or data.quote "
-        f"if they are others{OR_SKIP}"
+        f"{cells.separator.join(row)[:80]!r}; correct the line{OTHER_FORMAT}{OR_SKIP}"
     )

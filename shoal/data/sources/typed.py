@@ -279,6 +279,8 @@ class Columns:
         if odd.any() and not is_declared and self.config.bad_rows != "skip":
             self._refuse_mixed(name, series, int(odd.arg_max() or 0), reading)
         problem = "is not a number that fits 32 bits"
+        if name == self.config.fields.label and series.dtype == pl.String:
+            problem = "is not a number: write labels as 1 and 0"
         if is_time and series.dtype == pl.String:
             which = f", as {shown}" if (shown := reading.shown()) else ""
             problem = f"is no time that can be read{which} (write dates as 2025-01-31 13:45:00)"

@@ -15,19 +15,21 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from shoal.config.errors import did_you_mean
-from shoal.config.schema import DataSection
-from shoal.data.sources.tables import read_frame
-from shoal.runs.input_data import encoding_of
 from shoal.serving.pipeline.candidates import Candidates
 from shoal.serving.pipeline.pipeline import RANK, Pipeline
 from shoal.serving.pipeline.question import PipelineQuestion
+from shoal.serving.pipeline.table_rows import read_rows
 from shoal.training.metrics.base import Ranked
 from shoal.training.metrics.collection import MetricSet
+
+if TYPE_CHECKING:
+    import polars as pl
 
 log = logging.getLogger("shoal")
 CUTOFFS = (100, 500, 1_000)  # of the recall of retrieval
@@ -58,25 +60,32 @@ class StageMetrics:
 
 
 def read_test(
-    pipeline: Pipeline, file: str | Path, user: str | None = None, item: str | None = None
+    pipeline: Pipeline,
+    file: str | Path,
+    *,
+    user: str | None = None,
+    item: str | None = None,
+    label: str | None = None,
 ) -> list[TestQuestion]:
     """The rows of a table as questions: the items of a user, and of a context where the click
     model reads one, are right.
 
     user, item: the columns' names; None: as in the data of the first source.
+    label: the column that is 0 where an item was not taken; None: each row was taken.
     """
     first = next(iter(pipeline.sources.values())).artifact
     user, item = user or first.user_field, item or first.item_field or "item_id"
     context = [] if pipeline.ranker is None else pipeline.ranker.context
     if not Path(file).is_file():
         raise ValueError(f"--test: there is no file {file}")
-    frame = read_frame(Path(file), DataSection(encoding=encoding_of(Path(file))))
-    for name in (user, item, *context):
+    frame = read_rows(Path(file))
+    for name in (user, item, *context, *([] if label is None else [label])):
         if name not in frame.columns:
             raise ValueError(
                 f"{file} has no column {name!r}; it has {', '.join(frame.columns)}"
                 f"{did_you_mean(name, frame.columns)}"
             )
+    frame = _taken_rows(frame, file, pipeline, label)
     questions = []
     by_asker = frame.group_by([user, *context], maintain_order=True)
     for values, rows in by_asker:
@@ -104,6 +113,38 @@ def read_test(
             len(questions),
         )
     return questions
+
+
+def _taken_rows(
+    frame: pl.DataFrame, file: str | Path, pipeline: Pipeline, label: str | None
+) -> pl.DataFrame:
+    """The rows whose label is not 0. Without a label all, with a warning where one is likely."""
+    import polars as pl
+
+    ranked_label = None if pipeline.ranker is None else pipeline.ranker.label
+    name = label or ranked_label
+    if name is None or name not in frame.columns:
+        return frame
+    labels = frame[name].cast(pl.Float64, strict=False)
+    if label is None:
+        if zeros := int((labels == 0).sum()):
+            log.warning(
+                "%s: every row counts as taken, also the %d of %d where %s is 0; if these were "
+                "not taken, --label %s leaves them out",
+                file,
+                zeros,
+                len(frame),
+                name,
+                name,
+            )
+        return frame
+    odd = frame[name].filter(labels.is_null())
+    if len(odd):
+        raise ValueError(
+            f"{file}: {name!r} holds {odd[0]!r}, which is no number; a label is 0 where an item "
+            "was not taken, else 1"
+        )
+    return frame.filter(labels != 0)
 
 
 def evaluate(

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.config.errors import did_you_mean
-from shoal.config.schema import DataSection
 from shoal.data.dataset import Ragged
 from shoal.data.ids import Ids, word_of
 from shoal.data.reading import NO_ID, filled, find_reading, numbers_of, times_of
-from shoal.data.sources.tables import read_frame
-from shoal.runs.input_data import encoding_of
+from shoal.serving.pipeline.table_rows import read_rows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -107,10 +105,12 @@ class PipelineItems:
         words = tuple(_word(value) for value in values)
         if (attribute, words) in self._members:
             return self._members[attribute, words]
-        for word in words:
+        for word, value in zip(words, values):
             if word not in groups.words:
                 shown = ", ".join(groups.words[:SHOWN]) + ", ..." * (len(groups.words) > SHOWN)
                 hint = did_you_mean(word, groups.words)
+                if isinstance(value, bool):
+                    hint = "; YAML reads yes and no as true and false: put words in quotes"
                 raise ValueError(f"no item has {attribute} {word!r}; there are {shown}{hint}")
         self._members[attribute, words] = groups.members(words)
         return self._members[attribute, words]
@@ -215,7 +215,7 @@ def read_items(file: Path) -> pl.DataFrame:
     """A table with a row for each item, whose ids stand in its first column."""
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
-    table = read_frame(file, DataSection(encoding=encoding_of(file)))
+    table = read_rows(file)
     ids = table[table.columns[0]]
     words = [None if value is None else word_of(value) for value in ids.to_list()]
     if None in words:

@@ -27,10 +27,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from shoal.config.errors import did_you_mean
-from shoal.config.schema import DataSection
 from shoal.data.bounded_files import check_line, open_text
 from shoal.data.ids import word_of
-from shoal.data.sources.tables import read_frame
+from shoal.serving.pipeline.table_rows import read_rows
 
 log = logging.getLogger("shoal")
 FILES = "requests-*.jsonl"
@@ -202,7 +201,7 @@ def read_outcomes(file: str | Path) -> Outcomes:
     path = Path(file)
     if not path.is_file():
         raise ValueError(f"--outcomes: there is no file {path}")
-    frame = read_frame(path, DataSection())
+    frame = read_rows(path)
     for name in OUTCOME_COLUMNS:
         if name not in frame.columns:
             raise ValueError(

@@ -29,13 +29,7 @@ class Service(LiveService[Artifact]):
         super().__init__(path)
 
     def places(self) -> list[Path]:
-        if (self.path / files.MANIFEST).exists():
-            return [self.path.resolve()]
-        # (An artifact that is being written has a manifest too, under a hidden name.)
-        manifests = sorted(self.path.glob("[!.]*/manifest.json")) if self.path.is_dir() else []
-        if not manifests:
-            raise ValueError(files.no_artifact(self.path))
-        return [manifest.parent.resolve() for manifest in reversed(manifests)]
+        return artifact_places(self.path)
 
     def state(self, place: Path) -> State:
         return state_of(place)
@@ -66,6 +60,17 @@ class Service(LiveService[Artifact]):
             "state_requests_total": kept.requests,
             "state_hits_total": kept.hits,
         }
+
+
+def artifact_places(path: Path) -> list[Path]:
+    """The artifact at a path, or those in a folder of artifacts, the last by name first."""
+    if (path / files.MANIFEST).exists():
+        return [path.resolve()]
+    # (An artifact that is being written has a manifest too, under a hidden name.)
+    manifests = sorted(path.glob("[!.]*/manifest.json")) if path.is_dir() else []
+    if not manifests:
+        raise ValueError(files.no_artifact(path))
+    return [manifest.parent.resolve() for manifest in reversed(manifests)]
 
 
 def make_ready(artifacts: Sequence[Artifact], batch_size: int) -> None:
