@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,6 +22,7 @@ from shoal.cli.arguments import (
     ONE_PROCESS,
     PLAIN,
     PORT,
+    PROCESSES,
     REFRESH,
     SECONDS,
     THREADS,
@@ -33,6 +35,10 @@ from shoal.cli.arguments import (
 from shoal.cli.exit import print_result
 from shoal.cli.startup import importing
 from shoal.files.durable import written
+
+if TYPE_CHECKING:
+    from shoal.serving.http.listening import ServiceReach
+    from shoal.serving.processes.service_process import ServiceProcess
 
 
 def evaluate(
@@ -157,30 +163,18 @@ def serve(
     refresh: Annotated[float, REFRESH] = 2.0,
     drain: Annotated[float, DRAIN] = 5.0,
     threads: Annotated[int, THREADS] = 0,
+    processes: Annotated[int, PROCESSES] = 1,
     announce: Annotated[str | None, ANNOUNCE] = None,
 ) -> None:
     """Serve an artifact over HTTP: recommendations, scores and clicks as JSON.
 
     A parameter server, which holds rows in training, is started by `shoal launch`.
     """
-    with importing_service():
-        from shoal.serving.http.listening import read_token
-        from shoal.serving.service.server import Limits, ServiceReach
-        from shoal.serving.service.server import serve as listen
-    cores = begin_service(threads)
-    limits = Limits(
-        body_bytes=body_bytes,
-        seconds=seconds,
-        answer_seconds=seconds,
-        deadline=None if deadline is None else deadline / 1000,
-        batch=batch,
-        threads=cores,
-        state_bytes=state_bytes,
-    )
-    reach = ServiceReach(
+    reach, process = begin_processes(
+        processes,
         host=host,
         port=port,
-        token=read_token(token_file),
+        token_file=token_file,
         certificate=tls_cert,
         key=tls_key,
         plain=plain,
@@ -188,7 +182,32 @@ def serve(
         announce=announce,
         drain=drain,
     )
-    listen(artifact, reach, limits)
+    with importing_service():
+        from shoal.serving.service.api import Limits
+        from shoal.serving.service.server import serve as listen
+    limits = Limits(
+        body_bytes=body_bytes,
+        seconds=seconds,
+        answer_seconds=seconds,
+        deadline=None if deadline is None else deadline / 1000,
+        batch=batch,
+        threads=begin_service(threads, process),
+        state_bytes=state_bytes // processes,
+    )
+    listen(artifact, reach, limits, process)
+
+
+def begin_processes(
+    count: int, *, token_file: str | None, **places: Any
+) -> tuple[ServiceReach, ServiceProcess | None]:
+    """Where a service listens, and which of its processes this is; the parent of several stays
+    here. None: it is the only one. places: the other arguments of `ServiceReach`.
+    """
+    with importing_service():
+        from shoal.serving.http.listening import ServiceReach, read_token
+        from shoal.serving.processes.parent import begin_processes
+    reach = ServiceReach(token=read_token(token_file), **places)
+    return reach, begin_processes(count, reach)
 
 
 @contextmanager
@@ -201,13 +220,21 @@ def importing_service() -> Iterator[None]:
         raise ValueError(f"{error}: {how_to_install('serve')}") from error
 
 
-def begin_service(threads: int) -> int:
-    """Prepare this process to answer requests; how many threads compute (0: all cores)."""
+def begin_service(threads: int, process: ServiceProcess | None = None) -> int:
+    """Prepare this process to answer requests; how many threads compute in it.
+
+    threads: those of all processes, 0: all cores.
+    """
     import torch
 
     from shoal.training.run_folder import start_logging
 
     start_logging("info")
     torch.set_num_threads(1)  # batches side by side, see BatchedApi
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
-    return threads or os.cpu_count() or 1
+    threads = threads or os.cpu_count() or 1
+    if process is None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
+        return threads
+    if process.number:  # the first one reports what all of them do
+        logging.getLogger("shoal").setLevel(logging.WARNING)
+    return process.share(threads)
