@@ -145,7 +145,10 @@ def predict(
 
 def serve(
     artifact: Annotated[
-        str, typer.Argument(help="An artifact, or a folder of them: the last is served.")
+        str,
+        typer.Argument(
+            help="An artifact, a folder of them (the last is served), or FILE.yaml of versions."
+        ),
     ],
     host: Annotated[str, HOST] = "127.0.0.1",
     port: Annotated[int, PORT] = 8000,
@@ -185,6 +188,8 @@ def serve(
     with importing_service():
         from shoal.serving.service.api import Limits
         from shoal.serving.service.server import serve as listen
+        from shoal.serving.versions.app import serve_versions
+        from shoal.serving.versions.file import is_versions_file
     limits = Limits(
         body_bytes=body_bytes,
         seconds=seconds,
@@ -194,7 +199,10 @@ def serve(
         threads=begin_service(threads, process),
         state_bytes=state_bytes // processes,
     )
-    listen(artifact, reach, limits, process)
+    if is_versions_file(artifact):
+        serve_versions(artifact, reach, limits, process)
+    else:
+        listen(artifact, reach, limits, process)
 
 
 def begin_processes(
