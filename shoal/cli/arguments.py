@@ -47,7 +47,8 @@ DEADLINE = typer.Option(
 )
 REFRESH = typer.Option(help="Seconds between checks for newer files.")
 DRAIN = typer.Option(help="Seconds to answer new connections in after SIGTERM.")
-THREADS = typer.Option(help="Threads that compute; 0: all cores.")
+THREADS = typer.Option(help="Threads that compute, of all processes together; 0: all cores.")
+PROCESSES = typer.Option(min=1, max=256, help="Processes that answer, all at the same address.")
 BENCH = typer.Option(
     "--bench",
     help="Measure the service on this machine and end: answers per second, p50 and p99 of 1, 8 and "

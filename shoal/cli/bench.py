@@ -77,8 +77,14 @@ def bench_artifact(context: typer.Context, artifact: str) -> None:
         from shoal.serving.artifact.artifact import Artifact
         from shoal.serving.load.questions import artifact_questions
         from shoal.serving.service.service import artifact_places
+        from shoal.serving.versions.file import is_versions_file, read_versions
 
-    path, questions = artifact_questions(Artifact(artifact_places(Path(artifact))[0]))
+    if is_versions_file(artifact):  # their users are alike
+        versions = read_versions(artifact)
+        folder = versions.folder(next(iter(versions.shares)))
+    else:
+        folder = artifact_places(Path(artifact))[0]
+    path, questions = artifact_questions(Artifact(folder))
     _measure(context, artifact, words, path, questions)
 
 

@@ -22,6 +22,7 @@ from shoal.cli.arguments import (
     HOST,
     PLAIN,
     PORT,
+    PROCESSES,
     REFRESH,
     SECONDS,
     THREADS,
@@ -214,6 +215,7 @@ def serve(
     refresh: Annotated[float, REFRESH] = 2.0,
     drain: Annotated[float, DRAIN] = 5.0,
     threads: Annotated[int, THREADS] = 0,
+    processes: Annotated[int, PROCESSES] = 1,
     log: Annotated[
         str | None, typer.Option(help="Folder for the request log: a line for each answer.")
     ] = None,
@@ -229,24 +231,13 @@ def serve(
 
     if wants_bench(context):
         return bench_pipeline(context, file, open_pipeline)
-    from shoal.cli.serving import begin_service, importing_service
+    from shoal.cli.serving import begin_processes, begin_service, importing_service
 
-    with importing_service():
-        from shoal.serving.http.listening import read_token
-        from shoal.serving.pipeline_service.app import serve_pipeline
-        from shoal.serving.service.server import Limits, ServiceReach
-    limits = Limits(
-        body_bytes=body_bytes,
-        seconds=seconds,
-        answer_seconds=seconds,
-        deadline=None if deadline is None else deadline / 1000,
-        batch=batch,
-        threads=begin_service(threads),
-    )
-    reach = ServiceReach(
+    reach, process = begin_processes(
+        processes,
         host=host,
         port=port,
-        token=read_token(token_file),
+        token_file=token_file,
         certificate=tls_cert,
         key=tls_key,
         plain=plain,
@@ -254,7 +245,18 @@ def serve(
         announce=announce,
         drain=drain,
     )
-    serve_pipeline(file, reach, limits, seed, log)
+    with importing_service():
+        from shoal.serving.pipeline_service.app import serve_pipeline
+        from shoal.serving.service.api import Limits
+    limits = Limits(
+        body_bytes=body_bytes,
+        seconds=seconds,
+        answer_seconds=seconds,
+        deadline=None if deadline is None else deadline / 1000,
+        batch=batch,
+        threads=begin_service(threads, process),
+    )
+    serve_pipeline(file, reach, limits, seed, log, process)
 
 
 def open_pipeline(file: str, seed: int | None = None) -> Pipeline:

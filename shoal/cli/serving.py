@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +26,7 @@ from shoal.cli.arguments import (
     ONE_PROCESS,
     PLAIN,
     PORT,
+    PROCESSES,
     REFRESH,
     SECONDS,
     THREADS,
@@ -37,6 +39,10 @@ from shoal.cli.arguments import (
 from shoal.cli.exit import print_result
 from shoal.cli.startup import importing
 from shoal.files.durable import written
+
+if TYPE_CHECKING:
+    from shoal.serving.http.listening import ServiceReach
+    from shoal.serving.processes.service_process import ServiceProcess
 
 
 def evaluate(
@@ -144,7 +150,10 @@ def predict(
 def serve(
     context: typer.Context,
     artifact: Annotated[
-        str, typer.Argument(help="An artifact, or a folder of them: the last is served.")
+        str,
+        typer.Argument(
+            help="An artifact, a folder of them (the last is served), or FILE.yaml of versions."
+        ),
     ],
     host: Annotated[str, HOST] = "127.0.0.1",
     port: Annotated[int, PORT] = 8000,
@@ -162,6 +171,7 @@ def serve(
     refresh: Annotated[float, REFRESH] = 2.0,
     drain: Annotated[float, DRAIN] = 5.0,
     threads: Annotated[int, THREADS] = 0,
+    processes: Annotated[int, PROCESSES] = 1,
     announce: Annotated[str | None, ANNOUNCE] = None,
     bench: Annotated[bool, BENCH] = False,
     bench_seconds: Annotated[float, BENCH_SECONDS] = 5.0,
@@ -176,24 +186,11 @@ def serve(
 
     if wants_bench(context):
         return bench_artifact(context, artifact)
-    with importing_service():
-        from shoal.serving.http.listening import read_token
-        from shoal.serving.service.server import Limits, ServiceReach
-        from shoal.serving.service.server import serve as listen
-    cores = begin_service(threads)
-    limits = Limits(
-        body_bytes=body_bytes,
-        seconds=seconds,
-        answer_seconds=seconds,
-        deadline=None if deadline is None else deadline / 1000,
-        batch=batch,
-        threads=cores,
-        state_bytes=state_bytes,
-    )
-    reach = ServiceReach(
+    reach, process = begin_processes(
+        processes,
         host=host,
         port=port,
-        token=read_token(token_file),
+        token_file=token_file,
         certificate=tls_cert,
         key=tls_key,
         plain=plain,
@@ -201,7 +198,37 @@ def serve(
         announce=announce,
         drain=drain,
     )
-    listen(artifact, reach, limits)
+    with importing_service():
+        from shoal.serving.service.api import Limits
+        from shoal.serving.service.server import serve as listen
+        from shoal.serving.versions.app import serve_versions
+        from shoal.serving.versions.file import is_versions_file
+    limits = Limits(
+        body_bytes=body_bytes,
+        seconds=seconds,
+        answer_seconds=seconds,
+        deadline=None if deadline is None else deadline / 1000,
+        batch=batch,
+        threads=begin_service(threads, process),
+        state_bytes=state_bytes // processes,
+    )
+    if is_versions_file(artifact):
+        serve_versions(artifact, reach, limits, process)
+    else:
+        listen(artifact, reach, limits, process)
+
+
+def begin_processes(
+    count: int, *, token_file: str | None, **places: Any
+) -> tuple[ServiceReach, ServiceProcess | None]:
+    """Where a service listens, and which of its processes this is; the parent of several stays
+    here. None: it is the only one. places: the other arguments of `ServiceReach`.
+    """
+    with importing_service():
+        from shoal.serving.http.listening import ServiceReach, read_token
+        from shoal.serving.processes.parent import begin_processes
+    reach = ServiceReach(token=read_token(token_file), **places)
+    return reach, begin_processes(count, reach)
 
 
 @contextmanager
@@ -214,13 +241,21 @@ def importing_service() -> Iterator[None]:
         raise ValueError(f"{error}: {how_to_install('serve')}") from error
 
 
-def begin_service(threads: int) -> int:
-    """Prepare this process to answer requests; how many threads compute (0: all cores)."""
+def begin_service(threads: int, process: ServiceProcess | None = None) -> int:
+    """Prepare this process to answer requests; how many threads compute in it.
+
+    threads: those of all processes, 0: all cores.
+    """
     import torch
 
     from shoal.training.run_folder import start_logging
 
     start_logging("info")
     torch.set_num_threads(1)  # batches side by side, see BatchedApi
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
-    return threads or os.cpu_count() or 1
+    threads = threads or os.cpu_count() or 1
+    if process is None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
+        return threads
+    if process.number:  # the first one reports what all of them do
+        logging.getLogger("shoal").setLevel(logging.WARNING)
+    return process.share(threads)

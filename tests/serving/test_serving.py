@@ -20,9 +20,9 @@ from shoal.serving.artifact import files
 pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")
 pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
-from shoal.serving.http.listening import listen
+from shoal.serving.http.listening import ServiceReach, listen
 from shoal.serving.service.api import Limits
-from shoal.serving.service.server import HttpServer, ServiceReach, serve
+from shoal.serving.service.server import HttpServer, serve
 
 JSON = {"content-type": "application/json"}
 

@@ -21,11 +21,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -218,7 +218,10 @@ def read_tensors(
     if name not in manifest["files"]:
         raise ArtifactError(f"artifact {folder} is damaged: it has no {name}")
     try:
-        with _readable(folder / name) as path, safe_open(path, "pt") as file:
+        with (
+            _readable(folder / name, manifest["files"][name]) as path,
+            safe_open(path, "pt") as file,
+        ):
             names = list(file.keys()) if tensor_names is None else list(tensor_names)
             return {one: file.get_tensor(one) for one in names}
     except (SafetensorError, OSError) as error:
@@ -251,27 +254,63 @@ def read_captions(folder: Path, manifest: dict[str, Any], count: int) -> dict[st
     return captions
 
 
+class FileCopies(Protocol):
+    """Copies of files that several processes of a service map (serving/processes/copies.py)."""
+
+    def open(self, path: Path, facts: Mapping[str, Any]) -> int:
+        """A descriptor of the copy of a file with these bytes and this checksum."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Context of loading, one process at a time."""
+
+    def was_tried(self, sha256: str) -> bool:
+        """Whether another process has tried the artifact with this manifest."""
+
+    def add_tried(self, sha256: str) -> None:
+        """Note that the artifact with this manifest has passed its trial."""
+
+
+shared: list[FileCopies] = []  # one at most
+
+
+def share_copies(copies: FileCopies) -> None:
+    """From here on, what this process reads privately are copies that others map as well."""
+    shared[:] = [copies]
+
+
 _PRIVATE: ContextVar[bool] = ContextVar("private", default=False)
 
 
 @contextmanager
 def private() -> Iterator[None]:
-    """Within this context tensors are read into memory of this process.
+    """Within this context tensors are read into memory of this process, or of its service's.
 
     Elsewhere files are mapped: who cuts one that is in use (`cp` over it) ends its reader (SIGBUS).
     """
+    if _PRIVATE.get():
+        yield
+        return
     token = _PRIVATE.set(True)
     try:
-        yield
+        with shared[0].turn() if shared else nullcontext():
+            yield
     finally:
         _PRIVATE.reset(token)
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[str]:
+def _readable(path: Path, facts: Mapping[str, Any]) -> Iterator[str]:
     """The name of a file to map: itself, or a copy in memory that lasts as long as it is mapped."""
     if not _PRIVATE.get() or not hasattr(os, "memfd_create"):
         yield str(path)
+        return
+    if shared:
+        with damaged(f"artifact {path.parent}"):
+            copy = shared[0].open(path, facts)
+        try:
+            yield f"/proc/self/fd/{copy}"
+        finally:
+            os.close(copy)
         return
     copy = os.memfd_create("shoal-artifact", os.MFD_CLOEXEC)
     try:

@@ -25,6 +25,7 @@ from torch import Tensor
 from shoal.data.batch import Jagged
 from shoal.distributed.parent_process import end_with_parent
 from shoal.recommender.recommender import History
+from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import GRAPHS, Artifact
 from shoal.serving.artifact.files import ArtifactError
 from shoal.serving.artifact.kept_histories import ALWAYS_EXTENDED
@@ -41,18 +42,26 @@ def try_apart(*artifacts: Artifact, seconds: int = 60, patience: int = 600) -> N
     untried = [
         artifact
         for artifact in artifacts
-        if artifact.graph is not None and artifact.manifest["sha256"] not in _passed
+        if artifact.graph is not None and not was_tried(artifact.manifest["sha256"])
     ]
     if not untried:
         return
     why = _try(untried, seconds, patience)
     if why is None:
-        _passed.update(artifact.manifest["sha256"] for artifact in untried)
+        for artifact in untried:
+            _passed.add(artifact.manifest["sha256"])
+            for copies in files.shared:
+                copies.add_tried(artifact.manifest["sha256"])
     elif len(untried) == 1:
         raise ArtifactError(f"artifact {untried[0].folder} is refused: graph.json: {why}")
     else:
         for artifact in untried:
             try_apart(artifact, seconds=seconds, patience=patience)
+
+
+def was_tried(sha256: str) -> bool:
+    """Whether the artifact with this manifest has passed, here or in another process."""
+    return sha256 in _passed or any(copies.was_tried(sha256) for copies in files.shared)
 
 
 def _try(artifacts: Sequence[Artifact], seconds: int, patience: int) -> str | None:
@@ -88,10 +97,15 @@ def main() -> None:
 
 
 def _limit(seconds: int) -> None:
-    """Bound the memory and the CPU time of this process from here on."""
+    """Bound the CPU time and the memory of this process from here on."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = int(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (most, most + 1))
+    limit_memory()
+
+
+def limit_memory() -> None:
+    """Bound what this process takes beyond the memory that it has."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     addresses = Path("/proc/self/statm")
     if addresses.exists():

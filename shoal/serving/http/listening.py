@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
@@ -22,11 +23,33 @@ from shoal.serving.http.guard import Guard
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+@dataclass(frozen=True)
+class ServiceReach:
+    """Where a service listens, and who may ask it.
+
+    plain     beyond this host without token or TLS
+    refresh   seconds between two looks for something newer
+    announce  a file that the address is written to
+    drain     seconds in which new connections are answered after SIGTERM
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    plain: bool = False
+    refresh: float = 2.0
+    announce: str | Path | None = None
+    drain: float = 5.0
+
+
 class BoundedServer(uvicorn.Server):
     """Signals are the command's affair: it stops in order, and ends with 0."""
 
     guard: Guard
-    drain = 5.0  # seconds in which new connections are answered after SIGTERM
+    drain = ServiceReach.drain
+    takes_signals = True  # False: who leads this process calls `stop`
     announce: Callable[[], object] = staticmethod(lambda: None)  # called when it listens
 
     @classmethod
@@ -65,20 +88,19 @@ class BoundedServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-
-        def stop(number: int) -> None:
-            if self.guard.stopping:  # the second time: at once
-                self.force_exit = self.should_exit = True
-            self.guard.stopping = True
-            # Who sends requests here must first notice that it is not ready.
-            wait = self.drain if number == signal.SIGTERM else 0.0
-            loop.call_later(wait, setattr, self, "should_exit", True)
-
-        if threading.current_thread() is threading.main_thread():
+        if self.takes_signals and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, stop, number)
+                asyncio.get_running_loop().add_signal_handler(number, self.stop, number)
         yield
+
+    def stop(self, number: int) -> None:
+        """Stop in order after a signal; the second time at once."""
+        if self.guard.stopping:
+            self.force_exit = self.should_exit = True
+        self.guard.stopping = True
+        # Who sends requests here must first notice that it is not ready.
+        wait = self.drain if number == signal.SIGTERM else 0.0
+        asyncio.get_running_loop().call_later(wait, setattr, self, "should_exit", True)
 
 
 def check_reach(
@@ -108,8 +130,7 @@ def run_at(
 ) -> None:
     """Answer until a signal comes. listens: called with the address; announce: a file for it."""
     listener = listen(host, port)
-    scheme = "http" if server.config.ssl_certfile is None else "https"
-    url = f"{scheme}://{host}:{listener.getsockname()[1]}"
+    url = url_of(host, listener, server.config.ssl_certfile is not None)
 
     def report() -> None:
         listens(url)
@@ -118,6 +139,11 @@ def run_at(
 
     server.announce = report
     server.run(sockets=[listener])
+
+
+def url_of(host: str, listener: socket.socket, encrypted: bool) -> str:
+    """The address of a service that listens at this socket."""
+    return f"{'https' if encrypted else 'http'}://{host}:{listener.getsockname()[1]}"
 
 
 def listen(host: str, port: int) -> socket.socket:

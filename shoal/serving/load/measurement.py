@@ -71,11 +71,9 @@ class ServiceProcess:
             raise ValueError(f"the service ended with status {self.process.returncode}: {last}")
 
     def cpu_seconds(self) -> float | None:
-        """CPU time that the service has used; None where the system does not say."""
+        """CPU time that the service and its processes used; None where the system does not say."""
         with suppress(OSError):
-            text = Path(f"/proc/{self.process.pid}/stat").read_text()
-            fields = text.rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            return _cpu_seconds(self.process.pid)
         return None
 
     def _end(self) -> None:
@@ -86,6 +84,15 @@ class ServiceProcess:
             self.process.kill()
             self.process.wait()
         self._folder.cleanup()
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU time of a process and of those that it started; OSError where it has ended."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    fields = text.rpartition(")")[2].split()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(_cpu_seconds(int(child)) for child in children)
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,16 @@ from starlette.responses import Response
 import shoal
 from shoal.pages import html as look
 from shoal.serving.http.guard import Handler, json_answer, page_answer
+from shoal.serving.http.listening import ServiceReach
 from shoal.serving.pipeline.log_writer import RequestLog
 from shoal.serving.pipeline_service.live_pipeline import LivePipeline
 from shoal.serving.pipeline_service.questions import QUESTIONS, PipelineAnswers, examples
+from shoal.serving.processes.service_process import ServiceProcess
 from shoal.serving.service.api import BatchedApi, Limits
 from shoal.serving.service.app import SHARED_BODY, SHARED_SCRIPT
 from shoal.serving.service.batching import Batcher
 from shoal.serving.service.openapi import describe
-from shoal.serving.service.server import ServiceReach, serve_api
+from shoal.serving.service.server import serve_api
 from shoal.serving.service.statistics import Count
 
 ANSWER = {
@@ -79,8 +81,8 @@ class PipelineApi(BatchedApi):
     def ready(self) -> dict[str, Any]:
         return {"pipeline": self.service.model.version}
 
-    def labels(self) -> dict[str, str]:
-        return {**self.ready(), "shoal": shoal.__version__}
+    def labels(self) -> list[dict[str, str]]:
+        return [{**self.ready(), "shoal": shoal.__version__}]
 
     def counts(self) -> dict[str, Count]:
         if self.log is None:
@@ -110,15 +112,21 @@ def serve_pipeline(
     limits: Limits,
     seed: int | None = None,
     log: str | Path | None = None,
+    process: ServiceProcess | None = None,
 ) -> None:
-    """Serve a pipeline until a signal comes. log: a folder for the request log."""
+    """Serve a pipeline until a signal comes. log: a folder for the request log.
+
+    process: this one, where several serve it; each draws from its own seed.
+    """
+    if seed is not None and process is not None:
+        seed += process.number
 
     def api(local: bool) -> PipelineApi:
         service = LivePipeline(file, limits.batch, seed)
         request_log = None if log is None else RequestLog(log)
         return PipelineApi(service, limits, reach.token, local, request_log)
 
-    serve_api(api, reach)
+    serve_api(api, reach, process)
 
 
 HERE = resources.files("shoal.serving.pipeline_service")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,11 +28,13 @@ from shoal.data.ids import UnknownName
 from shoal.serving.http.connection import Bounds
 from shoal.serving.http.guard import Guard, Handler, RefusedRequest, json_answer, path_of
 from shoal.serving.http.guard import page_answer as shown_page
+from shoal.serving.processes.service_process import ServiceProcess
+from shoal.serving.processes.sums import summed
 from shoal.serving.service.batching import Batcher, Full, TooLate
 from shoal.serving.service.live import LiveService
 from shoal.serving.service.openapi import page_of
 from shoal.serving.service.questions import Question, parse
-from shoal.serving.service.statistics import Count, RequestMetrics
+from shoal.serving.service.statistics import Count, RequestMetrics, text_of
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class BatchedApi(Guard):
         self.questions = questions
         self.answer_batch = answer_batch
         self.limits = limits
+        self.process: ServiceProcess | None = None
         self.metrics = RequestMetrics(self._counts)
         # Batches side by side, each on one core: the parts of one small product would wait for
         # each other, the longer the busier the machine is.
@@ -88,8 +91,8 @@ class BatchedApi(Guard):
         """What is served, as /ready answers."""
         raise NotImplementedError
 
-    def labels(self) -> dict[str, str]:
-        """What is served, as labels of the metrics."""
+    def labels(self) -> list[dict[str, str]]:
+        """What is served, as labels of the metrics: a dictionary for each artifact or pipeline."""
         raise NotImplementedError
 
     def document(self) -> dict[str, Any]:
@@ -115,11 +118,24 @@ class BatchedApi(Guard):
             deadline=self.limits.deadline,
         )
 
+    async def answer(self, kind: str, question: Any) -> Any:
+        """The answer to a question, from the batch that it comes into."""
+        return await self.batchers[kind].ask(question)
+
+    def all_batchers(self) -> Iterable[Batcher]:
+        """Every queue, for the metrics."""
+        return self.batchers.values()
+
     # ---- routes ----------------------------------------------------------------------------------
 
     def _work(self, kind: str) -> Callable[[Any], Any]:
         # What is served is read for each batch: another may have taken its place meanwhile.
         return lambda questions: self.answer_batch(self.service.model, kind, questions)
+
+    def join(self, process: ServiceProcess) -> None:
+        """Answer as one of several processes: figures are those of all of them."""
+        self.process = process
+        process.describe = lambda: {"metrics": self.metrics.document(), "ready": self.ready()}
 
     def close(self) -> None:
         """End the threads; no request may be waiting for an answer."""
@@ -154,7 +170,7 @@ class BatchedApi(Guard):
         histogram.observe(seconds)
 
     def _post(self, kind: str) -> Callable[[Request], Awaitable[Response]]:
-        batcher, question_type = self.batchers[kind], self.questions[kind]
+        question_type = self.questions[kind]
 
         async def post(request: Request) -> Response:
             body = await self.body(request, self.limits.body_bytes, self.limits.seconds)
@@ -164,21 +180,12 @@ class BatchedApi(Guard):
                         question = parse(question_type, body)
                     else:  # the event loop goes on meanwhile
                         question = await asyncio.to_thread(parse, question_type, body)
-                    answer = await batcher.ask(question)
-            except Full:
-                raise RefusedRequest(429, "too many requests wait; come again") from None
-            except TooLate as error:
-                raise RefusedRequest(
-                    503,
-                    f"an answer would take {1000 * error.seconds:.0f} ms; come again",
-                    retry_after=math.ceil(error.seconds),
-                ) from None
-            except TimeoutError:
-                raise RefusedRequest(503, "no answer in time; come again") from None
-            except UnknownName as error:
-                raise RefusedRequest(404, error.public) from None
-            except ValueError as error:
-                raise RefusedRequest(422, str(error)) from None
+                    answer = await self.answer(kind, question)
+            except Exception as error:
+                refused = refusal(error)
+                if refused is None:
+                    raise
+                raise refused from None
             return json_answer(answer)
 
         return post
@@ -204,14 +211,27 @@ class BatchedApi(Guard):
     async def _ready(self, request: Request) -> Response:
         if self.stopping:
             raise RefusedRequest(503, "stopping")
-        return json_answer({"status": "ready", **self.ready()})
+        answer = {"status": "ready", **self.ready()}
+        if self.process is not None:
+            others = await self.process.look()
+            answer["processes"] = {
+                "ready": others["processes"],
+                "of": self.process.count,
+                "alike": all(ready == self.ready() for ready in others["ready"]),
+            }
+        return json_answer(answer)
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        if self.process is None:
+            text = self.metrics.text()
+        else:
+            others = await self.process.look()
+            text = text_of(summed([self.metrics.document(), others["metrics"]]))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
-    def _counts(self) -> tuple[dict[str, Count], dict[str, str]]:
+    def _counts(self) -> tuple[dict[str, Count], list[dict[str, str]]]:
         """What other parts counted, and labels of what is served, for the metrics."""
-        batchers = self.batchers.values()
+        batchers = list(self.all_batchers())
         counts: dict[str, Count] = {
             "batches_total": sum(batcher.batches for batcher in batchers),
             "batched_requests_total": sum(batcher.requests for batcher in batchers),
@@ -229,3 +249,24 @@ class BatchedApi(Guard):
 
     async def _docs(self, request: Request) -> Response:
         return shown_page(page_of(self.document()))
+
+
+def refusal(error: Exception) -> RefusedRequest | None:
+    """What a request is answered whose question ended with this error; None: it is a bug.
+
+    >>> refusal(Full()).status
+    429
+    """
+    match error:
+        case Full():
+            return RefusedRequest(429, "too many requests wait; come again")
+        case TooLate():
+            why = f"an answer would take {1000 * error.seconds:.0f} ms; come again"
+            return RefusedRequest(503, why, retry_after=math.ceil(error.seconds))
+        case TimeoutError():
+            return RefusedRequest(503, "no answer in time; come again")
+        case UnknownName():
+            return RefusedRequest(404, error.public)
+        case ValueError():
+            return RefusedRequest(422, str(error))
+    return None

@@ -18,21 +18,26 @@ from starlette.responses import Response
 
 import shoal
 from shoal.pages import html as look
+from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.http.guard import Handler, json_answer, page_answer
 from shoal.serving.service.api import BatchedApi, Limits
 from shoal.serving.service.batching import Batcher
+from shoal.serving.service.live import LiveService
 from shoal.serving.service.openapi import describe
 from shoal.serving.service.questions import QUESTIONS, answer_batch, examples
-from shoal.serving.service.service import Service
 
 
 class Api(BatchedApi):
     """The handlers of an artifact's routes."""
 
-    service: Service
+    service: LiveService[Any]
 
     def __init__(
-        self, service: Service, limits: Limits, token: str | None = None, local: bool = True
+        self,
+        service: LiveService[Any],
+        limits: Limits,
+        token: str | None = None,
+        local: bool = True,
     ):
         super().__init__(service, QUESTIONS, answer_batch, limits, token, local)
 
@@ -48,12 +53,15 @@ class Api(BatchedApi):
             together=max(1, self.limits.threads // 2),
         )
 
-    def ready(self) -> dict[str, Any]:
-        model = self.service.model
-        return {"artifact": model.folder.name, "model": model.model}
+    def shown(self) -> Artifact:
+        """The artifact of the examples and of the page."""
+        return self.service.model
 
-    def labels(self) -> dict[str, str]:
-        return {**self.ready(), "shoal": shoal.__version__}
+    def ready(self) -> dict[str, Any]:
+        return names_of(self.shown())
+
+    def labels(self) -> list[dict[str, str]]:
+        return [{**names_of(self.shown()), "shoal": shoal.__version__}]
 
     def document(self) -> dict[str, Any]:
         return describe(QUESTIONS, self.token is not None)
@@ -62,14 +70,19 @@ class Api(BatchedApi):
         return {"/v1/examples": self._examples, "/": self._page}
 
     async def _examples(self, request: Request) -> Response:
-        model = self.service.model
+        model = self.shown()
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(self.threads, examples, model)
         return json_answer({"model": model.model, **answer, "artifact": model.folder.name})
 
     async def _page(self, request: Request) -> Response:
-        title = self.service.model.model
+        title = self.shown().model
         return page_answer(look.page(title, look.Html(BODY), script=SCRIPT), SCRIPT)
+
+
+def names_of(artifact: Artifact) -> dict[str, str]:
+    """An artifact's name, and that of its model."""
+    return {"artifact": artifact.folder.name, "model": artifact.model}
 
 
 HERE = resources.files("shoal.serving.service")

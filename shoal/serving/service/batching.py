@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 Work = Callable[[Sequence[Any]], Sequence[Any]]  # requests -> an answer or an exception for each
 
@@ -115,12 +115,19 @@ class Batcher:
         future = asyncio.get_running_loop().create_future()
         self._queue.append((request, future))
         if len(self._running) < self.together:
-            task = asyncio.create_task(self._run())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running.add(asyncio.create_task(self._run()))
         return await future
 
     async def _run(self) -> None:
+        """Answer until nobody waits."""
+        try:
+            await self._answer_all()
+        finally:
+            # At once, not by a callback of the task: who asks before that would wait for a task
+            # that has looked at the queue for the last time.
+            self._running.discard(cast(asyncio.Task, asyncio.current_task()))
+
+    async def _answer_all(self) -> None:
         loop = asyncio.get_running_loop()
         while self._queue:
             batch, self._queue = self._queue[: self.most], self._queue[self.most :]

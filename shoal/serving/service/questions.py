@@ -37,6 +37,13 @@ class Question(BaseModel):
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
+# Beside several versions of a model (serving/versions), what decides which of them answers.
+Key = Annotated[
+    Word | None,
+    Field(description="what keeps a client at one version, such as a session; the user by default"),
+]
+
+
 class Who(Question):
     """A user that the model knows, or a history, oldest first."""
 
@@ -48,6 +55,7 @@ class Who(Question):
     times: Annotated[list[int], Field(max_length=MOST_ITEMS + 1)] | None = Field(
         None, description="when they were taken, in seconds, for models that read it"
     )
+    key: Key = None
 
     @model_validator(mode="after")
     def _has_one_alternative(self) -> Who:
@@ -83,6 +91,7 @@ class Similar(Question):
     item: Word
     topk: int = Field(10, ge=1, le=1_000)
     captions: bool = Field(False, description="titles and pictures too, where items have them")
+    key: Key = None
 
 
 One = int | float | Annotated[str, Field(max_length=1 << 16)] | None
@@ -96,6 +105,7 @@ class Predict(Question):
     samples: Annotated[  # values are checked sample by sample, until one is wrong
         list[dict[str, SkipValidation[Cell]]], Field(min_length=1, max_length=10_000)
     ]
+    key: Key = None
 
 
 class Explain(Who):

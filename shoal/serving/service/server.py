@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from shoal.serving.http.listening import BoundedServer, check_reach, run_at
+from shoal.serving.artifact import files
+from shoal.serving.http.listening import BoundedServer, ServiceReach, check_reach, run_at
+from shoal.serving.processes.service_process import ServiceProcess
 from shoal.serving.service.api import BatchedApi, Limits
 from shoal.serving.service.app import Api
 from shoal.serving.service.service import Service
@@ -40,43 +42,34 @@ class HttpServer(BoundedServer):
         return cls.of(Api(service, limits, token, local))
 
 
-@dataclass(frozen=True)
-class ServiceReach:
-    """Where a service listens, and who may ask it.
-
-    plain     beyond this host without token or TLS
-    refresh   seconds between two looks for something newer
-    announce  a file that the address is written to
-    drain     seconds in which new connections are answered after SIGTERM
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | None = None
-    certificate: str | None = None
-    key: str | None = None
-    plain: bool = False
-    refresh: float = 2.0
-    announce: str | Path | None = None
-    drain: float = HttpServer.drain
-
-
-def serve(artifact: str | Path, reach: ServiceReach, limits: Limits | None = None) -> None:
-    """Serve an artifact until a signal comes."""
+def serve(
+    artifact: str | Path,
+    reach: ServiceReach,
+    limits: Limits | None = None,
+    process: ServiceProcess | None = None,
+) -> None:
+    """Serve an artifact until a signal comes. process: this one, where several serve it."""
     limits = limits or Limits()
 
     def api(local: bool) -> Api:
         service = Service(artifact, limits.state_bytes, limits.batch)
         return Api(service, limits, reach.token, local)
 
-    serve_api(api, reach)
+    serve_api(api, reach, process)
 
 
-def serve_api(make_api: Callable[[bool], BatchedApi], reach: ServiceReach) -> None:
+def serve_api(
+    make_api: Callable[[bool], BatchedApi],
+    reach: ServiceReach,
+    process: ServiceProcess | None = None,
+) -> None:
     """Answer until a signal comes, and take what is newer meanwhile.
 
     make_api: called with whether it listens at loopback alone, once that is known to be allowed.
+    process: this one, where several answer.
     """
+    if process is not None:
+        files.share_copies(process.copies)
     local = check_reach(reach.host, reach.token, reach.certificate, reach.key, reach.plain)
     server = HttpServer.of(make_api(local), reach.certificate, reach.key)
     server.drain = reach.drain
@@ -92,7 +85,11 @@ def serve_api(make_api: Callable[[bool], BatchedApi], reach: ServiceReach) -> No
         log.info("serving %s at %s (/docs tells what may be asked)", place, url)
 
     try:
-        run_at(server, reach.host, reach.port, listens, reach.announce)
+        if process is None:
+            run_at(server, reach.host, reach.port, listens, reach.announce)
+        else:
+            server.api.join(process)
+            process.run(server, listens)
     finally:
         stop.set()
         watcher.join()

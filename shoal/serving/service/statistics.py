@@ -8,6 +8,9 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shoal.serving.processes.sums import MetricsDocument
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 DESCRIPTIONS = {  # of what other parts of the service count; names in _total are counters
@@ -24,16 +27,27 @@ DESCRIPTIONS = {  # of what other parts of the service count; names in _total ar
     "states": "Histories that are kept between requests",
     "state_requests_total": "Histories in requests",
     "state_hits_total": "Histories whose beginning was kept",
+    "version_share": "Share of users whom a version answers",
+    "shadow_requests_total": "Requests that the shadow was asked after they were answered",
+    "shadow_failed_total": "Requests in these that the shadow could not answer",
+    "shadow_dropped_total": "Requests that the shadow was not asked, because it lagged or was gone",
+    "shadow_lists_total": "Lists of the shadow that were compared with those that were answered",
+    "shadow_equal_lists_total": "Lists in these with the same items in the same order",
+    "shadow_overlap_total": "Sum over these lists of the part of their items in both",
+    "shadow_seconds_total": "Seconds that the shadow computed",
+    "shadow_ends_total": "Unexpected ends of the shadow's process",
 }
-Count = float | Mapping[str, float]  # a number, or one for each stage of a pipeline
-# Counts by the names above, and labels of what is in use.
-ReadCounts = Callable[[], tuple[dict[str, Count], dict[str, str]]]
+BY_ARTIFACT = {name for name in DESCRIPTIONS if name.startswith(("version_", "shadow_"))}
+# A number, or one for each stage of a pipeline or for each artifact (`BY_ARTIFACT`).
+Count = float | Mapping[str, float]
+# Counts by the names above, and labels of each artifact or pipeline in use.
+ReadCounts = Callable[[], tuple[dict[str, Count], list[dict[str, str]]]]
 
 
 class RequestMetrics:
     """Counts requests and their times by route, and reports what other parts count.
 
-    >>> metrics = RequestMetrics(lambda: ({"batches_total": 3}, {"artifact": "monday"}))
+    >>> metrics = RequestMetrics(lambda: ({"batches_total": 3}, [{"artifact": "monday"}]))
     >>> counter, histogram = metrics.series("/ready", 200)
     >>> counter.inc()
     >>> 'shoal_requests_total{route="/ready",status="200"} 1.0' in metrics.text().decode()
@@ -70,6 +84,19 @@ class RequestMetrics:
         """All metrics in Prometheus' text format (`prometheus_client.CONTENT_TYPE_LATEST`)."""
         return generate_latest(self.registry)
 
+    def document(self) -> MetricsDocument:
+        """All metrics as a document that can be added to those of other processes."""
+        return {
+            metric.name: {
+                "help": metric.documentation,
+                "type": metric.type,
+                "samples": [
+                    [sample.name, dict(sample.labels), sample.value] for sample in metric.samples
+                ],
+            }
+            for metric in self.registry.collect()
+        }
+
     def collect(self) -> Iterable[Metric]:
         """The counts of other parts; the registry calls this."""
         counts, labels = self.read_counts()
@@ -78,8 +105,71 @@ class RequestMetrics:
             if not isinstance(value, Mapping):
                 yield kind(f"shoal_{name}", DESCRIPTIONS[name], value=value)
                 continue
-            family = kind(f"shoal_{name}", DESCRIPTIONS[name], labels=["stage"])
-            for stage, number in value.items():
-                family.add_metric([stage], number)
+            label = "artifact" if name in BY_ARTIFACT else "stage"
+            family = kind(f"shoal_{name}", DESCRIPTIONS[name], labels=[label])
+            for word, number in value.items():
+                family.add_metric([word], number)
             yield family
-        yield InfoMetricFamily("shoal_artifact", "The artifact in use", value=labels)
+        info = InfoMetricFamily("shoal_artifact", "The artifact in use", labels=[])
+        for facts in labels:
+            info.add_metric([], facts)
+        yield info
+
+
+def text_of(document: MetricsDocument) -> bytes:
+    """A document of metrics in Prometheus' text format.
+
+    >>> from shoal.serving.processes.sums import figure
+    >>> document = figure("shoal_states", "gauge", "Histories", 3)
+    >>> text_of(document).decode().splitlines()[-1]
+    'shoal_states 3.0'
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(DocumentCollector(document))
+    return generate_latest(registry)
+
+
+class DocumentCollector(Collector):
+    """The metrics of a document, as a registry reads them."""
+
+    def __init__(self, document: MetricsDocument):
+        self.document = document
+
+    def collect(self) -> Iterable[Metric]:
+        """A metric for each family."""
+        for name, facts in self.document.items():
+            metric = Metric(name, facts["help"], facts["type"])
+            for sample, labels, value in facts["samples"]:
+                metric.add_sample(sample, labels, value)
+            yield metric
+
+
+class VersionMetrics:
+    """Counts requests and their times by version, in the registry of a service.
+
+    >>> registry = CollectorRegistry()
+    >>> VersionMetrics(registry).add("monday", status=200, seconds=0.002)
+    >>> 'shoal_version_seconds_count{artifact="monday"} 1.0' in generate_latest(registry).decode()
+    True
+    """
+
+    def __init__(self, registry: CollectorRegistry):
+        self.requests = Counter(
+            "shoal_version_requests",
+            "Requests that a version was asked",
+            ["artifact", "status"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "shoal_version_seconds",
+            "Seconds until a version answered",
+            ["artifact"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+
+    def add(self, artifact: str, status: int, seconds: float) -> None:
+        """Count a request to a version; the times are those of answers alone."""
+        self.requests.labels(artifact, status).inc()
+        if status == 200:
+            self.seconds.labels(artifact).observe(seconds)
