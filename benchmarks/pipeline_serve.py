@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.serving.load.clients import ClientLoad
-from shoal.serving.load.measurement import ServiceProcess
+from shoal.serving.load.measurement import MeasuredService
 
 ITEMS, USERS, TAKEN = 500_000, 25_000, 24
 QUESTIONS = 2_000  # different ones, of a rate
@@ -56,7 +56,7 @@ def main() -> None:
         print(f"{platform.machine()}, {os.cpu_count()} cores, clients included")
         words = ["pipeline", "serve", str(root / "pipeline.yaml"), f"--threads={options.threads}"]
         words += [f"--deadline={options.deadline}"] if options.deadline else []
-        with ServiceProcess(words) as service:
+        with MeasuredService(words) as service:
             if options.cpu:
                 measure(service, options, rate=0.0, requests=options.cpu // 10 + 1)
                 cost = measure(service, options, rate=0.0, requests=options.cpu)
@@ -149,7 +149,7 @@ def generate(root: Path, count: int) -> tuple[Any, Any, Any]:
 
 
 def measure(
-    service: ServiceProcess, options: argparse.Namespace, rate: float, requests: int
+    service: MeasuredService, options: argparse.Namespace, rate: float, requests: int
 ) -> dict[str, float]:
     """Requests at a rate (0: one after the other), by clients in a process of their own."""
     used = service.cpu_seconds() or 0.0

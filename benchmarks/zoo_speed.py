@@ -112,6 +112,7 @@ HERE: dict[str, dict[str, Any]] = {
         "dropout": 0.2,
     },
     "AutoInt": {**BEGIN, "attention_size": 16, "layers": [128, 128], "dropout": 0.2},
+    "EulerNet": {"initial_range": BEGIN["initial_range"]},
 }
 # What RecBole alone is told: models here have no penalty on the weights of layers, and a layer
 # of xDeepFM hands on all that it has. Where samples have labels, RecBole counts the negatives that

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from shoal.cli.main import app
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.load.clients import ClientLoad, LoadResult
-from shoal.serving.load.measurement import ServiceFigure, ServiceProcess, _highest
+from shoal.serving.load.measurement import ServiceFigure, MeasuredService, _highest
 from shoal.serving.load.questions import artifact_questions, pipeline_questions
 from shoal.serving.pipeline_service import questions as of_pipelines
 from shoal.serving.service.questions import QUESTIONS, answer_batch
@@ -113,7 +113,7 @@ def test_the_highest_rate(capacity: float, found: float | None) -> None:
 def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
     with (
         pytest.raises(ValueError, match=r"ended with status 2: .*is no artifact"),
-        ServiceProcess(["serve", str(tmp_path)]),
+        MeasuredService(["serve", str(tmp_path)]),
     ):
         pass
 

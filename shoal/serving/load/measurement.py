@@ -28,10 +28,10 @@ START = (  # of a service that ends with the process that measures it
 )
 
 
-class ServiceProcess:
+class MeasuredService:
     """A service in a process of its own, from its start until it listens to its end.
 
-        with ServiceProcess(["serve", "exported/monday"]) as service:
+        with MeasuredService(["serve", "exported/monday"]) as service:
             service.address  # 'http://127.0.0.1:41873'
 
     words: of the command `shoal`; where it listens is added.
@@ -41,7 +41,7 @@ class ServiceProcess:
         self.words = words
         self.address = ""
 
-    def __enter__(self) -> ServiceProcess:
+    def __enter__(self) -> MeasuredService:
         self._folder = TemporaryDirectory(prefix="shoal-bench-")
         folder = Path(self._folder.name)
         announced, self._log = folder / "address", folder / "log"
@@ -137,7 +137,7 @@ def measure_service(
 
     seconds: of each figure, some ten of which are taken
     """
-    with ServiceProcess(words) as service:
+    with MeasuredService(words) as service:
         load = ClientLoad(service.address, path, questions)
 
         def measured(name: str, run: Callable[[], LoadResult]) -> ServiceFigure:
