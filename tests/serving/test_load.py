@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from shoal.cli.main import app
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.load.clients import ClientLoad, LoadResult
-from shoal.serving.load.measurement import ServiceFigure, MeasuredService, _highest
+from shoal.serving.load.measurement import MeasuredService, ServiceFigure, _highest
 from shoal.serving.load.questions import artifact_questions, pipeline_questions
 from shoal.serving.pipeline_service import questions as of_pipelines
 from shoal.serving.service.questions import QUESTIONS, answer_batch
