@@ -55,7 +55,8 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "new model": {"name": NOTHING, "to": WRITTEN},
     "pipeline check": {"file": READ},
     "pipeline eval": {
-        **{"file": READ, "test": READ, "user": NOTHING, "item": NOTHING, "output": WRITTEN},
+        **{"file": READ, "test": READ, "user": NOTHING, "item": NOTHING, "label": NOTHING},
+        **{"output": WRITTEN},
     },
     "pipeline estimate": {"file": READ, "log": READ, "outcomes": READ, "output": WRITTEN},
     "pipeline export": {"file": READ, "output": WRITTEN},
