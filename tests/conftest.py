@@ -6,7 +6,6 @@ Without either, tests that need it skip.
 """
 
 import contextlib
-import logging
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from captured_warnings import forget_log
 
 ROOT = Path(__file__).resolve().parents[1]
 GET = ROOT.parent / "shared" / "data" / "get"
@@ -32,13 +32,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def log_of_a_fresh_process() -> None:
-    """A run in an earlier test set up logging for itself, which would keep lines from `caplog`."""
-    for name in ("shoal", "shoal.host"):
-        log = logging.getLogger(name)
-        log.propagate = True
-        log.setLevel(logging.NOTSET)
-        for handler in list(log.handlers):
-            log.removeHandler(handler)
+    """An earlier test may have had a run, which set up logging for itself."""
+    forget_log()
 
 
 def pytest_configure() -> None:

@@ -20,3 +20,13 @@ def listening() -> Iterator[list[str]]:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
+
+
+def forget_log() -> None:
+    """Undo what a run in this process did to the log, which would keep lines from `caplog`."""
+    for name in ("shoal", "shoal.host"):
+        log = logging.getLogger(name)
+        log.propagate = True
+        log.setLevel(logging.NOTSET)
+        for handler in list(log.handlers):
+            log.removeHandler(handler)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from captured_warnings import forget_log
 from exported import check_here
 
 import shoal
@@ -56,6 +57,7 @@ def shop() -> Path:
     with sole_holder(root / ".lock", wait=True):
         if not (root / "later.csv").exists():
             _make(root)
+            forget_log()  # of the runs that were made
     return root
 
 
