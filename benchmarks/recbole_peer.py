@@ -3,7 +3,7 @@
 It runs in RecBole's own environment and imports nothing of Shoal. RecBole is called through its
 own `run_recbole`, untouched but for two timers and what it needs to start at all on today's numpy
 and torch (see `make_it_start`). Its logs, checkpoints and curves go to the working directory.
-With --many it stays and reads what to run from its input, a line of JSON each (`zoo_speed.py`).
+With --many it stays and reads what to run from its input, a line of JSON each (`zoo_recbole.py`).
 """
 
 import os
@@ -50,6 +50,30 @@ def make_it_start() -> None:
         curves = types.ModuleType("torch.utils.tensorboard")
         curves.SummaryWriter = NoCurves  # type: ignore[attr-defined]
         sys.modules["torch.utils.tensorboard"] = curves
+    # Means and shares by group, which two of its graph models take from a package of their own.
+    if importlib.util.find_spec("torch_scatter") is None:
+        scatter = types.ModuleType("torch_scatter")
+        scatter.scatter_mean = scatter_mean  # type: ignore[attr-defined]
+        scatter.scatter_softmax = scatter_softmax  # type: ignore[attr-defined]
+        sys.modules["torch_scatter"] = scatter
+
+
+def scatter_mean(src, index, dim=0, dim_size=None):
+    """The mean of the rows of each group, in the place of torch_scatter's."""
+    assert dim == 0
+    groups = int(index.max()) + 1 if dim_size is None else dim_size
+    total = src.new_zeros(groups, *src.shape[1:]).index_add(0, index, src)
+    counts = torch.bincount(index, minlength=groups).clamp(min=1)
+    return total / counts.view(-1, *[1] * (src.dim() - 1))
+
+
+def scatter_softmax(src, index, dim=0):
+    """Each row's share of its group, by column, in the place of torch_scatter's."""
+    assert dim == 0
+    groups = (int(index.max()) + 1, *src.shape[1:])
+    largest = src.new_full(groups, -torch.inf).index_reduce(0, index, src.detach(), "amax")
+    shares = (src - largest[index]).exp()
+    return shares / src.new_zeros(groups).index_add(0, index, shares)[index]
 
 
 class NoCurves:
@@ -127,8 +151,8 @@ def run(rank: int, options: argparse.Namespace) -> None:
         "stopping_step": options.stopping_step,
         "seed": options.seed,
         "show_progress": False,
-        "use_gpu": False,
-        "gpu_id": "",  # RecBole 1.2.1 takes a GPU that it sees unless it is named none
+        "use_gpu": options.gpu,
+        "gpu_id": "0" if options.gpu else "",  # RecBole takes a GPU that it sees unless named none
     }
     if options.eval_batch_size:
         settings["eval_batch_size"] = options.eval_batch_size
@@ -188,6 +212,7 @@ def main() -> None:
     parser.add_argument("--eval-batch-size", type=int, help="default: what the config says")
     parser.add_argument("--nproc", type=int, default=1)
     parser.add_argument("--port", default="5678", help="where several processes meet")
+    parser.add_argument("--gpu", action="store_true", help="on the first GPU")
     parser.add_argument("--many", action="store_true", help="model, config, epochs: from the input")
     options = parser.parse_args()
     if options.many:

@@ -2,8 +2,8 @@
 
     python benchmarks/zoo.py page
 
-It is written from the models' headings and from benchmarks/zoo/*.json: quality.json by
-zoo_quality.py, speed.json by zoo_speed.py, published.json by hand. The settings of both
+It is written from the models' headings and from benchmarks/zoo/*.json: quality.json and
+speed.json by zoo_recbole.py, published.json by hand. The settings of both
 sides are in zoo_settings.py.
 """
 
@@ -17,15 +17,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from zoo_picture import draw_zoo
-from zoo_settings import ROOT, STORED
-from zoo_speed import BY_FILE, PASSES, SOLVED, line
+from zoo_settings import BY_FILE, PASSES, QUALITY, ROOT, SOLVED, SPEED, STORED
 
 PAGE = ROOT / "docs" / "understand" / "zoo.md"
 
 # Figures of others and what the recipes reach: written by hand from the runs that it names.
 PUBLISHED = STORED / "published.json"
-SPEED = STORED / "speed.json"  # by zoo_speed.py
-QUALITY = STORED / "quality.json"  # by zoo_quality.py
 TIMED = ("epoch", "eval")
 SHOWN = {"recall@10": "R@10", "ndcg@10": "NDCG@10", "auc": "AUC", "logloss": "log loss"}
 # What is known to differ, of models whose sides may be further apart than chance.
@@ -95,9 +92,9 @@ def page() -> str:
 
 
 def beside_recbole(stored: dict[str, Any]) -> list[str]:
-    """The tables of zoo_quality.py: means over seeds, and how far the sides are apart."""
+    """The tables of `zoo_recbole.py quality`: means over seeds, and how far the sides are apart."""
     lines = [
-        "ml-100k, `python benchmarks/zoo_quality.py`: the same settings and epochs on both "
+        "ml-100k, `python benchmarks/zoo_recbole.py quality`: the same settings and epochs on both "
         "sides, the same split by the same seed, one negative; the epoch that validates best is"
         " tested. Means over seeds ± one standard error, and the difference of the two runs of "
         "a seed (here less RecBole), likewise. Few epochs: figures are of models still "
@@ -126,7 +123,7 @@ def beside_recbole(stored: dict[str, Any]) -> list[str]:
 
 
 def speeds(stored: dict[str, Any]) -> list[str]:
-    """The table of seconds: zoo_speed.py's, and zoo_quality.py's of models that are not there."""
+    """The table of seconds."""
     lines = [
         "ml-100k, both sides in turn, one thread each, the same sizes; CPU seconds of the "
         "process for an epoch (a median, RecBole's first left out) and for an evaluation. "
@@ -154,8 +151,18 @@ def speeds(stored: dict[str, Any]) -> list[str]:
     return lines + [line(name, one) for name, one in sorted(found.items())]
 
 
+def line(model: str, found: dict[str, Any]) -> str:
+    """A model's line of the table: seconds there, here and how many times quicker."""
+    cells = [f"`{model}`"]
+    for what in TIMED:
+        there, here = (found[side].get(what) for side in ("recbole", "shoal"))
+        cells += [f"{value:.2f}" if value is not None else "–" for value in (there, here)]
+        cells.append(f"{there / here:.1f} ×" if there and here else "–")
+    return f"| {' | '.join(cells)} |"
+
+
 def seconds_of(stored: dict[str, Any]) -> dict[str, Any]:
-    """Models -> CPU seconds of both sides: zoo_speed.py's, else zoo_quality.py's."""
+    """Models -> CPU seconds of both sides: those of speed.json, else of the runs for quality."""
     found = json.loads(SPEED.read_text()) if SPEED.is_file() else {}
     for name, runs in stored.items():
         if name in found or any(run["recbole"].get("epoch") is None for run in runs):

@@ -323,7 +323,8 @@ def _imply_split(state: dict[str, Value]) -> list[str]:
             "set data.split.by to ratio or to leave_one_out"
         ]
     if written:
-        state["data.split.by"] = Value(options[written[0]], state[written[0]].origin)
+        implied = Origin(f"{DEFAULT.source} where {written[0]} is given")
+        state["data.split.by"] = Value(options[written[0]], implied)
     return []
 
 

@@ -279,6 +279,34 @@ def test_prepared_sessions_are_lines(tmp_path: Path) -> None:
     ]
     assert [user for user, _, _ in histories(data, "valid")] == ["train:19", "train:20"]
     assert data.left_out == {"data.split.by": 3}
+    whole = load(folder, "diginetica", "STAMP", "--data.split.ratio=[1,0,0]")  # all of it trains
+    assert histories(whole, "test") == histories(data, "test")
+    assert len(whole.splits["valid"]) == 0
+    assert {user for user, _ in pairs(whole, whole.splits["train"])} == {
+        f"train:{line}" for line in range(1, 21)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "by", "at"),
+    [
+        ("diginetica", "data.split.ratio=[0.7,0.1,0.2]", "sessions", None),  # of its sessions
+        ("diginetica", "data.split.leave=valid_and_test", "leave_one_out", None),
+        ("steam", "data.split.ratio=[0.7,0.1,0.2]", "ratio", None),
+    ],
+)
+def test_an_option_of_another_split_takes_its_place(
+    tmp_path: Path, name: str, said: str, by: str, at: None
+) -> None:
+    files = {
+        "diginetica": {"train-item-views.csv": views(HEADERS["official"])},
+        "steam": {"steam_reviews.json.gz": b""},
+    }
+    folder = written(tmp_path, name, files[name])
+    split = resolve(
+        (), [f"--data.name={name}", f"--data.path={folder}", f"--{said}"]
+    ).config.data.split
+    assert (split.by, split.at) == (by, at)
 
 
 def test_yoochoose(tmp_path: Path) -> None:
