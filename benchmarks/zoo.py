@@ -24,6 +24,7 @@ PAGE = ROOT / "docs" / "understand" / "zoo.md"
 # Figures of others and what the recipes reach: written by hand from the runs that it names.
 PUBLISHED = STORED / "published.json"
 TIMED = ("epoch", "eval")
+T_95 = {3: 4.303, 4: 3.182, 5: 2.776}  # Student's t: half of a 95 % interval, by number of runs
 SHOWN = {"recall@10": "R@10", "ndcg@10": "NDCG@10", "auc": "AUC", "logloss": "log loss"}
 # What is known to differ, of models whose sides may be further apart than chance.
 NORMED = "RecBole's layers have batch normalisation"
@@ -99,7 +100,8 @@ def beside_recbole(stored: dict[str, Any]) -> list[str]:
         " tested. Means over seeds ± one standard error, and the difference of the two runs of "
         "a seed (here less RecBole), likewise. Few epochs: figures are of models still "
         "learning, where how weights begin counts most. Where the difference is more than two "
-        "standard errors of it, what is known to differ stands behind.",
+        "standard errors of it, what is known to differ stands behind. "
+        f"{beside(stored)}",
     ]
     for kind, metrics in (("Ranking", ("recall@10", "ndcg@10")), ("Clicks", ("auc", "logloss"))):
         heads = [f"{name} RecBole | here | difference" for name in (SHOWN[m] for m in metrics)]
@@ -120,6 +122,27 @@ def beside_recbole(stored: dict[str, Any]) -> list[str]:
             cells.append(REASONS.get(name, "") if far else "")
             lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def beside(stored: dict[str, Any]) -> str:
+    """How many models are no worse than RecBole's, as far as their seeds can tell."""
+    worse = [
+        f"`{name}`"
+        for name, runs in stored.items()
+        if any(metric in runs[0]["shoal"]["test"] and is_worse(runs, metric) for metric in SHOWN)
+    ]
+    return (
+        f"Of {len(stored)} models {len(stored) - len(worse)} are better than RecBole's or within "
+        "the 95 % interval of the difference (4.3 standard errors with three seeds); "
+        f"below it: {', '.join(worse) or 'none'}."
+    )
+
+
+def is_worse(runs: list[dict[str, Any]], metric: str) -> bool:
+    """Whether these runs are below RecBole's of the same seeds by more than chance explains."""
+    sign = -1 if metric == "logloss" else 1
+    apart = [sign * (run["shoal"]["test"][metric] - run["recbole"]["test"][metric]) for run in runs]
+    return statistics.mean(apart) < -T_95[len(runs)] * error(apart) - 5e-5
 
 
 def speeds(stored: dict[str, Any]) -> list[str]:
