@@ -5,10 +5,11 @@
     python benchmarks/zoo_recbole.py quality --store
 
 FOLDER holds ml-100k/ (atomic files); PYTHON is the interpreter of an environment with RecBole. Both
-sides have the same settings (of many models RecBole's own file), the same number of passes over the
-samples and, by the seed, the same split; no early stopping; the epoch that validates best is
-tested. `quality` trains with three seeds; `seconds` trains two epochs with one seed, for the times
-alone. Seconds are CPU time of the process, one thread each; with --gpu none are kept.
+sides have the same settings (those of RecBole's own file of the model, where none is named), the
+same number of passes over the samples and, by the seed, the same split; no early stopping; the
+epoch that validates best is tested. `quality` trains with three seeds; `seconds` trains two epochs
+with one seed, for the times alone. Seconds are CPU time of the process, one thread each; with --gpu
+none are kept.
 
 Every worker (--workers) keeps two processes, one of each side, and asks them in turn. Each pair of
 runs is a line of --lines as soon as it is there, and a pair that has its line is not run again;
@@ -162,9 +163,7 @@ def told(
 
 
 def model_file(model: str, recbole: str) -> dict[str, Any]:
-    """RecBole's own file of a model that runs by it."""
-    if model not in BY_FILE:
-        return {}
+    """RecBole's own file of a model: what it reads by itself, said to the other side."""
     asked = "import importlib.util; print(importlib.util.find_spec('recbole').origin)"
     found = subprocess.run([recbole, "-c", asked], capture_output=True, text=True, check=True)
     return read_file(Path(found.stdout).parent / "properties" / "model" / f"{model}.yaml")[0]

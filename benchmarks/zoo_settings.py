@@ -67,7 +67,7 @@ RUNS: dict[str, dict[str, Any]] = {
         **GENERAL,
         **USERS,
         "epochs": 100,
-        "mlp_hidden_dimension": [600],
+        "mlp_hidden_size": [600],
         "latent_dimension": 128,
         "dropout_prob": 0.5,
         "anneal_cap": 0.2,
@@ -150,36 +150,21 @@ BY_FILE: dict[str, dict[str, Any]] = {
     **{name: KNOWLEDGE for name in ("KTUP", "KGNNLS", "MCCLK")},
     **{name: CLICKS for name in ("FNN", "EulerNet", "FiGNN", "KD_DAGFM", "lightgbm", "xgboost")},
 }
-# RecBole's defaults in the words of Shoal, vectors as large at the start as there.
-BEGIN: dict[str, Any] = {"dim": 10, "initial_range": 0.047}
+# What only the side of Shoal is told: vectors of click models as large at the start as there.
+BEGIN_SMALL = (
+    *("FM", "FwFM", "FFM", "AFM", "NFM", "PNN", "DeepFM", "WideDeep", "DCN", "DCNV2"),
+    *("xDeepFM", "AutoInt", "EulerNet"),
+)
 HERE: dict[str, dict[str, Any]] = {
+    **{name: {"initial_range": 0.047} for name in BEGIN_SMALL},
     # RecBole gives half of the latent dimension to means, half to variances, and next to no noise.
     "MultiVAE": {"latent_dimension": 64, "noise": 0.01},
-    "FM": BEGIN,
-    "FwFM": BEGIN,
-    "FFM": BEGIN,
-    "AFM": {**BEGIN, "attention_size": 25, "dropout": 0.3},
-    "NFM": {**BEGIN, "layers": [64, 64, 64]},
-    "PNN": {**BEGIN, "layers": [128, 256, 128]},
-    "DeepFM": {**BEGIN, "layers": [128, 128, 128], "dropout": 0.2},
-    "WideDeep": {**BEGIN, "layers": [32, 16, 8], "dropout": 0.1, "wide_slots": True},
-    "DCN": {**BEGIN, "layers": [256, 256, 256], "cross_layers": 6, "dropout": 0.2},
-    "DCNV2": {
-        **{**BEGIN, "dim": 16, "layers": [768, 768], "cross_layers": 3},
-        **{"structure": "stacked", "dropout": 0.2},
-    },
-    "xDeepFM": {
-        **{**BEGIN, "layers": [128, 128, 128], "cross_layers": [100, 100, 100]},
-        "dropout": 0.2,
-    },
-    "AutoInt": {**BEGIN, "attention_size": 16, "layers": [128, 128], "dropout": 0.2},
-    "EulerNet": {"initial_range": BEGIN["initial_range"]},
 }
+HERE["WideDeep"]["wide_slots"] = True
 # What RecBole alone is told: models here have no penalty on the weights of layers, and a layer
 # of xDeepFM hands on all that it has. Where samples have labels, RecBole counts the negatives that
 # it draws as samples of the batch.
 THERE: dict[str, dict[str, Any]] = {
-    # RecBole gives half of the latent dimension to means, half to variances, and next to no noise.
     "MultiVAE": {"latent_dimension": 64, "noise": 0.01},
     **{name: {"train_batch_size": 4096} for name in ("NeuMF", "MKR", "RippleNet")},
     **{name: {"train_batch_size": 4096} for name in ("DMF", "FISM", "GCMC", "NNCF", "NAIS")},
