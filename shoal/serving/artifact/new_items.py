@@ -248,9 +248,7 @@ def _write_words(source: Artifact, hidden: Path, new: NewItems) -> None:
     save_file({"counts": torch.cat([counts, zeros])}, hidden / POPULARITY)
 
 
-def _extended_tables(
-    source: Artifact, hidden: Path, rows: Mapping[str, Tensor]
-) -> dict[str, Any]:
+def _extended_tables(source: Artifact, hidden: Path, rows: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write the tables that have a row for each item; the entries of all tables."""
     entries = dict(source.signature["tables"])
     for name, new in rows.items():

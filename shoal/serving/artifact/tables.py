@@ -201,7 +201,9 @@ class RowTable:
         append: as `SpareRows.append`, by this name.
         """
         if self.ids is not None or self.below is not None:
-            raise ArtifactError(f"artifact {self.folder}: table {self.name!r} does not hold all rows")
+            raise ArtifactError(
+                f"artifact {self.folder}: table {self.name!r} does not hold all rows"
+            )
         stored, scale = _pack(new, self.kind)
         longer = copy.copy(self)
         longer.values = append(f"rows-{name}", self.values, stored)
