@@ -29,7 +29,7 @@ from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
 from shoal.files.durable import write_durably
 from shoal.serving.artifact import files
-from shoal.serving.artifact.artifact import POPULARITY, Artifact
+from shoal.serving.artifact.artifact import GRAPHS, POPULARITY, Artifact
 from shoal.serving.artifact.graph import Running
 from shoal.serving.artifact.onnx import FILE as ONNX
 from shoal.serving.artifact.projector import RANKED
@@ -68,13 +68,15 @@ class NewItems:
 class AddedItems:
     """What `add_items` did: how many items are new, how many there are, vectors of zeros.
 
-    known: of a folder of a service, those that the artifact had already.
+    known, left_out: of a folder of a service, those that the artifact had already, and those that
+    it cannot read.
     """
 
     added: int
     items: int
     zeros: int
     known: int = 0
+    left_out: int = 0
 
 
 def add_items(
@@ -117,7 +119,24 @@ def with_items(source: Artifact, new: NewItems) -> Artifact:
 
     What was computed of the other items is not computed again, nor copied but for the first time.
     """
-    rows, _ = rows_of(source, new)
+    return _longer(source, new, rows_of(source, new)[0])
+
+
+def with_room(source: Artifact) -> Artifact:
+    """The artifact with its rows of items where there is room behind them.
+
+    They are copied, so that the first new item is no slower than others.
+    """
+    if source.kind in GRAPHS or source.projector.refusal is not None:
+        return source
+    nothing = NewItems("no items", [], torch.zeros(0, source.projector.width))
+    dims = {name: table.dim for name, table in source.tables.items()}
+    names = [name for name in (*source.projector.table_names, RANKED) if name in dims]
+    return _longer(source, nothing, {name: torch.zeros(0, dims[name]) for name in names})
+
+
+def _longer(source: Artifact, new: NewItems, rows: Mapping[str, Tensor]) -> Artifact:
+    """The artifact with new items and their rows, by table, behind its own."""
     count, append = len(source.items), source.spare.append
     longer = copy.copy(source)
     longer.items = source.items.followed_by(new.ids)

@@ -54,6 +54,11 @@ class Projector:
             self._graph = ExportedGraph(document, of_graph, dims, f"{folder}/{GRAPH}")
             self._graph.check()
 
+    @property
+    def table_names(self) -> list[str]:
+        """The tables that read vectors."""
+        return list(self._weights)
+
     def rows(self, vectors: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         """Table -> rows of new items [n, dim], what is ranked among them.
 

@@ -23,6 +23,7 @@ from shoal.serving.artifact.new_items import (
     needs_vectors,
     rows_of,
     with_items,
+    with_room,
 )
 from shoal.serving.items.folder import ItemsFolder, PostedItems
 
@@ -49,10 +50,13 @@ class LiveItems:
         return self._progress.get(artifact, Progress()).left_out
 
     def brought_up(self, artifact: Artifact) -> Artifact:
-        """The artifact with every item that was read and that it did not know; itself where it has
-        them all.
+        """The artifact with every item that was read and that it did not know, and with room for
+        more; itself where it has them all.
         """
-        before = self._progress.get(artifact, Progress())
+        before = self._progress.get(artifact)
+        if before is None:
+            before, artifact = Progress(), with_room(artifact)
+            self._progress[artifact] = before
         posted = self.folder.posted
         new = posted[bisect_right(posted, before.number, key=lambda one: one.number) :]
         if not new:
@@ -103,45 +107,49 @@ def taken(artifact: Artifact, posted: Sequence[PostedItems]) -> tuple[Artifact, 
         why = artifact.projector.refusal or f"{artifact.model} predicts clicks of samples"
         log.warning("%d new items are left out: %s", count, why)
         return artifact, count
-    fitting = [one for one in posted if one.items.vectors.shape[1] == artifact.projector.width]
-    others = [one for one in posted if one.items.vectors.shape[1] != artifact.projector.width]
-    left_out = sum(len(one.items.ids) for one in others)
-    if others:
+    fitting = [one for one in posted if fits(artifact, one)]
+    left_out = sum(len(one.items.ids) for one in posted if not fits(artifact, one))
+    if left_out:
         log.warning(
-            "%s: %d new items are left out: their vectors have %d numbers, and %s was trained with "
-            "%d",
+            "%s: %d new items are left out: %s was trained with vectors of %d numbers, and theirs "
+            "have others",
             artifact.folder,
             left_out,
-            others[0].items.vectors.shape[1],
             artifact.model,
             artifact.projector.width,
         )
+    if not fitting:
+        return artifact, left_out
+    new = unknown_to(artifact, fitting)
+    if not new.ids:
+        return artifact, left_out
     try:
-        return _with_unknown(artifact, fitting), left_out
+        return with_items(artifact, new), left_out
     except ValueError as error:
         if len(fitting) == 1:
-            count = len(fitting[0].items.ids)
-            log.warning("%d new items are left out: %s", count, error)
-            return artifact, left_out + count
+            log.warning("%d new items are left out: %s", len(new.ids), error)
+            return artifact, left_out + len(new.ids)
     for one in fitting:  # to leave out those alone that are wrong
         artifact, more = taken(artifact, [one])
         left_out += more
     return artifact, left_out
 
 
-def _with_unknown(artifact: Artifact, posted: Sequence[PostedItems]) -> Artifact:
-    """The artifact with the items that it does not know, all in one step."""
+def fits(artifact: Artifact, posted: PostedItems) -> bool:
+    """Whether the vectors are as wide as those that an artifact was trained with."""
+    return posted.items.vectors.shape[1] == artifact.projector.width
+
+
+def unknown_to(artifact: Artifact, posted: Sequence[PostedItems]) -> NewItems:
+    """The posted items that an artifact does not know, each once, as one."""
     new = joined([one.items for one in posted])
     unknown = artifact.items.find(new.ids) == 0
     first = {word.removesuffix(".0"): place for place, word in reversed(list(enumerate(new.ids)))}
-    places = np.array([k for k in sorted(first.values()) if unknown[k]], np.int64)
-    return with_items(artifact, new.chosen(places)) if len(places) else artifact
+    return new.chosen(np.array([k for k in sorted(first.values()) if unknown[k]], np.int64))
 
 
 def joined(parts: Sequence[NewItems]) -> NewItems:
     """All items as one, with every caption."""
-    if not parts:
-        return NewItems("no file", [], torch.zeros(0, 1))
     ids = [word for part in parts for word in part.ids]
     captions = {
         role: [text for part in parts for text in part.captions.get(role, [""] * len(part.ids))]
