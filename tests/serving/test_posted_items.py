@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,24 @@ pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")
 pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
 import torch
-from exported import export_here, exported, trained
+from exported import export_here, exported, rewrite, trained
 from served import Served
 from small import VECTORS, small_config
+from small_artifact import write_vectors
 from typer.testing import CliRunner
 
 from shoal.cli.main import app
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import Artifact
-from shoal.serving.artifact.new_items import NewItems, with_items
+from shoal.serving.artifact.new_items import NewItems, with_items, write_with_items
 from shoal.serving.bulk import Approximate
+from shoal.serving.http.listening import listen
+from shoal.serving.items import folder
 from shoal.serving.items.folder import ItemsFolder
 from shoal.serving.items.live_items import LiveItems
+from shoal.serving.service.api import Limits
+from shoal.serving.service.server import HttpServer
+from shoal.serving.service.service import Service
 
 TOKEN = "a token for new items"
 WIDTH = 6
@@ -86,6 +93,28 @@ class Shop(Served):
         return [one["item"] for one in self.call("/v1/recommend", question)[1]["items"]]
 
 
+class Near(Shop):
+    """The same in a thread of this process, which starts at once; without a folder where `items`
+    is None."""
+
+    def __init__(self, artifact: Path, items: Path | None):
+        self.server = HttpServer.for_artifact(artifact, Limits(), TOKEN, items=items)
+        listener = listen("127.0.0.1", 0)
+        self.port = listener.getsockname()[1]
+        self.thread = threading.Thread(target=self.server.run, args=([listener],))
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+        self.server.api.close()
+
+    def knows(self, word: str) -> bool:
+        return len(self.server.api.service.model.items.find([word]).nonzero()[0]) == 1
+
+
 def item(word: str, **facts: Any) -> dict[str, Any]:
     seed = int.from_bytes(word.encode(), "big") % (1 << 32)
     vector = np.random.default_rng(seed).normal(size=WIDTH)
@@ -125,12 +154,12 @@ def test_its_answers_are_those_of_add_items(served: Shop, shop: Path, tmp_path: 
     """One mechanism: the artifact in memory and the one that is written have the same rows."""
     new = [item("new-8"), item("new-9")]
     assert served.post({"items": new})[0] == 200
-    folder = ItemsFolder(served.log.parent / "added")
-    folder.read()
-    words = ["artifact", "add-items", str(shop), str(folder.path), "--to", str(tmp_path / "more")]
+    added = ItemsFolder(served.log.parent / "added")
+    added.read()
+    words = ["artifact", "add-items", str(shop), str(added.path), "--to", str(tmp_path / "more")]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert done.exit_code == 0 and f"{len(folder.posted) + 1} items added" in done.output
-    whole, grown = Artifact(tmp_path / "more"), LiveItems(folder).brought_up(Artifact(shop))
+    assert done.exit_code == 0 and f"{len(added.posted) + 1} items added" in done.output
+    whole, grown = Artifact(tmp_path / "more"), LiveItems(added).brought_up(Artifact(shop))
     assert whole.items.words.tolist() == grown.items.words.tolist()
     torch.testing.assert_close(whole.item_vectors, grown.item_vectors)
     for name, table in whole.tables.items():
@@ -201,9 +230,9 @@ def test_who_may_post(served: Shop, shop: Path, tmp_path: Path) -> None:
         Served(shop, tmp_path, f"--items={shop}", SHOAL_ITEMS_TOKEN=TOKEN)
 
 
-def test_a_service_without_a_folder_says_how(shop: Path, tmp_path: Path) -> None:
-    with Served(shop, tmp_path) as served:
-        status, answer = served.call("/items", {"items": [item("x")]})
+def test_a_service_without_a_folder_says_how(shop: Path) -> None:
+    with Near(shop, None) as served:
+        status, answer = served.add("x")
         assert status == 403 and "start it with --items FOLDER" in answer["error"]
 
 
@@ -212,7 +241,7 @@ def test_a_service_without_a_folder_says_how(shop: Path, tmp_path: Path) -> None
     [("BPR", "BPR was trained without vectors of items"), ("DNN", "predicts clicks of samples")],
 )
 def test_a_model_that_takes_none_says_why(model: str, why: str, tmp_path: Path) -> None:
-    with Shop(exported()[model], tmp_path) as served:
+    with Near(exported()[model], tmp_path / "added") as served:
         status, answer = served.add("x")
         assert status == 422 and why in answer["error"]
 
@@ -249,10 +278,10 @@ def test_an_artifact_that_was_trained_with_an_item_keeps_its_row(
 ) -> None:
     artifact = Artifact(shop)
     new = NewItems("a test", ["7", "x"], torch.ones(2, WIDTH))
-    folder = ItemsFolder(tmp_path / "added")
-    with folder.writing():
-        folder.write(new)
-    grown = LiveItems(folder).brought_up(artifact)
+    added = ItemsFolder(tmp_path / "added")
+    with added.writing():
+        added.write(new)
+    grown = LiveItems(added).brought_up(artifact)
     assert grown.num_added == 1 and grown.items.words[-1] == "x"
     assert torch.equal(grown.item_vectors[: len(artifact.items)], artifact.item_vectors)
 
@@ -391,30 +420,72 @@ def test_an_index_has_them(shop: Path) -> None:
 
 
 def test_a_damaged_file_is_an_error_with_a_remedy(shop: Path, tmp_path: Path) -> None:
-    with Shop(shop, tmp_path) as served:
+    added = tmp_path / "added"
+    with Near(shop, added) as served:
         assert served.add("new-1")[0] == 200
-    (file,) = (tmp_path / "added").glob("*.safetensors")
+    (file,) = added.glob("*.safetensors")
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(AssertionError, match=r"is damaged: its bytes are not those"):
-        Shop(shop, tmp_path)
+    with pytest.raises(ValueError, match=r"is damaged: its bytes are not those that its name"):
+        Service(shop, items=LiveItems(ItemsFolder(added)))
+    file.write_bytes(data)
+    assert Service(shop, items=LiveItems(ItemsFolder(added))).model.num_added == 1
 
 
 def test_a_folder_that_cannot_be_written_adds_nothing(shop: Path, tmp_path: Path) -> None:
-    with Shop(shop, tmp_path) as served:
-        shutil.rmtree(tmp_path / "added")
+    added = tmp_path / "added"
+    with Near(shop, added) as served:
+        shutil.rmtree(added)
         status, answer = served.add("new-1")
         assert status == 503 and "nothing was added" in answer["error"]
         assert not served.knows("new-1")
-        (tmp_path / "added").mkdir()
+        added.mkdir()
         assert served.add("new-1")[0] == 200 and served.knows("new-1")
 
 
+def test_a_folder_has_a_bound(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "MOST_FILES", 1)
+    with Near(shop, tmp_path / "added") as served:
+        assert served.add("new-1")[0] == 200
+        status, answer = served.add("new-2")
+        assert status == 422 and "shoal artifact add-items" in answer["error"]
+        assert not served.knows("new-2")
+
+
 def test_two_services_of_one_folder_have_the_same_items(shop: Path, tmp_path: Path) -> None:
-    with Shop(shop, tmp_path / "one") as one:
-        words = (f"--items={tmp_path / 'one' / 'added'}",)
-        scratch = tmp_path / "two"
-        scratch.mkdir()
-        with Served(shop, scratch, *words, SHOAL_ITEMS_TOKEN=TOKEN) as two:
-            assert one.add("new-1")[0] == 200
-            two.until(lambda: two.call("/v1/similar", {"item": "new-1"})[0] == 200)
+    one, two = (Service(shop, items=LiveItems(ItemsFolder(tmp_path / "added"))) for _ in range(2))
+    one.add(NewItems("a test", ["new-1"], torch.ones(1, WIDTH)))
+    two.refresh()
+    two.add(NewItems("a test", ["new-2"], -torch.ones(1, WIDTH)))
+    one.refresh()
+    words = [service.model.items.words[-2:].tolist() for service in (one, two)]
+    assert words == [["new-1", "new-2"]] * 2
+
+
+def test_rows_are_stored_as_the_others_are(tmp_path: Path) -> None:
+    """Of a table of bytes with a scale for each row: what is read is what `add-items` writes."""
+    artifact = Artifact(write_vectors(tmp_path / "small"))
+    assert artifact.tables["item"].kind == "int8"
+    before = artifact.tables["item"].rows(torch.arange(6))
+    grown, values = artifact, torch.tensor([[0.5, -1.0], [3.0, 0.01], [7.0, 7.0]])
+    for number in range(3):
+        new = NewItems("a test", [f"new-{number}"], values[number : number + 1])
+        grown = with_items(grown, new)
+    exact = torch.cat([values, values.sum(1, keepdim=True)], 1)
+    rows = grown.tables["item"].rows(torch.arange(9))
+    assert torch.equal(rows[:6], before)
+    torch.testing.assert_close(rows[6:], exact, atol=float(exact.max()) / 127, rtol=0)
+    torch.testing.assert_close(grown.item_vectors[6:], exact)
+    write_with_items(artifact, NewItems("a test", ["0", "1", "2"], values), tmp_path / "more")
+    assert torch.equal(Artifact(tmp_path / "more").tables["item"].rows(torch.arange(9)), rows)
+
+
+def test_an_id_of_another_type_is_refused(tmp_path: Path) -> None:
+    home = write_vectors(tmp_path / "small")
+    files.write_words(home, "items", ["[PAD]", "1", "2", "3", "4", "5"])
+    rewrite(home, files.SIGNATURE, lambda signature: signature.update(id_types=["str", "int"]))
+    artifact = Artifact(home)
+    with pytest.raises(ValueError, match="the id 'x' is no int, as those of"):
+        with_items(artifact, NewItems("a test", ["x"], torch.ones(1, 2)))
+    grown = with_items(artifact, NewItems("a test", ["9"], torch.ones(1, 2)))
+    assert grown.items.values[-1] == 9

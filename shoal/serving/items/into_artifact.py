@@ -1,4 +1,4 @@
-"""Into an artifact: the new items of a folder, or of a file of vectors, behind those that it has."""
+"""Into an artifact: new items of a folder, or of a file of vectors, behind those that it has."""
 
 from __future__ import annotations
 

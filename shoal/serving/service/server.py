@@ -37,10 +37,16 @@ class HttpServer(BoundedServer):
 
     @classmethod
     def for_artifact(
-        cls, artifact: str | Path, limits: Limits, token: str | None = None, local: bool = True
+        cls,
+        artifact: str | Path,
+        limits: Limits,
+        token: str | None = None,
+        local: bool = True,
+        items: str | Path | None = None,
     ) -> HttpServer:
-        """A server of an artifact, ready to run."""
-        service = Service(artifact, limits.state_bytes, limits.batch)
+        """A server of an artifact, ready to run. items: the folder of new items."""
+        live = None if items is None else LiveItems(ItemsFolder(items))
+        service = Service(artifact, limits.state_bytes, limits.batch, live)
         return cls.of(Api(service, limits, token, local))
 
 
