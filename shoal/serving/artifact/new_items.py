@@ -144,7 +144,8 @@ def _longer(source: Artifact, new: NewItems, rows: Mapping[str, Tensor]) -> Arti
     longer.tables = tables = dict(source.tables)
     other = source.signature["tables"][RANKED].get("same_as")
     is_shared = other in rows and torch.equal(rows[RANKED], rows[other])
-    is_shared &= not source.num_added or tables[RANKED] is tables[other]
+    if source.num_added:  # rows that came before may have differed
+        is_shared = is_shared and tables[RANKED] is tables[other]
     for name, new_rows in rows.items():
         if name in tables and not (name == RANKED and is_shared):
             tables[name] = tables[name].followed_by(new_rows, name, append)

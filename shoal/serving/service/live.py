@@ -138,7 +138,9 @@ class LiveService(Generic[Served]):
             return
         try:
             with self._changing:
-                if self.items.folder.read():
+                try:
+                    self.items.folder.read()
+                finally:  # those before one that is damaged
                     self.model = self.with_posted(self.model)
             self._items_error = ""
         except Exception as error:

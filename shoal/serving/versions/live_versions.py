@@ -108,8 +108,9 @@ class LiveVersions(LiveService[Versions]):
 
     def with_posted(self, model: Versions) -> Versions:
         if self.items is not None:
-            brought_up = {k: self.items.brought_up(one) for k, one in model.artifacts.items()}
-            model = self._served = replace(model, artifacts=brought_up)
+            brought_up = {name: self.items.brought_up(one) for name, one in model.artifacts.items()}
+            if any(one is not model.artifacts[name] for name, one in brought_up.items()):
+                model = self._served = replace(model, artifacts=brought_up)
         return model
 
     def refresh(self) -> bool:
