@@ -38,8 +38,8 @@ def add_items(
         done = add_to_artifact(artifact, file, to, ids=ids, column=column)
     if done.zeros:
         typer.echo(f"{done.zeros} of the new items have a vector of zeros, which says nothing")
-    if done.known:
-        typer.echo(f"{done.known:,} of the folder's items are in the artifact already")
+    if done.already:
+        typer.echo(f"{done.already:,} of the folder's items are in the artifact already")
     if done.left_out:
         typer.echo(f"{done.left_out:,} have vectors of another width, and are left out")
     typer.echo(f"{done.added:,} items added, {done.items:,} in all")

@@ -63,10 +63,10 @@ class Ids:
         """
         values = np.empty(len(words), dtype=object)
         values[:] = [self._typed(word) for word in words]
-        known = self.words
-        if not isinstance(known, vocabulary.Words):
-            known = vocabulary.Words.from_list(known)
-        longer = Ids(known.followed_by(words), self.kind)
+        before = self.words
+        if not isinstance(before, vocabulary.Words):
+            before = vocabulary.Words.from_list(before)
+        longer = Ids(before.followed_by(words), self.kind)
         # What was made of all words is copied, which is quicker than to make it again.
         longer._numbers = self._numbers.copy()
         longer._numbers.update(zip(words, range(len(self), len(longer))))

@@ -75,7 +75,6 @@ def noting(name: str, given: Any, called: set[str]) -> Any:
 
 # Calls that turn bytes from elsewhere into values.
 PARSERS = {"json.loads", "tomllib.loads", "parse_tensors", "safe_open", "load_file", "np.load"}
-PARSERS |= {"safetensors.torch.load"}
 PARSERS |= {
     "np.fromfile",
     "np.memmap",

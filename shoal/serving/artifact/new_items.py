@@ -55,7 +55,7 @@ class NewItems:
     captions: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def chosen(self, keep: np.ndarray) -> NewItems:
-        """Those at these places [m]."""
+        """The items at these places [m]."""
         return NewItems(
             self.source,
             [self.ids[place] for place in keep.tolist()],
@@ -68,14 +68,14 @@ class NewItems:
 class AddedItems:
     """What `add_items` did: how many items are new, how many there are, vectors of zeros.
 
-    known, left_out: of a folder of a service, those that the artifact had already, and those that
+    already, left_out: of a folder of a service, those that the artifact had already, and those that
     it cannot read.
     """
 
     added: int
     items: int
     zeros: int
-    known: int = 0
+    already: int = 0
     left_out: int = 0
 
 

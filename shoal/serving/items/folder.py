@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-import safetensors.torch
 import torch
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save
 from torch import Tensor
 
 from shoal.data.loading.captions import ENDINGS
@@ -116,7 +117,7 @@ def read_posted(path: Path, data: bytes) -> NewItems:
             "a copy, or remove it and post its items again"
         )
     try:
-        tensors = safetensors.torch.load(data)
+        tensors = parse_tensors(data)
         vectors, ids = tensors["vectors"], _texts(tensors, "ids")
         captions = {role: _texts(tensors, role) for role in ENDINGS if f"{role}.bytes" in tensors}
         if vectors.dim() != 2 or vectors.dtype != torch.float32 or not vectors.numel():
@@ -133,7 +134,7 @@ def packed(new: NewItems) -> bytes:
     tensors = {"vectors": new.vectors.float().contiguous()}
     for name, texts in {"ids": new.ids, **new.captions}.items():
         tensors |= {f"{name}.{part}": one for part, one in pack_words(texts).items()}
-    return safetensors.torch.save(tensors)
+    return save(tensors)
 
 
 def _texts(tensors: dict[str, Tensor], name: str) -> Sequence[str]:

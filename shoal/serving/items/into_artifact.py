@@ -49,4 +49,4 @@ def add_to_artifact(
         raise ValueError(f"{artifact} has all {count} items of {file} already")
     added = write_with_items(source, new, to)
     fitting = sum(len(one.items.ids) for one in posted)
-    return replace(added, known=fitting - len(new.ids), left_out=count - fitting)
+    return replace(added, already=fitting - len(new.ids), left_out=count - fitting)

@@ -31,7 +31,7 @@ log = logging.getLogger("shoal")
 
 
 @dataclass(frozen=True)
-class Progress:
+class FolderProgress:
     """What an artifact has of the folder: files up to a number, and how many items it left out."""
 
     number: int = 0
@@ -43,11 +43,11 @@ class LiveItems:
 
     def __init__(self, folder: ItemsFolder):
         self.folder = folder
-        self._progress: WeakKeyDictionary[Artifact, Progress] = WeakKeyDictionary()
+        self._progress: WeakKeyDictionary[Artifact, FolderProgress] = WeakKeyDictionary()
 
     def left_out(self, artifact: Artifact) -> int:
         """How many items of the folder an artifact cannot read."""
-        return self._progress.get(artifact, Progress()).left_out
+        return self._progress.get(artifact, FolderProgress()).left_out
 
     def brought_up(self, artifact: Artifact) -> Artifact:
         """The artifact with every item that was read and that it did not know, and with room for
@@ -55,14 +55,14 @@ class LiveItems:
         """
         before = self._progress.get(artifact)
         if before is None:
-            before, artifact = Progress(), with_room(artifact)
+            before, artifact = FolderProgress(), with_room(artifact)
             self._progress[artifact] = before
         posted = self.folder.posted
-        new = posted[bisect_right(posted, before.number, key=lambda one: one.number) :]
+        new = posted[bisect_right(posted, before.number, key=lambda entry: entry.number) :]
         if not new:
             return artifact
         longer, left_out = taken(artifact, new)
-        self._progress[longer] = Progress(new[-1].number, before.left_out + left_out)
+        self._progress[longer] = FolderProgress(new[-1].number, before.left_out + left_out)
         return longer
 
     def check(self, artifacts: Sequence[Artifact], new: NewItems) -> None:
@@ -81,19 +81,22 @@ class LiveItems:
                     f"{new.source}: unknown attribute {role!r}: {takers[0].folder.name} was "
                     f"exported without a {role} of items; leave it out"
                 )
-        known = np.stack([artifact.items.find(new.ids) > 0 for artifact in takers])
-        if known.all(0).any():
-            examples = [new.ids[place] for place in np.flatnonzero(known.all(0))[:3]]
+        numbers = np.stack([artifact.items.find(new.ids) for artifact in takers])
+        is_known = numbers > 0
+        refused = np.flatnonzero(is_known.all(0))
+        if len(refused):
+            examples = ", ".join(repr(new.ids[place][:40]) for place in refused[:3])
             raise KnownItems(
-                f"{new.source}: {int(known.all(0).sum())} of its items are there already, such as "
-                f"{', '.join(repr(one[:40]) for one in examples)}; nothing was added"
+                f"{new.source}: {len(refused)} of its items are there already, such as {examples}; "
+                "nothing was added"
             )
-        for artifact, numbers in zip(takers, known):
-            if numbers.all():
+        for artifact, is_there in zip(takers, is_known):
+            if is_there.all():
                 continue
-            _, lengths = rows_of(artifact, new.chosen(np.flatnonzero(~numbers)))
+            places = np.flatnonzero(~is_there)
+            _, lengths = rows_of(artifact, new.chosen(places))
             if not bool((lengths > 0).all()):
-                odd = new.ids[int(np.flatnonzero(~numbers)[int((lengths == 0).int().argmax())])]
+                odd = new.ids[int(places[int((lengths == 0).int().argmax())])]
                 raise ValueError(
                     f"{new.source}: the vector of {odd[:80]!r} is of zeros, which says nothing of "
                     "an item"
@@ -129,8 +132,8 @@ def taken(artifact: Artifact, posted: Sequence[PostedItems]) -> tuple[Artifact, 
         if len(fitting) == 1:
             log.warning("%d new items are left out: %s", len(new.ids), error)
             return artifact, left_out + len(new.ids)
-    for one in fitting:  # to leave out those alone that are wrong
-        artifact, more = taken(artifact, [one])
+    for entry in fitting:  # to leave out those alone that are wrong
+        artifact, more = taken(artifact, [entry])
         left_out += more
     return artifact, left_out
 

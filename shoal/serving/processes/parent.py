@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Parent:
         self.restarts = 0
         self.copies = CopyStore()
         self.past: MetricsDocument = {}  # what processes that have ended counted
-        self._spreads: dict[int, list[Spread]] = {}  # number of a process -> what it waits for
+        self._spreads: dict[int, list[Spread]] = {}  # pid of a process -> what it waits for
         self._num_spreads = 0
         self._looks: dict[int, float] = {}  # number of a process that asks -> until when it waits
         self._selector = selectors.DefaultSelector()
@@ -216,22 +217,11 @@ class Parent:
         elif "told" in message:
             child.document, child.is_asked = message["document"], False
         elif "spread" in message:
-            self._num_spreads += 1
-            # Who is ready and listens soon reads its messages then; who loads reads the files.
-            others = [
-                one
-                for one in self.children.values()
-                if one.number != child.number and one.state != "loading"
-            ]
-            spread = Spread(self._num_spreads, {one.pid for one in others})
-            self._spreads.setdefault(child.pid, []).append(spread)
-            for other in others:
-                other.send({"catch_up": spread.number})
+            self._spread(child)
         elif "caught_up" in message:
-            for spreads in self._spreads.values():
-                for spread in spreads:
-                    if spread.number == message["caught_up"]:
-                        spread.waits.discard(child.pid)
+            for spread in chain.from_iterable(self._spreads.values()):
+                if spread.number == message["caught_up"]:
+                    spread.waits.discard(child.pid)
         elif "look" in message:
             child.document = message["document"]
             self._looks[child.number] = time.monotonic() + LOOK_SECONDS
@@ -262,6 +252,17 @@ class Parent:
             }
             if number in self.children:
                 self.children[number].send({"looked": looked})
+
+    def _spread(self, child: Child) -> None:
+        """Let the others catch up with what a process has written."""
+        self._num_spreads += 1
+        spread = Spread(self._num_spreads, set())
+        self._spreads.setdefault(child.pid, []).append(spread)
+        for other in self.children.values():
+            # Who is ready and listens soon reads its messages then; who loads reads the files.
+            if other.number != child.number and other.state != "loading":
+                spread.waits.add(other.pid)
+                other.send({"catch_up": spread.number})
 
     def _answer_spreads(self) -> None:
         """Tell who has written something when all others that answer have it."""

@@ -37,10 +37,10 @@ class PostItems(Question):
     def new_items(self) -> NewItems:
         """The items; ValueError where their vectors have not one width."""
         first = self.items[0]
-        for one in self.items:
-            if len(one.vector) != len(first.vector):
+        for item in self.items:
+            if len(item.vector) != len(first.vector):
                 raise ValueError(
-                    f"the vector of {one.item[:80]!r} has {len(one.vector)} numbers and that of "
+                    f"the vector of {item.item[:80]!r} has {len(item.vector)} numbers and that of "
                     f"{first.item[:80]!r} has {len(first.vector)}; all must have as many"
                 )
         texts = {role: [getattr(one, role) or "" for one in self.items] for role in ENDINGS}
