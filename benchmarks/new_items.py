@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.serving.artifact import files
 from shoal.serving.load.measurement import MeasuredService
 
 USERS, TAKEN, WIDTH = 25_000, 24, 64
@@ -77,6 +78,8 @@ class Service:
         self.days = scratch / "days"
         self.days.mkdir(parents=True)
         shutil.copytree(root / "artifact", self.days / "day-0")
+        (self.days / "day-0" / "README.md").write_text("what is exported again is another one\n")
+        files.write_manifest(self.days / "day-0")
         token = scratch / "token"
         token.touch(0o600)
         token.write_text(TOKEN)
