@@ -49,6 +49,11 @@ REFRESH = typer.Option(help="Seconds between checks for newer files.")
 DRAIN = typer.Option(help="Seconds to answer new connections in after SIGTERM.")
 THREADS = typer.Option(help="Threads that compute, of all processes together; 0: all cores.")
 PROCESSES = typer.Option(min=1, max=256, help="Processes that answer, all at the same address.")
+ITEMS = typer.Option(help="Folder that keeps new items: POST /items is answered.")
+ITEMS_TOKEN_FILE = typer.Option(
+    help="File with the token that POST /items asks for (or SHOAL_ITEMS_TOKEN); without, that of "
+    "the service."
+)
 BENCH = typer.Option(
     "--bench",
     help="Measure the service on this machine and end: answers per second, p50 and p99 of 1, 8 and "

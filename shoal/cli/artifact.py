@@ -11,7 +11,11 @@ from shoal.files.durable import written
 def add_items(
     artifact: Annotated[str, typer.Argument(help="Folder of an artifact.")],
     file: Annotated[
-        str, typer.Argument(help="Vectors: .npy, .npz, .safetensors, .parquet, .arrow.")
+        str,
+        typer.Argument(
+            help="Vectors: .npy, .npz, .safetensors, .parquet, .arrow; or the folder of `shoal "
+            "serve --items`."
+        ),
     ],
     to: Annotated[str, typer.Option(help="Folder of the new artifact; must not be there yet.")],
     ids: Annotated[
@@ -28,11 +32,15 @@ def add_items(
     once; what it says of the items that it had stays as it was.
     """
     with importing():
-        from shoal.serving.artifact.new_items import add_items as add
+        from shoal.serving.items.into_artifact import add_to_artifact
 
     with written(to):
-        done = add(artifact, file, to, ids=ids, column=column)
+        done = add_to_artifact(artifact, file, to, ids=ids, column=column)
     if done.zeros:
         typer.echo(f"{done.zeros} of the new items have a vector of zeros, which says nothing")
+    if done.already:
+        typer.echo(f"{done.already:,} of the folder's items are in the artifact already")
+    if done.left_out:
+        typer.echo(f"{done.left_out:,} have vectors of another width, and are left out")
     typer.echo(f"{done.added:,} items added, {done.items:,} in all")
     typer.echo(f"artifact: {to}")

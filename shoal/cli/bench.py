@@ -31,6 +31,8 @@ NOT_MEASURED = (
     "drain",
     "announce",
     "log",
+    "items",
+    "items_token_file",
 )
 OF_BENCH = ("bench", "bench_seconds", "bench_p99", "as_json")
 
@@ -51,8 +53,8 @@ def service_options(context: typer.Context) -> list[str]:
     for option in _typed_options(context):
         if option.name in NOT_MEASURED:
             raise ValueError(
-                "--bench starts a service at loopback, which only it asks and which keeps no log: "
-                f"leave {option.opts[0]} out"
+                "--bench starts a service at loopback, which only it asks and which keeps neither "
+                f"a log nor new items: leave {option.opts[0]} out"
             )
         if option.name not in OF_BENCH:
             words.append(f"{option.opts[0]}={context.params[str(option.name)]}")

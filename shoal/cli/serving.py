@@ -23,6 +23,8 @@ from shoal.cli.arguments import (
     DEADLINE,
     DRAIN,
     HOST,
+    ITEMS,
+    ITEMS_TOKEN_FILE,
     ONE_PROCESS,
     PLAIN,
     PORT,
@@ -172,6 +174,8 @@ def serve(
     drain: Annotated[float, DRAIN] = 5.0,
     threads: Annotated[int, THREADS] = 0,
     processes: Annotated[int, PROCESSES] = 1,
+    items: Annotated[str | None, ITEMS] = None,
+    items_token_file: Annotated[str | None, ITEMS_TOKEN_FILE] = None,
     announce: Annotated[str | None, ANNOUNCE] = None,
     bench: Annotated[bool, BENCH] = False,
     bench_seconds: Annotated[float, BENCH_SECONDS] = 5.0,
@@ -186,8 +190,11 @@ def serve(
 
     if wants_bench(context):
         return bench_artifact(context, artifact)
+    if items_token_file is not None and items is None:
+        raise ValueError("--items-token-file: there is no --items FOLDER; name one")
     reach, process = begin_processes(
         processes,
+        items_token_file=items_token_file,
         host=host,
         port=port,
         token_file=token_file,
@@ -213,13 +220,13 @@ def serve(
         state_bytes=state_bytes // processes,
     )
     if is_versions_file(artifact):
-        serve_versions(artifact, reach, limits, process)
+        serve_versions(artifact, reach, limits, process, items)
     else:
-        listen(artifact, reach, limits, process)
+        listen(artifact, reach, limits, process, items)
 
 
 def begin_processes(
-    count: int, *, token_file: str | None, **places: Any
+    count: int, *, token_file: str | None, items_token_file: str | None = None, **places: Any
 ) -> tuple[ServiceReach, ServiceProcess | None]:
     """Where a service listens, and which of its processes this is; the parent of several stays
     here. None: it is the only one. places: the other arguments of `ServiceReach`.
@@ -227,7 +234,8 @@ def begin_processes(
     with importing_service():
         from shoal.serving.http.listening import ServiceReach, read_token
         from shoal.serving.processes.parent import begin_processes
-    reach = ServiceReach(token=read_token(token_file), **places)
+    items_token = read_token(items_token_file, "SHOAL_ITEMS_TOKEN", "--items-token-file")
+    reach = ServiceReach(token=read_token(token_file), items_token=items_token, **places)
     return reach, begin_processes(count, reach)
 
 

@@ -55,6 +55,31 @@ class Ids:
         values[1:] = [self.kind(word) for word in self.words[1:]]
         return values
 
+    def followed_by(self, words: Sequence[str]) -> Ids:
+        """These ids and new ones behind, each of the same type; ValueError where one is not.
+
+        >>> Ids(["[PAD]", "34"], int).followed_by(["35"]).values.tolist()
+        [None, 34, 35]
+        """
+        values = np.empty(len(words), dtype=object)
+        values[:] = [self._typed(word) for word in words]
+        before = self.words
+        if not isinstance(before, vocabulary.Words):
+            before = vocabulary.Words.from_list(before)
+        longer = Ids(before.followed_by(words), self.kind)
+        # What was made of all words is copied, which is quicker than to make it again.
+        longer._numbers = self._numbers.copy()
+        longer._numbers.update(zip(words, range(len(self), len(longer))))
+        longer.values = np.concatenate([self.values, values])
+        return longer
+
+    def _typed(self, word: str) -> Any:
+        try:
+            return self.kind(word)
+        except ValueError:
+            kind = self.kind.__name__
+            raise ValueError(f"the id {word[:80]!r} is no {kind}, as those of others are") from None
+
     def find(self, ids: Iterable[Any]) -> np.ndarray:
         """Numbers of ids, int64 [n]; 0 where there is no such id. 34, 34.0 and "34" are one."""
         numbers, find_variant = self._numbers, self._find_variant

@@ -39,6 +39,13 @@ class Words:
         ends = np.cumsum([len(word) for word in encoded], dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
+    def followed_by(self, words: Iterable[str]) -> Words:
+        """This vocabulary with more words behind."""
+        more = Words.from_list(words)
+        start = int(self.ends[-1]) if len(self.ends) else 0
+        text = np.concatenate([self.text[:start], more.text])
+        return Words(text, np.concatenate([self.ends, start + more.ends]))
+
     def __len__(self) -> int:
         return len(self.ends)
 

@@ -28,6 +28,7 @@ from shoal.recommender.ranked_items import RankedItems, UserRankings
 
 log = logging.getLogger("shoal")
 NO_IDS = np.zeros(0, np.int64)
+Append = Callable[[str, Tensor, Tensor], Tensor]  # a name, rows [n, ...] and new ones -> all
 MANY_ALLOWED = 0.25  # share of the items above which all are scored
 
 
@@ -114,6 +115,21 @@ class Recommender:
         self.catalogue = catalogue
         self.users = catalogue.users
         self.items = catalogue.items
+
+    def of_longer(self, catalogue: Catalogue, append: Append) -> Recommender:
+        """The recommender of this catalogue with items behind that nobody has taken.
+
+        What was computed of the others stays. append: as `SpareRows.append` of artifacts.
+        """
+        longer = Recommender(catalogue)
+        count, computed = len(self.items), vars(self)
+        if "_units" in computed:
+            units = torch.nn.functional.normalize(catalogue.item_vectors[count:], eps=1e-12)
+            longer._units = append("units", self._units, units)
+        if "_by_popularity" in computed:
+            new = np.arange(count, len(catalogue.items))
+            longer._by_popularity = np.append(self._by_popularity, new)
+        return longer
 
     # ---- questions ------------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "runs": {"root": READ},
     "serve": {
         **{"artifact": READ, "host": NOTHING, "token_file": READ, "tls_cert": READ},
-        **{"tls_key": READ, "announce": WRITTEN},
+        **{"tls_key": READ, "announce": WRITTEN, "items": WRITTEN, "items_token_file": READ},
     },
     "ps server": {
         **{"bind": NOTHING, "keys": READ, "announce": WRITTEN, "folder": WRITTEN, "log": NOTHING},

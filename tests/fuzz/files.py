@@ -1,6 +1,7 @@
 """Files and configs: whatever stands in them, reading gives a result or one ValueError."""
 
 import gzip
+import hashlib
 import io
 import json
 import random
@@ -60,6 +61,7 @@ def make(folder: Path) -> dict[str, Target]:
         "toml": Target([TOML], "config.toml", _read_config),
         "codes": Target([b'{"a": [5, 1, 0], "b": [5, 7, 1]}'], "codes.json", _codes),
         **_vectors(folder),
+        "posted": _posted(),
         "override": Target([b"--train.epochs=5\n--topk=[1,2]\n--model=BPR"], "words", _override),
     }
     targets |= _checkpoints(folder)
@@ -196,6 +198,23 @@ def _vectors(folder: Path) -> dict[str, Target]:
         f"vectors_{form}": Target([data], f"vectors.{form}", read, every=2)
         for form, data in made.items()
     }
+
+
+def _posted() -> Target:
+    """A file of new items of a service, under the name that its bytes have."""
+    import torch
+
+    from shoal.serving.artifact.new_items import NewItems
+    from shoal.serving.items.folder import packed, read_posted
+
+    new = NewItems("a test", ["a", "7"], torch.eye(2), {"title": ["x", ""]})
+
+    def read(path: Path) -> None:
+        data = path.read_bytes()
+        name = f"00000001-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+        read_posted(path.with_name(name), data)
+
+    return Target([packed(new)], "posted.safetensors", read)
 
 
 def _archive(folder: Path) -> Target:

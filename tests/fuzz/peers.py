@@ -26,6 +26,7 @@ BODIES = {
     b"score": b'{"user": "b", "items": ["x", "y"]}',
     b"similar": b'{"item": "v", "topk": 2}',
 }
+ITEMS = b'{"items": [{"item": "new", "vector": [0.5, -1]}, {"item": "7", "vector": [1e3, 2]}]}'
 
 
 def peers(folder: Path) -> dict[str, Target]:
@@ -234,15 +235,15 @@ def http(home: Path) -> dict[str, Target]:
     """Bytes of requests to a live service, which answers a sound one afterwards."""
     import logging
 
-    from small_artifact import MEAN, write_artifact
+    from small_artifact import write_vectors
 
     from shoal.serving.http.listening import listen
     from shoal.serving.service.api import Limits
     from shoal.serving.service.server import HttpServer
 
-    server = HttpServer.for_artifact(
-        write_artifact(home, MEAN), Limits(seconds=3600.0, answer_seconds=3600.0)
-    )
+    limits = Limits(seconds=3600.0, answer_seconds=3600.0)
+    added = home.with_name("added")
+    server = HttpServer.for_artifact(write_vectors(home), limits, items=added)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # of requests that are none
     listener = listen("127.0.0.1", 0)
     threading.Thread(target=server.run, args=([listener],), daemon=True).start()
@@ -251,6 +252,7 @@ def http(home: Path) -> dict[str, Target]:
     seeds = [
         (REQUEST % (len(body), body)).replace(b"recommend", route) for route, body in BODIES.items()
     ]
+    seeds.append((REQUEST % (len(ITEMS), ITEMS)).replace(b"/v1/recommend", b"/items"))
 
     def ask(data: bytes, seconds: float | None) -> bytes:
         """The beginning of an answer, if one comes in time: a request may be half of one."""
@@ -270,8 +272,7 @@ def http(home: Path) -> dict[str, Target]:
         if rng.random() < 0.5:
             return mutate(rng, data, others)
         head, _, body = data.partition(b"\r\n\r\n")
-        body = mutate(rng, body, list(BODIES.values()))
-        route = head.split()[1].rpartition(b"/")[2]
-        return (REQUEST % (len(body), body)).replace(b"recommend", route, 1)
+        body = mutate(rng, body, [*BODIES.values(), ITEMS])
+        return (REQUEST % (len(body), body)).replace(b"/v1/recommend", head.split()[1], 1)
 
     return {"http": Target(seeds, "request", read, spoil, EVERY)}

@@ -64,6 +64,23 @@ def write_artifact(home: Path, document: dict[str, Any], **signature: Any) -> Pa
     return home
 
 
+def write_vectors(home: Path) -> Path:
+    """A retrieval artifact that was trained with vectors of two numbers; an item's row is W v."""
+    entry = {"width": 2, "normalise": "none", "tables": ["item"]}
+    write_artifact(home, MEAN, item_vectors=entry)
+    row = graph(
+        node("row", "shoal.lookup", read("items"), "item", 3),
+        name="items",
+        dtype="int64",
+        shape=[None],
+    )
+    (home / "items.json").write_text(json.dumps({**row, "dense": {}}))
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    save_file({"weight.item": weight}, home / "vectors.safetensors")
+    files.write_manifest(home)
+    return home
+
+
 def write_clicks(home: Path, *nodes: dict[str, Any]) -> Path:
     """A click artifact of slots p and q, ids [b, 2] at node `slots`."""
     layout = {"slots": ["p", "q"], "dense": [], "label": "click", "rows": None, "others": 0}

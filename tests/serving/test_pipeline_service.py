@@ -175,6 +175,11 @@ def test_what_else_is_shown(served: ServedPipeline) -> None:
     assert served.call("/v1/recommend")[0] == 405 and served.call("/health")[0] == 200
 
 
+def test_new_items_are_not_taken_here(served: ServedPipeline) -> None:
+    status, answer = served.call("/items", {"items": [{"item": "new", "vector": [1.0]}]})
+    assert status == 403 and "shoal artifact add-items" in answer["error"]
+
+
 def test_changed_files_take_over_and_bad_ones_do_not(served: ServedPipeline) -> None:
     """Requests go on meanwhile; each answer is of one version of the file."""
     file = served.log.parent / "pipeline.yaml"

@@ -45,6 +45,8 @@ from shoal.serving.artifact.kept_histories import (
     measure_costs,
 )
 from shoal.serving.artifact.locations import fetched, push
+from shoal.serving.artifact.projector import Projector
+from shoal.serving.artifact.spare_rows import SpareRows
 from shoal.serving.artifact.tables import RowTable
 from shoal.training.evaluation import predicted
 
@@ -78,6 +80,8 @@ class Artifact:
     def _open(self, check: bool) -> None:
         signature = self.signature
         self.kept_histories: KeptHistories | None = None
+        self.spare = SpareRows()  # behind rows of items that came later
+        self.num_added = 0  # items that came since it was opened
         self.model = str(signature["model"])
         self.kind = signature["kind"]
         if self.kind not in ("retrieval", "scorer", *GRAPHS):
@@ -396,6 +400,11 @@ class Artifact:
             return why.solved(query, vectors, item, learned, self.signature.get("equations"))
 
     @cached_property
+    def projector(self) -> Projector:
+        """Makes rows of new items of their vectors."""
+        return Projector(self.folder, self.manifest, self.signature)
+
+    @cached_property
     def captions(self) -> Mapping[str, Words]:
         """Titles and pictures of items, where the data had them."""
         return files.read_captions(self.folder, self.manifest, len(self.items))
@@ -409,6 +418,7 @@ class Artifact:
             _ = self.item_vectors
         if self.kind not in GRAPHS:
             _ = self._stored, self.users.find([]), self.items.values, self.captions
+            _ = self.popularity, self.projector
         if self.kind == "retrieval" and self.graph is not None:
             self.running.prepare(batch_size)
 
@@ -439,23 +449,24 @@ class Artifact:
         width = int(self.signature["extend"]["width"])
         if not 0 < width <= 1 << 24:
             raise ArtifactError(f"artifact {self.folder} is damaged: states of {width} numbers")
-        run, dim = self.extending.once, self.tables["item_vectors"].dim
-
-        def extend(fields: dict[str, Tensor]) -> Tensor:
-            return self._checked(run(fields), (len(fields["new"]), width + dim))
-
         if costs is None:
             items = np.arange(longest) % (len(self.items) - 1) + 1
             history = History(
                 items, np.arange(longest + 1) if self._reads("history_time") else None
             )
             costs = measure_costs(
-                KeptHistories(extend, width, self.max_len, 1 << 62, ALWAYS_EXTENDED),
+                KeptHistories(self.extended, width, self.max_len, 1 << 62, ALWAYS_EXTENDED),
                 self.running.samples,
                 self.of_histories([history] * 16),
             )
-        self.kept_histories = KeptHistories(extend, width, self.max_len, most_bytes, costs)
+        self.kept_histories = KeptHistories(self.extended, width, self.max_len, most_bytes, costs)
         return self.kept_histories
+
+    def extended(self, fields: dict[str, Tensor]) -> Tensor:
+        """What layers make of new places of a history, and query vectors: [new, width + dim]."""
+        assert self.extending is not None
+        numbers = int(self.signature["extend"]["width"]) + self.tables["item_vectors"].dim
+        return self._checked(self.extending.once(fields), (len(fields["new"]), numbers))
 
     def queries(self, query: Fields) -> Tensor:
         """Query vectors [b, dim]; the model must have item vectors."""

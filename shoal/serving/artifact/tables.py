@@ -10,7 +10,9 @@ searched, and an id that it does not list reads as the value that it would begin
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +24,7 @@ from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.rows.bags import pool_rows
 from shoal.embedding.rows.store import Rows
 from shoal.embedding.rows.table import Init, Table
+from shoal.recommender.recommender import Append
 from shoal.serving.artifact.files import ArtifactError, TensorFile, damaged, read_tensors
 
 Kind = Literal["float32", "float16", "int8"]
@@ -191,6 +194,24 @@ class RowTable:
             return rows
         rows = rows.float()
         return rows if self.scale is None else rows * self.scale[places][:, None]
+
+    def followed_by(self, new: Tensor, name: str, append: Append) -> RowTable:
+        """This table, which holds every row, and new rows [n, dim] behind, stored as its own are.
+
+        append: as `SpareRows.append`, by this name.
+        """
+        if self.ids is not None or self.below is not None:
+            raise ArtifactError(
+                f"artifact {self.folder}: table {self.name!r} does not hold all rows"
+            )
+        stored, scale = _pack(new, self.kind)
+        longer = copy.copy(self)
+        longer.values = append(f"rows-{name}", self.values, stored)
+        if self.scale is not None:
+            longer.scale = append(f"scale-{name}", self.scale, scale)
+        longer.size = len(longer.values)
+        longer.table = replace(self.table, rows=longer.size)
+        return longer
 
     def differs(self, ids: Tensor, stored: Tensor, scale: Tensor) -> Tensor:
         """Which of these rows, as they would be stored, differ from this table's: bool [n]."""

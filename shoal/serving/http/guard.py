@@ -98,11 +98,18 @@ class Guard:
             host = request.headers.get("host", "").rsplit(":", 1)[0]
             if host not in LOCAL:
                 raise RefusedRequest(421, "this service answers as localhost only")
-        if self.token is None or path_of(request) in self.open:
+        path = path_of(request)
+        needed = self.token_of(path)
+        if needed is None or path in self.open:
             return
         token = token_in(request.headers.get("authorization", ""))
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
-            raise RefusedRequest(401, "give the token of this service: Authorization: Bearer TOKEN")
+        if not hmac.compare_digest(token.encode(), needed.encode()):
+            noun = "service" if needed == self.token else f"route ({path})"
+            raise RefusedRequest(401, f"give the token of this {noun}: Authorization: Bearer TOKEN")
+
+    def token_of(self, path: str) -> str | None:
+        """What to ask for at a path; None: nothing."""
+        return self.token
 
     async def body(self, request: Request, most: int, seconds: float) -> bytes:
         """The body of a request, which is JSON, bounded and in time."""

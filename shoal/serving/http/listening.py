@@ -31,6 +31,7 @@ class ServiceReach:
     refresh   seconds between two looks for something newer
     announce  a file that the address is written to
     drain     seconds in which new connections are answered after SIGTERM
+    items_token  to post new items with; None: the token
     """
 
     host: str = "127.0.0.1"
@@ -42,6 +43,7 @@ class ServiceReach:
     refresh: float = 2.0
     announce: str | Path | None = None
     drain: float = 5.0
+    items_token: str | None = None
 
 
 class BoundedServer(uvicorn.Server):
@@ -161,14 +163,16 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def read_token(file: str | None) -> str | None:
-    """The token of a file, or of SHOAL_TOKEN; None where there is neither."""
+def read_token(
+    file: str | None, variable: str = "SHOAL_TOKEN", option: str = "--token-file"
+) -> str | None:
+    """The token of a file, or of an environment variable; None where there is neither."""
     if file is None:
-        text, source = os.environ.get("SHOAL_TOKEN", ""), "SHOAL_TOKEN"
+        text, source = os.environ.get(variable, ""), variable
         if not text:
             return None
     else:
-        source = f"--token-file {file}"
+        source = f"{option} {file}"
         try:
             with open(file, "rb") as opened:
                 others = os.fstat(opened.fileno()).st_mode & 0o077

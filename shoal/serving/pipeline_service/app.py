@@ -54,6 +54,10 @@ class PipelineApi(BatchedApi):
     """The handlers of a pipeline's routes. log: of what was answered; None: none is kept."""
 
     service: LivePipeline
+    no_items = (
+        "a pipeline in service takes no new items; write them into its artifact by `shoal artifact "
+        "add-items`, and name that one in the pipeline's file"
+    )
 
     def __init__(
         self,

@@ -34,6 +34,14 @@ class Child:
 
 
 @dataclass
+class Spread:
+    """What a process has written, and the processes (pids) that have not read it yet."""
+
+    number: int
+    waits: set[int]
+
+
+@dataclass
 class Place:
     """One of the processes that there are to be: how often it ended, and when it is started."""
 

@@ -16,11 +16,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from shoal.serving.http.listening import ServiceReach, check_reach, listen, url_of
-from shoal.serving.processes.child import STABLE_SECONDS, Child, Place
+from shoal.serving.processes.child import STABLE_SECONDS, Child, Place, Spread
 from shoal.serving.processes.copies import CopyStore
 from shoal.serving.processes.service_process import ServiceProcess
 from shoal.serving.processes.sums import MetricsDocument, figure, lasting, summed
@@ -64,6 +65,8 @@ class Parent:
         self.restarts = 0
         self.copies = CopyStore()
         self.past: MetricsDocument = {}  # what processes that have ended counted
+        self._spreads: dict[int, list[Spread]] = {}  # pid of a process -> what it waits for
+        self._num_spreads = 0
         self._looks: dict[int, float] = {}  # number of a process that asks -> until when it waits
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
@@ -83,6 +86,7 @@ class Parent:
             self._wait()
             self._reap()
             self._answer_looks()
+            self._answer_spreads()
             if time.monotonic() > swept + SWEEP_SECONDS:
                 self.copies.sweep()
                 swept = time.monotonic()
@@ -212,6 +216,12 @@ class Parent:
             self._announce()
         elif "told" in message:
             child.document, child.is_asked = message["document"], False
+        elif "spread" in message:
+            self._spread(child)
+        elif "caught_up" in message:
+            for spread in chain.from_iterable(self._spreads.values()):
+                if spread.number == message["caught_up"]:
+                    spread.waits.discard(child.pid)
         elif "look" in message:
             child.document = message["document"]
             self._looks[child.number] = time.monotonic() + LOOK_SECONDS
@@ -242,6 +252,28 @@ class Parent:
             }
             if number in self.children:
                 self.children[number].send({"looked": looked})
+
+    def _spread(self, child: Child) -> None:
+        """Let the others catch up with what a process has written."""
+        self._num_spreads += 1
+        spread = Spread(self._num_spreads, set())
+        self._spreads.setdefault(child.pid, []).append(spread)
+        for other in self.children.values():
+            # Who is ready and listens soon reads its messages then; who loads reads the files.
+            if other.number != child.number and other.state != "loading":
+                spread.waits.add(other.pid)
+                other.send({"catch_up": spread.number})
+
+    def _answer_spreads(self) -> None:
+        """Tell who has written something when all others that answer have it."""
+        processes = {child.pid: child for child in self.children.values()}
+        for pid, spreads in list(self._spreads.items()):
+            while spreads and not spreads[0].waits & processes.keys():
+                spreads.pop(0)
+                if pid in processes:
+                    processes[pid].send({"spread": True})
+            if not spreads:
+                del self._spreads[pid]
 
     def _sum(self, documents: list[dict[str, Any]], listening: int) -> MetricsDocument:
         """The figures that some processes told, of those that have ended, and the parent's own."""

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -43,10 +44,13 @@ class ServiceProcess:
         self.url = url
         self.copies = SharedCopies(link)
         self.describe: Callable[[], Document] = dict  # what the others may ask for
+        self.catch_up: Callable[[], object] = lambda: None  # with what others have written
         self._listener = listener
         self._control = control
         self._lines = b""
+        self._sending = threading.Lock()
         self._looks: list[asyncio.Future[Document]] = []
+        self._spreads: list[asyncio.Future[None]] = []
         # Signals come by the parent: what a terminal or a service manager sends to all processes
         # of a group would otherwise come twice, and the second time ends a service at once.
         for number_of_signal in (signal.SIGINT, signal.SIGTERM):
@@ -67,6 +71,9 @@ class ServiceProcess:
             pass
         if "go" not in messages[0]:
             return
+        self.catch_up()  # with what came while it was loading
+        for message in messages[1:]:
+            self._take(server, message)
         server.takes_signals = False
 
         def report() -> None:
@@ -86,21 +93,44 @@ class ServiceProcess:
         self._looks.append(future)
         return await future
 
+    async def spread(self) -> None:
+        """Until every other process has caught up with what this one has written."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._spreads.append(future)
+        self._send({"spread": True})
+        await future
+
     def _attend(self, server: BoundedServer) -> None:
         """Do what the parent says."""
         for message in self._read():
-            if "stop" in message:
-                server.stop(message["stop"])
-            elif "tell" in message:
-                self._send({"told": message["tell"], "document": self.describe()})
-            elif "looked" in message:
-                looks, self._looks = self._looks, []
-                for future in looks:
-                    if not future.done():
-                        future.set_result(message["looked"])
+            self._take(server, message)
+
+    def _take(self, server: BoundedServer, message: Document) -> None:
+        if "stop" in message:
+            server.stop(message["stop"])
+        elif "tell" in message:
+            self._send({"told": message["tell"], "document": self.describe()})
+        elif "looked" in message:
+            looks, self._looks = self._looks, []
+            for looked in looks:
+                if not looked.done():
+                    looked.set_result(message["looked"])
+        elif "catch_up" in message:  # beside those who ask
+            threading.Thread(target=self._catch_up, args=(message["catch_up"],)).start()
+        elif "spread" in message:  # the parent answers in the order in which it was asked
+            future = self._spreads.pop(0)
+            if not future.done():
+                future.set_result(None)
+
+    def _catch_up(self, spread: int) -> None:
+        try:
+            self.catch_up()
+        finally:
+            self._send({"caught_up": spread})
 
     def _send(self, message: Document) -> None:
-        self._control.sendall(json.dumps(message).encode() + b"\n")
+        with self._sending:
+            self._control.sendall(json.dumps(message).encode() + b"\n")
 
     def _read(self, wait: bool = False) -> list[Document]:
         """The messages that have come whole."""

@@ -12,7 +12,13 @@ from typing import Any
 
 MetricsDocument = dict[str, dict[str, Any]]
 # Gauges that are no part of a whole: of several processes the largest counts.
-LARGEST = ("shoal_uptime_seconds", "shoal_artifact_since_seconds", "shoal_version_share")
+LARGEST = (
+    "shoal_uptime_seconds",
+    "shoal_artifact_since_seconds",
+    "shoal_version_share",
+    "shoal_added_items",
+    "shoal_left_out_items",
+)
 LASTING = ("counter", "histogram")  # what remains counted after its process
 
 

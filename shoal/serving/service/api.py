@@ -1,6 +1,7 @@
 """Api: the routes that every service of questions has, with limits and batches, on Starlette.
 
 POST /v1/KIND                        a question of each kind, JSON in and out
+POST /items                          new items, where they are taken
 GET  /health /ready /metrics         for monitoring
 GET  /docs /openapi.json             what may be asked
 
@@ -25,6 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from shoal.data.ids import UnknownName
+from shoal.serving.artifact.new_items import KnownItems, NewItems
 from shoal.serving.http.connection import Bounds
 from shoal.serving.http.guard import Guard, Handler, RefusedRequest, json_answer, path_of
 from shoal.serving.http.guard import page_answer as shown_page
@@ -33,8 +35,12 @@ from shoal.serving.processes.sums import summed
 from shoal.serving.service.batching import Batcher, Full, TooLate
 from shoal.serving.service.live import LiveService
 from shoal.serving.service.openapi import page_of
+from shoal.serving.service.posted_items import PostItems
 from shoal.serving.service.questions import Question, parse
 from shoal.serving.service.statistics import Count, RequestMetrics, text_of
+
+ITEMS = "/items"
+MOST_POSTING = 16  # requests with new items that wait for each other
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class BatchedApi(Guard):
     """
 
     open = ("/health", "/ready")
+    no_items = "this service takes no new items; start it with --items FOLDER"
 
     def __init__(
         self,
@@ -72,8 +79,12 @@ class BatchedApi(Guard):
         limits: Limits,
         token: str | None = None,
         local: bool = True,
+        items_token: str | None = None,
     ):
+        """items_token: to post new items with; None: the token of the service."""
         super().__init__(token, local)
+        self.items_token = items_token
+        self.posting = 0  # requests with new items that wait for each other
         self.service = service
         self.questions = questions
         self.answer_batch = answer_batch
@@ -136,6 +147,7 @@ class BatchedApi(Guard):
         """Answer as one of several processes: figures are those of all of them."""
         self.process = process
         process.describe = lambda: {"metrics": self.metrics.document(), "ready": self.ready()}
+        process.catch_up = self.service.catch_up
 
     def close(self) -> None:
         """End the threads; no request may be waiting for an answer."""
@@ -147,6 +159,7 @@ class BatchedApi(Guard):
             Route(f"/v1/{kind}", self.guarded(self._post(kind)), methods=["POST"])
             for kind in self.questions
         ]
+        posts.append(Route(ITEMS, self.guarded(self._post_items), methods=["POST"]))
         gets: dict[str, Handler] = {
             "/health": self._health,
             "/ready": self._ready,
@@ -159,6 +172,9 @@ class BatchedApi(Guard):
             Route(path, self.guarded(handle), methods=["GET"]) for path, handle in gets.items()
         ]
         return Starlette(routes=[*posts, *routes], exception_handlers={405: self._other_method})
+
+    def token_of(self, path: str) -> str | None:
+        return self.items_token if path == ITEMS and self.items_token else self.token
 
     def begun(self) -> None:
         self.metrics.in_flight.inc()
@@ -190,9 +206,40 @@ class BatchedApi(Guard):
 
         return post
 
+    async def _post_items(self, request: Request) -> Response:
+        """Take new items; they are in service, in every process, when this answers."""
+        if self.service.items is None:
+            raise RefusedRequest(403, self.no_items)
+        body = await self.body(request, self.limits.body_bytes, self.limits.seconds)
+        if self.posting >= MOST_POSTING:
+            raise RefusedRequest(429, "too many requests wait; come again")
+        self.posting += 1
+        try:
+            new = await asyncio.to_thread(lambda: new_items_of(body))
+            await asyncio.to_thread(self.service.add, new)
+        except KnownItems as error:
+            raise RefusedRequest(409, str(error)) from None
+        except ValueError as error:
+            raise RefusedRequest(422, str(error)) from None
+        except OSError as error:
+            why = f"nothing was added: {self.service.items.folder.path}: {error.strerror}"
+            raise RefusedRequest(503, why) from error
+        finally:
+            self.posting -= 1
+        if self.process is not None:
+            try:
+                async with asyncio.timeout(self.limits.answer_seconds):
+                    await self.process.spread()
+            except TimeoutError:
+                why = "the items are kept; not every process has them yet, and will have them soon"
+                raise RefusedRequest(503, why) from None
+        return json_answer({"added": len(new.ids), **self.service.has_items()})
+
     async def _other_method(self, request: Request, error: Exception) -> Response:
         """The answer where a route is asked by another method than its own."""
-        method = "POST" if path_of(request).removeprefix("/v1/") in self.questions else "GET"
+        path = path_of(request)
+        is_posted = path == ITEMS or path.removeprefix("/v1/") in self.questions
+        method = "POST" if is_posted else "GET"
         hint = {"POST": " with a body of JSON; GET /docs shows what it may hold", "GET": ""}[method]
 
         async def refuse(request: Request) -> Response:
@@ -240,6 +287,7 @@ class BatchedApi(Guard):
             "reload_failures_total": self.service.failures,
             "artifact_since_seconds": self.service.since,
             **self.service.counts(),
+            **self.service.items_counts(),
             **self.counts(),
         }
         return counts, self.labels()
@@ -249,6 +297,13 @@ class BatchedApi(Guard):
 
     async def _docs(self, request: Request) -> Response:
         return shown_page(page_of(self.document()))
+
+
+def new_items_of(body: bytes) -> NewItems:
+    """The new items in a body; ValueError names the first thing that is wrong with it."""
+    posted = parse(PostItems, body)
+    assert isinstance(posted, PostItems)
+    return posted.new_items()
 
 
 def refusal(error: Exception) -> RefusedRequest | None:

@@ -38,8 +38,9 @@ class Api(BatchedApi):
         limits: Limits,
         token: str | None = None,
         local: bool = True,
+        items_token: str | None = None,
     ):
-        super().__init__(service, QUESTIONS, answer_batch, limits, token, local)
+        super().__init__(service, QUESTIONS, answer_batch, limits, token, local, items_token)
 
     def batcher(self, kind: str) -> Batcher:
         """An explanation asks the model hundreds of times: alone, on half of the threads."""
@@ -58,13 +59,18 @@ class Api(BatchedApi):
         return self.service.model
 
     def ready(self) -> dict[str, Any]:
-        return names_of(self.shown())
+        return {**names_of(self.shown()), **self.added(self.shown())}
+
+    def added(self, artifact: Artifact) -> dict[str, int]:
+        """How many items an artifact has that came by posts, where they are taken."""
+        return {} if self.service.items is None else {"added_items": artifact.num_added}
 
     def labels(self) -> list[dict[str, str]]:
         return [{**names_of(self.shown()), "shoal": shoal.__version__}]
 
     def document(self) -> dict[str, Any]:
-        return describe(QUESTIONS, self.token is not None)
+        has_token = self.token is not None or self.items_token is not None
+        return describe(QUESTIONS, has_token, takes_items=self.service.items is not None)
 
     def gets(self) -> dict[str, Handler]:
         return {"/v1/examples": self._examples, "/": self._page}

@@ -6,6 +6,9 @@ so none is lost. What is served is in memory: its files may be replaced, cut or 
 
 What cannot be loaded is passed over, counted and logged, and tried again when one of its files
 changes: files that are being copied may come in any order.
+
+Where new items are taken (serving/items), what is in service has those of their folder, and so has
+what takes its place.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from shoal.serving.artifact.artifact import Artifact
+from shoal.serving.artifact.new_items import NewItems
+from shoal.serving.items.live_items import LiveItems
 from shoal.serving.service.statistics import Count
 
 log = logging.getLogger("shoal")
@@ -42,14 +48,21 @@ class LiveService(Generic[Served]):
 
     model: Served
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, items: LiveItems | None = None):
+        """items: the folder of new items; None: none are taken."""
         self.path = Path(path)
+        self.items = items
+        self.num_posted = 0  # new items that were posted here
         self.reloads = self.failures = 0
+        self._changing = threading.Lock()
+        self._items_error = ""
         self.refused: dict[Path, RefusedFiles] = {}
         model = self._newest(is_serving=False)
         if model is None:
             raise ValueError(next(iter(self.refused.values())).why)
-        self.model = model
+        if items is not None:
+            items.folder.read()
+        self.model = self.with_posted(model)
         self.since = time.time()
         self._report()
 
@@ -79,6 +92,14 @@ class LiveService(Generic[Served]):
         """Further figures for /metrics."""
         return {}
 
+    def artifacts(self) -> list[Artifact]:
+        """The artifacts in service, which take new items."""
+        raise NotImplementedError
+
+    def with_posted(self, model: Served) -> Served:
+        """The model with all items that were read from the folder of new items."""
+        return model
+
     # ---- looking for a newer one -----------------------------------------------------------------
 
     def refresh(self) -> bool:
@@ -89,12 +110,60 @@ class LiveService(Generic[Served]):
         except Exception as error:  # such as a folder that cannot be read
             self._refuse(self.path, (), error)
         if model is not None:
-            self.model = model
+            with self._changing:
+                self.model = self.with_posted(model)
             self.since = time.time()
             self.reloads += 1
             log.info("now serving %s", self.place_in_service())
+        self.catch_up()
         self._report()
         return model is not None
+
+    # ---- new items -------------------------------------------------------------------------------
+
+    def add(self, new: NewItems) -> None:
+        """Take new items: they are on the disk, and in service, when this returns."""
+        assert self.items is not None
+        with self._changing, self.items.folder.writing():
+            self.items.folder.read()
+            self.model = self.with_posted(self.model)
+            self.items.check(self.artifacts(), new)
+            self.items.folder.write(new)
+            self.model = self.with_posted(self.model)
+            self.num_posted += len(new.ids)
+
+    def catch_up(self) -> None:
+        """Take the items that others have written into the folder."""
+        if self.items is None:
+            return
+        try:
+            with self._changing:
+                try:
+                    self.items.folder.read()
+                finally:  # those before one that is damaged
+                    self.model = self.with_posted(self.model)
+            self._items_error = ""
+        except Exception as error:
+            if self._items_error != str(error):
+                self._items_error = str(error)
+                self.failures += 1
+                log.warning("%s; its items are not in service", error)
+
+    def has_items(self) -> dict[str, Any]:
+        """How many items there are, as the answer to new ones says."""
+        (artifact,) = self.artifacts()
+        return {"items": len(artifact.items) - 1, "artifact": artifact.folder.name}
+
+    def items_counts(self) -> dict[str, Count]:
+        """Figures of new items, by artifact."""
+        if self.items is None:
+            return {}
+        artifacts = self.artifacts()
+        return {
+            "items_posted_total": self.num_posted,
+            "added_items": {one.folder.name: one.num_added for one in artifacts},
+            "left_out_items": {one.folder.name: self.items.left_out(one) for one in artifacts},
+        }
 
     def watch(self, seconds: float, stop: threading.Event) -> None:
         """Look for what is newer every so often, until `stop`."""

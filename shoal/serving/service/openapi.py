@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 import shoal
 from shoal.pages import html as look
+from shoal.serving.service.posted_items import PostItems
 
 ANSWERS = {
     "recommend": {"items": [{"item": "50", "score": 3.9}], "artifact": "monday"},
@@ -29,6 +30,7 @@ WRONG = {
     "401": "no token, or another",
     "404": "a user or an item that the model does not know",
     "405": "another method than POST",
+    "409": "of new items: one is there already",
     "408": "the request came too slowly",
     "413": "the request is too large",
     "415": "the body is no JSON",
@@ -43,11 +45,15 @@ def describe(
     token: bool,
     answers: Mapping[str, Any] = ANSWERS,
     title: str = "shoal serve",
+    takes_items: bool = False,
 ) -> dict[str, Any]:
     """The OpenAPI document of a service; answers: an example for each kind of question."""
+    paths_of = {f"/v1/{kind}": (question, answers[kind]) for kind, question in questions.items()}
+    if takes_items:
+        paths_of["/items"] = PostItems, {"added": 1, "items": 1683, "artifact": "monday"}
     paths: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
-    for kind, question in questions.items():
+    for path, (question, answer) in paths_of.items():
         schema = question.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[question.__name__] = schema
@@ -55,11 +61,11 @@ def describe(
         responses: dict[str, Any] = {
             "200": {
                 "description": "the answer",
-                "content": {"application/json": {"example": answers[kind]}},
+                "content": {"application/json": {"example": answer}},
             }
         }
         responses |= {status: {"description": why} for status, why in WRONG.items()}
-        paths[f"/v1/{kind}"] = {
+        paths[path] = {
             "post": {
                 "summary": (question.__doc__ or "").split("\n")[0],
                 "requestBody": {"required": True, "content": {"application/json": content}},

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from shoal.serving.artifact import files
 from shoal.serving.http.listening import BoundedServer, ServiceReach, check_reach, run_at
+from shoal.serving.items.folder import ItemsFolder
+from shoal.serving.items.live_items import LiveItems
 from shoal.serving.processes.service_process import ServiceProcess
 from shoal.serving.service.api import BatchedApi, Limits
 from shoal.serving.service.app import Api
@@ -35,10 +37,16 @@ class HttpServer(BoundedServer):
 
     @classmethod
     def for_artifact(
-        cls, artifact: str | Path, limits: Limits, token: str | None = None, local: bool = True
+        cls,
+        artifact: str | Path,
+        limits: Limits,
+        token: str | None = None,
+        local: bool = True,
+        items: str | Path | None = None,
     ) -> HttpServer:
-        """A server of an artifact, ready to run."""
-        service = Service(artifact, limits.state_bytes, limits.batch)
+        """A server of an artifact, ready to run. items: the folder of new items."""
+        live = None if items is None else LiveItems(ItemsFolder(items))
+        service = Service(artifact, limits.state_bytes, limits.batch, live)
         return cls.of(Api(service, limits, token, local))
 
 
@@ -47,15 +55,31 @@ def serve(
     reach: ServiceReach,
     limits: Limits | None = None,
     process: ServiceProcess | None = None,
+    items: str | Path | None = None,
 ) -> None:
-    """Serve an artifact until a signal comes. process: this one, where several serve it."""
+    """Serve an artifact until a signal comes.
+
+    process: this one, where several serve it. items: the folder of new items; None: none are taken.
+    """
     limits = limits or Limits()
 
     def api(local: bool) -> Api:
-        service = Service(artifact, limits.state_bytes, limits.batch)
-        return Api(service, limits, reach.token, local)
+        service = Service(artifact, limits.state_bytes, limits.batch, live_items(items, reach))
+        return Api(service, limits, reach.token, local, reach.items_token)
 
     serve_api(api, reach, process)
+
+
+def live_items(folder: str | Path | None, reach: ServiceReach) -> LiveItems | None:
+    """The items of a folder, which nobody may add to without a token."""
+    if folder is None:
+        return None
+    if reach.token is None and reach.items_token is None:
+        raise ValueError(
+            "--items lets others change what is served, so it needs a token: --items-token-file "
+            "FILE or SHOAL_ITEMS_TOKEN (or that of the service)"
+        )
+    return LiveItems(ItemsFolder(folder))
 
 
 def serve_api(

@@ -14,6 +14,7 @@ from pathlib import Path
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import DELTAS, Artifact
 from shoal.serving.artifact.trial_run import try_apart
+from shoal.serving.items.live_items import LiveItems
 from shoal.serving.service.live import LiveService, State, state_of_folder
 from shoal.serving.service.statistics import Count
 
@@ -21,12 +22,18 @@ from shoal.serving.service.statistics import Count
 class Service(LiveService[Artifact]):
     """A model in service."""
 
-    def __init__(self, path: str | Path, state_bytes: int = 0, batch_size: int = 0):
+    def __init__(
+        self,
+        path: str | Path,
+        state_bytes: int = 0,
+        batch_size: int = 0,
+        items: LiveItems | None = None,
+    ):
         """state_bytes: so much is kept of histories between requests; batch_size: so many requests
         are answered together at most, for which a model is prepared."""
         self.state_bytes = state_bytes
         self.batch_size = batch_size
-        super().__init__(path)
+        super().__init__(path, items)
 
     def places(self) -> list[Path]:
         return artifact_places(self.path)
@@ -48,6 +55,12 @@ class Service(LiveService[Artifact]):
             raise ValueError(f"{place} changed while it was loaded")
         model.keep_histories(self.state_bytes)
         return model
+
+    def artifacts(self) -> list[Artifact]:
+        return [self.model]
+
+    def with_posted(self, model: Artifact) -> Artifact:
+        return model if self.items is None else self.items.brought_up(model)
 
     def counts(self) -> dict[str, Count]:
         """Figures of the kept histories."""

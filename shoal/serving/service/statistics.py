@@ -27,6 +27,9 @@ DESCRIPTIONS = {  # of what other parts of the service count; names in _total ar
     "states": "Histories that are kept between requests",
     "state_requests_total": "Histories in requests",
     "state_hits_total": "Histories whose beginning was kept",
+    "items_posted_total": "New items that were posted",
+    "added_items": "Items that an artifact has in service and was not trained with",
+    "left_out_items": "New items that an artifact cannot read",
     "version_share": "Share of users whom a version answers",
     "shadow_requests_total": "Requests that the shadow was asked after they were answered",
     "shadow_failed_total": "Requests in these that the shadow could not answer",
@@ -38,6 +41,7 @@ DESCRIPTIONS = {  # of what other parts of the service count; names in _total ar
     "shadow_ends_total": "Unexpected ends of the shadow's process",
 }
 BY_ARTIFACT = {name for name in DESCRIPTIONS if name.startswith(("version_", "shadow_"))}
+BY_ARTIFACT |= {"added_items", "left_out_items"}
 # A number, or one for each stage of a pipeline or for each artifact (`BY_ARTIFACT`).
 Count = float | Mapping[str, float]
 # Counts by the names above, and labels of each artifact or pipeline in use.

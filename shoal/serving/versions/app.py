@@ -21,7 +21,7 @@ from shoal.serving.service.api import Limits, refusal
 from shoal.serving.service.app import Api, names_of
 from shoal.serving.service.batching import Batcher
 from shoal.serving.service.questions import Predict, Question, Recommend, Similar, answer_batch
-from shoal.serving.service.server import serve_api
+from shoal.serving.service.server import live_items, serve_api
 from shoal.serving.service.statistics import VersionMetrics
 from shoal.serving.versions.live_versions import LiveVersions, Versions
 
@@ -32,9 +32,14 @@ class VersionsApi(Api):
     service: LiveVersions
 
     def __init__(
-        self, service: LiveVersions, limits: Limits, token: str | None = None, local: bool = True
+        self,
+        service: LiveVersions,
+        limits: Limits,
+        token: str | None = None,
+        local: bool = True,
+        items_token: str | None = None,
     ):
-        super().__init__(service, limits, token, local)
+        super().__init__(service, limits, token, local, items_token)
         self.version_metrics = VersionMetrics(self.metrics.registry)
         self._queues: dict[tuple[str, str], Batcher] = {}  # (kind, name of an artifact) -> queue
 
@@ -44,9 +49,9 @@ class VersionsApi(Api):
     def ready(self) -> dict[str, Any]:
         versions = self.service.model
         shares = versions.shares()
-        artifacts = [names_of(artifact) for artifact in versions.artifacts.values()]
+        artifacts = [{**names_of(one), **self.added(one)} for one in versions.artifacts.values()]
         document: dict[str, Any] = {
-            "versions": [{**names, "share": shares[names["artifact"]]} for names in artifacts]
+            "versions": [{**facts, "share": shares[str(facts["artifact"])]} for facts in artifacts]
         }
         if versions.shadow is not None:
             document["shadow"] = versions.shadow.folder.name
@@ -163,11 +168,15 @@ def serve_versions(
     reach: ServiceReach,
     limits: Limits,
     process: ServiceProcess | None = None,
+    items: str | Path | None = None,
 ) -> None:
-    """Serve the versions of a file until a signal comes. process: this one, of several."""
+    """Serve the versions of a file until a signal comes.
+
+    process: this one, of several. items: the folder of new items; None: none are taken.
+    """
 
     def api(local: bool) -> VersionsApi:
-        service = LiveVersions(file, limits.state_bytes, limits.batch)
-        return VersionsApi(service, limits, reach.token, local)
+        service = LiveVersions(file, limits.state_bytes, limits.batch, live_items(items, reach))
+        return VersionsApi(service, limits, reach.token, local, reach.items_token)
 
     serve_api(api, reach, process)

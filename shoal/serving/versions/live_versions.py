@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import GRAPHS, Artifact
+from shoal.serving.items.live_items import LiveItems
 from shoal.serving.service.live import LiveService, State, state_of_file
 from shoal.serving.service.service import make_ready, state_of
 from shoal.serving.service.statistics import Count
@@ -48,13 +50,19 @@ class LiveVersions(LiveService[Versions]):
     batch_size: so many requests are answered together at most.
     """
 
-    def __init__(self, path: str | Path, state_bytes: int = 0, batch_size: int = 0):
+    def __init__(
+        self,
+        path: str | Path,
+        state_bytes: int = 0,
+        batch_size: int = 0,
+        items: LiveItems | None = None,
+    ):
         self.state_bytes = state_bytes
         self.batch_size = batch_size
         self.shadow_counts: dict[str, ShadowCounts] = {}  # by the name of the shadow's artifact
         self._served: Versions | None = None
         self._state: State = ()
-        super().__init__(path)
+        super().__init__(path, items)
 
     def places(self) -> list[Path]:
         return [self.path]
@@ -90,6 +98,20 @@ class LiveVersions(LiveService[Versions]):
         self._state = state
         self._served = Versions(file, artifacts, shadow)
         return self._served
+
+    def artifacts(self) -> list[Artifact]:
+        return list(self.model.artifacts.values())
+
+    def has_items(self) -> dict[str, Any]:
+        counts = [(one.folder.name, len(one.items) - 1) for one in self.artifacts()]
+        return {"versions": [{"artifact": name, "items": count} for name, count in counts]}
+
+    def with_posted(self, model: Versions) -> Versions:
+        if self.items is not None:
+            brought_up = {name: self.items.brought_up(one) for name, one in model.artifacts.items()}
+            if any(one is not model.artifacts[name] for name, one in brought_up.items()):
+                model = self._served = replace(model, artifacts=brought_up)
+        return model
 
     def refresh(self) -> bool:
         before = self.model.shadow
@@ -153,7 +175,8 @@ class LiveVersions(LiveService[Versions]):
         if current is not None and (current.folder, current.sha256) == (folder, sha256):
             return current
         counts = self.shadow_counts.setdefault(folder.name, ShadowCounts())
-        shadow = Shadow(folder, sha256, counts, self.batch_size)
+        items = None if self.items is None else self.items.folder
+        shadow = Shadow(folder, sha256, counts, self.batch_size, items)
         try:
             shadow.start()
             if group_of(shadow.kind) != group_of(version.kind):

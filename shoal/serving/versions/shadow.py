@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.serving.artifact.files import ArtifactError
+from shoal.serving.items.folder import ItemsFolder
 
 log = logging.getLogger("shoal")
 MOST_WAITING = 256  # questions
@@ -80,11 +81,20 @@ class AnsweredQuestion:
 class Shadow:
     """An artifact in a process of its own, and the questions that wait for it."""
 
-    def __init__(self, folder: Path, sha256: str, counts: ShadowCounts, batch_size: int):
+    def __init__(
+        self,
+        folder: Path,
+        sha256: str,
+        counts: ShadowCounts,
+        batch_size: int,
+        items: ItemsFolder | None = None,
+    ):
+        """items: the folder of new items, which its process reads as well."""
         self.folder = folder
         self.sha256 = sha256  # of its manifest
         self.counts = counts
         self.batch_size = max(1, batch_size)
+        self.items = items
         self.kind = ""  # of the artifact, once it is loaded
         self._waiting: queue.Queue[AnsweredQuestion | None] = queue.Queue(MOST_WAITING)
         self._process: subprocess.Popen[str] | None = None
@@ -121,6 +131,7 @@ class Shadow:
     def _open(self) -> None:
         command = [sys.executable, "-m", "shoal.serving.versions.shadow_process"]
         command += [str(os.getpid()), str(self.folder), str(self.batch_size)]
+        command += [] if self.items is None else [str(self.items.path)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         try:
@@ -163,6 +174,7 @@ class Shadow:
             "kind": kind,
             "questions": [entry.question.model_dump(exclude_defaults=True) for entry in questions],
             "lists": [entry.lists() for entry in questions],
+            "items": 0 if self.items is None else self.items.last,
         }
         try:
             assert self._process is not None and self._process.stdin is not None

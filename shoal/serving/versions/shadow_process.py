@@ -2,10 +2,12 @@
 
 One line of JSON in, one out, until its input ends:
 
-    {"kind": "recommend", "questions": [{"user": "196"}], "lists": [[["50", "181"]]]}
+    {"kind": "recommend", "questions": [{"user": "196"}], "lists": [[["50", "181"]]], "items": 0}
     {"requests": 1, "failed": 0, "lists": 1, "equal_lists": 0, "overlap": 0.5, "seconds": 0.002}
 
-python -m shoal.serving.versions.shadow_process PARENT ARTIFACT BATCH
+items: the last file of new items that the service has read.
+
+python -m shoal.serving.versions.shadow_process PARENT ARTIFACT BATCH [FOLDER OF NEW ITEMS]
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from shoal.distributed.parent_process import end_with_parent
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.artifact.trial_run import limit_memory
+from shoal.serving.items.folder import ItemsFolder
+from shoal.serving.items.live_items import LiveItems
 from shoal.serving.service.questions import QUESTIONS, answer_batch
 from shoal.serving.versions.shadow import AnsweredQuestion
 
@@ -33,7 +37,7 @@ NICE = 10  # answers that somebody waits for come first
 
 def main() -> None:
     """Load the artifact, then answer every line."""
-    parent, folder, batch_size = sys.argv[1:]
+    parent, folder, batch_size, *places = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):  # it ends with its input
         signal.signal(number, signal.SIG_IGN)
     end_with_parent(int(parent))
@@ -46,14 +50,26 @@ def main() -> None:
             model = Artifact(Path(folder))
             limit_memory()  # no trial in another process: this one is nobody's but the graph's
             model.prepare(int(batch_size))
+        items = LiveItems(ItemsFolder(places[0])) if places else None
+        model = _brought_up(model, items)
     except (OSError, ValueError) as error:
         print(json.dumps({"error": str(error)}), file=lines, flush=True)
         return
     print(json.dumps({"kind": model.kind}), file=lines, flush=True)
     for line in sys.stdin:
         document = json.loads(line)
+        if items is not None and document["items"] > items.folder.last:
+            model = _brought_up(model, items)
         counts = compare(model, document["kind"], document["questions"], document["lists"])
         print(json.dumps(counts), file=lines, flush=True)
+
+
+def _brought_up(model: Artifact, items: LiveItems | None) -> Artifact:
+    """The model with the new items of the folder."""
+    if items is None:
+        return model
+    items.folder.read()
+    return items.brought_up(model)
 
 
 def compare(
