@@ -5,7 +5,7 @@ One line of JSON in, one out, until its input ends:
     {"kind": "recommend", "questions": [{"user": "196"}], "lists": [[["50", "181"]]]}
     {"requests": 1, "failed": 0, "lists": 1, "equal_lists": 0, "overlap": 0.5, "seconds": 0.002}
 
-python -m shoal.serving.versions.shadow_process PARENT ARTIFACT BATCH
+Its words: ARTIFACT BATCH
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from shoal.distributed.parent_process import end_with_parent
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.artifact.trial_run import limit_memory
@@ -33,10 +32,9 @@ NICE = 10  # answers that somebody waits for come first
 
 def main() -> None:
     """Load the artifact, then answer every line."""
-    parent, folder, batch_size = sys.argv[1:]
+    folder, batch_size = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):  # it ends with its input
         signal.signal(number, signal.SIG_IGN)
-    end_with_parent(int(parent))
     os.nice(NICE)
     torch.set_num_threads(1)
     lines = os.fdopen(os.dup(1), "w")
@@ -98,7 +96,3 @@ def overlap(items: Sequence[Any], others: Sequence[Any]) -> float:
     """
     longest = max(len(items), len(others))
     return len(set(items) & set(others)) / longest if longest else 1.0
-
-
-if __name__ == "__main__":
-    main()
