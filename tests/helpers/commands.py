@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
+
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = f"SHOAL_TEST_MARK=of-{os.getpid()}"  # in the environment of everything that we start
@@ -130,6 +132,15 @@ def finish(*words: str | Path, cwd: Path, status: int = 0) -> str:
     command = shoal(*words, cwd=cwd)
     assert command.wait() == status, command.output
     return command.output
+
+
+def run_here(*words: str | Path, cwd: Path) -> None:
+    """Run `shoal WORDS` in this process: for what a test needs, and is not about."""
+    from shoal.cli.main import app
+
+    with chdir(cwd):
+        done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code == 0, f"{done.output}\n{done.exception}"
 
 
 def errors(output: str) -> list[str]:
