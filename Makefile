@@ -50,7 +50,7 @@ test-all: tools extras
 check: tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 
 # A tutorial that did not change is not run again (build/docs-cache). Which one runs, and how long it
 # took, is printed (docs/conf.py).

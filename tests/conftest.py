@@ -11,16 +11,20 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+import typer.testing
 from captured_warnings import forget_log
 
 ROOT = Path(__file__).resolve().parents[1]
 GET = ROOT.parent / "shared" / "data" / "get"
 
 torch.set_num_threads(1)
+# A CliRunner builds all commands of `shoal` at every call, which takes longer than most of them.
+typer.testing._get_command = cache(typer.testing._get_command)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import functools
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -53,17 +54,38 @@ MODEL_MAY_IMPORT = {
 }
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a file has: dotted names that it imports, functions that it calls by their names, texts,
+    and the classes at its top.
+    """
+
+    imports: set[str]
+    calls: set[str]
+    texts: set[str]
+    classes: list[str]
+
+
 @functools.cache
-def imports(path: Path) -> set[str]:
-    """Dotted names that a file imports, wherever in the file."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def source(path: Path) -> Source:
+    """What stands wherever in a file; each is parsed once."""
+    tree = ast.parse(path.read_text())
+    found = Source(set(), set(), set(), [x.name for x in tree.body if isinstance(x, ast.ClassDef)])
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            found.imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+            found.imports.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found.calls.add(node.func.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.texts.add(node.value)
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    return source(path).imports
 
 
 def room(module: str) -> str:
@@ -142,9 +164,7 @@ def test_only_kernels_calls_the_core_and_triton() -> None:
             assert name.split(".")[0] != "triton", f"{where} imports {name}"
             core = name.startswith(("shoal._core", "shoal.kernels.core.load_core"))
             assert not core, f"{where} imports {name}; call a function of shoal.kernels"
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                assert node.value not in ("triton", "_core", "shoal._core"), where
+        assert not source(path).texts & {"triton", "_core", "shoal._core"}, where
 
 
 def test_no_private_name_of_torch_is_used() -> None:
@@ -176,9 +196,7 @@ def test_only_distributed_reads_rank_variables() -> None:
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id not in ("eval", "exec"), f"{path.name} calls {node.func.id}"
+        assert not source(path).calls & {"eval", "exec"}, path
         names = imports(path)
         assert not any(name.split(".")[0] in ("pickle", "dill", "marshal") for name in names), path
         assert "torch.load(" not in path.read_text(), path
@@ -244,9 +262,9 @@ def test_a_class_name_means_one_thing() -> None:
     """But for the blocks that models are stacked of, each in the file of its model."""
     found: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+        for name in source(path).classes:
+            if not name.startswith("_"):
+                found.setdefault(name, []).append(str(path.relative_to(ROOT)))
     twice = {name: where for name, where in found.items() if len(where) > 1 and name != "Block"}
     assert not twice
 

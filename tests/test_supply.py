@@ -149,7 +149,7 @@ def test_ci_runs_lint_types_and_tests() -> None:
         made = [line.split()[1] for line in lines if line.startswith("make ")]
         assert made and all(dry_run(target).returncode == 0 for target in made)
     made = [line.split()[1] for line in runs[0] if line.startswith("make ")]
-    assert made == ["check", "browser", "test"]
+    assert made == ["browser", "check", "test"]
     check = dry_run("check").stdout
     assert all(tool in check for tool in ("ruff check", "ruff format --check", "mypy"))
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from commands import finish, processes
+from commands import finish, processes, run_here
 from commands import shoal as start
 
 import shoal
@@ -83,7 +83,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rows.csv").write_text(text)
     (folder / "days" / "day.csv").write_text(text)
     words = ("train", "rows.csv", "--model=BPR", "--train.epochs=2", "--output=run", "--quiet")
-    finish(*words, "--run.threads=1", cwd=folder)
+    run_here(*words, "--run.threads=1", cwd=folder)
     return folder
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster_configs import LONG, MODELS, SHORT, write_config
-from commands import finish, processes
+from commands import processes, run_here
 from net_hosts import Hosts, Impossible, joined_hosts
 
 
@@ -35,7 +35,7 @@ def endless(place: Path) -> Path:
 @pytest.fixture(scope="session")
 def alone(place: Path, short: Path) -> Path:
     """The folder of that run on one process: what all others must equal."""
-    finish("train", short, "--output", place / "alone", cwd=place)
+    run_here("train", short, "--output", place / "alone", cwd=place)
     return place / "alone"
 
 

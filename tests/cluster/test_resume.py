@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster_configs import LONG, MODELS, write_config
-from commands import errors, finish, metrics, newest_step, result, shoal
+from commands import errors, finish, metrics, newest_step, result, run_here, shoal
 
 SEED = int(os.environ.get("SHOAL_TEST_SEED", random.randrange(10**6)))
 
@@ -57,7 +57,7 @@ def long_run(place: Path, model: str) -> tuple[Path, Path]:
     few = {"train.batch_size": 13} if model == "SASRec" else {}  # it has one sample per history
     config = write_config(place / f"{model}.yaml", MODELS[model], LONG, few)
     reference = place / f"{model}-reference"
-    finish("train", config, "--checkpoint.every_steps=0", "--output", reference, cwd=place)
+    run_here("train", config, "--checkpoint.every_steps=0", "--output", reference, cwd=place)
     return config, reference
 
 

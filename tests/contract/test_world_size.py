@@ -12,9 +12,11 @@ from shoal.embedding.service import LocalRows
 from shoal.runs.build import build
 from shoal.training.steps import keep_hardest, seed_step
 
-STEPS = 100
+STEPS = 70  # a little more than an epoch of pairs
+SASREC = {"model": "SASRec", "model__n_layers": 1, "train__batch_size": 13}
 BERT4REC = {
     "model": "BERT4Rec",
+    "model__n_layers": 1,
     "model__mask_ratio": 0.5,
     # Adam makes steps of rounding where a row's gradient is nearly nothing: see test_strategies
     "train__optimizer__name": "sgd",
@@ -44,15 +46,10 @@ CURVES: dict[str, dict[str, Any]] = {
         "train__positives": "by_user",
         "rows__init": {"kind": "normal", "scale": 0.1},
     },
-    "SASRec": {"model": "SASRec", "train__batch_size": 13},
-    "SASRec BPR": {
-        "model": "SASRec",
-        "train__batch_size": 13,
-        "model__loss_type": "BPR",
-        "train__negatives": {"num": 1},
-    },
+    "SASRec": SASREC,
+    "SASRec BPR": {**SASREC, "model__loss_type": "BPR", "train__negatives": {"num": 1}},
     "BPR vectors": {"model": "BPR", "train__optimizer__lr": 0.01, **VECTORS},
-    "SASRec vectors": {"model": "SASRec", "train__batch_size": 13, **VECTORS},
+    "SASRec vectors": {**SASREC, **VECTORS},
     "BERT4Rec": BERT4REC,
     "BERT4Rec tied": {**BERT4REC, "model__tied": True},
     "BERT4Rec sampled": {

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
+
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = f"SHOAL_TEST_MARK=of-{os.getpid()}"  # in the environment of everything that we start
@@ -67,14 +69,16 @@ class Command:
 
     def until(self, what: str, happened: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
         """Wait until something that the command does has happened."""
-        deadline = time.monotonic() + timeout
+        deadline, asked = time.monotonic() + timeout, time.thread_time()
         while not (found := happened()):
             if self.process.poll() is not None and not (found := happened()):
                 raise AssertionError(f"ended before {what}:\n{self.output}")
             if time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(f"no {what} after {timeout} s:\n{self.output}")
-            time.sleep(0.005)
+            # Asking takes at most a fifth of a core, which the command itself may need.
+            time.sleep(max(0.005, 4 * (time.thread_time() - asked)))
+            asked = time.thread_time()
         return found
 
     def ranks(self) -> dict[int, int]:
@@ -128,6 +132,15 @@ def finish(*words: str | Path, cwd: Path, status: int = 0) -> str:
     command = shoal(*words, cwd=cwd)
     assert command.wait() == status, command.output
     return command.output
+
+
+def run_here(*words: str | Path, cwd: Path) -> None:
+    """Run `shoal WORDS` in this process: for what a test needs, and is not about."""
+    from shoal.cli.main import app
+
+    with chdir(cwd):
+        done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code == 0, f"{done.output}\n{done.exception}"
 
 
 def errors(output: str) -> list[str]:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ROOT, finish, metrics, newest_step, result, shoal
+from commands import ROOT, metrics, newest_step, result, run_here, shoal
 
 from shoal.data.column_store import filled_folder
 from shoal.data.loading.load import write_cache
@@ -101,7 +101,7 @@ def test_what_reads_the_time_of_day() -> None:
 def test_a_run_whose_clock_jumps(tmp_path: Path, processes: tuple[str, ...]) -> None:
     """Losses, checkpoints and a stop are those of a steady clock; seconds are those that passed."""
     words = ("train", *SMALL, *processes)
-    finish(*words, "--train.epochs=4", "--output=steady", cwd=tmp_path)
+    run_here(*words, "--train.epochs=4", "--output=steady", cwd=tmp_path)
     start, env = time.monotonic(), jumping(tmp_path)
     command = shoal(*words, "--train.epochs=2", "--output=run", cwd=tmp_path, **env)
     assert command.wait() == 0, command.output

@@ -49,7 +49,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(days: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(days, tmp_path_factory.mktemp("serve")) as found:
+    with Served(days, tmp_path_factory.mktemp("serve"), "--drain=3") as found:
         yield found
 
 
@@ -159,17 +159,6 @@ def test_a_service_starts_beside_a_newer_one_that_is_being_copied(tmp_path: Path
         Service(tmp_path)
 
 
-def test_a_service_that_is_stopped_answers_those_who_do_not_know_it(
-    days: Path, tmp_path: Path
-) -> None:
-    with Served(days, tmp_path, "--drain=3") as served:
-        served.process.send_signal(signal.SIGTERM)
-        served.until(lambda: served.call("/ready")[0] == 503)
-        assert served.call("/v1/recommend", {"user": "5"})[0] == 200
-        assert served.process.wait(60) == 0
-        assert served.log.read_text().endswith("stopped\n")
-
-
 def test_strangers_hold_up_nobody(served: Served) -> None:
     """80,000 wrong keys in each of many requests, and somebody who asks meanwhile."""
     wrong = {f"k{number}": 1 for number in range(80_000)}
@@ -179,3 +168,12 @@ def test_strangers_hold_up_nobody(served: Served) -> None:
             assert served.call("/v1/recommend", {"user": "5"})[0] == 200
     assert {one.result()[0] for one in refused} == {422}
     assert refused[0].result()[1]["error"].startswith("unknown key 'k0'; allowed: user, history")
+
+
+def test_a_service_that_is_stopped_answers_those_who_do_not_know_it(served: Served) -> None:
+    """The last of the tests that share the service."""
+    served.process.send_signal(signal.SIGTERM)
+    served.until(lambda: served.call("/ready")[0] == 503)
+    assert served.call("/v1/recommend", {"user": "5"})[0] == 200
+    assert served.process.wait(60) == 0
+    assert served.log.read_text().endswith("stopped\n")

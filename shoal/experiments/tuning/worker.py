@@ -1,10 +1,11 @@
-"""One process that trains runs, one after the other: `python -m shoal.experiments.tuning.worker`.
+"""One process that trains runs, one after the other.
 
 Each line of its input is the folder of a run, in JSON. It answers with the number of the process
 that trains there, and then with that process's exit status. Torch and Shoal are imported once;
 each run has a fork of this process, so that nothing of it is left in memory for the next.
 """
 
+import gc
 import json
 import os
 import signal
@@ -23,10 +24,12 @@ OUTPUT = "output.txt"  # in the run's folder: what it prints
 
 def main() -> None:
     """Train the folders that lines of standard input name, until there are no more."""
-    end_with_parent(int(sys.argv[1]))
+    gc.disable()
     from shoal.runs import run  # the heavy part, which forks share
 
     assert run.train is not None
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         folder, parent = json.loads(line), os.getpid()
         child = os.fork()
@@ -77,7 +80,3 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
     if not STOPPING.ask(number):
         raise shoal.Interrupted(number)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from shoal.distributed.child_module import command_of
 from shoal.experiments.tuning.worker import OUTPUT
 from shoal.files.durable import no_links
 from shoal.training.run_folder import RunFolder
@@ -35,7 +36,7 @@ class ForkedRuns:
 
     def _begin(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.experiments.tuning.worker", str(os.getpid())],
+            command_of("shoal.experiments.tuning.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"OMP_NUM_THREADS": str(self._threads), **os.environ},

@@ -1,9 +1,7 @@
 """Check: a fresh process loads an artifact and gives the answers of the trained model.
 
-python -m shoal.serving.artifact.check PARENT ARTIFACT REFERENCE.safetensors [TOLERANCE]
-
-It ends with the process PARENT. The reference holds what the trained model was asked, and what it
-answered.
+Its words: ARTIFACT REFERENCE.safetensors [TOLERANCE]. The reference holds what the trained model
+was asked, and what it answered.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.data.batch import Jagged
-from shoal.distributed.parent_process import end_with_parent
 from shoal.serving.artifact.artifact import GRAPHS, Artifact
 from shoal.serving.artifact.kept_histories import ALWAYS_EXTENDED
 
@@ -29,10 +26,13 @@ TOLERANCES = {"float32": 1e-5, "float16": 0.02, "int8": 0.2}
 
 def main() -> int:
     """Print the figures of the comparison; return 1 where the answers differ."""
-    parent, folder, reference, *tolerances = sys.argv[1:]
-    end_with_parent(int(parent))
+    folder, reference, *tolerances = sys.argv[1:]
     tolerance = float(tolerances[0]) if tolerances else None
-    facts, wrong = compare(Artifact(Path(folder)), load_file(reference), tolerance)
+    try:
+        facts, wrong = compare(Artifact(Path(folder)), load_file(reference), tolerance)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
     if wrong:
         print(wrong, file=sys.stderr)
         return 1
@@ -127,11 +127,3 @@ def _clicks(artifact: Artifact, reference: dict[str, Tensor]) -> tuple[Tensor, T
         answers.append(artifact.logits(fields))
         number += 1
     return torch.cat(expected), torch.cat(answers)
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +18,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shoal.distributed.child_module import command_of
 from shoal.files.durable import replace_durably, write_durably
 from shoal.kernels.host_memory import describe_kill
 from shoal.runs.run_files import metrics_of, read_list, read_object
@@ -103,15 +102,8 @@ def _base_of(delta: str | Path, path: Path) -> Artifact:
 def check_apart(hidden: Path, tolerance: float | None) -> dict[str, Any]:
     """Load the artifact in a fresh process and compare its answers; the figures, or an error."""
     files.write_manifest(hidden)
-    command = [
-        sys.executable,
-        "-m",
-        "shoal.serving.artifact.check",
-        str(os.getpid()),
-        str(hidden),
-        str(hidden / CHECK),
-    ]
-    command += [] if tolerance is None else [str(tolerance)]
+    tolerances = [] if tolerance is None else [tolerance]
+    command = command_of("shoal.serving.artifact.check", hidden, hidden / CHECK, *tolerances)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode < 0:
         raise ValueError(

@@ -4,12 +4,11 @@ Memory and CPU time of that process are limited, and the service survives its en
 (graph.py) should let nothing harmful pass; where one is wrong, this process ends and not the
 service.
 
-python -m shoal.serving.artifact.trial_run PARENT SECONDS ARTIFACT...
+Its words: SECONDS ARTIFACT...
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import subprocess
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Jagged
-from shoal.distributed.parent_process import end_with_parent
+from shoal.distributed.child_module import command_of
 from shoal.recommender.recommender import History
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import GRAPHS, Artifact
@@ -66,9 +65,8 @@ def was_tried(sha256: str) -> bool:
 
 def _try(artifacts: Sequence[Artifact], seconds: int, patience: int) -> str | None:
     """Why a process that tries these artifacts fails; None where it does not."""
-    command = [sys.executable, "-m", "shoal.serving.artifact.trial_run"]
-    command += [str(os.getpid()), str(seconds)]
-    command += [str(artifact.folder) for artifact in artifacts]
+    folders = [artifact.folder for artifact in artifacts]
+    command = command_of("shoal.serving.artifact.trial_run", seconds, *folders)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
     except subprocess.TimeoutExpired:
@@ -83,8 +81,7 @@ def _try(artifacts: Sequence[Artifact], seconds: int, patience: int) -> str | No
 def main() -> None:
     """Ask artifacts for a few answers, within limits."""
     torch.set_num_threads(1)
-    parent, seconds, *folders = sys.argv[1:]
-    end_with_parent(int(parent))
+    seconds, *folders = sys.argv[1:]
     artifacts = [Artifact(Path(folder), check=False) for folder in folders]  # the caller has
     _limit(int(seconds) * len(artifacts))
     try:
@@ -154,7 +151,3 @@ def _samples(
                 ids = torch.from_numpy(rng.integers(0, most, shape))
                 fields[name] = ids.to(getattr(torch, facts["dtype"]))
         yield fields
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,7 @@ from typing import Any
 from shoal.serving.load.clients import ClientLoad, LoadResult
 
 CLIENTS = (1, 8, 64)
-WARM_UP = 1.0  # seconds before each figure that do not count
+WARM_UP = 1.0  # seconds before each figure that do not count; at most as many as count
 HALVINGS = 6  # of the step to the highest rate: it is found to 2 % of the fastest clients' rate
 START = (  # of a service that ends with the process that measures it
     "from shoal.distributed.parent_process import end_with_parent; import runpy; "
@@ -157,7 +157,7 @@ def measure_service(
             measured(
                 f"{count} client{'s' * (count > 1)}",
                 lambda count=count: asyncio.run(  # type: ignore[misc]
-                    load.by_clients(count, seconds=seconds, warm_up=WARM_UP)
+                    load.by_clients(count, seconds=seconds, warm_up=min(WARM_UP, seconds))
                 ),
             )
             for count in clients

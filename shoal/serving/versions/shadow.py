@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -20,6 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from shoal.distributed.child_module import command_of
 from shoal.serving.artifact.files import ArtifactError
 from shoal.serving.items.folder import ItemsFolder
 
@@ -129,9 +128,9 @@ class Shadow:
             self._waiting.put_nowait(None)
 
     def _open(self) -> None:
-        command = [sys.executable, "-m", "shoal.serving.versions.shadow_process"]
-        command += [str(os.getpid()), str(self.folder), str(self.batch_size)]
-        command += [] if self.items is None else [str(self.items.path)]
+        module = "shoal.serving.versions.shadow_process"
+        places = [] if self.items is None else [self.items.path]
+        command = command_of(module, self.folder, self.batch_size, *places)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         try:

@@ -7,7 +7,7 @@ One line of JSON in, one out, until its input ends:
 
 items: the last file of new items that the service has read.
 
-python -m shoal.serving.versions.shadow_process PARENT ARTIFACT BATCH [FOLDER OF NEW ITEMS]
+Its words: ARTIFACT BATCH [FOLDER OF NEW ITEMS]
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from shoal.distributed.parent_process import end_with_parent
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import Artifact
 from shoal.serving.artifact.trial_run import limit_memory
@@ -37,10 +36,9 @@ NICE = 10  # answers that somebody waits for come first
 
 def main() -> None:
     """Load the artifact, then answer every line."""
-    parent, folder, batch_size, *places = sys.argv[1:]
+    folder, batch_size, *places = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):  # it ends with its input
         signal.signal(number, signal.SIG_IGN)
-    end_with_parent(int(parent))
     os.nice(NICE)
     torch.set_num_threads(1)
     lines = os.fdopen(os.dup(1), "w")
@@ -114,7 +112,3 @@ def overlap(items: Sequence[Any], others: Sequence[Any]) -> float:
     """
     longest = max(len(items), len(others))
     return len(set(items) & set(others)) / longest if longest else 1.0
-
-
-if __name__ == "__main__":
-    main()
