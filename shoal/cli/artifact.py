@@ -11,7 +11,10 @@ from shoal.files.durable import written
 def add_items(
     artifact: Annotated[str, typer.Argument(help="Folder of an artifact.")],
     file: Annotated[
-        str, typer.Argument(help="Vectors: .npy, .npz, .safetensors, .parquet, .arrow.")
+        str,
+        typer.Argument(
+            help="Vectors: .npy, .npz, .safetensors, .parquet, .arrow; or FILE.json of codes."
+        ),
     ],
     to: Annotated[str, typer.Option(help="Folder of the new artifact; must not be there yet.")],
     ids: Annotated[
@@ -22,9 +25,10 @@ def add_items(
         str | None, typer.Option(help="Column of vectors in Parquet or Arrow.")
     ] = None,
 ) -> None:
-    """Add items that came after training to an artifact, by their vectors.
+    """Add items that came after training to an artifact, by their vectors or by their codes.
 
-    The model must have been trained with data.item_vectors. The new artifact recommends them at
+    The model must have been trained with data.item_vectors; one that writes codes (TIGER) with
+    data.codes, and `shoal codes append` gives new items codes. The new artifact recommends them at
     once; what it says of the items that it had stays as it was.
     """
     with importing():

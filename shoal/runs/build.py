@@ -85,6 +85,7 @@ def _build_interactions(
     # The data, and what a model may know about it.
     title = config.model.title
     refuse_labels(config.data, title, model_class.reads_weights)
+    has_codes = model_class.reads_codes and config.data.codes is not None  # made of features before
     dataset, table = load_data(
         config.data,
         config.start,
@@ -92,7 +93,7 @@ def _build_interactions(
         title,
         world,
         source,
-        reads_features=model_class.reads_features,
+        reads_features=model_class.reads_features and not has_codes,
     )
     config = decide(config, dataset)
     if len(dataset.context) and model_class.kind != "sequential":
@@ -111,8 +112,11 @@ def _build_interactions(
             f"{title} makes codes of items from its data, and new data would make "
             "others; train it anew, or with the codes of a file (data.codes, see shoal codes)"
         )
+    codes_version = None
     if config.data.codes is not None:
-        facts = replace(facts, codes=codes_of(config.data.codes, dataset, title, model_class))
+        codes, item_codes = codes_of(config.data.codes, dataset, title, model_class)
+        facts = replace(facts, codes=codes, code_size=item_codes.size)
+        codes_version = item_codes.version()
     if config.data.sample_weight is not None:
         weights = weights_of(dataset, config.data.sample_weight)[dataset.splits["train"]]
         facts = replace(facts, train_weights=torch.from_numpy(weights))
@@ -144,6 +148,7 @@ def _build_interactions(
     run_fingerprint = fingerprint(config, dataset, table)
     if facts.codes is not None:
         run_fingerprint["codes"] = hashlib.sha256(facts.codes.numpy().tobytes()).hexdigest()
+        run_fingerprint["codes_version"] = codes_version
     run_fingerprint |= vectors.fingerprint()
     return Parts(
         dataset=dataset,

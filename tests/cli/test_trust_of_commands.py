@@ -34,8 +34,14 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "checkpoint copy": {"run": READ, "to": WRITTEN},
     "checkpoint prune": {"run": READ},
     "checkpoint verify": {"run": READ},
+    "codes append": {
+        **{"codes": READ, "vectors": READ, "to": WRITTEN, "ids": READ, "column": NOTHING},
+        "item": NOTHING,
+    },
     "codes check": {"CONFIG": CONFIG_FILE, "file": READ},
-    "codes make": {"CONFIG": RUN, "to": WRITTEN, "of": NOTHING},
+    "codes make": {
+        **{"CONFIG": RUN, "to": WRITTEN, "of": NOTHING, "ids": READ, "column": NOTHING},
+    },
     "config keys": {"word": NOTHING},
     "config schema": {},
     "config show": {"CONFIG": CONFIG_FILE},

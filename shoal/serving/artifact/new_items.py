@@ -2,6 +2,7 @@
 
 A new item has no row that learned, so each table reads W v of it, as it does for an item of the
 data without a training interaction. What is ranked is made of that by the artifact's own graph.
+Models that write codes: new_codes.py.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ from shoal.files.durable import write_durably
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import POPULARITY, Artifact
 from shoal.serving.artifact.graph import ExportedGraph
+from shoal.serving.artifact.new_codes import ENTRY as CODES_ENTRY
+from shoal.serving.artifact.new_codes import (
+    is_codes,
+    new_ids,
+    refuse_vectors_of_codes,
+    write_codes_of,
+)
 from shoal.serving.artifact.onnx import FILE as ONNX
 from shoal.serving.artifact.projection import ENTRY, FILE, GRAPH, TRAIN_ANEW
 from shoal.serving.artifact.tables import CHUNK_ROWS, RowTable, write_table
@@ -51,11 +59,15 @@ def add_items(
     ids: str | None = None,
     column: str | None = None,
 ) -> AddedItems:
-    """Write an artifact with the items of a file of vectors behind its own, to a new folder.
+    """Write an artifact with the items of a file behind its own, to a new folder.
 
-    ids, column: as in the config, `data.item_vectors`.
+    file: of vectors, or, where the model knows items by their codes, of codes; ids, column: of
+    vectors as in the config, `data.item_vectors`.
     """
     source = Artifact(artifact)
+    if is_codes(file):
+        return _add_coded(source, file, Path(to))
+    refuse_vectors_of_codes(source)
     entry = _entry_of(source)
     vectors = read_vector_file(file, source.item_field, ids, column)
     with files.damaged(f"artifact {source.folder}: {ENTRY}"):
@@ -67,14 +79,35 @@ def add_items(
         tables = _extended_tables(source, hidden, entry, vectors, lengths)
         _write_words(source, hidden, vectors.ids)
         signature = {**source.signature, "tables": tables}
-        write_durably(hidden / files.SIGNATURE, json.dumps(signature, indent=1).encode())
-        note = f"\n{len(vectors.ids)} items were added after training, by their vectors.\n"
-        card = (source.folder / "README.md").read_text() if _has_card(source) else ""
-        write_durably(hidden / "README.md", (card + note).encode())
-        files.write_manifest(hidden)
-        whole = Artifact(hidden)  # every check that a reader makes
-        files.commit(hidden, Path(to))
-    return AddedItems(len(vectors.ids), len(whole.items) - 1, int((lengths == 0).sum()))
+        items = _finish(source, hidden, Path(to), signature, len(vectors.ids), "vectors")
+    return AddedItems(len(vectors.ids), items, int((lengths == 0).sum()))
+
+
+def _add_coded(source: Artifact, file: str | Path, to: Path) -> AddedItems:
+    """The same of a model that writes codes: a file has those of the new items."""
+    ids, given = new_ids(source, file)
+    with files.new_folder(to) as hidden:
+        _copy(source, hidden)
+        write_codes_of(source, hidden, ids, given)
+        _write_words(source, hidden, ids)
+        entry = {**source.signature[CODES_ENTRY], "version": given.version()}
+        signature = {**source.signature, CODES_ENTRY: entry}
+        items = _finish(source, hidden, to, signature, len(ids), "codes")
+    return AddedItems(len(ids), items, 0)
+
+
+def _finish(
+    source: Artifact, hidden: Path, to: Path, signature: dict[str, Any], count: int, by: str
+) -> int:
+    """Write the signature, the card and the manifest, check all, commit; the number of items."""
+    write_durably(hidden / files.SIGNATURE, json.dumps(signature, indent=1).encode())
+    note = f"\n{count} items were added after training, by their {by}.\n"
+    card = (source.folder / "README.md").read_text() if _has_card(source) else ""
+    write_durably(hidden / "README.md", (card + note).encode())
+    files.write_manifest(hidden)
+    whole = Artifact(hidden)  # every check that a reader makes
+    files.commit(hidden, to)
+    return len(whole.items) - 1
 
 
 def _has_card(source: Artifact) -> bool:

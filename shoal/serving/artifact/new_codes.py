@@ -1,0 +1,119 @@
+"""New items of models that write codes: an artifact with items behind its own, by their codes.
+
+Codes of a file are what such a model knows of an item. Its graph reads them, and the tree of all
+codes (nn/code_tree.py), as tensors; with new items only these tensors grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shoal.data.item_codes import SHOWN, ItemCodes, read_codes
+from shoal.models.base import Model
+from shoal.models.nn.code_tree import CodeTree
+from shoal.models.sequential.code_writer import CodeWriter
+from shoal.serving.artifact import files
+from shoal.serving.artifact.artifact import Artifact
+
+ENTRY = "item_codes"
+DENSE = "dense.safetensors"
+TREE = "model._tree."  # tensors of a traced graph: the tree's, and the codes by one of two names
+CODES = ("model.codes", TREE + "codes")
+
+
+def codes_entry(model: Model, file: str | None) -> dict[str, Any] | None:
+    """What the signature says of a model's codes; None: it has none.
+
+    file: that of data.codes, if they are from one.
+    """
+    if not isinstance(model, CodeWriter):
+        return None
+    entry: dict[str, Any] = {"levels": model.levels, "size": model.size, "version": None}
+    if file is not None:
+        entry["version"] = read_codes(file).version()
+    return entry
+
+
+def is_codes(file: str | Path) -> bool:
+    """Whether a file holds codes of items, by its ending."""
+    return Path(file).suffix.lower() == ".json"
+
+
+def refuse_vectors_of_codes(source: Artifact) -> None:
+    """Refuse vectors of new items where a model knows items by their codes alone."""
+    if isinstance(source.signature.get(ENTRY), dict):
+        raise ValueError(
+            f"{source.folder}: {source.model} knows items by their codes, not by vectors: give "
+            "the new ones codes (shoal codes append CODES.json VECTORS --to NEW.json), and then "
+            "the artifact those: shoal artifact add-items ARTIFACT NEW.json --to FOLDER"
+        )
+
+
+def new_ids(source: Artifact, file: str | Path) -> tuple[list[str], ItemCodes]:
+    """The items that a file of codes has behind those of an artifact; refuses other codes."""
+    entry = source.signature.get(ENTRY)
+    if not isinstance(entry, dict):
+        raise ValueError(
+            f"{source.folder}: {source.model} reads no codes of items; give vectors of the new ones"
+        )
+    version = entry["version"]
+    if version is None:
+        raise ValueError(
+            f"{source.folder}: {source.model} made its codes itself, of its own data, so a new "
+            "item can get none; make codes of vectors (shoal codes make) and train it with them "
+            "(data.codes)"
+        )
+    if source.signature["base"] is not None:
+        raise ValueError(
+            f"{source.folder} is a delta of {source.signature['base']['name']}; export it whole, "
+            "and add items to that"
+        )
+    given = read_codes(file)
+    with files.damaged(f"artifact {source.folder}: {DENSE}"):
+        known = _codes(_tensors(source)).tolist()
+    for item, codes in zip(source.items.words[1:], known[1:]):
+        if (now := given.codes.get(str(item))) != codes:
+            raise ValueError(
+                f"{file} has other codes than those that {source.folder} was trained with "
+                f"(version {str(version)[:SHOWN]}): item {str(item)[:80]!r} has "
+                f"{'none' if now is None else now} there and {codes} here; give a file that was "
+                "made of those by `shoal codes append`"
+            )
+    numbers = source.items.find(given.codes)
+    ids = [item for item, number in zip(given.codes, numbers.tolist()) if not number]
+    if not ids:
+        raise ValueError(f"all {len(numbers)} items of {file} are in {source.folder} already")
+    largest, size = max(max(given.codes[item]) for item in ids), int(entry["size"])
+    if largest >= size:
+        raise ValueError(
+            f"{file} has the code {largest} for a new item, and {source.model} learned {size} "
+            "values of a code; append new items with `shoal codes append`, or train it anew"
+        )
+    return ids, given
+
+
+def write_codes_of(source: Artifact, hidden: Path, ids: list[str], given: ItemCodes) -> None:
+    """Write an artifact's tensors with the codes of new items behind those of its own."""
+    tensors, entry = _tensors(source), source.signature[ENTRY]
+    new = torch.tensor([given.codes[item] for item in ids])
+    with files.damaged(f"artifact {source.folder}: {DENSE}"):
+        codes = torch.cat([_codes(tensors), new])
+        tree = CodeTree(codes, int(entry["size"]))
+        grown = dict.fromkeys(CODES, codes)
+        grown |= {TREE + name: one for name, one in tree.named_buffers()}
+    kept = {name: grown.get(name, one).contiguous() for name, one in tensors.items()}
+    save_file({name: one.clone() for name, one in kept.items()}, hidden / DENSE)
+
+
+def _codes(tensors: Mapping[str, Tensor]) -> Tensor:
+    return next(tensors[name] for name in CODES if name in tensors)
+
+
+def _tensors(source: Artifact) -> dict[str, Tensor]:
+    return files.read_tensors(source.folder, DENSE, source.manifest)
