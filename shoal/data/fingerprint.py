@@ -27,6 +27,7 @@ PLACES = {
 # Parts that are digests -> what a change of one means, since its bytes say nothing to a reader.
 DIGESTS = {
     "interactions": "the interactions are others (users, items or their order in the files)",
+    "encoded": "the texts of data.encode or their encoder are others",
     "codes": "items have other codes (data.codes)",
     "splits": "the interactions are split otherwise (data.split, run.seed)",
 }

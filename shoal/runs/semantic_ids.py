@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.config.schema import Config
+from shoal.data.dataset import Dataset, Ragged
+from shoal.data.features import Feature
 from shoal.data.ids import Ids
 from shoal.data.item_codes import (
     SHOWN,
@@ -196,7 +199,8 @@ def vectors_of_data(config: Config, source: str) -> tuple[Ids, Tensor, str]:
     of = source if source in UNKNOWN_OF_NEW else "features"
     for feature in facts.of_side("item"):
         if feature.name == source and feature.width > 1:
-            of = VECTORS
+            items = Ids(dataset.vocab[dataset.item_field])
+            return items, _column_of_vectors(dataset, feature), VECTORS
         if feature.name == source and feature.width == 1:
             log.warning(
                 "%s is read as %s, not as vectors: items with equal values are alike; if it holds "
@@ -208,6 +212,18 @@ def vectors_of_data(config: Config, source: str) -> tuple[Ids, Tensor, str]:
     torch.manual_seed(config.run.seed)
     items = Ids(dataset.vocab[dataset.item_field])
     return items, item_vectors(facts, source, WIDTH), of
+
+
+def _column_of_vectors(dataset: Dataset, feature: Feature) -> Tensor:
+    """The vectors of a column as it has them, zeros for items without: [num_items, width]."""
+    column = dataset.items[feature.column]
+    assert isinstance(column, Ragged)
+    lengths = np.diff(column.offsets)
+    vectors = torch.zeros(len(lengths), feature.width)
+    whole = torch.from_numpy(lengths == feature.width)
+    values = np.asarray(column.values)[np.repeat(whole.numpy(), lengths)]
+    vectors[whole] = torch.from_numpy(values.astype(np.float32)).view(-1, feature.width)
+    return vectors
 
 
 def short(version: str) -> str:

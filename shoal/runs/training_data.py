@@ -71,3 +71,12 @@ def refuse_labels(data: DataSection, title: str, weighted: bool = False) -> None
                 f"data.{key} is for click models on tables of interactions (data.files, atomic "
                 f"files){also}, and {title} reads something else here; leave it out"
             )
+
+
+def refuse_encoded(data: DataSection, reason: str) -> None:
+    """Refuse texts to encode where nothing would read their vectors."""
+    if data.encode:
+        raise ValueError(
+            f"data.encode: {reason}; leave it out, or choose a model that reads features, such as "
+            "LightFM, SASRecF or DeepFM"
+        )
