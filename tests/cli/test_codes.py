@@ -1,13 +1,14 @@
 """`shoal codes`: made of data and of models, taken by TIGER, and what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from exported import check_here, exported
+from exported import check_here, exported, rewrite
 from typer.testing import CliRunner
 from zoo_models import DATA, MODELS, zoo_config
 
@@ -22,6 +23,7 @@ from shoal.runs.semantic_ids import make_codes, vectors_of_data
 from shoal.runs.trained_run import Trained
 from shoal.serving.artifact import export
 from shoal.serving.artifact.artifact import load
+from shoal.serving.artifact.files import ArtifactError
 from shoal.serving.artifact.new_items import add_items
 
 
@@ -228,6 +230,22 @@ def test_items_that_an_artifact_cannot_take_are_refused(life: Path, tmp_path: Pa
     with pytest.raises(ValueError, match="SASRec reads no codes of items"):
         add_items(exported()["SASRec"], life / "more.json", tmp_path / "more")
     assert not (tmp_path / "more").exists()
+
+
+@pytest.mark.parametrize(
+    "entry", [{}, {"version": "x", "size": "many"}, {"version": "x", "size": 0}]
+)
+def test_an_artifact_with_a_damaged_entry_of_codes_is_named(
+    entry: dict[str, Any], life: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(life / "art", tmp_path / "art")
+
+    def damage(signature: dict[str, Any]) -> None:
+        signature["item_codes"] = entry
+
+    rewrite(tmp_path / "art", "signature.json", damage)
+    with pytest.raises(ArtifactError, match="item_codes is damaged"):
+        add_items(tmp_path / "art", life / "more.json", tmp_path / "more")
 
 
 def test_a_run_goes_on_from_another_with_appended_codes(tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ CODE: dict[str, tuple[str, str]] = {
     "run.trackers": ("['CODE:Planted']", TRACKER),
     "data.clicks.pipe_command": ("python3 CODE", WITNESS),
     "data.clicks.custom": ("CODE", WITNESS),
+    "data.encode": ("{title: {encoder: 'CODE:planted'}}", WITNESS),
 }
 PLACES = {
     "checkpoint.copy_to": "file://OUT",

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.data.item_codes import SHOWN, ItemCodes, read_codes
+from shoal.data.item_codes import LARGEST, SHOWN, ItemCodes, read_codes
 from shoal.models.base import Model
 from shoal.models.nn.code_tree import CodeTree
 from shoal.models.sequential.code_writer import CodeWriter
@@ -62,7 +62,10 @@ def new_ids(source: Artifact, file: str | Path) -> tuple[list[str], ItemCodes]:
         raise ValueError(
             f"{source.folder}: {source.model} reads no codes of items; give vectors of the new ones"
         )
-    version = entry["version"]
+    with files.damaged(f"artifact {source.folder}: {ENTRY}"):
+        version, size = entry["version"], int(entry["size"])
+        if not 0 < size <= LARGEST:
+            raise ValueError(f"{size} values of a code")
     if version is None:
         raise ValueError(
             f"{source.folder}: {source.model} made its codes itself, of its own data, so a new "
@@ -89,7 +92,7 @@ def new_ids(source: Artifact, file: str | Path) -> tuple[list[str], ItemCodes]:
     ids = [item for item, number in zip(given.codes, numbers.tolist()) if not number]
     if not ids:
         raise ValueError(f"all {len(numbers)} items of {file} are in {source.folder} already")
-    largest, size = max(max(given.codes[item]) for item in ids), int(entry["size"])
+    largest = max(max(given.codes[item]) for item in ids)
     if largest >= size:
         raise ValueError(
             f"{file} has the code {largest} for a new item, and {source.model} learned {size} "
@@ -100,11 +103,11 @@ def new_ids(source: Artifact, file: str | Path) -> tuple[list[str], ItemCodes]:
 
 def write_codes_of(source: Artifact, hidden: Path, ids: list[str], given: ItemCodes) -> None:
     """Write an artifact's tensors with the codes of new items behind those of its own."""
-    tensors, entry = _tensors(source), source.signature[ENTRY]
+    tensors, size = _tensors(source), int(source.signature[ENTRY]["size"])
     new = torch.tensor([given.codes[item] for item in ids])
     with files.damaged(f"artifact {source.folder}: {DENSE}"):
         codes = torch.cat([_codes(tensors), new])
-        tree = CodeTree(codes, int(entry["size"]))
+        tree = CodeTree(codes, size)
         grown = dict.fromkeys(CODES, codes)
         grown |= {TREE + name: one for name, one in tree.named_buffers()}
     kept = {name: grown.get(name, one).contiguous() for name, one in tensors.items()}
@@ -112,7 +115,10 @@ def write_codes_of(source: Artifact, hidden: Path, ids: list[str], given: ItemCo
 
 
 def _codes(tensors: Mapping[str, Tensor]) -> Tensor:
-    return next(tensors[name] for name in CODES if name in tensors)
+    for name in CODES:
+        if name in tensors:
+            return tensors[name]
+    raise ValueError("it has no codes")
 
 
 def _tensors(source: Artifact) -> dict[str, Tensor]:
