@@ -120,10 +120,10 @@ def append(
 
     with written(to):
         done = append_codes(codes, vectors, to, id_column=item, ids=ids, column=column)
-    before, known = done["before"], ""
+    before, rest = done["before"], ""
     if done["known"]:
-        known = f"; {done['known']:,} of the vectors are of items that have codes, which stay"
-    typer.echo(f"{done['added']:,} items added, {done['items']:,} in all{known}")
+        rest = f"; {done['known']:,} of the vectors are of items that have codes, which stay"
+    typer.echo(f"{done['added']:,} items added, {done['items']:,} in all{rest}")
     typer.echo(
         f"collisions: {1 - done['unique']:.1%} of items share their codes, before "
         f"{1 - before['unique']:.1%}: a last code distinguishes them"
@@ -152,11 +152,11 @@ def check(
         from shoal.training.run_folder import start_logging
 
     item_codes = read_codes(file)
-    made, codes = item_codes.made, torch.tensor(list(item_codes.codes.values()))
-    if made is not None:
+    making, codes = item_codes.making, torch.tensor(list(item_codes.codes.values()))
+    if making is not None:
         codes = codes[:, :-1]  # the last one distinguishes those that share these
     _print(quality(codes))
-    by = "by hand" if made is None else f"by {made.method} of {made.of}"
+    by = "by hand" if making is None else f"by {making.method} of {making.of}"
     typer.echo(f"version: {short(item_codes.version())}, made {by}")
     if context.args:
         config = resolve_args(context.args, trust=trust).config

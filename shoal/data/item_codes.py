@@ -59,7 +59,7 @@ class ItemCodes:
     """The codes of items in the order of their file, and what made them (None: not known)."""
 
     codes: dict[str, list[int]]
-    made: Making | None = None
+    making: Making | None = None
 
     def version(self, count: int | None = None) -> str:
         """The hash of the codebooks and the codes of the first items; by default of all.
@@ -67,9 +67,9 @@ class ItemCodes:
         Later items stand behind, so codes with other versions agree where this one does.
         """
         digest = hashlib.sha256()
-        if self.made is not None:
-            digest.update(f"{self.made.method} {self.made.of} {self.made.size}\n".encode())
-            for name, tensor in sorted(self.made.tensors.items()):
+        if self.making is not None:
+            digest.update(f"{self.making.method} {self.making.of} {self.making.size}\n".encode())
+            for name, tensor in sorted(self.making.tensors.items()):
                 digest.update(f"{name} {list(tensor.shape)}\n".encode() + _bytes(tensor))
         for item, codes in islice(self.codes.items(), count):
             digest.update(f"{json.dumps(item)}: {codes}\n".encode())
@@ -78,7 +78,7 @@ class ItemCodes:
     @property
     def size(self) -> int | None:
         """How many values a code has; None: as many as the data's items use."""
-        return None if self.made is None else self.made.size
+        return None if self.making is None else self.making.size
 
 
 def read_codes(path: str | Path) -> ItemCodes:
@@ -96,19 +96,20 @@ def read_codes(path: str | Path) -> ItemCodes:
     whole = dict(pairs)
     if not isinstance(whole.get("codes"), _Pairs):
         return ItemCodes(_codes(path, pairs))
-    made = _made(path, whole)
-    found = ItemCodes(_codes(path, whole["codes"]), made)
-    largest = max(max(item_codes) for item_codes in found.codes.values())
-    if largest >= made.size:
-        raise ValueError(f"{path}: codes are below {made.size} (size), and one is {largest}")
-    if found.version() != whole.get("version"):
+    making = _made(path, whole)
+    item_codes = ItemCodes(_codes(path, whole["codes"]), making)
+    largest = max(max(codes) for codes in item_codes.codes.values())
+    if largest >= making.size:
+        raise ValueError(f"{path}: codes are below {making.size} (size), and one is {largest}")
+    version = item_codes.version()
+    if version != whole.get("version"):
         raise ValueError(
             f"{path}: its codes were changed after they were made: its version is "
-            f"{str(whole.get('version'))[:SHOWN]}, and its content is {found.version()[:SHOWN]}; "
+            f"{str(whole.get('version'))[:SHOWN]}, and its content is {version[:SHOWN]}; "
             'make them anew, or leave only what stands in "codes", as codes that are written by '
             "hand"
         )
-    return found
+    return item_codes
 
 
 def _codes(path: str | Path, pairs: _Pairs) -> dict[str, list[int]]:
@@ -186,13 +187,16 @@ def write_codes(path: str | Path, item_codes: ItemCodes) -> None:
     """Write codes, a line for each item; by hand or with what made them."""
     lines = (f"{json.dumps(item)}: {codes}" for item, codes in item_codes.codes.items())
     text = "{" + ",\n ".join(lines) + "}"
-    made = item_codes.made
-    if made is not None:
+    making = item_codes.making
+    if making is not None:
         codebooks = {
-            name: {"shape": list(one.shape), "float32": base64.b64encode(_bytes(one)).decode()}
-            for name, one in made.tensors.items()
+            name: {
+                "shape": list(tensor.shape),
+                "float32": base64.b64encode(_bytes(tensor)).decode(),
+            }
+            for name, tensor in making.tensors.items()
         }
-        entry = {"method": made.method, "of": made.of, "size": made.size, "kept": made.kept}
+        entry = {"method": making.method, "of": making.of, "size": making.size, "kept": making.kept}
         entry_text = json.dumps({**entry, "codebooks": codebooks})
         text = f'{{"version": "{item_codes.version()}",\n "made": {entry_text},\n "codes": {text}}}'
     replace_durably(Path(path), (text + "\n").encode())
@@ -274,12 +278,12 @@ def neighbours_kept(vectors: Tensor, codes: Tensor, sample: int = 1000, count: i
     vectors [n, width], codes [n, levels]. Asked of a sample of the items, spread over all; their
     nearest are searched among all.
     """
-    asked = torch.linspace(0, len(codes) - 1, min(sample, len(codes))).long().unique()
+    queries = torch.linspace(0, len(codes) - 1, min(sample, len(codes))).long().unique()
     count = min(count, len(codes) - 1)
     if count < 1:
         return torch.ones(codes.shape[1])
     lengths, alike = vectors.square().sum(1), []
-    for part in asked.split(100):
+    for part in queries.split(100):
         distance = lengths - 2.0 * vectors[part] @ vectors.T
         distance[torch.arange(len(part)), part] = torch.inf
         near = distance.topk(count, largest=False).indices

@@ -88,8 +88,8 @@ def append_codes(
     of those before.
     """
     before = read_codes(file)
-    codebooks, made = _codebooks_of(file, before)
-    new, known = _new_items(read_vector_file(vectors, id_column, ids, column), before, file)
+    codebooks, making = _codebooks_of(file, before)
+    new, num_known = _new_items(read_vector_file(vectors, id_column, ids, column), before, file)
     if new.width != codebooks.width:
         raise ValueError(
             f"{new.path} has vectors of {new.width} numbers, and the codes of {file} were made of "
@@ -97,17 +97,17 @@ def append_codes(
         )
     rows = _numbers(new.values)
     codes = codebooks.codes(rows)
-    choices = _choices(codebooks, rows, codes, before, made.size)
-    after = ItemCodes(appended(before.codes, new.ids, choices, made.size), made)
+    choices = _choices(codebooks, rows, codes, before, making.size)
+    after = ItemCodes(appended(before.codes, new.ids, choices, making.size), making)
     write_codes(to, after)
     taken = torch.tensor([after.codes[item][:-1] for item in new.ids])
     return {
         **_quality(after),
         "before": _quality(before),
         "added": len(new.ids),
-        "known": known,
+        "known": num_known,
         "kept": codebooks.kept(rows, taken),
-        "kept_before": made.kept,
+        "kept_before": making.kept,
     }
 
 
@@ -119,25 +119,25 @@ def _quality(item_codes: ItemCodes) -> dict[str, Any]:
 
 def _codebooks_of(file: str | Path, item_codes: ItemCodes) -> tuple[Codebooks, Making]:
     """The codebooks of a file of codes, where new items can have vectors for them."""
-    made = item_codes.made
-    if made is None:
+    making = item_codes.making
+    if making is None:
         raise ValueError(
             f"{file} was written by hand or by an older version: it has no codebooks, so nothing "
             "says which codes a new item has; write them, or make codes with `shoal codes make`"
         )
-    if made.of in UNKNOWN_OF_NEW:
+    if making.of in UNKNOWN_OF_NEW:
         raise ValueError(
-            f"the codes of {file} were made of {made.of}, of which a new item has no vector; make "
-            "codes of vectors: shoal codes make VECTORS.npy --to FILE.json"
+            f"the codes of {file} were made of {making.of}, of which a new item has no vector; "
+            "make codes of vectors: shoal codes make VECTORS.npy --to FILE.json"
         )
     try:
-        codebooks = Codebooks.of(made.tensors)
+        codebooks = Codebooks.of(making.tensors)
     except ValueError as error:
         raise ValueError(f"{file}: {error}; make codes with `shoal codes make`") from error
     levels, width = len(codebooks.books), len(next(iter(item_codes.codes.values())))
     if levels + 1 != width:
         raise ValueError(f"{file} has {levels} codebooks, and its items {width} codes")
-    return codebooks, made
+    return codebooks, making
 
 
 def _new_items(vectors: VectorFile, before: ItemCodes, file: str | Path) -> tuple[VectorFile, int]:
@@ -153,7 +153,7 @@ def _new_items(vectors: VectorFile, before: ItemCodes, file: str | Path) -> tupl
 def _choices(
     codebooks: Codebooks, rows: Tensor, codes: Tensor, before: ItemCodes, size: int
 ) -> Iterator[Tensor]:
-    """Of each item its codes; where all items might not have a last one, also the next best."""
+    """Yield the codes of each item; also the next best, where the last ones might be taken."""
     groups: dict[tuple[int, ...], int] = {}
     for *first, _ in before.codes.values():
         groups[tuple(first)] = groups.get(tuple(first), 0) + 1

@@ -29,7 +29,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     text = (tmp_path / "codes.json").read_text()
     assert text.count("\n") == 3 and json.loads(text)['b "<i>"'] == [5, 7]
     given = read_codes(tmp_path / "codes.json")
-    assert given.made is None and given.size is None
+    assert given.making is None and given.size is None
     assert fitted("codes.json", given.codes, ITEMS).tolist() == [[0, 0], *codes.tolist()]
 
 
@@ -55,13 +55,13 @@ def test_what_made_codes_is_kept_and_a_version_says_what_they_are(tmp_path: Path
     file = tmp_path / "codes.json"
     write_codes(file, MADE)
     read = read_codes(file)
-    assert read.codes == MADE.codes and read.made is not None and read.size == 4
+    assert read.codes == MADE.codes and read.making is not None and read.size == 4
     for name, tensor in TENSORS.items():
-        assert torch.equal(read.made.tensors[name], tensor)
+        assert torch.equal(read.making.tensors[name], tensor)
     assert json.loads(file.read_text())["version"] == read.version() == MADE.version()
-    more = ItemCodes({**MADE.codes, "d": [1, 1, 1]}, MADE.made)
+    more = ItemCodes({**MADE.codes, "d": [1, 1, 1]}, MADE.making)
     assert more.version() != MADE.version() == more.version(count=3)
-    other = ItemCodes({**MADE.codes, "c": [1, 2, 0]}, MADE.made)
+    other = ItemCodes({**MADE.codes, "c": [1, 2, 0]}, MADE.making)
     assert other.version(2) == MADE.version(2) and other.version() != MADE.version()
 
 

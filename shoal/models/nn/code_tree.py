@@ -42,7 +42,7 @@ class CodeTree(nn.Module):
 
     @property
     def nodes(self) -> list[Tensor]:
-        """Of each level the node that an item's codes before it are: [num_items]."""
+        """The node that an item's codes before a level are, of each level: [num_items]."""
         return [self.get_buffer(f"nodes{level}") for level in range(self.levels)]
 
     def scores(self, written: tuple[Tensor, ...], items: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Codebooks:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Codebooks:
-        """Those of a file, as `tensors` gave them; what cannot be codebooks is refused."""
+        """Codebooks of the tensors of a file; what cannot be codebooks is refused."""
         layers = {name: one for name, one in tensors.items() if "coder." in name}
         names = {"books", "mean", "deviation", *layers}
         if tensors.keys() != names or not _fit(tensors, layers):

@@ -89,7 +89,7 @@ def _wishes(vectors: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
     lengths, count = centres.square().sum(1), min(WISHES, len(centres))
     wishes, distances = [], []
     for part in vectors.split(BLOCK):
-        found = (lengths - 2.0 * part @ centres.T).topk(count, largest=False)
-        wishes.append(found.indices)
-        distances.append(found.values + part.square().sum(1, keepdim=True))
+        nearest_centres = (lengths - 2.0 * part @ centres.T).topk(count, largest=False)
+        wishes.append(nearest_centres.indices)
+        distances.append(nearest_centres.values + part.square().sum(1, keepdim=True))
     return torch.cat(wishes), torch.cat(distances)

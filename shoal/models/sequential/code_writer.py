@@ -25,8 +25,8 @@ def _same_codes(module: CodeWriter, state: dict[str, Tensor], prefix: str, *_: A
     saved, now = state.get(name), module.codes
     if saved is None or saved.dim() != 2 or len(saved) > len(now):
         return  # load_state_dict says what is wrong
-    known = now[: len(saved)]
-    if saved.shape != known.shape or not torch.equal(saved.to(now.device), known):
+    first = now[: len(saved)]
+    if saved.shape != first.shape or not torch.equal(saved.to(now.device), first):
         raise ValueError(
             "data.codes: items have other codes than those that the model was trained with; give "
             "the same file, or codes that were appended to it (shoal codes append)"

@@ -77,34 +77,34 @@ def new_ids(source: Artifact, file: str | Path) -> tuple[list[str], ItemCodes]:
             f"{source.folder} is a delta of {source.signature['base']['name']}; export it whole, "
             "and add items to that"
         )
-    given = read_codes(file)
+    item_codes = read_codes(file)
     with files.damaged(f"artifact {source.folder}: {DENSE}"):
-        known = _codes(_tensors(source)).tolist()
-    for item, codes in zip(source.items.words[1:], known[1:]):
-        if (now := given.codes.get(str(item))) != codes:
+        old_codes = _codes(_tensors(source)).tolist()
+    for item, codes in zip(source.items.words[1:], old_codes[1:]):
+        if (now := item_codes.codes.get(str(item))) != codes:
             raise ValueError(
                 f"{file} has other codes than those that {source.folder} was trained with "
                 f"(version {str(version)[:SHOWN]}): item {str(item)[:80]!r} has "
                 f"{'none' if now is None else now} there and {codes} here; give a file that was "
                 "made of those by `shoal codes append`"
             )
-    numbers = source.items.find(given.codes)
-    ids = [item for item, number in zip(given.codes, numbers.tolist()) if not number]
+    numbers = source.items.find(item_codes.codes)
+    ids = [item for item, number in zip(item_codes.codes, numbers.tolist()) if not number]
     if not ids:
         raise ValueError(f"all {len(numbers)} items of {file} are in {source.folder} already")
-    largest = max(max(given.codes[item]) for item in ids)
+    largest = max(max(item_codes.codes[item]) for item in ids)
     if largest >= size:
         raise ValueError(
             f"{file} has the code {largest} for a new item, and {source.model} learned {size} "
             "values of a code; append new items with `shoal codes append`, or train it anew"
         )
-    return ids, given
+    return ids, item_codes
 
 
-def write_codes_of(source: Artifact, hidden: Path, ids: list[str], given: ItemCodes) -> None:
+def write_codes_of(source: Artifact, hidden: Path, ids: list[str], item_codes: ItemCodes) -> None:
     """Write an artifact's tensors with the codes of new items behind those of its own."""
     tensors, size = _tensors(source), int(source.signature[ENTRY]["size"])
-    new = torch.tensor([given.codes[item] for item in ids])
+    new = torch.tensor([item_codes.codes[item] for item in ids])
     with files.damaged(f"artifact {source.folder}: {DENSE}"):
         codes = torch.cat([_codes(tensors), new])
         tree = CodeTree(codes, size)

@@ -84,13 +84,13 @@ def add_items(
 
 
 def _add_coded(source: Artifact, file: str | Path, to: Path) -> AddedItems:
-    """The same of a model that writes codes: a file has those of the new items."""
-    ids, given = new_ids(source, file)
+    """Write an artifact of a model that writes codes with the new items of a file of codes."""
+    ids, item_codes = new_ids(source, file)
     with files.new_folder(to) as hidden:
         _copy(source, hidden)
-        write_codes_of(source, hidden, ids, given)
+        write_codes_of(source, hidden, ids, item_codes)
         _write_words(source, hidden, ids)
-        entry = {**source.signature[CODES_ENTRY], "version": given.version()}
+        entry = {**source.signature[CODES_ENTRY], "version": item_codes.version()}
         signature = {**source.signature, CODES_ENTRY: entry}
         items = _finish(source, hidden, to, signature, len(ids), "codes")
     return AddedItems(len(ids), items, 0)
