@@ -23,7 +23,7 @@ MINUTES ?= 30
 TUTORIALS ?= on
 # Those in the locks are part of `make setup` or `make tools`; the others are large.
 SMALL_EXTRAS := docs index remote report serve servers tensorboard trees tune zstd
-LARGE_EXTRAS := mlflow onnx ray torchrec torchx wandb
+LARGE_EXTRAS := encode mlflow onnx ray torchrec torchx wandb
 EXTRAS ?= $(LARGE_EXTRAS)
 ifneq ($(filter-out $(SMALL_EXTRAS) $(LARGE_EXTRAS),$(EXTRAS)),)
 $(error EXTRAS=$(EXTRAS): there are $(SMALL_EXTRAS) $(LARGE_EXTRAS))

@@ -79,6 +79,7 @@ EXAMPLES = {
     "checkpoint prune": "shoal checkpoint prune runs/first --keep 1",
     "checkpoint copy": "shoal checkpoint copy runs/first runs/copy",
     "codes make": "shoal codes make ratings.csv --to codes.json --size 16",
+    "codes append": "shoal codes append texts-codes.json new.npz --to texts-codes.json",
     "codes check": "shoal codes check codes.json ratings.csv",
     "keys make": "shoal keys make keys",
 }

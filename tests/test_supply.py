@@ -19,7 +19,7 @@ from shoal.planning.machine_check import EXTRAS as MACHINE_EXTRAS
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-LARGE = {"mlflow", "onnx", "ray", "torchrec", "torchx", "wandb"}
+LARGE = {"encode", "mlflow", "onnx", "ray", "torchrec", "torchx", "wandb"}
 NAMES = ("constraints.txt", ".ci/build.txt", ".ci/tools.txt")
 LOCKS = [(ROOT / name).read_text() for name in NAMES]
 PINS = re.findall(r"^([\w.-]+)==(\S+)(.*)$", "\n".join(LOCKS).replace("\\\n", " "), re.MULTILINE)

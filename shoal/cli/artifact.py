@@ -13,8 +13,8 @@ def add_items(
     file: Annotated[
         str,
         typer.Argument(
-            help="Vectors: .npy, .npz, .safetensors, .parquet, .arrow; or the folder of `shoal "
-            "serve --items`."
+            help="Vectors: .npy, .npz, .safetensors, .parquet, .arrow; or FILE.json of codes; or "
+            "the folder of `shoal serve --items`."
         ),
     ],
     to: Annotated[str, typer.Option(help="Folder of the new artifact; must not be there yet.")],
@@ -26,9 +26,10 @@ def add_items(
         str | None, typer.Option(help="Column of vectors in Parquet or Arrow.")
     ] = None,
 ) -> None:
-    """Add items that came after training to an artifact, by their vectors.
+    """Add items that came after training to an artifact, by their vectors or by their codes.
 
-    The model must have been trained with data.item_vectors. The new artifact recommends them at
+    The model must have been trained with data.item_vectors; one that writes codes (TIGER) with
+    data.codes, and `shoal codes append` gives new items codes. The new artifact recommends them at
     once; what it says of the items that it had stays as it was.
     """
     with importing():

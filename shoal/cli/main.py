@@ -102,6 +102,7 @@ app.add_typer(artifact_app, name="artifact")
 
 codes_app = typer.Typer(no_args_is_help=True, help="Semantic ids of items.")
 codes_app.command("make", **FILES)(codes.make)
+codes_app.command("append")(codes.append)
 codes_app.command("check", **TAKES_KEYS)(codes.check)
 app.add_typer(codes_app, name="codes")
 

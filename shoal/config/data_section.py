@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
+from shoal.config.encode_section import EncodeOptions
 from shoal.config.intervals import parse_intervals
 from shoal.config.section import RUN, STRICT, Choices, Section
 from shoal.config.vectors_section import VectorsSection
@@ -467,6 +468,11 @@ class DataSection(Section):
         None,
         description="name -> kind, side, vocabulary and more of a feature; only these are read; "
         "null: read from the columns",
+    )
+    encode: Annotated[dict[str, EncodeOptions] | None, RUN] = Field(
+        None,
+        description="column of text of the items -> how it becomes the feature COLUMN_vector: "
+        "{title: {encoder: all-MiniLM-L6-v2, missing: unknown}}",
     )
     codes: str | None = Field(
         None,

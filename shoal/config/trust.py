@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.config.encode_section import names_own_encoder
 from shoal.config.errors import ConfigError
 from shoal.config.keys import KEYS, value_of
 from shoal.config.loading import Resolved
@@ -80,6 +81,7 @@ def _asking(config: Config) -> Iterator[tuple[str, object, str]]:
             value == KEYS[key].default
             or (key == "run.root" and config.run.output is not None)
             or (key == "run.trackers" and not any(":" in one for one in config.run.trackers))
+            or (key == "data.encode" and not names_own_encoder(config.data.encode or {}))
             or (key == "strategy.ps.addresses" and not config.launch.servers)  # to connect to
         )
         if not unused:

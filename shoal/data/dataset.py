@@ -139,6 +139,7 @@ class Dataset:
     # SHA-256 of `interactions` and `splits`, where they are known without reading them all
     digests: dict[str, str] = field(default_factory=dict)
     context: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    encoded: dict[str, str] = field(default_factory=dict)  # column -> hash of texts and encoder
 
     @property
     def num_users(self) -> int:

@@ -237,6 +237,7 @@ def guess(dataset: Dataset, config: DataSection) -> tuple[Feature, ...]:
     left_out: set[str | None] = {dataset.user_field, dataset.item_field}
     left_out |= {fields.rating, fields.label}
     left_out |= {config.sample_weight, *(config.labels or {})}
+    left_out |= set(config.encode or {})  # their vectors are read
     left_out |= {label_options.get("column") for label_options in (config.labels or {}).values()}
     sides: list[tuple[Side, dict[str, Column]]] = [
         ("user", dataset.users),

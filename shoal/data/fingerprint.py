@@ -27,9 +27,13 @@ PLACES = {
 # Parts that are digests -> what a change of one means, since its bytes say nothing to a reader.
 DIGESTS = {
     "interactions": "the interactions are others (users, items or their order in the files)",
+    "encoded": "the texts of data.encode or their encoder are others",
     "codes": "items have other codes (data.codes)",
     "splits": "the interactions are split otherwise (data.split, run.seed)",
 }
+
+
+VERSION_LETTERS = 12  # of a version of codes, as `shoal codes` prints it
 
 
 def as_saved(saved: dict[str, Any], now: dict[str, Any], options: Any) -> dict[str, Any]:
@@ -52,12 +56,17 @@ def as_saved(saved: dict[str, Any], now: dict[str, Any], options: Any) -> dict[s
 
 def mismatch(saved: dict[str, Any], now: dict[str, Any]) -> str | None:
     """Why checkpoints of `saved` do not fit a run of `now`, and the remedy; None where they do."""
-    changed = [key for key in now if saved.get(key) != now[key]]
+    # Codes decide, not their version: others of the file may have come since.
+    changed = [key for key in now if saved.get(key) != now[key] and key != "codes_version"]
     if changed == ["split_over"]:
         return _split(saved.get("split_over"), now["split_over"])
     if not changed:
         return None
     differences = [text for key in changed for text in _part(key, saved.get(key), now[key])]
+    if "codes" in changed and saved.get("codes_version") and now.get("codes_version"):
+        versions = (saved["codes_version"], now["codes_version"])
+        before, present = (str(version)[:VERSION_LETTERS] for version in versions)
+        differences.append(f"the codes were version {before}, and are {present}")
     return (
         f"belong to another run: {'; '.join(differences)}. Use the config of that run, or name "
         "another folder with --output"

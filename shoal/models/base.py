@@ -72,6 +72,7 @@ class Facts:
     train_weights: Tensor | None = None  # of data.sample_weight, where the model reads them
     num_negatives: int = 1
     codes: Tensor | None = None  # [num_items, levels], of item 0 zeros: semantic ids (data.codes)
+    code_size: int | None = None  # values that a code has; None: as many as `codes` use
     # ln of how often an item is drawn as a negative, up to a constant [num_items]; empty: none is
     negative_logq: Tensor = field(default_factory=lambda: torch.empty(0))
     # of click models

@@ -31,6 +31,7 @@ EXTRAS = {
     "report": ("matplotlib", "shoal report"),
     "tune": ("optuna", "shoal tune"),
     "index": ("usearch", "shoal recommend --approximate"),
+    "encode": ("sentence_transformers", "texts as vectors: data.encode"),
     "onnx": ("onnxruntime", "shoal export --onnx"),
     "torchrec": ("torchrec", "tests of sharded tables against TorchRec's"),
     "ray": ("ray", "training on a Ray cluster"),

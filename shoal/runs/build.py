@@ -26,6 +26,7 @@ from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import features_of, labels_of, with_actions
 from shoal.data.joined import JoinedSamples, check_packable, packed_rows, weights_of
+from shoal.data.loading.encoded_texts import with_encoded_texts
 from shoal.data.loading.load import load_dataset, with_side_files
 from shoal.data.loading.location import NamedData, interactions_of, named_data
 from shoal.data.protocol import decide, decide_log
@@ -38,7 +39,7 @@ from shoal.runs.fingerprint import feature_shapes, fingerprint, training_fingerp
 from shoal.runs.model_setup import MakeStrategy, set_up
 from shoal.runs.parts import Parts, is_packed
 from shoal.runs.readers import make_reader
-from shoal.runs.training_data import codes_of, facts_of, refuse_labels
+from shoal.runs.training_data import codes_of, facts_of, refuse_encoded, refuse_labels
 from shoal.runs.vectors import RunVectors, refuse_vectors
 from shoal.runs.vocabulary_growth import grow, refuse_new_words
 from shoal.runs.warm_start import known_words
@@ -85,6 +86,9 @@ def _build_interactions(
     # The data, and what a model may know about it.
     title = config.model.title
     refuse_labels(config.data, title, model_class.reads_weights)
+    if not model_class.reads_features:
+        refuse_encoded(config.data, f"{title} reads no features of items")
+    has_codes = model_class.reads_codes and config.data.codes is not None  # made of features before
     dataset, table = load_data(
         config.data,
         config.start,
@@ -92,7 +96,7 @@ def _build_interactions(
         title,
         world,
         source,
-        reads_features=model_class.reads_features,
+        reads_features=model_class.reads_features and not has_codes,
     )
     config = decide(config, dataset)
     if len(dataset.context) and model_class.kind != "sequential":
@@ -111,8 +115,11 @@ def _build_interactions(
             f"{title} makes codes of items from its data, and new data would make "
             "others; train it anew, or with the codes of a file (data.codes, see shoal codes)"
         )
+    codes_version = None
     if config.data.codes is not None:
-        facts = replace(facts, codes=codes_of(config.data.codes, dataset, title, model_class))
+        codes, item_codes = codes_of(config.data.codes, dataset, title, model_class)
+        facts = replace(facts, codes=codes, code_size=item_codes.size)
+        codes_version = item_codes.version()
     if config.data.sample_weight is not None:
         weights = weights_of(dataset, config.data.sample_weight)[dataset.splits["train"]]
         facts = replace(facts, train_weights=torch.from_numpy(weights))
@@ -144,6 +151,7 @@ def _build_interactions(
     run_fingerprint = fingerprint(config, dataset, table)
     if facts.codes is not None:
         run_fingerprint["codes"] = hashlib.sha256(facts.codes.numpy().tobytes()).hexdigest()
+        run_fingerprint["codes_version"] = codes_version
     run_fingerprint |= vectors.fingerprint()
     return Parts(
         dataset=dataset,
@@ -230,6 +238,7 @@ def _build_clicks(
     """The parts for a click model and a click log."""
     refuse_labels(config.data, config.model.title)
     refuse_vectors(config.data, "a click log")
+    refuse_encoded(config.data, "a click log has no table of items")
     _refuse_valid_users(config.eval.valid_users, config.model.title)
     config = decide_without_size(config)
     data = open_clicks(config, world, TILE_ROWS, source)
@@ -328,6 +337,8 @@ def load_data(
     else:
         world.barrier()
         dataset = load_dataset(data, seed, source)
+    if reads_features:
+        dataset = with_encoded_texts(dataset, data, world)
     features = features_of(dataset, data, reads_history) if reads_features else ()
     if start.vocabulary is not None:
         vocabulary = known_words(Path(start.vocabulary))

@@ -20,6 +20,8 @@ def fingerprint(
     """All that must be the same for a checkpoint to fit."""
     facts: dict[str, Any] = {} if table is None else {"features": feature_shapes(table.features)}
     digests = dataset.digests or _digests(dataset)
+    if dataset.encoded:
+        facts["encoded"] = dataset.encoded
     facts |= {"num_users": dataset.num_users, "num_items": dataset.num_items}
     return (
         facts

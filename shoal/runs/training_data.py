@@ -12,7 +12,7 @@ from shoal.config.schema import DataSection, NegativesSection
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
 from shoal.data.ids import Ids
-from shoal.data.item_codes import fitted, read_codes
+from shoal.data.item_codes import ItemCodes, fitted, read_codes
 from shoal.data.knowledge import knowledge_of
 from shoal.data.sampler import log_weights
 from shoal.models.base import Facts, Model
@@ -49,13 +49,17 @@ def facts_of(
     )
 
 
-def codes_of(path: str, dataset: Dataset, title: str, model_class: type[Model]) -> Tensor:
-    """The codes of a data set's items from a file; title: the model, for errors."""
+def codes_of(
+    path: str, dataset: Dataset, title: str, model_class: type[Model]
+) -> tuple[Tensor, ItemCodes]:
+    """The codes of a data set's items, and the file that has them; title: the model, for errors."""
     if not model_class.reads_codes:
         raise ValueError(
             f"data.codes: {title} reads no codes of items; leave it out, or choose TIGER"
         )
-    return fitted(path, read_codes(path), Ids(dataset.vocab[dataset.item_field]))
+    item_codes = read_codes(path)
+    items = Ids(dataset.vocab[dataset.item_field])
+    return fitted(path, item_codes.codes, items), item_codes
 
 
 def refuse_labels(data: DataSection, title: str, weighted: bool = False) -> None:
@@ -67,3 +71,12 @@ def refuse_labels(data: DataSection, title: str, weighted: bool = False) -> None
                 f"data.{key} is for click models on tables of interactions (data.files, atomic "
                 f"files){also}, and {title} reads something else here; leave it out"
             )
+
+
+def refuse_encoded(data: DataSection, reason: str) -> None:
+    """Refuse texts to encode where nothing would read their vectors."""
+    if data.encode:
+        raise ValueError(
+            f"data.encode: {reason}; leave it out, or choose a model that reads features, such as "
+            "LightFM, SASRecF or DeepFM"
+        )

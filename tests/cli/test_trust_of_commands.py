@@ -34,8 +34,14 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "checkpoint copy": {"run": READ, "to": WRITTEN},
     "checkpoint prune": {"run": READ},
     "checkpoint verify": {"run": READ},
+    "codes append": {
+        **{"codes": READ, "vectors": READ, "to": WRITTEN, "ids": READ, "column": NOTHING},
+        "item": NOTHING,
+    },
     "codes check": {"CONFIG": CONFIG_FILE, "file": READ},
-    "codes make": {"CONFIG": RUN, "to": WRITTEN, "of": NOTHING},
+    "codes make": {
+        **{"CONFIG": RUN, "to": WRITTEN, "of": NOTHING, "ids": READ, "column": NOTHING},
+    },
     "config keys": {"word": NOTHING},
     "config schema": {},
     "config show": {"CONFIG": CONFIG_FILE},
@@ -166,6 +172,7 @@ CODE: dict[str, tuple[str, str]] = {
     "run.trackers": ("['CODE:Planted']", TRACKER),
     "data.clicks.pipe_command": ("python3 CODE", WITNESS),
     "data.clicks.custom": ("CODE", WITNESS),
+    "data.encode": ("{title: {encoder: 'CODE:planted'}}", WITNESS),
 }
 PLACES = {
     "checkpoint.copy_to": "file://OUT",

@@ -59,7 +59,7 @@ def make(folder: Path) -> dict[str, Target]:
         **{f"table_{form}": _table(form, seeds) for form, seeds in _tables().items()},
         "yaml": Target([YAML], "config.yaml", _read_config),
         "toml": Target([TOML], "config.toml", _read_config),
-        "codes": Target([b'{"a": [5, 1, 0], "b": [5, 7, 1]}'], "codes.json", _codes),
+        "codes": Target(_codes_files(folder), "codes.json", _codes),
         **_vectors(folder),
         "posted": _posted(),
         "override": Target([b"--train.epochs=5\n--topk=[1,2]\n--model=BPR"], "words", _override),
@@ -375,7 +375,16 @@ def _codes(path: Path) -> None:
     from shoal.data.ids import Ids
     from shoal.data.item_codes import fitted, read_codes
 
-    fitted(path, read_codes(path), Ids(["[PAD]", "a", "b"]))
+    fitted(path, read_codes(path).codes, Ids(["[PAD]", "a", "b"]))
+
+
+def _codes_files(folder: Path) -> list[bytes]:
+    """Codes that are written by hand, and those that are kept with what made them."""
+    from shoal.data.item_codes import ItemCodes, Making, write_codes
+
+    codes = {"a": [5, 1, 0], "b": [5, 7, 1]}
+    write_codes(folder / "made.json", ItemCodes(codes, Making("kmeans", "vectors", 8, 0.5)))
+    return [b'{"a": [5, 1, 0], "b": [5, 7, 1]}', (folder / "made.json").read_bytes()]
 
 
 def _override(path: Path) -> None:

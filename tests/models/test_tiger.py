@@ -10,7 +10,7 @@ from zoo_models import zoo_config
 
 from shoal.data.batch import Batch
 from shoal.distributed.world import World
-from shoal.models.nn.code_tree import CodeTree
+from shoal.models.nn.code_tree import END, CodeTree
 from shoal.models.nn.recorded import Recorded, padded_rows
 from shoal.models.sequential.tiger import TIGER
 from shoal.runs.build import build
@@ -98,8 +98,8 @@ def test_scores_of_a_user_do_not_depend_on_batch_or_padding() -> None:
 def test_the_tree_has_the_beginnings_that_items_have() -> None:
     codes = torch.tensor([[0, 0], [5, 1], [5, 7], [6, 1]])
     tree = CodeTree(codes, size=8)
-    assert [one.tolist() for one in tree.prefixes] == [[5, 6], [1, 7, 9]]
-    assert [one[1:].tolist() for one in tree.nodes] == [[0, 0, 0], [0, 0, 1], [0, 1, 2]]
+    assert [one.tolist() for one in tree.prefixes] == [[5, 6, END], [1, 7, 9, END]]
+    assert [one[1:].tolist() for one in tree.nodes] == [[0, 0, 0], [0, 0, 1]]
 
 
 def test_recorded_calls_the_function_itself_without_a_gpu() -> None:

@@ -18,8 +18,8 @@ from shoal.distributed.world import World
 from shoal.models.base import Retrieval
 from shoal.runs.build import build
 from shoal.serving.artifact.artifact import Artifact
-from shoal.serving.artifact.new_items import add_items
 from shoal.serving.artifact.projection import write_projection
+from shoal.serving.artifact.write_new_items import add_items
 
 OLD = (FIXTURES / "item_vectors.txt").read_text().split()
 VALUES = np.load(FIXTURES / "item_vectors.npy")

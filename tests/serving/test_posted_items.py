@@ -29,7 +29,8 @@ from typer.testing import CliRunner
 from shoal.cli.main import app
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import Artifact
-from shoal.serving.artifact.new_items import NewItems, with_items, write_with_items
+from shoal.serving.artifact.new_items import NewItems, with_items
+from shoal.serving.artifact.write_new_items import write_with_items
 from shoal.serving.bulk import Approximate
 from shoal.serving.http.listening import listen
 from shoal.serving.items import folder

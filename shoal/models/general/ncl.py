@@ -18,8 +18,8 @@ from torch import Tensor
 
 from shoal.models.base import Batch, Facts, Output
 from shoal.models.general.lightgcn import LightGCN
+from shoal.models.nn.k_means import k_means, nearest
 from shoal.models.nn.losses import contrast
-from shoal.models.nn.semantic_ids import k_means, nearest
 from shoal.models.options import Count
 
 

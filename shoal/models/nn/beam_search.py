@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.models.nn.code_tree import CodeTree
+from shoal.models.nn.code_tree import NOBODY, CodeTree
 from shoal.models.nn.decoder import Decoder, MemoryKeys
 
 
@@ -35,11 +35,11 @@ class Beam:
         keys = self.nodes.unsqueeze(2) * size + torch.arange(size, device=chances.device)
         keys = keys.flatten(1)
         node = torch.searchsorted(prefixes, keys)
-        is_node = prefixes[node.clamp(max=prefixes.shape[0] - 1)] == keys
+        is_node = prefixes[node] == keys
         scores = (self.scores.unsqueeze(2) + chances).flatten(1).masked_fill(~is_node, -torch.inf)
-        scores, best = scores.topk(min(most, prefixes.shape[0], texts * size), 1)
+        scores, best = scores.topk(min(most, texts * size), 1)
         # What no item has is chosen where there are too few: it stands last, and is nobody's node.
-        node = torch.where(scores == -torch.inf, prefixes.shape[0], node.gather(1, best))
+        node = torch.where(scores == -torch.inf, NOBODY, node.gather(1, best))
         node, order = node.sort(1)
         best = best.gather(1, order)
         return Beam(node, scores.gather(1, order)), best // size, best % size

@@ -19,6 +19,29 @@ from shoal.models.nn.recorded import Recorded, padded_rows
 from shoal.models.sequential.base import lengths
 
 
+def _same_codes(module: CodeWriter, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Refuse a checkpoint whose items had other codes; items that came since stand behind."""
+    name = prefix + "codes"
+    saved, now = state.get(name), module.codes
+    if saved is None or saved.dim() != 2 or len(saved) > len(now):
+        return  # load_state_dict says what is wrong
+    first = now[: len(saved)]
+    if saved.shape != first.shape or not torch.equal(saved.to(now.device), first):
+        raise ValueError(
+            "data.codes: items have other codes than those that the model was trained with; give "
+            "the same file, or codes that were appended to it (shoal codes append)"
+        )
+    if module.facts.code_size is None and len(saved) < len(now):
+        size = int(saved.max()) + 1
+        if size != module.size:
+            raise ValueError(
+                f"data.codes: codes of the model's items are below {size}, and codes of the new "
+                f"ones below {module.size}, which it has no vectors for; give new items codes of "
+                "those values (shoal codes append)"
+            )
+    state[name] = now
+
+
 class CodeWriter(Model):
     """A sequential model that scores items by what it writes behind a history, see `written`."""
 
@@ -37,6 +60,8 @@ class CodeWriter(Model):
         """Codes of all items [num_items, levels], each below `size`, and the table of vectors."""
         self.levels, self.size = codes.shape[1], size
         self.register_buffer("codes", codes)
+        if self.facts.codes is not None:
+            self.register_load_state_dict_pre_hook(_same_codes)
         rows = 1 + self.levels * size
         self.embed = Embeddings(code=Table("code", width, rows, Init("normal", 0.02), padding=0))
 

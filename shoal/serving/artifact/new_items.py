@@ -1,39 +1,28 @@
 """New items: an artifact with items behind those that it was trained with, by their vectors.
 
-    add_items     a new artifact in a new folder, `shoal artifact add-items`
-    with_items    the artifact in memory, `POST /items` of a service
-
-Both take what `rows_of` makes of the vectors (projector.py).
+`rows_of` checks them, and makes their rows (projector.py). `with_items` is the artifact in memory,
+as `POST /items` of a service has it; write_new_items.py makes a folder, as `shoal artifact
+add-items` does.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.data.loading.captions import ENDINGS
-from shoal.data.loading.vector_files import VectorFile, read_vector_file
+from shoal.data.loading.vector_files import VectorFile
 from shoal.data.loading.vectors import examine
 from shoal.data.vocabulary import PAD, Words
-from shoal.embedding.rows.store import Rows
-from shoal.embedding.rows.table import Init, Table
-from shoal.files.durable import write_durably
-from shoal.serving.artifact import files
-from shoal.serving.artifact.artifact import GRAPHS, POPULARITY, Artifact
+from shoal.serving.artifact.artifact import GRAPHS, Artifact
 from shoal.serving.artifact.graph import Running
-from shoal.serving.artifact.onnx import FILE as ONNX
 from shoal.serving.artifact.projector import RANKED
-from shoal.serving.artifact.tables import CHUNK_ROWS, RowTable, write_table
 
 
 class KnownItems(ValueError):
@@ -62,56 +51,6 @@ class NewItems:
             self.vectors[torch.from_numpy(keep)],
             {role: [texts[k] for k in keep.tolist()] for role, texts in self.captions.items()},
         )
-
-
-@dataclass(frozen=True)
-class AddedItems:
-    """What `add_items` did: how many items are new, how many there are, vectors of zeros.
-
-    already, left_out: of a folder of a service, those that the artifact had already, and those that
-    it cannot read.
-    """
-
-    added: int
-    items: int
-    zeros: int
-    already: int = 0
-    left_out: int = 0
-
-
-def add_items(
-    artifact: str | Path,
-    file: str | Path,
-    to: str | Path,
-    ids: str | None = None,
-    column: str | None = None,
-) -> AddedItems:
-    """Write an artifact with the items of a file of vectors behind its own, to a new folder.
-
-    ids, column: as in the config, `data.item_vectors`.
-    """
-    source = Artifact(artifact)
-    needs_vectors(source)
-    vectors = read_vector_file(file, source.item_field, ids, column)
-    return write_with_items(source, NewItems(str(vectors.path), vectors.ids, vectors.values), to)
-
-
-def write_with_items(source: Artifact, new: NewItems, to: str | Path) -> AddedItems:
-    """Write an artifact with new items behind its own, to a new folder."""
-    rows, lengths = rows_of(source, new)
-    with files.new_folder(Path(to)) as hidden:
-        _copy(source, hidden)
-        tables = _extended_tables(source, hidden, rows)
-        _write_words(source, hidden, new)
-        signature = {**source.signature, "tables": tables}
-        write_durably(hidden / files.SIGNATURE, json.dumps(signature, indent=1).encode())
-        note = f"\n{len(new.ids)} items were added after training, by their vectors.\n"
-        card = (source.folder / "README.md").read_text() if _has_card(source) else ""
-        write_durably(hidden / "README.md", (card + note).encode())
-        files.write_manifest(hidden)
-        whole = Artifact(hidden)  # every check that a reader makes
-        files.commit(hidden, Path(to))
-    return AddedItems(len(new.ids), len(whole.items) - 1, int((lengths == 0).sum()))
 
 
 def with_items(source: Artifact, new: NewItems) -> Artifact:
@@ -240,62 +179,3 @@ def _refuse_ids(source: Artifact, new: NewItems) -> None:
         raise ValueError(
             f"{new.source}: the id {word[:80]!r} is no {kind}, as those of {source.folder} are"
         ) from None
-
-
-# ---- a new folder -------------------------------------------------------------------------------
-
-
-def _has_card(source: Artifact) -> bool:
-    return "README.md" in source.manifest["files"]
-
-
-def _copy(source: Artifact, hidden: Path) -> None:
-    """All files that stay as they are; ONNX's has the old items, and stays behind."""
-    for name in source.manifest["files"]:
-        if name not in (files.SIGNATURE, "README.md", ONNX):
-            shutil.copyfile(source.folder / name, hidden / name)
-
-
-def _write_words(source: Artifact, hidden: Path, new: NewItems) -> None:
-    """Words, captions and popularity of items, with those of the new ones behind."""
-    files.write_words(hidden, "items", [*map(str, source.items.words), *new.ids])
-    for role in ENDINGS:
-        if role in source.captions:
-            texts = new.captions.get(role, [""] * len(new.ids))
-            files.write_words(hidden, role, [*source.captions[role].tolist(), *texts])
-    counts = torch.from_numpy(source.popularity.copy())
-    zeros = torch.zeros(len(new.ids), dtype=counts.dtype)
-    save_file({"counts": torch.cat([counts, zeros])}, hidden / POPULARITY)
-
-
-def _extended_tables(source: Artifact, hidden: Path, rows: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write the tables that have a row for each item; the entries of all tables."""
-    entries = dict(source.signature["tables"])
-    for name, new in rows.items():
-        if name not in entries:
-            continue
-        other = entries[name].get("same_as")
-        if other is not None and torch.equal(new, rows.get(other, torch.empty(0))):
-            continue  # the file of the other table has it
-        table = source.tables[name]
-        written = write_table(
-            hidden,
-            Table(name, table.dim, table.size + len(new), Init("constant", 0.0)),
-            _chunks(table, new),
-            table.kind,
-            table.seed,
-        )
-        entries[name] = {**written, "padding": table.table.padding}
-    for name, facts in entries.items():
-        if facts.get("same_as") in entries:
-            shared = entries[facts["same_as"]]
-            entries[name] = {**facts, "rows": shared["rows"], "size": shared["size"]}
-    return entries
-
-
-def _chunks(table: RowTable, new: Tensor) -> Iterator[Rows]:
-    """All rows of a table, and the new ones behind."""
-    for ids in torch.arange(table.size).split(CHUNK_ROWS):
-        yield Rows(ids, table.rows(ids))
-    for places in torch.arange(len(new)).split(CHUNK_ROWS):
-        yield Rows(places + table.size, new[places])

@@ -19,6 +19,7 @@ from shoal.serving.artifact.graph import ExportedGraph
 from shoal.serving.artifact.projection import ENTRY, FILE, GRAPH, TRAIN_ANEW
 
 RANKED = "item_vectors"  # the table of what is ranked
+CODES_ENTRY = "item_codes"  # what the signature says of the codes of items
 BLOCK = 1 << 14  # vectors that are projected at a time
 
 
@@ -91,6 +92,12 @@ class Projector:
 def _refusal(folder: Path, signature: dict[str, Any]) -> str | None:
     """Why an artifact takes no new items."""
     entry, model = signature.get(ENTRY), signature["model"]
+    if isinstance(signature.get(CODES_ENTRY), dict):
+        return (
+            f"{folder}: {model} knows items by their codes, not by vectors: give the new ones "
+            "codes (shoal codes append CODES.json VECTORS --to NEW.json), and then the artifact those: "
+            "shoal artifact add-items ARTIFACT NEW.json --to FOLDER"
+        )
     if not isinstance(entry, dict):
         return (
             f"{folder}: {model} was trained without vectors of items, so nothing is known of a new "

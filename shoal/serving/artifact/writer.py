@@ -40,12 +40,14 @@ from shoal.runs.trained_run import Trained
 from shoal.serving.artifact import files
 from shoal.serving.artifact.artifact import FOLDING, FOLDING_LAYERS, POPULARITY, Artifact
 from shoal.serving.artifact.encoding import write_encoder
+from shoal.serving.artifact.new_codes import codes_entry
 from shoal.serving.artifact.projection import (
     ENTRY,
     ProjectedTable,
     projected_tables,
     write_projection,
 )
+from shoal.serving.artifact.projector import CODES_ENTRY
 from shoal.serving.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.serving.artifact.trace import Traced, item_features, trace
 from shoal.training.evaluation import ClickEvaluator, Evaluator
@@ -113,6 +115,8 @@ class Writer:
                     traced,
                     self.signature["kind"],
                 )
+            if (codes := codes_entry(self.model, self.config.data.codes)) is not None:
+                self.signature[CODES_ENTRY] = codes
         self.signature["tables"] = self.tables
         text = json.dumps(self.signature, indent=1)
         write_durably(self.folder / files.SIGNATURE, text.encode())

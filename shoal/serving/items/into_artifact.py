@@ -6,12 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoal.serving.artifact.artifact import Artifact
-from shoal.serving.artifact.new_items import (
-    AddedItems,
-    add_items,
-    needs_vectors,
-    write_with_items,
-)
+from shoal.serving.artifact.new_items import needs_vectors
+from shoal.serving.artifact.write_new_items import AddedItems, add_items, write_with_items
 from shoal.serving.items.folder import ItemsFolder
 from shoal.serving.items.live_items import fits, unknown_to
 
@@ -25,8 +21,8 @@ def add_to_artifact(
 ) -> AddedItems:
     """Write an artifact with new items behind its own, to a new folder.
 
-    file: of vectors, or the folder of a service (`shoal serve --items`), of which those that the
-    artifact knows stay as they are. ids, column: as in the config, `data.item_vectors`.
+    file: of vectors or codes, or the folder of a service (`shoal serve --items`), of which those
+    that the artifact knows stay as they are. ids, column: as in the config, `data.item_vectors`.
     """
     if not Path(file).is_dir():
         return add_items(artifact, file, to, ids, column)
