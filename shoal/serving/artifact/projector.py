@@ -95,8 +95,8 @@ def _refusal(folder: Path, signature: dict[str, Any]) -> str | None:
     if isinstance(signature.get(CODES_ENTRY), dict):
         return (
             f"{folder}: {model} knows items by their codes, not by vectors: give the new ones "
-            "codes (shoal codes append CODES.json VECTORS --to NEW.json), and then the artifact those: "
-            "shoal artifact add-items ARTIFACT NEW.json --to FOLDER"
+            "codes (shoal codes append CODES.json VECTORS --to NEW.json), and then the artifact "
+            "those: shoal artifact add-items ARTIFACT NEW.json --to FOLDER"
         )
     if not isinstance(entry, dict):
         return (
