@@ -246,6 +246,7 @@ class Connection(asyncio.Protocol):
             "raw_path": path,
             "query_string": url.query or b"",
             "headers": self._headers,
+            "whole_body": exchange.whole_body,
         }
         self._receiving = exchange
         if self._answering is None:
@@ -436,6 +437,14 @@ class Exchange:
             await self.send({"type": "http.response.body", "body": body})
         elif not self.answered:  # the client cannot know where the answer ends
             self.connection.drop()
+
+    def whole_body(self) -> bytes | None:
+        """The body, where all of it is here already; it can be read once, so or by `receive`."""
+        if not self.body_complete or self._body_read or self.answered:
+            return None
+        body, self.body, self._body_read = bytes(self.body), bytearray(), True
+        self.connection.proceed()  # there is room again
+        return body
 
     async def receive(self) -> dict[str, Any]:
         """The next part of the body; behind the last one, word that the client is gone."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
-import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 
@@ -118,6 +118,11 @@ class Guard:
         stated = request.headers.get("content-length", "0")
         if not stated.isdecimal() or int(stated[:20]) > most:
             raise RefusedRequest(413, f"a request has at most {most} bytes")
+        whole_body = request.scope.get("whole_body")  # of Connection
+        if whole_body is not None and (whole := whole_body()) is not None:
+            if len(whole) > most:
+                raise RefusedRequest(413, f"a request has at most {most} bytes")
+            return whole
         parts, size = [], 0
         try:
             async with asyncio.timeout(seconds):
@@ -154,4 +159,4 @@ def page_answer(page: str, script: str = "") -> Response:
 
 def json_answer(value: Any, status: int = 200) -> Response:
     """An answer of JSON."""
-    return Response(json.dumps(value), status, media_type="application/json")
+    return Response(to_json(value, inf_nan_mode="constants"), status, media_type="application/json")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from shoal.serving.http.connection import Bounds, Connection
 from shoal.serving.http.guard import Guard
@@ -57,7 +57,7 @@ class BoundedServer(uvicorn.Server):
     @classmethod
     def around(
         cls,
-        app: Starlette,
+        app: ASGIApp,
         guard: Guard,
         bounds: Bounds | None = None,
         certificate: str | None = None,

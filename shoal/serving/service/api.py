@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.data.ids import UnknownName
 from shoal.serving.artifact.new_items import KnownItems, NewItems
@@ -153,13 +154,10 @@ class BatchedApi(Guard):
         """End the threads; no request may be waiting for an answer."""
         self.threads.shutdown()
 
-    def app(self) -> Starlette:
-        """The ASGI application."""
-        posts = [
-            Route(f"/v1/{kind}", self.guarded(self._post(kind)), methods=["POST"])
-            for kind in self.questions
-        ]
-        posts.append(Route(ITEMS, self.guarded(self._post_items), methods=["POST"]))
+    def app(self) -> ASGIApp:
+        """The ASGI application: questions go to their handlers at once, the rest by routes."""
+        posts = {f"/v1/{kind}": self.guarded(self._post(kind)) for kind in self.questions}
+        posts[ITEMS] = self.guarded(self._post_items)
         gets: dict[str, Handler] = {
             "/health": self._health,
             "/ready": self._ready,
@@ -171,7 +169,18 @@ class BatchedApi(Guard):
         routes = [
             Route(path, self.guarded(handle), methods=["GET"]) for path, handle in gets.items()
         ]
-        return Starlette(routes=[*posts, *routes], exception_handlers={405: self._other_method})
+        routes += [Route(path, handle, methods=["POST"]) for path, handle in posts.items()]
+        routed = Starlette(routes=routes, exception_handlers={405: self._other_method})
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            handle = posts.get(scope["path"]) if scope["method"] == "POST" else None
+            if handle is None:
+                await routed(scope, receive, send)
+            else:
+                answer = await handle(Request(scope, receive, send))
+                await answer(scope, receive, send)
+
+        return app
 
     def token_of(self, path: str) -> str | None:
         return self.items_token if path == ITEMS and self.items_token else self.token

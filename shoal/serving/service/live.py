@@ -18,6 +18,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,10 +166,13 @@ class LiveService(Generic[Served]):
             "left_out_items": {one.folder.name: self.items.left_out(one) for one in artifacts},
         }
 
-    def watch(self, seconds: float, stop: threading.Event) -> None:
-        """Look for what is newer every so often, until `stop`."""
+    def watch(
+        self, seconds: float, stop: threading.Event, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """Look for what is newer every so often, until `stop`; then: called where it was found."""
         while not stop.wait(seconds):
-            self.refresh()
+            if self.refresh():
+                then()
 
     def _newest(self, is_serving: bool) -> Served | None:
         """The newest that can be loaded; None where that is served already."""

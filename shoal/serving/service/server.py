@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -70,6 +71,16 @@ def serve(
     serve_api(api, reach, process)
 
 
+def leave_out_of_collections() -> None:
+    """Let the garbage collector walk no more through what is in service.
+
+    It would stop every answer for as long. What was in service before is collected now.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 def live_items(folder: str | Path | None, reach: ServiceReach) -> LiveItems | None:
     """The items of a folder, which nobody may add to without a token."""
     if folder is None:
@@ -99,8 +110,11 @@ def serve_api(
     server.drain = reach.drain
     service = server.api.service
     stop = threading.Event()
+    leave_out_of_collections()
     watcher = threading.Thread(
-        target=service.watch, args=(reach.refresh, stop), name="watch artifacts"
+        target=service.watch,
+        args=(reach.refresh, stop, leave_out_of_collections),
+        name="watch artifacts",
     )
     watcher.start()
 
