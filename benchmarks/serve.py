@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import platform
@@ -150,6 +151,7 @@ async def load(options: argparse.Namespace) -> dict[str, float]:
         for _ in range(500)
     ]
     clients = ClientLoad(options.load, "/v1/recommend", questions)
+    gc.freeze()  # the clients must not wait for a collector of their own
     count = options.clients[0]
     if options.requests:  # a fixed number, warmed up by whoever asks for it
         result = await clients.by_clients(count, requests=options.requests)
