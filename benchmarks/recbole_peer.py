@@ -23,7 +23,7 @@ import types  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from scipy.sparse import dok_matrix  # noqa: E402
+from scipy.sparse import coo_matrix, dok_matrix  # noqa: E402
 
 
 def make_it_start() -> None:
@@ -56,6 +56,12 @@ def make_it_start() -> None:
         scatter.scatter_mean = scatter_mean  # type: ignore[attr-defined]
         scatter.scatter_softmax = scatter_softmax  # type: ignore[attr-defined]
         sys.modules["torch_scatter"] = scatter
+    # KGAT has dgl count the edges of each relation, and no more.
+    if importlib.util.find_spec("dgl") is None:
+        dgl = types.ModuleType("dgl")
+        dgl.graph = EdgeList  # type: ignore[attr-defined]
+        dgl.edge_subgraph = EdgeList.chosen  # type: ignore[attr-defined]
+        sys.modules["dgl"] = dgl
 
 
 def scatter_mean(src, index, dim=0, dim_size=None):
@@ -74,6 +80,32 @@ def scatter_softmax(src, index, dim=0):
     largest = src.new_full(groups, -torch.inf).index_reduce(0, index, src.detach(), "amax")
     shares = (src - largest[index]).exp()
     return shares / src.new_zeros(groups).index_add(0, index, shares)[index]
+
+
+class EdgeList:
+    """A graph, in the place of dgl's: edges from the nodes of one list to those of another."""
+
+    def __init__(self, ends, num_nodes=None):
+        self.ends = ends
+        self.num_nodes = num_nodes or 1 + max(int(end.max()) for end in ends)
+        self.edata = {}
+
+    @property
+    def data(self):
+        return self.edata
+
+    def filter_edges(self, predicate):
+        return predicate(self).nonzero().squeeze(1)
+
+    def chosen(self, edges, preserve_nodes):
+        assert preserve_nodes
+        return EdgeList([end[edges] for end in self.ends], self.num_nodes)
+
+    def adjacency_matrix(self, transpose, scipy_fmt):
+        assert not transpose and scipy_fmt == "coo"
+        sources, targets = (end.numpy() for end in self.ends)
+        ones = np.ones(len(sources), np.float32)
+        return coo_matrix((ones, (sources, targets)), shape=(self.num_nodes,) * 2)
 
 
 class NoCurves:

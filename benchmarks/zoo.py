@@ -47,6 +47,7 @@ REASONS: dict[str, str] = {
     "SLIMElastic": "at most 30 sweeps over the items here, 100 there, in another order",
     "DiffRec": "none is known: losses of the first 24 epochs agree within 2 %",
     "TransRec": "the squared distance of the paper here, its root there",
+    "KGIN": "edges are walked both ways, and none is dropped; there one way, and half of them",
     "KGCN": "neighbours are drawn with replacement here, and there is no penalty",
 }
 
