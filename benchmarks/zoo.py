@@ -43,10 +43,10 @@ REASONS: dict[str, str] = {
     "the paper's code, plain ones",
     "SGL": "views of the graph are drawn anew for every step here, for every epoch there",
     "Pop": "RecBole counts an item that a batch has several times once",
-    "EulerNet": "first angles within 0.3 here; in RecBole they begin much nearer to 0",
     "SLIMElastic": "at most 30 sweeps over the items here, 100 there, in another order",
     "DiffRec": "none is known: losses of the first 24 epochs agree within 2 %",
     "TransRec": "the squared distance of the paper here, its root there",
+    "SASRec": "a step has every place of some windows here, prefixes of any users there",
     "KGIN": "edges are walked both ways, and none is dropped; there one way, and half of them",
     "KGCN": "neighbours are drawn with replacement here, and there is no penalty",
 }
