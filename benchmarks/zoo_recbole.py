@@ -111,7 +111,7 @@ def work(
         asked = {"model": model, "config": str(config), "data": data, "seed": seed}
         asked |= {"epochs": both["epochs"], "stopping_step": both["stopping_step"]}
         for name in commands:
-            config.write_text(json.dumps(told(name, model, both, options)))
+            config.write_text(json.dumps(settings_of_side(name, model, both, options)))
             if name == "recbole":
                 more: dict[str, Any] = {"model": CLASSES.get(model, model)}
             else:
@@ -148,7 +148,7 @@ def usual_epochs(given: dict[str, Any]) -> int:
     return 3 if "kg" in given["load_col"] or given["eval_args"]["order"] == "TO" else 20
 
 
-def told(
+def settings_of_side(
     side: str, model: str, both: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, Any]:
     """What one side is told: both's settings, and what it alone needs for the same training."""

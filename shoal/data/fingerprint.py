@@ -31,9 +31,7 @@ DIGESTS = {
     "codes": "items have other codes (data.codes)",
     "splits": "the interactions are split otherwise (data.split, run.seed)",
 }
-
-
-VERSION_LETTERS = 12  # of a version of codes, as `shoal codes` prints it
+VERSION_LETTERS = 12  # of a version of codes, where people read it
 
 
 def as_saved(saved: dict[str, Any], now: dict[str, Any], options: Any) -> dict[str, Any]:

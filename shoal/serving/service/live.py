@@ -95,7 +95,7 @@ class LiveService(Generic[Served]):
 
     def artifacts(self) -> list[Artifact]:
         """The artifacts in service, which take new items."""
-        raise NotImplementedError
+        raise NotImplementedError  # each service that takes new items says which
 
     def with_posted(self, model: Served) -> Served:
         """The model with all items that were read from the folder of new items."""
